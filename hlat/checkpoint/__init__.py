@@ -1,0 +1,1 @@
+"""Layout-free store of a run's state: canonical names, global shapes, slices."""

@@ -1,0 +1,19 @@
+"""Compiler and runtime settings of the accelerator, under a pinned SDK."""
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+
+@dataclass
+class Compiler:
+    """What neuronx-cc and the Neuron runtime are told; `none` tells nothing."""
+
+    name: str = MISSING
+    """The preset's name."""
+    neuron_sdk: str | None = None
+    """Pinned Neuron SDK release, e.g. "2.28"; it decides which variables exist. Null: no Neuron."""
+    cc_flags: list[str] = field(default_factory=list)
+    """Flags for neuronx-cc, joined into NEURON_CC_FLAGS."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Further environment variables of the compiler, runtime and network."""

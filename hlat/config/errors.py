@@ -1,0 +1,28 @@
+"""The error that a user can mend, and the exit codes that launchers read."""
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every entry; the contract with launchers."""
+
+    FINISHED = 0
+    CONFIGURATION = 2
+    """Never retry."""
+    DIVERGED = 3
+    """Do not replay."""
+    UNHEALTHY_NODE = 4
+    """Exclude this node, requeue."""
+    PREEMPTED = 75
+    """Interrupted with the state saved: requeue, or start the same command again."""
+
+
+class ConfigError(ValueError):
+    """Something the user typed, or a file the user named, cannot work.
+
+    Each problem is one line that names the key or file, what disagrees, and what would work.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

@@ -1,0 +1,48 @@
+"""A precision recipe in words and types: which dtype each kind of tensor has, and how it is rounded."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from omegaconf import MISSING
+
+
+class Dtype(Enum):
+    """Floating-point types that a recipe can name."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Rounding(Enum):
+    """How fp32 results become bf16."""
+
+    nearest = "nearest"
+    """To the nearest value, ties to even."""
+    stochastic = "stochastic"
+    """Up or down with probability proportional to the distance: unbiased."""
+
+
+@dataclass
+class Precision:
+    """One recipe (HLAT paper, section III-D, and the released scripts)."""
+
+    name: str = MISSING
+    """The recipe's name."""
+    weights: Dtype = MISSING
+    """Parameters as the forward pass reads them."""
+    compute: Dtype = MISSING
+    """Matrix products and activations."""
+    gradients: Dtype = MISSING
+    """Gradients as the backward pass produces them."""
+    accumulation: Dtype = MISSING
+    """Sum of gradients over micro batches."""
+    reduction: Dtype = MISSING
+    """Sum of gradients over data-parallel ranks."""
+    optimizer_state: Dtype = MISSING
+    """Both Adam moments."""
+    master_weights: Dtype | None = None
+    """Copy of the weights that the optimizer updates; null: it updates the weights themselves."""
+    fp32_operators: list[str] = field(default_factory=list)
+    """Operators computed in fp32 whatever `compute` says: norm, softmax, logits, loss."""
+    rounding: Rounding = Rounding.nearest
+    """Rounding of every fp32 result stored as bf16."""

@@ -1,0 +1,1 @@
+"""Machinery that trains a model, behind one seam."""

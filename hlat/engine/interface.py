@@ -1,0 +1,88 @@
+"""The seam between the story of a run and the machinery that executes it.
+
+It is coarse because a pipeline engine runs a whole batch in one call. Batches are NumPy, numbers come back only when
+`read` is called, and no rank, mesh or library name crosses it, so train.py reads the same on every engine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.checkpoint.chunk import Chunk
+from hlat.config.run import Config
+
+
+@dataclass(frozen=True)
+class World:
+    """Place of this process among all processes of the run."""
+
+    rank: int = 0
+    size: int = 1
+    dp_rank: int = 0
+    dp_size: int = 1
+    tp_rank: int = 0
+    tp_size: int = 1
+    pp_rank: int = 0
+    pp_size: int = 1
+
+    @property
+    def chief(self) -> bool:
+        """Whether this process writes the logs of the run."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What one step or evaluation showed.
+
+    Attributes:
+        loss: Mean cross-entropy in nats per predicted token, over the global batch.
+        grad_norm: Global l2 norm of the gradients before clipping, fp32; None after an evaluation.
+        param_norm: Global l2 norm of the weights after the step, fp32; None after an evaluation.
+    """
+
+    loss: float
+    grad_norm: float | None = None
+    param_norm: float | None = None
+
+
+Pending = Any
+"""Numbers that still lie on the device; only `Engine.read` looks inside."""
+
+
+class Engine(Protocol):
+    """One process's share of the training machinery."""
+
+    world: World
+
+    def build(self, config: Config) -> None:
+        """Make the model on this process: planned, initialised from (seed, name, index), with its optimizer."""
+        ...
+
+    def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> Pending:
+        """Run one optimizer step: all micro batches, gradient reduction, clipping, update; no host sync.
+
+        Args:
+            tokens: This data-parallel rank's sequences, [global_batch_size / dp, sequence_length].
+            learning_rate: The rate used in this very step.
+        """
+        ...
+
+    def eval_step(self, tokens: NDArray[np.int32]) -> Pending:
+        """Measure the loss of some sequences, [any number, sequence_length], without changing anything."""
+        ...
+
+    def read(self, pending: Pending) -> Numbers:
+        """Wait for the device and fetch the numbers of the newest step or of an evaluation: the only host sync."""
+        ...
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Every tensor of the state as the checkpoint store reads and fills it."""
+        ...
+
+    def close(self) -> None:
+        """Release processes groups and memory."""
+        ...
