@@ -1,0 +1,252 @@
+"""The checkpoint store: save, restore and verify the state of a run under any layout.
+
+A checkpoint is a folder that appears at once, complete, by a rename, and is never changed after
+it. Every byte in it is covered by a hash that leads back to the marker `COMMITTED`, and nothing in
+it can hold code. So a kill at any moment, a full disk or a damaged file cost at most one
+checkpoint, and never silently:
+
+    step_00001000/
+      rank_00000.safetensors    slices of tensors, one file per process
+      state.json                what the caller passed: step, data state, ...
+      manifest.json             size and hash of each file; shape, dtype and slices of each tensor
+      COMMITTED                 hash of manifest.json
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hlat.checkpoint import durable, tensor_file
+from hlat.checkpoint.box import Box
+from hlat.checkpoint.chunk import Chunk
+from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    SliceRecord,
+    TensorRecord,
+    collect,
+    from_json,
+    slice_key,
+    to_json,
+)
+from hlat.config.errors import ConfigError
+
+TEMPORARY = ".tmp-"
+"""Beginning of the names of folders that are being written or removed."""
+
+_STATE = "state.json"
+_MANIFEST = "manifest.json"
+_MARKER = "COMMITTED"
+_STEP_FOLDER = re.compile(r"step_(\d{8,})")
+
+
+def save(folder: Path, step: int, chunks: Iterable[Chunk], state: dict[str, Any]) -> Path:
+    """Write a checkpoint and return when it would survive a power cut.
+
+    A valid checkpoint of this step is left as it is: a committed checkpoint never changes. A
+    damaged one is kept under another name, `step_..._damaged_<n>`, where nobody takes it for a
+    checkpoint.
+
+    Args:
+        folder: Folder of the run's checkpoints; made if missing.
+        step: Optimizer steps that the state has seen.
+        chunks: Slices that together cover every tensor exactly once; their tensors are read one
+            at a time.
+        state: Everything else, as JSON knows it: string keys, lists instead of tuples.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: It could not be written, for example because the disk is full. Nothing of it is
+            left and older checkpoints are untouched. (If only the very last flush failed, the new
+            checkpoint stays: it is complete, yet might not survive a power cut.)
+        TypeError: The state holds something that JSON lacks.
+        ValueError: The chunks disagree about a tensor or do not cover it, or have a dtype that
+            safetensors lacks.
+    """
+    target = folder / step_name(step)
+    if target.exists():
+        try:
+            verify(target)
+            return target
+        except CorruptCheckpointError:
+            durable.rename(target, _unused_name(target))
+    durable.make_folder(folder)
+    temporary = folder / f"{TEMPORARY}{target.name}-{os.getpid()}"
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    try:
+        temporary.mkdir()
+        _write(temporary, step, chunks, state)
+        durable.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    return target
+
+
+def restore(path: Path, chunks: Iterable[Chunk]) -> None:
+    """Fill every chunk from a checkpoint, however it was sliced when it was saved.
+
+    Values are converted to the dtype of the chunk's tensor. Tensors of the checkpoint that no chunk
+    asks for are not read. Damage inside a file of tensors is found by `verify`, not here.
+
+    Args:
+        path: A checkpoint's folder.
+        chunks: Slices to fill; nothing is filled unless the checkpoint has all of them.
+
+    Raises:
+        ConfigError: The checkpoint lacks a tensor or has it in another shape; all are named.
+        CorruptCheckpointError: It is no committed checkpoint, or its files contradict its manifest.
+    """
+    manifest = _committed_manifest(path)
+    wanted = list(chunks)
+    problems = [problem for chunk in wanted if (problem := _misfit(path, manifest, chunk))]
+    if problems:
+        raise ConfigError(*problems)
+    with tensor_file.Reader(path) as reader, torch.no_grad():
+        for chunk in wanted:
+            box = Box(chunk.offset, chunk.size)
+            values = reader.read(chunk.name, manifest.tensors[chunk.name], box)
+            chunk.tensor.copy_(values.view(chunk.tensor.shape))
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """The dictionary that was passed to `save`.
+
+    Raises:
+        CorruptCheckpointError: It is no committed checkpoint, or the state was changed.
+    """
+    record = _committed_manifest(path).files.get(_STATE)
+    content = _read(path / _STATE)
+    if record != FileRecord(len(content), hashlib.sha256(content).hexdigest()):
+        raise CorruptCheckpointError(f"{path / _STATE} is not what was written")
+    try:
+        state: dict[str, Any] = json.loads(content)
+    except ValueError as error:
+        raise CorruptCheckpointError(f"{path / _STATE} is not JSON: {error}") from error
+    return state
+
+
+def verify(path: Path) -> None:
+    """Read a whole checkpoint and compare it with what was written.
+
+    Raises:
+        CorruptCheckpointError: The marker is missing, or a file is missing, unknown, shorter,
+            longer or different in any bit.
+    """
+    manifest = check_files(path)
+    for name, record in manifest.files.items():
+        try:
+            found = durable.measure(path / name)
+        except OSError as error:
+            raise CorruptCheckpointError(f"{path / name} cannot be read: {error}") from error
+        if found != record:
+            raise CorruptCheckpointError(
+                f"{path / name} is not what was written: its sha256 is {found.sha256},"
+                f" manifest.json has {record.sha256}"
+            )
+
+
+def check_files(path: Path) -> Manifest:
+    """Compare the names and sizes of a checkpoint's files with its manifest, without reading them.
+
+    Raises:
+        CorruptCheckpointError: The marker or manifest is damaged, or a file is missing, unknown,
+            shorter or longer.
+    """
+    manifest = _committed_manifest(path)
+    if step_of(path) not in (None, manifest.step):
+        raise CorruptCheckpointError(f"{path} holds step {manifest.step}")
+    expected = {name: record.size for name, record in manifest.files.items()}
+    found = {entry.name: entry for entry in os.scandir(path)}
+    for name in sorted({_MANIFEST, _MARKER, *expected} ^ set(found)):
+        problem = "is unknown to manifest.json" if name in found else "is missing"
+        raise CorruptCheckpointError(f"{path / name} {problem}")
+    for name, entry in found.items():
+        if not entry.is_file(follow_symlinks=False):
+            raise CorruptCheckpointError(f"{path / name} is not a plain file")
+        size = entry.stat().st_size
+        if size != expected.get(name, size):
+            raise CorruptCheckpointError(
+                f"{path / name} has {size} bytes, manifest.json has {expected[name]}"
+            )
+    return manifest
+
+
+def step_name(step: int) -> str:
+    """Name of a step's folder."""
+    return f"step_{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step that a folder's name stands for; None if it is no name of a checkpoint."""
+    match = _STEP_FOLDER.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def _write(folder: Path, step: int, chunks: Iterable[Chunk], state: dict[str, Any]) -> None:
+    tensors_name = "rank_00000.safetensors"
+    entries, tensors = [], {}
+    for chunk in chunks:
+        box = Box(chunk.offset, chunk.size)
+        entries.append((chunk.name, _record(chunk, tensors_name)))
+        tensors[slice_key(chunk.name, chunk.shape, box)] = (chunk.size, chunk.tensor)
+    manifest = Manifest(step, {}, collect(entries))
+    manifest.files[tensors_name] = durable.write(folder / tensors_name, tensor_file.parts(tensors))
+    manifest.files[_STATE] = durable.write(folder / _STATE, [json.dumps(state).encode()])
+    manifest_record = durable.write(folder / _MANIFEST, [to_json(manifest)])
+    durable.write(folder / _MARKER, [manifest_record.sha256.encode()])
+    durable.sync_folder(folder)
+
+
+def _record(chunk: Chunk, file: str) -> TensorRecord:
+    if chunk.tensor.dtype not in tensor_file.DTYPES:
+        raise ValueError(f"{chunk.name} has dtype {chunk.tensor.dtype}, which cannot be saved")
+    if chunk.tensor.numel() != Box(chunk.offset, chunk.size).count:
+        raise ValueError(f"{chunk.name} has {chunk.tensor.numel()} elements for size {chunk.size}")
+    piece = SliceRecord(chunk.offset, chunk.size, file)
+    return TensorRecord(chunk.shape, tensor_file.DTYPES[chunk.tensor.dtype], (piece,))
+
+
+def _committed_manifest(path: Path) -> Manifest:
+    marker = _read(path / _MARKER)
+    content = _read(path / _MANIFEST)
+    if marker != hashlib.sha256(content).hexdigest().encode():
+        raise CorruptCheckpointError(f"{path / _MANIFEST} is not what {_MARKER} was written for")
+    return from_json(content)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CorruptCheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _misfit(path: Path, manifest: Manifest, chunk: Chunk) -> str | None:
+    saved = manifest.tensors.get(chunk.name)
+    if saved is None:
+        return f"{path} has no tensor {chunk.name}; this run needs it with shape {chunk.shape}"
+    if saved.shape != chunk.shape:
+        return (
+            f"{path} has {chunk.name} with shape {saved.shape}, this run with {chunk.shape};"
+            " resume with the model that was saved"
+        )
+    return None
+
+
+def _unused_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}_damaged_{number}")).exists():
+        number += 1
+    return candidate

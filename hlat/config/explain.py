@@ -1,0 +1,77 @@
+"""Puts Hydra's and OmegaConf's errors into one sentence that names the key and the nearest valid one."""
+
+import dataclasses
+import difflib
+import re
+import typing
+
+from hlat.config.errors import ConfigError
+from hlat.config.folders import folder
+from hlat.config.run import Config
+
+
+def explain(error: Exception) -> ConfigError:
+    """Return the error as a ConfigError with the full key and what would work."""
+    text = str(error)
+    if match := re.search(r"Could not override '([^'@]+)", text):
+        return unknown_key(match[1])
+    if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return ConfigError(f"{match[1]} already has a value; write {match[1]}=... without the +")
+    if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
+        return _unknown_choice(match[1], match[2])
+    if match := re.search(r"Key '([^']+)' (?:not in|is not in struct)", text):
+        return unknown_key(_full_key(text) or match[1])
+    return ConfigError(_first_line(error))
+
+
+def keys() -> list[str]:
+    """Return every key of the configuration, groups included, such as `optimizer.beta2`."""
+    return list(_keys(Config, ""))
+
+
+def _keys(node: type, prefix: str) -> typing.Iterator[str]:
+    for name, kind in typing.get_type_hints(node).items():
+        if name in {field.name for field in dataclasses.fields(node)}:
+            yield prefix + name
+            if dataclasses.is_dataclass(kind):
+                yield from _keys(typing.cast(type, kind), f"{prefix}{name}.")
+
+
+def unknown_key(key: str) -> ConfigError:
+    """Return the error for a key that the schema does not have, with the nearest one that it has."""
+    group = key.rpartition(".")[0]
+    siblings = [k for k in keys() if k.rpartition(".")[0] == group]
+    near = difflib.get_close_matches(key, siblings + keys(), n=1, cutoff=0.5)
+    if near:
+        return ConfigError(f"{key} is not a key of the configuration; did you mean {near[0]}?")
+    listed = ", ".join(k.rpartition(".")[2] for k in siblings)
+    hint = (
+        f"{group or 'the configuration'} has {listed}"
+        if siblings
+        else "`--cfg job` prints all keys"
+    )
+    return ConfigError(f"{key} is not a key of the configuration; {hint}")
+
+
+def _unknown_choice(group: str, choice: str) -> ConfigError:
+    choices = sorted(file.stem for file in (folder("conf") / group).glob("*.yaml"))
+    if group == "sweep":
+        choices = sorted(file.stem for file in folder("sweeps").glob("*.yaml"))
+    near = difflib.get_close_matches(choice, choices, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ConfigError(f"{group}={choice} does not exist; {hint}choices: {', '.join(choices)}")
+
+
+def _full_key(text: str) -> str | None:
+    match = re.search(r"full_key: (\S+)", text)
+    return match[1] if match else None
+
+
+def _first_line(error: Exception) -> str:
+    """One line of an error about a value, with its key in front."""
+    cause = error.__cause__ or error
+    message = str(cause).strip().splitlines()[0]
+    key = _full_key(str(cause)) or _full_key(str(error))
+    if override := re.match(r"Error merging override (\S+)", str(error)):
+        return f"{override[1]}: {message}"
+    return f"{key}: {message}" if key else message

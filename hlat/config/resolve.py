@@ -1,0 +1,53 @@
+"""From the composed configuration to plain dataclasses, or to every reason why it cannot run, at once."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from hlat.config.errors import ConfigError
+from hlat.config.explain import unknown_key
+from hlat.config.identity import default_name
+from hlat.config.rules import RULES
+from hlat.config.run import Config
+
+
+def resolve(composed: DictConfig) -> Config:
+    """Return the configuration as dataclass objects, with the run named.
+
+    The result is never changed afterwards; derived values are properties and functions.
+
+    Raises:
+        ConfigError: Keys that do not exist, values that are missing, and every violated rule, one line each.
+    """
+    _check_complete(composed)
+    config = cast(Config, OmegaConf.to_object(composed))
+    problems = [problem for rule in RULES for problem in rule(config)]
+    if problems:
+        raise ConfigError(*problems)
+    if config.run.name is None:
+        named = dataclasses.replace(config.run, name=default_name(config))
+        config = dataclasses.replace(config, run=named)
+    return config
+
+
+def _check_complete(composed: DictConfig) -> None:
+    """Refuse keys appended with `+` that the schema does not know, and mandatory values that nobody set."""
+    for key in _appended(composed, Config, ""):
+        raise unknown_key(key)
+    missing = OmegaConf.missing_keys(composed)
+    if missing:
+        raise ConfigError(*(f"{key} is not set; give it a value" for key in sorted(missing)))
+
+
+def _appended(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
+    """Yield the keys below `node` that its dataclass does not have."""
+    fields = {field.name for field in dataclasses.fields(schema)}
+    for key in node:
+        if key not in fields:
+            yield f"{prefix}{key}"
+        child: Any = node._get_node(key)
+        kind = OmegaConf.get_type(child) if isinstance(child, DictConfig) else None
+        if kind is not None and dataclasses.is_dataclass(kind):
+            yield from _appended(child, kind, f"{prefix}{key}.")

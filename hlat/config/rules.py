@@ -1,0 +1,295 @@
+"""Rules across groups: one small function a rule, each yielding one sentence a violation.
+
+A sentence names the key, the two values that disagree, and values that would work.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from hlat.config.engine import Backend
+from hlat.config.parallelism import ActivationCheckpointing
+from hlat.config.precision import Rounding
+from hlat.config.run import Config
+
+
+def at_least(config: Config) -> Iterator[str]:
+    """Counts and sizes have a least value."""
+    least = {
+        "model.num_layers": 1,
+        "model.hidden_size": 1,
+        "model.intermediate_size": 1,
+        "model.num_attention_heads": 1,
+        "model.num_key_value_heads": 1,
+        "model.vocab_size": 1,
+        "batch.global_batch_size": 1,
+        "batch.micro_batch_size": 1,
+        "batch.sequence_length": 2,
+        "parallelism.tp": 1,
+        "parallelism.pp": 1,
+        "parallelism.dp": 1,
+        "data.heldout_documents": 1,
+        "data.prefetch": 0,
+        "optimizer.eps": 0,
+        "optimizer.weight_decay": 0,
+        "optimizer.grad_clip": 0,
+        "schedule.warmup_steps": 0,
+        "schedule.total_steps": 1,
+        "hardware.nodes": 1,
+        "hardware.processes_per_node": 1,
+        "checkpoint.every_steps": 1,
+        "checkpoint.keep_last": 1,
+        "recovery.spike_window": 1,
+        "evaluation.every_steps": 1,
+        "evaluation.sequences_per_source": 1,
+        "run.seed": 0,
+        "run.steps": 1,
+        "run.log_every": 1,
+    }
+    for key, smallest in least.items():
+        group, _, name = key.partition(".")
+        value = getattr(getattr(config, group), name)
+        if value is not None and not value >= smallest:
+            yield f"{key}={value} is too small; use {smallest} or more"
+
+
+def fractions(config: Config) -> Iterator[str]:
+    """Rates and ratios lie in their ranges."""
+    optimizer, schedule = config.optimizer, config.schedule
+    if not 0 < optimizer.lr < float("inf"):
+        yield f"optimizer.lr={optimizer.lr} is not a positive number"
+    for name in ("beta1", "beta2"):
+        if not 0 <= (beta := getattr(optimizer, name)) < 1:
+            yield f"optimizer.{name}={beta} is outside [0, 1)"
+    if not 0 <= schedule.min_lr_ratio <= 1:
+        yield f"schedule.min_lr_ratio={schedule.min_lr_ratio} is outside [0, 1]"
+
+
+def warmup_ends(config: Config) -> Iterator[str]:
+    """The warm-up is over before the horizon."""
+    schedule = config.schedule
+    if schedule.warmup_steps >= schedule.total_steps > 0:
+        yield (
+            f"schedule.warmup_steps={schedule.warmup_steps} is not below "
+            f"schedule.total_steps={schedule.total_steps}; lower the first or raise the second"
+        )
+
+
+def attention_heads(config: Config) -> Iterator[str]:
+    """Heads cut the hidden size evenly, key/value heads serve equal groups, and rotary pairs need an even size."""
+    model = config.model
+    hidden, heads, kv_heads = (
+        model.hidden_size,
+        model.num_attention_heads,
+        model.num_key_value_heads,
+    )
+    if min(hidden, heads, kv_heads) < 1:
+        return
+    if hidden % heads:
+        yield _not_a_divisor("model.num_attention_heads", heads, "model.hidden_size", hidden)
+    elif model.head_dim % 2:
+        yield f"model.hidden_size={hidden} over {heads} heads gives an odd head size {model.head_dim}; rotary needs even"
+    if heads % kv_heads:
+        yield _not_a_divisor(
+            "model.num_key_value_heads", kv_heads, "model.num_attention_heads", heads
+        )
+
+
+def tensor_parallel(config: Config) -> Iterator[str]:
+    """Tensor parallelism cuts heads and the SwiGLU product evenly; above the kv heads it replicates them evenly."""
+    tp, model = config.parallelism.tp, config.model
+    if (
+        tp < 1
+        or min(model.num_attention_heads, model.num_key_value_heads, model.intermediate_size) < 1
+    ):
+        return
+    if model.num_attention_heads % tp:
+        yield _not_a_divisor(
+            "parallelism.tp", tp, "model.num_attention_heads", model.num_attention_heads
+        )
+        return
+    kv_heads = model.num_key_value_heads
+    if kv_heads % tp and tp % kv_heads:
+        yield (
+            f"parallelism.tp={tp} neither divides model.num_key_value_heads={kv_heads} nor is a multiple of it; "
+            f"use {_list(n for n in _divisors(model.num_attention_heads) if kv_heads % n == 0 or n % kv_heads == 0)}"
+        )
+    if model.intermediate_size % tp:
+        yield _not_a_divisor(
+            "parallelism.tp", tp, "model.intermediate_size", model.intermediate_size
+        )
+
+
+def sequence_parallel(config: Config) -> Iterator[str]:
+    """Sequence parallelism cuts the sequence over the tensor-parallel ranks."""
+    tp, length = config.parallelism.tp, config.batch.sequence_length
+    if not config.parallelism.sequence_parallel or tp < 1:
+        return
+    if tp == 1:
+        yield "parallelism.sequence_parallel=true needs parallelism.tp > 1; set it to false"
+    elif length % tp:
+        yield _not_a_divisor("parallelism.tp", tp, "batch.sequence_length", length)
+
+
+def pipeline_stages(config: Config) -> Iterator[str]:
+    """Every stage has a layer."""
+    pp, layers = config.parallelism.pp, config.model.num_layers
+    if pp > layers > 0:
+        yield f"parallelism.pp={pp} exceeds model.num_layers={layers}; use at most {layers}"
+
+
+def world(config: Config) -> Iterator[str]:
+    """The layout uses exactly the processes there are."""
+    tp, pp, dp = config.parallelism.tp, config.parallelism.pp, config.parallelism.dp
+    hardware = config.hardware
+    have, per_replica = hardware.num_processes, tp * pp
+    if min(have, per_replica) < 1:
+        return
+    there = f"hardware.nodes={hardware.nodes} x processes_per_node={hardware.processes_per_node} gives {have}"
+    if dp is None and have % per_replica:
+        nodes = -(-per_replica // hardware.processes_per_node)
+        yield (
+            f"parallelism.tp={tp} x pp={pp} needs a multiple of {per_replica} processes, {there}; "
+            f"use hardware.nodes={nodes} or a smaller layout (parallelism=single)"
+        )
+    elif dp is not None and dp * per_replica != have:
+        yield f"parallelism.tp={tp} x pp={pp} x dp={dp} is {dp * per_replica} processes, {there}; leave dp null or match them"
+
+
+def batch_cuts_evenly(config: Config) -> Iterator[str]:
+    """Every data-parallel rank runs the same whole number of micro batches."""
+    total, micro = config.batch.global_batch_size, config.batch.micro_batch_size
+    processes, replica = (
+        config.hardware.num_processes,
+        config.parallelism.tp * config.parallelism.pp,
+    )
+    if min(total, micro, processes, replica) < 1:
+        return
+    dp = config.parallelism.dp or max(1, processes // replica)
+    if total % (micro * dp):
+        ways = [n for n in _divisors(total // dp)] if total % dp == 0 else []
+        sizes = f"batch.micro_batch_size {_list(ways)}, or " if ways else ""
+        near = max(1, round(total / (micro * dp))) * micro * dp
+        yield (
+            f"batch.global_batch_size={total} is not a multiple of batch.micro_batch_size={micro} x dp={dp}; "
+            f"use {sizes}batch.global_batch_size={near}"
+        )
+
+
+def sources_are_mixed(config: Config) -> Iterator[str]:
+    """Weights are shares: none negative, and some text in every stage."""
+    sources = config.data.sources
+    if not sources:
+        yield "data.sources is empty; name at least one source with its paths"
+        return
+    yield from _weights(
+        "data.sources.{}.weight", {name: source.weight for name, source in sources.items()}
+    )
+    for i, stage in enumerate(config.phase.timeline):
+        weights = stage.weights or {}
+        for name in sorted(set(weights) - set(sources)):
+            yield (
+                f"phase.timeline.{i}.weights.{name}: data={config.data.name} has no source {name}, "
+                f"only {', '.join(sources)}; use phase=base or a data group with that source"
+            )
+        if stage.weights is not None:
+            yield from _weights(f"phase.timeline.{i}.weights.{{}}", weights)
+
+
+def timeline(config: Config) -> Iterator[str]:
+    """Stages have lengths; only the last may be open."""
+    stages = config.phase.timeline
+    if not stages:
+        yield "phase.timeline is empty; use phase=base"
+    for i, stage in enumerate(stages):
+        if stage.tokens is None and i + 1 < len(stages):
+            yield f"phase.timeline.{i}.tokens is null, but stages follow; only the last stage may be open"
+        if stage.tokens is not None and stage.tokens < 1:
+            yield f"phase.timeline.{i}.tokens={stage.tokens} is too small; use 1 or more"
+
+
+def run_name(config: Config) -> Iterator[str]:
+    """A run's name is the name of its folder."""
+    name = config.run.name
+    if name is not None and (
+        not name or name.startswith(".") or any(not c.isprintable() or c in "/\\" for c in name)
+    ):
+        yield f"run.name={name!r} cannot name a folder; use letters, digits, '-', '_' and '.'"
+
+
+def executable(config: Config) -> Iterator[str]:
+    """What the engines of this version can execute; the rest composes and is planned, but does not run."""
+    if config.engine.name is not Backend.native:
+        yield f"engine.name={config.engine.name.value} cannot execute runs in this version of hlat; use engine=native"
+        return
+    precision = config.precision
+    if not _uniform(config):
+        yield (
+            f"precision.name={precision.name} cannot be executed by engine.name=native in this version of hlat; "
+            "use precision=fp32 or precision=bf16"
+        )
+    if config.hardware.num_processes > 1:
+        yield (
+            f"engine.name=native drives one process in this version of hlat, hardware asks for "
+            f"{config.hardware.num_processes}; use hardware.nodes=1 hardware.processes_per_node=1 parallelism=single"
+        )
+    if config.parallelism.activation_checkpointing is not ActivationCheckpointing.none:
+        yield (
+            f"parallelism.activation_checkpointing={config.parallelism.activation_checkpointing.value} cannot be "
+            "executed by engine.name=native in this version of hlat; use none"
+        )
+
+
+RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
+    at_least,
+    fractions,
+    warmup_ends,
+    attention_heads,
+    tensor_parallel,
+    sequence_parallel,
+    pipeline_stages,
+    world,
+    batch_cuts_evenly,
+    sources_are_mixed,
+    timeline,
+    run_name,
+    executable,
+)
+"""Every rule, in the order in which violations are told."""
+
+
+def _uniform(config: Config) -> bool:
+    """Whether one dtype serves everything, rounded to nearest, without master weights."""
+    precision = config.precision
+    dtypes = {
+        precision.weights,
+        precision.compute,
+        precision.gradients,
+        precision.accumulation,
+        precision.reduction,
+        precision.optimizer_state,
+    }
+    plain = precision.master_weights is None and not precision.fp32_operators
+    return len(dtypes) == 1 and plain and precision.rounding is Rounding.nearest
+
+
+def _weights(key: str, weights: dict[str, float]) -> Iterator[str]:
+    for name, weight in weights.items():
+        if not 0 <= weight < float("inf"):
+            yield f"{key.format(name)}={weight} is not a share; use 0 or more"
+    if not sum(weights.values()) > 0:
+        yield f"{key.format('*')} are all zero; give at least one source a positive weight"
+
+
+def _not_a_divisor(key: str, value: int, whole_key: str, whole: int) -> str:
+    return f"{key}={value} does not divide {whole_key}={whole}; use {_list(_divisors(whole))}"
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _list(numbers: Iterable[int]) -> str:
+    """Return "1, 2, 4 or 8"; of a long list, the ends."""
+    words = [str(n) for n in numbers]
+    if len(words) > 12:
+        words = [*words[:8], "...", *words[-2:]]
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

@@ -1,0 +1,123 @@
+"""Which source a stream reads next, at which step of the run.
+
+Weights are shares of tokens, not of documents, because documents of different sources differ in
+length by orders of magnitude. A source that has fallen behind its share is always read next, so the
+shares hold over any stretch of the run, not merely on average.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hlat.config.batch import Batch
+from hlat.config.data import Data
+from hlat.config.errors import ConfigError
+from hlat.config.phase import Phase
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of steps under one mixture; two are equal if they start and mix alike."""
+
+    start: int
+    """First step."""
+    shares: tuple[tuple[str, float], ...]
+    """Share of tokens by source, in alphabetical order; positive, with sum 1."""
+    name: str = field(compare=False)
+
+    def first_source(self, point: float) -> str:
+        """The source at a point of [0, 1) on the line that the shares divide.
+
+        No source is behind when a stage begins; streams at evenly spread points begin it with the
+        right mixture.
+        """
+        end = 0.0
+        for name, share in self.shares:
+            end += share
+            if point < end:
+                return name
+        return self.shares[-1][0]
+
+    def next_source(self, tokens: Mapping[str, int]) -> str:
+        """The source that is furthest behind its share; of equals the first by name.
+
+        Args:
+            tokens: Tokens read from each source since the stage began.
+        """
+        total = sum(tokens[name] for name, _ in self.shares)
+        name, _ = max(self.shares, key=lambda item: item[1] * total - tokens[item[0]])
+        return name
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The stages of a run in order; the last one has no end."""
+
+    stages: tuple[Stage, ...]
+
+    def at(self, step: int) -> Stage:
+        """The stage of a step."""
+        starts = [stage.start for stage in self.stages]
+        return self.stages[bisect_right(starts, step) - 1]
+
+
+def make_timeline(phase: Phase, data: Data, batch: Batch) -> Timeline:
+    """Turn a timeline in tokens into stages in steps.
+
+    A stage ends with the step that completes its tokens.
+
+    Raises:
+        ConfigError: If a stage is too short, names an unknown source or gives none a share.
+    """
+    base = {name: source.weight for name, source in data.sources.items()}
+    stages: list[Stage] = []
+    problems: list[str] = []
+    tokens = 0
+    if not phase.timeline:
+        problems.append("phase.timeline: is empty; give it at least one stage")
+    for index, entry in enumerate(phase.timeline):
+        key = f"phase.timeline[{index}]"
+        own = entry.weights is not None
+        weights = base if entry.weights is None else entry.weights
+        weights_key = f"{key}.weights" if own else "data.sources.*.weight"
+        start = -(-tokens // batch.tokens_per_step)
+        is_last = index == len(phase.timeline) - 1
+        found = _weight_problems(weights_key, weights, list(base))
+        problems += found + _length_problems(f"{key}.tokens", entry.tokens, batch, is_last)
+        if not found:
+            stages.append(Stage(start, _shares(weights), entry.name))
+        tokens += entry.tokens or 0
+    if problems:
+        raise ConfigError(*dict.fromkeys(problems))
+    return Timeline(tuple(stages))
+
+
+def _shares(weights: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    total = math.fsum(weights.values())
+    return tuple((name, weights[name] / total) for name in sorted(weights) if weights[name] > 0)
+
+
+def _length_problems(key: str, tokens: int | None, batch: Batch, is_last: bool) -> list[str]:
+    least = batch.tokens_per_step
+    if tokens is None:
+        return [] if is_last else [f"{key}: only the last stage may have no end; set its tokens"]
+    if tokens < least:
+        return [f"{key}={tokens} is less than one step of {least} tokens; set at least {least}"]
+    return []
+
+
+def _weight_problems(key: str, weights: Mapping[str, float], known: Sequence[str]) -> list[str]:
+    problems = [
+        f"{key}: there is no data.sources.{name}; use {', '.join(sorted(known))}"
+        for name in sorted(weights)
+        if name not in known
+    ]
+    problems += [
+        f"{key}: {name}={weight} is not a share of tokens; set it to 0 or more"
+        for name, weight in sorted(weights.items())
+        if not (math.isfinite(weight) and weight >= 0)
+    ]
+    if not any(weight > 0 for weight in weights.values()):
+        problems.append(f"{key}: no source has a share; set at least one above 0")
+    return problems

@@ -1,0 +1,97 @@
+"""A source's documents in the order that training reads them, apart from those that it never reads.
+
+The held-out split follows from the source's name alone and the order of each epoch from the seed
+too, both computed: no index file, no state, and no way for a held-out document to enter training.
+"""
+
+from collections.abc import Iterator
+
+from hlat.config.data import Data
+from hlat.config.errors import ConfigError
+from hlat.data.corpus import Corpus, find_files
+from hlat.data.permutation import Permutation
+
+
+class Source:
+    """One source, split into held-out documents and shuffled training documents."""
+
+    def __init__(self, name: str, corpus: Corpus, num_heldout: int, seed: int) -> None:
+        """Split the corpus.
+
+        Args:
+            name: The source's name; it keys both shuffles.
+            corpus: Its documents.
+            num_heldout: Documents that training never reads.
+            seed: Seed of the training order; the split does not depend on it.
+
+        Raises:
+            ConfigError: If too few documents, or only empty ones, are left for training.
+        """
+        self.name = name
+        self.corpus = corpus
+        self.num_heldout = num_heldout
+        self._seed = seed
+        if len(corpus) <= 2 * num_heldout:
+            raise ConfigError(
+                f"data.sources.{name} has {len(corpus)} documents, of which "
+                f"data.heldout_documents={num_heldout} are held out; more than twice as many are "
+                f"needed: set data.heldout_documents to {max(0, (len(corpus) - 1) // 2)} or less, "
+                "or give the source more files"
+            )
+        self._split = Permutation(len(corpus), ("heldout", name))
+        heldout_bytes = sum(len(text.encode()) for text in self.heldout_texts())
+        if corpus.num_bytes == heldout_bytes:
+            raise ConfigError(
+                f"data.sources.{name}: every training document is empty; set data.text_column to "
+                "the column that holds the documents"
+            )
+
+    @property
+    def num_training(self) -> int:
+        """Documents of one epoch."""
+        return len(self.corpus) - self.num_heldout
+
+    def heldout_texts(self) -> Iterator[str]:
+        """The held-out documents, in the same order for every seed."""
+        return (self.corpus.text(self._split(i)) for i in range(self.num_heldout))
+
+    def training_row(self, position: int) -> int:
+        """Row of the document at a position of the endless training order.
+
+        Every document comes once in each epoch, that is in positions [e*n, (e+1)*n) for n =
+        num_training.
+        """
+        epoch, index = divmod(position, self.num_training)
+        order = Permutation(self.num_training, ("epoch", self._seed, self.name, epoch))
+        return self._split(self.num_heldout + order(index))
+
+    def training_text(self, position: int) -> str:
+        """The document at a position of the endless training order."""
+        return self.corpus.text(self.training_row(position))
+
+
+def open_sources(data: Data, seed: int) -> dict[str, Source]:
+    """Open every source of a config, by name in alphabetical order.
+
+    Args:
+        data: The corpus of a run.
+        seed: Seed of the training order.
+
+    Raises:
+        ConfigError: With the problems of all sources at once.
+    """
+    sources: dict[str, Source] = {}
+    problems: list[str] = []
+    for name in sorted(data.sources):
+        key = f"data.sources.{name}.paths"
+        try:
+            files = find_files(key, data.root, data.sources[name].paths)
+            corpus = Corpus(files, data.text_column)
+            sources[name] = Source(name, corpus, data.heldout_documents, seed)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    if not data.sources:
+        problems.append("data.sources: is empty; name at least one source")
+    if problems:
+        raise ConfigError(*problems)
+    return sources

@@ -1,0 +1,163 @@
+"""Trains on one process with PyTorch alone, on whatever device torch has.
+
+The device is a string from the configuration or torch's own answer, so the same code serves a CPU, a GPU and Trainium 2.
+"""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hlat import optimizer
+from hlat.checkpoint.chunk import Chunk
+from hlat.config.errors import ConfigError
+from hlat.config.precision import Dtype
+from hlat.config.run import Config
+from hlat.engine.interface import Numbers, World
+from hlat.model.canonical import Parameter, parameters
+from hlat.model.canonical_views import canonical_views
+from hlat.model.initialise import initial_values
+from hlat.model.llama import Llama, next_token_loss
+
+_DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class NativeEngine:
+    """The engine of hlat.engine.interface on one process."""
+
+    world = World()
+
+    def build(self, config: Config) -> None:
+        """Make the model on the device, initialised from (seed, name, index), with its optimizer."""
+        self.config = config
+        self.device = _device(config.engine.device)
+        if config.engine.deterministic:
+            os.environ.setdefault(
+                "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+            )  # torch's reproducibility notes ask for it
+        torch.use_deterministic_algorithms(config.engine.deterministic)
+        with torch.device("meta"):
+            self.model = Llama(config.model)
+        self.model = self.model.to(_DTYPES[config.precision.weights]).to_empty(device=self.device)
+        self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
+        self._initialise()
+        self.optimizer = optimizer.build(config.optimizer, self.model.parameters())
+        self._make_moments()
+
+    def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> dict[str, Tensor]:
+        """Run one optimizer step over all micro batches; nothing waits for the device."""
+        loss = self._accumulate_gradients(tokens)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        grad_norm = optimizer.global_norm(gradients)
+        optimizer.clip_(gradients, self.config.optimizer.grad_clip, grad_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"loss": loss, "grad_norm": grad_norm}
+
+    @torch.no_grad()
+    def eval_step(self, tokens: NDArray[np.int32]) -> dict[str, Tensor]:
+        """Measure the mean loss of some sequences."""
+        losses = [
+            next_token_loss(self.model(micro), micro) for micro in self._micro_batches(tokens)
+        ]
+        return {"loss": torch.stack(losses).sum() / _predicted(tokens)}
+
+    def read(self, pending: dict[str, Tensor]) -> Numbers:
+        """Wait for the device and fetch the numbers."""
+        if "grad_norm" not in pending:
+            return Numbers(pending["loss"].item())
+        param_norm = optimizer.global_norm([p.detach() for p in self.model.parameters()])
+        return Numbers(*torch.stack([pending["loss"], pending["grad_norm"], param_norm]).tolist())
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Weights, both moments, and the count of updates of every canonical parameter."""
+        weights = dict(self.model.named_parameters())
+        yield from self._chunks(
+            "weights", {name: weight.detach() for name, weight in weights.items()}
+        )
+        for moment in _MOMENTS:
+            moments = {
+                name: self.optimizer.state[weight][moment] for name, weight in weights.items()
+            }
+            yield from self._chunks(moment, moments)
+        for name, weight in weights.items():
+            updates = self.optimizer.state[weight]["step"]
+            for canonical, _ in canonical_views(self.config.model, {name: weight}):
+                yield Chunk(f"updates/{canonical}", (), (), (), updates)
+
+    def close(self) -> None:
+        """Release the model and its optimizer."""
+        del self.model, self.optimizer
+
+    def _initialise(self) -> None:
+        with torch.no_grad():
+            for name, view in canonical_views(
+                self.config.model, dict(self.model.named_parameters())
+            ):
+                parameter = self._parameters[name]
+                whole = (0,) * len(parameter.shape)
+                values = initial_values(
+                    parameter, self.config.model, self.config.run.seed, whole, parameter.shape
+                )
+                view.copy_(torch.from_numpy(values).view(view.shape))
+
+    def _make_moments(self) -> None:
+        """Let torch make its own optimizer state: one update with zero gradients at rate zero, then forgotten."""
+        for weight in self.model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        for state in self.optimizer.state.values():
+            state["step"].zero_()
+
+    def _accumulate_gradients(self, tokens: NDArray[np.int32]) -> Tensor:
+        """Leave the gradient of the mean loss over all micro batches in the weights; return that loss."""
+        predicted = _predicted(tokens)
+        total = torch.zeros((), device=self.device)
+        for micro in self._micro_batches(tokens):
+            loss = next_token_loss(self.model(micro), micro) / predicted
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _micro_batches(self, tokens: NDArray[np.int32]) -> tuple[Tensor, ...]:
+        """Cut [n, s] into micro batches on the device; the last one may be smaller."""
+        on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
+        return on_device.split(self.config.batch.micro_batch_size)
+
+    def _chunks(self, kind: str, tensors: dict[str, Tensor]) -> Iterator[Chunk]:
+        for name, view in canonical_views(self.config.model, tensors):
+            shape = self._parameters[name].shape
+            yield Chunk(f"{kind}/{name}", shape, (0,) * len(shape), shape, view)
+
+
+def _predicted(tokens: NDArray[np.int32]) -> int:
+    """Number of predictions: every token but the first of each sequence."""
+    return tokens.shape[0] * (tokens.shape[1] - 1)
+
+
+def _device(name: str) -> torch.device:
+    """Return the named device, or for `auto` the machine's accelerator, or the cpu.
+
+    Raises:
+        ConfigError: The name is no device of this machine.
+    """
+    accelerator = (
+        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    )
+    if name == "auto":
+        return accelerator or torch.device("cpu")
+    here = sorted({"cpu"} | ({accelerator.type} if accelerator else set()))
+    if name.partition(":")[0] not in here:
+        raise ConfigError(
+            f"engine.device={name} is not on this machine; use auto or {' or '.join(here)}"
+        )
+    return torch.device(name)

@@ -1,0 +1,28 @@
+"""Loss and bits per byte on text that training never reads.
+
+Bits per byte does not depend on the tokenizer: the loss in bits per token times the tokens that a byte of this very text takes.
+"""
+
+import math
+from collections.abc import Mapping
+
+from hlat.data.loader import HeldOut
+from hlat.engine.interface import Engine
+from hlat.tracking.tracker import Tracker
+
+
+def evaluate(engine: Engine, heldout: Mapping[str, HeldOut], tracker: Tracker, step: int) -> None:
+    """Measure the model as it stands on every source, and record an `evaluate` event.
+
+    The event holds `loss`, the mean cross-entropy in nats per predicted token by source, and `bits_per_byte` by source
+    with `mean`, the plain mean over sources.
+    """
+    loss = {name: engine.read(engine.eval_step(text.tokens)).loss for name, text in heldout.items()}
+    bits = {name: loss[name] / math.log(2) * text.tokens_per_byte for name, text in heldout.items()}
+    bits["mean"] = sum(bits.values()) / len(bits)
+    tracker.event("evaluate", step, loss=loss, bits_per_byte=bits)
+    tracker.say(
+        f"step {step}: held-out bits per byte "
+        + ", ".join(f"{name} {value:.3f}" for name, value in bits.items())
+    )
+    tracker.restart_clock(step)

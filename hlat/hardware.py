@@ -1,0 +1,45 @@
+"""Speed and price of the machine a run is meant for, and what a throughput says against them.
+
+An unknown peak or price gives None, never a guess: a wrong MFU is worse than none.
+"""
+
+from hlat.config.hardware import Hardware
+from hlat.config.precision import Dtype
+
+
+def peak_flops(hardware: Hardware, dtype: Dtype) -> float | None:
+    """Dense peak of all devices of the run in FLOP/s; None when that of this dtype is not known."""
+    peak = hardware.peak_tflops.get(dtype.value)
+    return None if peak is None else peak * 1e12 * hardware.num_processes
+
+
+def mfu(
+    tokens_per_second: float, flops_per_token: float, hardware: Hardware, dtype: Dtype
+) -> float | None:
+    """Model FLOPs utilisation: the share of the peak that the model's own arithmetic uses.
+
+    Source: PaLM, arXiv 2204.02311, appendix B.
+
+    Args:
+        tokens_per_second: Throughput of the whole run.
+        flops_per_token: See hlat.model.canonical.flops_per_token.
+        hardware: Devices of the run.
+        dtype: Type of the matrix products.
+
+    Returns:
+        A share between 0 and 1; None when the peak is not known.
+    """
+    peak = peak_flops(hardware, dtype)
+    return None if peak is None else tokens_per_second * flops_per_token / peak
+
+
+def cost_per_4m_tokens(hardware: Hardware, tokens_per_second: float) -> float | None:
+    """Cost per 4 million tokens in USD; None when the price is not known.
+
+    CPT = C / (3600 T) x 4e6 (HLAT paper, section V-F), with C the price of all nodes per hour and T
+    the tokens per second of the whole run.
+    """
+    if hardware.price_usd_per_hour is None:
+        return None
+    usd_per_second = hardware.nodes * hardware.price_usd_per_hour / 3600
+    return usd_per_second / tokens_per_second * 4e6

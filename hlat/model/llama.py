@@ -1,0 +1,205 @@
+"""The Llama decoder as mathematics: tokens in, logits out.
+
+No process group, mesh or engine is mentioned. The coalesced projections (q/k/v, gate/up) are laid
+out so that consecutive rows, cut between groups, are a correct tensor-parallel shard, and reshapes
+use -1, so the same code runs on a shard with fewer heads. Nothing is drawn or stored at
+construction, so a model on the meta device costs nothing.
+
+Tensor names end in their dimensions: B sequences, S tokens, H hidden, V vocabulary, G key/value
+heads (groups), R query heads per group, N = G R query heads, D head size, I intermediate.
+"""
+
+# ruff: noqa: N812  Capitals are the dimensions of a tensor; F is the field's name.
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hlat.config.model import Model
+
+
+class Linear(nn.Linear):
+    """A linear map without bias, and without nn.Linear's own initial values."""
+
+    def __init__(self, num_in: int, num_out: int) -> None:
+        super().__init__(num_in, num_out, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: initial values depend on canonical names, see initialise.py."""
+
+
+class Embedding(nn.Embedding):
+    """An embedding without nn.Embedding's own initial values."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing: initial values depend on canonical names, see initialise.py."""
+
+
+class CoreAttention(nn.Module):
+    """Causal softmax attention; a module, so that selective recomputation can wrap it."""
+
+    def forward(self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
+        """Attend to this and earlier positions, with scores scaled by 1 / sqrt(D); returns [B, N,
+        S, D]."""
+        grouped = q_BNSD.shape[1] != k_BGSD.shape[1]
+        return F.scaled_dot_product_attention(
+            q_BNSD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=grouped
+        )
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention; the rows of qkv_proj are, for each group: its queries, its key,
+    its value."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.head_dim, self.queries_per_group = model.head_dim, model.queries_per_group
+        heads = model.num_attention_heads + 2 * model.num_key_value_heads
+        self.qkv_proj = Linear(model.hidden_size, heads * model.head_dim)
+        self.core = CoreAttention()
+        self.o_proj = Linear(model.hidden_size, model.hidden_size)
+
+    def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+        """Mix information between positions; returns [B, S, H]."""
+        heads = (-1, self.queries_per_group + 2, self.head_dim)
+        qkv_BSG3D = torch.unflatten(self.qkv_proj(x_BSH), -1, heads)
+        q_BSGRD, k_BSG1D, v_BSG1D = torch.split(qkv_BSG3D, (self.queries_per_group, 1, 1), dim=-2)
+        q_BSND = rotate(q_BSGRD.flatten(2, 3), cos_SD, sin_SD)
+        k_BSGD = rotate(k_BSG1D.squeeze(-2), cos_SD, sin_SD)
+        q_BNSD, k_BGSD = q_BSND.transpose(1, 2), k_BSGD.transpose(1, 2)
+        v_BGSD = v_BSG1D.squeeze(-2).transpose(1, 2)
+        y_BNSD = self.core(q_BNSD, k_BGSD, v_BGSD)
+        y_BSH: Tensor = self.o_proj(y_BNSD.transpose(1, 2).flatten(2))
+        return y_BSH
+
+
+class SwiGLU(nn.Module):
+    """silu(gate) * up of alternating blocks; a module, for selective recomputation to wrap."""
+
+    def __init__(self, block: int) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, blocks_BS2I: Tensor) -> Tensor:
+        """Multiply each gate with its up; [B, S, 2 I] to [B, S, I]."""
+        gate, up = torch.unflatten(blocks_BS2I, -1, (-1, 2, self.block)).unbind(-2)
+        return (F.silu(gate) * up).flatten(-2)
+
+
+class MLP(nn.Module):
+    """The SwiGLU feed-forward network; the rows of gate_up_proj are blocks of gates and ups in
+    turn."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.gate_up_proj = Linear(model.hidden_size, 2 * model.intermediate_size)
+        self.swiglu = SwiGLU(gate_up_block(model))
+        self.down_proj = Linear(model.intermediate_size, model.hidden_size)
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Transform each position; returns [B, S, H]."""
+        y_BSH: Tensor = self.down_proj(self.swiglu(self.gate_up_proj(x_BSH)))
+        return y_BSH
+
+
+class Layer(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(model.hidden_size, model.rms_norm_eps)
+        self.self_attn = Attention(model)
+        self.post_attention_layernorm = nn.RMSNorm(model.hidden_size, model.rms_norm_eps)
+        self.mlp = MLP(model)
+
+    def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+        """Add attention, then the feed-forward network, to the residual stream."""
+        x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD)
+        y_BSH: Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
+        return y_BSH
+
+
+class Llama(nn.Module):
+    """The whole decoder."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.head_dim, self.rope_theta = model.head_dim, model.rope_theta
+        self.embed_tokens = Embedding(model.vocab_size, model.hidden_size)
+        self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
+        self.norm = nn.RMSNorm(model.hidden_size, model.rms_norm_eps)
+        untied = not model.tie_embeddings
+        self.lm_head = Linear(model.hidden_size, model.vocab_size) if untied else None
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Logits of the token after each position.
+
+        Args:
+            tokens_BS: Token ids, int32 or int64.
+
+        Returns:
+            logits_BSV in the dtype of the weights.
+        """
+        x_BSH = self.embed_tokens(tokens_BS)
+        positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+        cos_SD, sin_SD = rotations(positions_S, self.head_dim, self.rope_theta, x_BSH.dtype)
+        for layer in self.layers:
+            x_BSH = layer(x_BSH, cos_SD, sin_SD)
+        x_BSH = self.norm(x_BSH)
+        if self.lm_head is None:
+            return F.linear(x_BSH, self.embed_tokens.weight)
+        logits_BSV: Tensor = self.lm_head(x_BSH)
+        return logits_BSV
+
+
+def gate_up_block(model: Model) -> int:
+    """Rows of a block of gates, and of the block of ups that follows it, in gate_up_proj.
+
+    A tensor-parallel degree divides the query heads and I, hence gcd(I, heads), which is the number
+    of block pairs: these are the longest blocks of which every shard holds whole pairs. Long blocks
+    keep the product of gate and up contiguous in memory; with single rows it takes two to three
+    times as long on a CPU.
+    """
+    return model.intermediate_size // math.gcd(model.intermediate_size, model.num_attention_heads)
+
+
+def rotations(
+    positions_S: Tensor, head_dim: int, theta: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """cos_SD and sin_SD of the rotary embedding (arXiv 2104.09864), computed in fp32, then cast.
+
+    Element i and i + D/2 of a head turn by position / theta^(2 i / D): Hugging Face's order of the
+    halves.
+    """
+    exponents = torch.arange(0, head_dim, 2, device=positions_S.device).float() / head_dim
+    angles = torch.outer(positions_S.float(), 1.0 / theta**exponents)
+    angles_SD = torch.cat((angles, angles), dim=-1)
+    return angles_SD.cos().to(dtype), angles_SD.sin().to(dtype)
+
+
+def rotate(x_BSND: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+    """Turn each head by its position."""
+    first, second = x_BSND.chunk(2, dim=-1)
+    turned_BSND = torch.cat((-second, first), dim=-1)
+    return x_BSND * cos_SD.unsqueeze(1) + turned_BSND * sin_SD.unsqueeze(1)
+
+
+def next_token_loss(logits_BSV: Tensor, tokens_BS: Tensor) -> Tensor:
+    """Sum of the cross-entropy, in nats, of every token but the first given those before it.
+
+    The last position predicts nothing and is ignored rather than cut off, which saves a copy of the
+    logits.
+
+    Args:
+        logits_BSV: What the model returns for the tokens.
+        tokens_BS: The same tokens that went in.
+
+    Returns:
+        A scalar, fp32: the sum over B (S - 1) predictions.
+    """
+    targets_BS = F.pad(tokens_BS[:, 1:].long(), (0, 1), value=-100)
+    return F.cross_entropy(
+        logits_BSV.flatten(0, 1).float(), targets_BS.flatten(), ignore_index=-100, reduction="sum"
+    )

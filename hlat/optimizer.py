@@ -1,0 +1,73 @@
+"""AdamW and gradient clipping, without a word from the device.
+
+The norm and the clipping coefficient stay on the device as tensors, so that a step never waits for
+the host; the engine reads them when a step is logged.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hlat.config.optimizer import Optimizer
+
+_FUSED = {"cpu", "cuda"}
+"""Device types whose fused AdamW is part of PyTorch itself."""
+
+
+def build(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """AdamW over the given tensors: the weights, or the master weights of a recipe that has them.
+
+    Moments take the dtype of the tensors. Weight decay applies to all of them, norms too, as in
+    HLAT. The engine writes each step's rate into `param_groups`.
+
+    Args:
+        optimizer: Betas, eps, weight decay and the peak rate, which is the rate until another is
+            written.
+        parameters: Tensors on one device type.
+    """
+    tensors = list(parameters)
+    return torch.optim.AdamW(
+        tensors,
+        lr=optimizer.lr,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        fused=all(tensor.device.type in _FUSED for tensor in tensors),
+    )
+
+
+def global_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The l2 norm of all elements of all tensors, accumulated in fp32 whatever their dtype.
+
+    It is taken along the last dimension first, then over the rows, then over the tensors: on a CPU,
+    PyTorch's norm of tens of millions of elements at once is off by 1e-3 in fp32, which clipping
+    would turn into a difference between layouts.
+
+    Args:
+        tensors: At least one, all on one device.
+
+    Returns:
+        A scalar, fp32, on that device.
+    """
+    l2 = torch.linalg.vector_norm
+    norms = [l2(l2(tensor, dim=-1, dtype=torch.float32)) for tensor in tensors]
+    norm: Tensor = l2(torch.stack(norms))
+    return norm
+
+
+@torch.no_grad()
+def clip_(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
+    """Scale gradients in place so that their norm is at most `max_norm`.
+
+    The coefficient is min(1, max_norm / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_.
+
+    Args:
+        gradients: What to scale.
+        max_norm: Largest norm; 0: no clipping.
+        norm: Their global norm, over all ranks that share the model; a scalar on their device.
+    """
+    if max_norm == 0:
+        return
+    coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    torch._foreach_mul_(gradients, coefficient)

@@ -1,0 +1,47 @@
+"""Whether a configuration that obeys every rule can also run: does it fit, does the SDK know it."""
+
+from hlat import compiler
+from hlat.config.errors import ConfigError
+from hlat.config.model import Model
+from hlat.config.run import Config
+from hlat.planning.memory import device_memory, estimate
+
+
+def refuse_infeasible(config: Config) -> None:
+    """Return if the configuration can run.
+
+    Raises:
+        ConfigError: Every reason why it cannot, one line each.
+    """
+    problems = [*compiler.problems(config.compiler), *_memory(config)]
+    if problems:
+        raise ConfigError(*problems)
+
+
+def check_vocabulary(model: Model, tokenizer_size: int) -> None:
+    """Return if every token id has a row in the embedding.
+
+    Raises:
+        ConfigError: The tokenizer has more ids than the model has rows.
+    """
+    if tokenizer_size > model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's {tokenizer_size} ids "
+            f"(data.tokenizer); use model.vocab_size={-(-tokenizer_size // 64) * 64}"
+        )
+
+
+def _memory(config: Config) -> list[str]:
+    need, have = estimate(config), device_memory(config.hardware)
+    if need.total <= have:
+        return []
+    terms = ", ".join(f"{name} {_gib(size)}" for name, size in vars(need).items())
+    return [
+        f"model={config.model.name} needs {_gib(need.total)} GiB per device ({terms}), "
+        f"hardware={config.hardware.name} has {_gib(have)}; use a smaller model, a narrower "
+        "precision, more parallelism.tp or pp, or a smaller batch.micro_batch_size"
+    ]
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:,.1f}"

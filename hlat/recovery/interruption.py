@@ -1,0 +1,32 @@
+"""Turns Ctrl-C and a scheduler's signals into a request to stop at the next step boundary."""
+
+import signal
+from types import FrameType
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+
+
+class Interruption:
+    """Context in which the first signal is remembered instead of obeyed; a second one acts as it always did.
+
+    Attributes:
+        signal_name: Name of the signal that asked the run to stop; None while nobody did.
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+
+    def __enter__(self) -> "Interruption":
+        self._before = {number: signal.signal(number, self._remember) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._restore()
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.signal_name = signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,85 @@
+"""Saves the whole state of a run, and finds the state to go on from.
+
+A run looks into its own folder first and at checkpoint.start_from only when that holds nothing, so a restart never rewinds
+a run to the checkpoint that it once began from.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from hlat.checkpoint import retention, store
+from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.config import identity
+from hlat.config.errors import ConfigError
+from hlat.config.run import Config
+from hlat.data.loader import Loader
+from hlat.engine.interface import Engine
+from hlat.state import TrainingState, differences
+from hlat.tracking.tracker import Tracker
+
+
+def resume(
+    config: Config, folder: Path, engine: Engine, loader: Loader, tracker: Tracker
+) -> TrainingState:
+    """Fill engine and loader from the checkpoint to go on from, and open the tracker's attempt there.
+
+    Raises:
+        ConfigError: The checkpoint belongs to a run with other fixed settings or other data.
+    """
+    settings = {"fixed": identity.fixed(config), "adjustable": identity.adjustable(config)}
+    path, refused = _newest(config, folder)
+    for reason in refused:
+        tracker.say(f"WARNING: {reason}")
+    if path is None:
+        tracker.begin(0, refused=refused)
+        return TrainingState(**settings)
+    state = TrainingState.from_json(store.load_state(path))
+    if changed := differences(state.fixed, settings["fixed"]):
+        raise ConfigError(
+            *(
+                f"{path} cannot go on: {line}; set it back or choose another run.name"
+                for line in changed
+            )
+        )
+    changed = differences(state.adjustable, settings["adjustable"])
+    store.restore(path, engine.chunks())
+    loader.restore(state.data)
+    tracker.say(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
+    tracker.begin(state.step, checkpoint=str(path), changed=changed, refused=refused)
+    return dataclasses.replace(state, **settings)
+
+
+def save(
+    config: Config,
+    folder: Path,
+    engine: Engine,
+    loader: Loader,
+    tracker: Tracker,
+    state: TrainingState,
+) -> None:
+    """Save everything that `resume` needs; a disk that refuses is told, and training goes on."""
+    state = dataclasses.replace(state, data=loader.state())
+    try:
+        path = store.save(folder / "checkpoints", state.step, engine.chunks(), state.to_json())
+        retention.prune(folder / "checkpoints", config.checkpoint.keep_last)
+    except OSError as error:
+        tracker.say(
+            f"WARNING: no checkpoint at step {state.step}: {error}; the previous ones are intact"
+        )
+        tracker.event("checkpoint_failed", state.step, reason=str(error))
+    else:
+        tracker.event("checkpoint", state.step, path=str(path))
+    tracker.restart_clock(state.step)
+
+
+def _newest(config: Config, folder: Path) -> tuple[Path | None, list[str]]:
+    path, refused = retention.newest_valid(folder / "checkpoints")
+    if path is None and config.checkpoint.start_from is not None:
+        path = Path(config.checkpoint.start_from)
+        try:
+            store.verify(path)
+        except (CorruptCheckpointError, OSError) as error:
+            raise ConfigError(
+                f"checkpoint.start_from={path}: {error}; name a complete checkpoint folder"
+            ) from error
+    return path, refused

@@ -1,0 +1,217 @@
+"""Figures as SVG that takes its colours from where it is shown.
+
+One drawing serves light and dark pages, print and phones: it is drawn in placeholder colours,
+which become CSS variables. A figure that is opened alone brings the variables along. Small separate
+panels, rather than one wide sheet, stay legible on a phone.
+"""
+
+import io
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from hlat.reporting.curves import MAX_POINTS, Curve, data_wait, heldout, marks, metric, thin
+from hlat.reporting.record import Record
+from hlat.reporting.wording import short, whole
+
+PALETTE = """
+:root { color-scheme: light dark;
+  --paper: #ffffff; --ink: #1c2024; --muted: #5a6470; --grid: #dfe3e8;
+  --series-1: #0072b2; --series-2: #c04f00; --series-3: #007a5a; --series-4: #9b4a85;
+  --series-5: #806000; --series-6: #1c2024; }
+@media (prefers-color-scheme: dark) { :root {
+  --paper: #14171a; --ink: #e8eaed; --muted: #a3adb8; --grid: #31373d;
+  --series-1: #56b4e9; --series-2: #f5843c; --series-3: #2fc79b; --series-4: #dd8fc0;
+  --series-5: #e6c229; --series-6: #e8eaed; } }
+"""
+"""The variables that a page must define: after Okabe and Ito, told apart by all kinds of eyes."""
+
+_INK, _MUTED, _GRID, _MEAN = "#00000a", "#00000b", "#00000c", "#000006"
+_SERIES = ["#000001", "#000002", "#000003", "#000004", "#000005"]
+_DASHES = ["solid", "dashed", "dashdot", "dotted"]
+_VARIABLES = {
+    **{colour: f"var(--series-{i})" for i, colour in enumerate([*_SERIES, _MEAN], start=1)},
+    _INK: "var(--ink)",
+    _MUTED: "var(--muted)",
+    _GRID: "var(--grid)",
+}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.edgecolor": _MUTED,
+    "axes.labelcolor": _MUTED,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": _GRID,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.3,
+    "legend.frameon": False,
+}
+_FEW_POINTS = 40
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One figure.
+
+    Attributes:
+        name: File name without ending.
+        title: What it shows.
+        unit: Label of the vertical axis.
+        curves: Its lines; those without any value are left out.
+        at_least: Values that the vertical axis must reach, so that noise does not look like news.
+    """
+
+    name: str
+    title: str
+    unit: str
+    curves: list[Curve]
+    at_least: tuple[float, ...] = ()
+
+
+def panels(record: Record) -> list[Panel]:
+    """The figures of a run, without those that would be empty."""
+    drawn = [
+        Panel("loss", "Training loss", "nats per token", [metric(record, "loss")]),
+        Panel("grad_norm", "Gradient norm", "l2, before clipping", [metric(record, "grad_norm")]),
+        Panel("param_norm", "Parameter norm", "l2, all weights", [metric(record, "param_norm")]),
+        Panel("learning_rate", "Learning rate", "", [metric(record, "learning_rate")]),
+        Panel("heldout", "Held-out text", "bits per byte", heldout(record)),
+        Panel(
+            "throughput",
+            "Throughput",
+            "tokens per second",
+            [metric(record, "tokens_per_second")],
+            at_least=(0,),
+        ),
+        Panel(
+            "data_wait", "Waiting for data", "% of step time", [data_wait(record)], at_least=(0, 10)
+        ),
+    ]
+    return [panel for panel in drawn if any(map(_drawable, panel.curves))]
+
+
+def describe(panel: Panel) -> str:
+    """What a panel shows, for those who do not see it."""
+    lines = []
+    for curve in filter(_drawable, panel.curves):
+        values = curve.values[~np.isnan(curve.values)]
+        name = f"{curve.label}: " if len(panel.curves) > 1 else ""
+        lines.append(
+            f"{name}from {short(values[0])} to {short(values[-1])},"
+            f" lowest {short(values.min())}, highest {short(values.max())}"
+        )
+    end = max(curve.tokens.max() for curve in filter(_drawable, panel.curves))
+    unit = f" ({panel.unit})" if panel.unit else ""
+    return f"{panel.title}{unit} over {short(end)} tokens; {'; '.join(lines)}."
+
+
+def caption(panel: Panel) -> str:
+    """What a reader must know to trust a panel: thinning and gaps."""
+    notes = []
+    rows = max(len(curve.values) for curve in panel.curves)
+    if rows > MAX_POINTS:
+        notes.append(
+            f"{whole(rows)} rows, drawn as the smallest and largest value"
+            f" of each of {whole(MAX_POINTS // 2)} stretches."
+        )
+    missing = sum(int(np.isnan(curve.values).sum()) for curve in panel.curves)
+    if missing:
+        notes.append(f"Not drawn, as missing or not finite: {whole(missing)}.")
+    return " ".join(notes)
+
+
+def legend(record: Record) -> str:
+    """What the vertical lines in the figures mean; empty if there are none."""
+    notes = []
+    if marks(record, "resume"):
+        notes.append("Dashed vertical lines: the run was resumed.")
+    if _phases(record):
+        notes.append("Dotted vertical lines: the next phase began.")
+    return " ".join(notes)
+
+
+def draw(panel: Panel, record: Record) -> str:
+    """Draw a panel as an SVG element, the same bytes each time, for a page that has `PALETTE`."""
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": panel.name}):
+        figure = Figure(figsize=(4.8, 2.8), layout="constrained")
+        axes = figure.add_subplot()
+        _draw_curves(axes, [thin(curve) for curve in panel.curves if _drawable(curve)])
+        if len(panel.curves) > 1:
+            figure.legend(loc="outside upper left", ncols=4, fontsize=9, columnspacing=1.2)
+        _draw_marks(axes, record)
+        _label(axes, panel)
+        written = io.StringIO()
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+    return _adopt(written.getvalue(), describe(panel))
+
+
+def alone(svg: str) -> str:
+    """Make a file of its own from an SVG element."""
+    namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    style = f"<style>{PALETTE}text {{ font-family: system-ui, sans-serif; }}</style>"
+    opening, rest = svg.split(">", 1)
+    return f"{opening.replace('<svg', f'<svg {namespaces}', 1)}>{style}{rest}"
+
+
+def _drawable(curve: Curve) -> bool:
+    return bool((~np.isnan(curve.values) & ~np.isnan(curve.tokens)).any())
+
+
+def _phases(record: Record) -> list[float]:
+    return [tokens for tokens in marks(record, "phase") if tokens > 0]
+
+
+def _draw_curves(axes: Axes, curves: list[Curve]) -> None:
+    for i, curve in enumerate(curves):
+        is_mean = curve.label == "mean"
+        axes.plot(
+            curve.tokens,
+            curve.values,
+            label=curve.label,
+            color=_MEAN if is_mean else _SERIES[i % len(_SERIES)],
+            linestyle="solid" if is_mean else _DASHES[i % len(_DASHES)],
+            linewidth=2.0 if is_mean else None,
+            marker="o" if len(curve.values) < _FEW_POINTS else None,
+            markersize=3,
+        )
+
+
+def _draw_marks(axes: Axes, record: Record) -> None:
+    for linestyle, places in (("dashed", marks(record, "resume")), ("dotted", _phases(record))):
+        for tokens in places:
+            axes.axvline(tokens, color=_MUTED, linestyle=linestyle, linewidth=0.8, zorder=1)
+
+
+def _label(axes: Axes, panel: Panel) -> None:
+    axes.set_xlabel("tokens")
+    axes.set_ylabel(panel.unit)
+    for value in panel.at_least:
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(min(bottom, value), max(top, value))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def _adopt(svg: str, description: str) -> str:
+    body = svg[svg.index("<svg") :]
+    box = re.search(r'viewBox="[^"]*"', body)
+    assert box is not None, "matplotlib writes a viewBox"
+    body = body[body.index("</defs>") + len("</defs>") :]
+    body = re.sub(r' id="[a-z]+[.a-z0-9]*_\d+"', "", body)
+    body = re.sub(r" font-family: [^;]*;", "", body)
+    body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda match: _VARIABLES[match[0]], body)
+    label = description.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return f'<svg {box[0]} role="img" aria-label="{label}">{body}'

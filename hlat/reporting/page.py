@@ -1,0 +1,162 @@
+"""The report as one HTML page: no network, no script, legible on a phone, in the dark and aloud.
+
+A page that needs nothing but itself can be mailed, archived beside its run, and opened in ten
+years. Every text that comes from a file is escaped, because a run's name is typed by people.
+"""
+
+import json
+from html import escape
+from typing import Any
+
+from hlat.reporting import summary
+from hlat.reporting.figures import PALETTE, Panel, caption, legend
+from hlat.reporting.record import Record
+from hlat.reporting.wording import anything
+
+_CSS = """
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 74rem; padding: 1.5rem clamp(0.9rem, 3vw, 2.5rem) 4rem;
+  background: var(--paper); color: var(--ink);
+  font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
+h1 { font-size: clamp(1.4rem, 4vw, 2rem); line-height: 1.2; margin: 0 0 1.5rem;
+  overflow-wrap: anywhere; }
+h1 small { display: block; font-size: 0.9rem; font-weight: 400; color: var(--muted); }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 0.75rem; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.92rem; }
+caption { text-align: left; color: var(--muted); padding-bottom: 0.4rem; }
+th, td { text-align: left; vertical-align: top; padding: 0.3rem 1.2rem 0.3rem 0;
+  border-bottom: 1px solid var(--grid); }
+th { font-weight: 500; }
+thead th { color: var(--muted); }
+tbody th { font-weight: 400; }
+td.number, th.number { text-align: right; }
+td.number, td.time { white-space: nowrap; }
+.wide { overflow: auto; max-height: 30rem; }
+.wide table.long { min-width: 44rem; }
+.side-by-side { display: flex; flex-wrap: wrap; gap: 1.5rem 4rem; align-items: flex-start; }
+.side-by-side > * { max-width: 100%; }
+.figures { display: grid; gap: 1.8rem 2rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); }
+figure { margin: 0; min-width: 0; }
+figure h3 { font-size: 1rem; font-weight: 600; margin: 0 0 0.3rem; }
+figure svg { display: block; width: 100%; height: auto; max-width: 44rem; }
+figcaption { font-size: 0.85rem; color: var(--muted); }
+details { margin: 0.5rem 0; }
+summary { cursor: pointer; }
+pre { overflow: auto; max-height: 40rem; padding: 0.8rem; margin: 0.5rem 0;
+  border: 1px solid var(--grid); border-radius: 4px; font-size: 0.82rem; line-height: 1.45; }
+:focus-visible { outline: 2px solid var(--series-1); outline-offset: 2px; }
+"""
+
+
+def page(record: Record, drawings: list[tuple[Panel, str]]) -> str:
+    """The whole report as an HTML document.
+
+    Args:
+        record: The run.
+        drawings: Its figures, each with its SVG element.
+    """
+    name = escape(record.name)
+    sections = [_numbers(record), _figures(record, drawings), _events(record), _origin(record)]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{name} - run report</title>\n<style>{PALETTE}{_CSS}</style>\n</head>\n<body>\n"
+        f"<h1><small>Run report</small>{name}</h1>\n<main>\n"
+        f"{''.join(sections)}</main>\n</body>\n</html>\n"
+    )
+
+
+def _numbers(record: Record) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(label)}</th><td>{escape(value)}</td></tr>\n'
+        for label, value in summary.summary(record)
+    )
+    table = f"<table>\n<caption>The run in numbers</caption>\n<tbody>\n{rows}</tbody>\n</table>\n"
+    return f'<div class="side-by-side">\n{table}{_heldout(record)}</div>\n'
+
+
+def _heldout(record: Record) -> str:
+    steps = list(record.evaluations)
+    if not steps:
+        return "<p>No evaluation on held-out text is recorded.</p>\n"
+    body = "".join(
+        f'<tr><th scope="row">{escape(source)}</th>'
+        + "".join(f'<td class="number">{escape(value)}</td>' for value in values)
+        + "</tr>\n"
+        for source, *values in summary.heldout(record)
+    )
+    moments = f'<th scope="col" class="number">step {steps[0]}</th>' + (
+        f'<th scope="col" class="number">step {steps[-1]}</th>'
+    )
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="Held-out text">\n<table>\n'
+        "<caption>Held-out text, first and last evaluation</caption>\n<thead>\n"
+        '<tr><th scope="col" rowspan="2">Source</th>'
+        '<th scope="colgroup" colspan="2">Loss (nats per token)</th>'
+        '<th scope="colgroup" colspan="2">Bits per byte</th></tr>\n'
+        f"<tr>{moments}{moments}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>\n"
+    )
+
+
+def _figures(record: Record, drawings: list[tuple[Panel, str]]) -> str:
+    drawn = [
+        f"<figure>\n<h3>{escape(panel.title)}</h3>\n{svg}"
+        f"<figcaption>{escape(caption(panel))}</figcaption>\n</figure>\n"
+        for panel, svg in drawings
+    ]
+    if not drawn:
+        return "<h2>Figures</h2>\n<p>No step was logged, so there is nothing to draw.</p>\n"
+    note = f"<p>{escape(legend(record))}</p>\n" if legend(record) else ""
+    return f'<h2>Figures</h2>\n{note}<div class="figures">\n{"".join(drawn)}</div>\n'
+
+
+def _events(record: Record) -> str:
+    if not record.events:
+        return "<h2>Events</h2>\n<p>No event is recorded.</p>\n"
+    rows = "".join(
+        f'<tr><td class="time">{escape(time)}</td><td class="number">{escape(attempt)}</td>'
+        f'<td class="number">{escape(step)}</td><td>{escape(event)}</td>'
+        f"<td>{escape(details)}</td></tr>\n"
+        for time, attempt, step, event, details in summary.timeline(record)
+    )
+    return (
+        '<h2>Events</h2>\n<div class="wide" tabindex="0" role="region" aria-label="Events">\n'
+        '<table class="long">\n<caption>What happened, in order</caption>\n<thead>\n'
+        '<tr><th scope="col">Time (UTC)</th><th scope="col" class="number">Attempt</th>'
+        '<th scope="col" class="number">Step</th><th scope="col">Event</th>'
+        f'<th scope="col">Details</th></tr>\n</thead>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n'
+    )
+
+
+def _origin(record: Record) -> str:
+    short = {key: value for key, value in record.provenance.items() if not _is_long(value)}
+    rows = "".join(
+        f'<tr><th scope="row">{escape(_words(key))}</th><td>{escape(anything(value))}</td></tr>\n'
+        for key, value in short.items()
+    )
+    table = (
+        '<div class="wide" tabindex="0" role="region" aria-label="Provenance">\n<table>\n'
+        f"<caption>Where it came from</caption>\n<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
+    )
+    folded = [_folded("Resolved configuration", record.config)] if record.config else []
+    for key, value in record.provenance.items():
+        if key not in short:
+            text = value if isinstance(value, str) else json.dumps(value, indent=2)
+            folded.append(_folded(_words(key), text))
+    return f"<h2>Provenance</h2>\n{table if rows else ''}{''.join(folded)}"
+
+
+def _folded(title: str, text: str) -> str:
+    return (
+        f"<details>\n<summary>{escape(title)}</summary>\n"
+        f'<pre tabindex="0">{escape(text)}</pre>\n</details>\n'
+    )
+
+
+def _words(key: str) -> str:
+    return key.replace("_", " ").capitalize()
+
+
+def _is_long(value: Any) -> bool:
+    return len(anything(value)) > 200 or (isinstance(value, str) and "\n" in value)

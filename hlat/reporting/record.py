@@ -1,0 +1,101 @@
+"""What a run wrote down, as plain data.
+
+A run may be killed while it writes, so every file may be missing, empty or torn; what can be read
+is shown, and what cannot be read is counted.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.config.errors import ConfigError
+
+Row = dict[str, Any]
+
+_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "events.jsonl")
+
+
+@dataclass(frozen=True)
+class Record:
+    """The files of a run folder.
+
+    Attributes:
+        name: The run's name, which is its folder's.
+        metrics: Rows of metrics.jsonl, one per logged step.
+        events: Rows of events.jsonl.
+        config: Text of config.yaml.
+        provenance: Content of provenance.json.
+        unreadable: Lines and files that could not be understood.
+    """
+
+    name: str
+    metrics: list[Row]
+    events: list[Row]
+    config: str
+    provenance: Row
+    unreadable: int
+
+    @property
+    def last_attempt(self) -> list[Row]:
+        """Events from the newest start or resume on."""
+        starts = [i for i, row in enumerate(self.events) if row.get("event") in ("start", "resume")]
+        return self.events[starts[-1] if starts else 0 :]
+
+    @property
+    def evaluations(self) -> dict[int, Row]:
+        """Evaluation events by step, in order; of a step that was run twice, the newer one."""
+        rows = {row["step"]: row for row in self.events if row.get("event") == "evaluate"}
+        return dict(sorted(rows.items()))
+
+
+def read(folder: Path) -> Record:
+    """Read a run folder.
+
+    Raises:
+        ConfigError: It is no run folder: none of a run's files is there.
+    """
+    if not any((folder / name).is_file() for name in _FILES):
+        raise ConfigError(f"{folder} is not a run folder: it has none of {', '.join(_FILES)}")
+    metrics, torn_metrics = _rows(_text(folder / "metrics.jsonl"))
+    events, torn_events = _rows(_text(folder / "events.jsonl"))
+    provenance, torn_provenance = _rows(_text(folder / "provenance.json").replace("\n", " "))
+    return Record(
+        name=folder.resolve().name,
+        metrics=metrics,
+        events=[row for row in events if isinstance(row.get("step"), int)],
+        config=_text(folder / "config.yaml"),
+        provenance=provenance[0] if provenance else {},
+        unreadable=torn_metrics + torn_events + torn_provenance,
+    )
+
+
+def number(row: Row, key: str) -> float:
+    """A number of a row; NaN if it is missing or none."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def numbers(row: Row, key: str) -> dict[str, float]:
+    """The numbers of a row's dictionary, such as the bits per byte of an evaluation by source."""
+    values = row.get(key)
+    return {name: number(values, name) for name in values} if isinstance(values, dict) else {}
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _rows(text: str) -> tuple[list[Row], int]:
+    rows, unreadable = [], 0
+    for line in filter(str.strip, text.split("\n")):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            unreadable += 1
+    return rows, unreadable

@@ -1,0 +1,96 @@
+"""The numbers one asks for first, each with its unit.
+
+They are few on purpose: a reader who wants more finds the figures and files beside them.
+"""
+
+import math
+from statistics import median
+
+from hlat.reporting.record import Record, Row, number, numbers
+from hlat.reporting.wording import UNKNOWN, anything, duration, exact, moment, short, whole
+
+_GOING_ON = {"start", "resume", "checkpoint", "evaluate", "phase", "spike"}
+
+
+def summary(record: Record) -> list[tuple[str, str]]:
+    """Names and values of the summary table."""
+    last = record.metrics[-1] if record.metrics else {}
+    times = _finite(record.metrics, "time") + _finite(record.events, "time")
+    attempts = {row["attempt"] for row in record.metrics + record.events if "attempt" in row}
+    wait, step = (_finite(record.metrics, f"{key}_seconds") for key in ("data_wait", "step"))
+    share = 100 * sum(wait) / sum(step) if sum(step) else math.nan
+    rows = [
+        ("Steps", whole(number(last, "step"))),
+        ("Tokens", _tokens(number(last, "tokens"))),
+        ("Started (UTC)", moment(min(times, default=math.nan))),
+        ("Wall time, first to last row", duration(max(times) - min(times)) if times else UNKNOWN),
+        ("Tokens per second, median", whole(_median(record.metrics, "tokens_per_second"))),
+        ("Model FLOP utilisation, median", _percent(100 * _median(record.metrics, "mfu"))),
+        ("Step time waiting for data", _percent(share)),
+        ("Final training loss (nats per token)", exact(number(last, "loss"))),
+        ("Attempts", str(len(attempts) or UNKNOWN)),
+        ("Ended", _ending(record)),
+    ]
+    if record.unreadable:
+        rows.append(("Lines that could not be read", whole(record.unreadable)))
+    return rows
+
+
+def heldout(record: Record) -> list[tuple[str, ...]]:
+    """Per source: name; loss at the first and last evaluation; bits per byte at both."""
+    evaluations = list(record.evaluations.values())
+    if not evaluations:
+        return []
+    loss, bits = (
+        [numbers(row, key) for row in (evaluations[0], evaluations[-1])]
+        for key in ("loss", "bits_per_byte")
+    )
+    names = sorted(
+        {*loss[0], *loss[1], *bits[0], *bits[1]}, key=lambda name: (name == "mean", name)
+    )
+    return [
+        (name, *(exact(values.get(name, math.nan)) for values in (*loss, *bits))) for name in names
+    ]
+
+
+def timeline(record: Record) -> list[tuple[str, ...]]:
+    """Per event: UTC time, attempt, step, name, and everything else that its row holds."""
+    shown = {"time", "attempt", "step", "event"}
+    return [
+        (
+            moment(number(row, "time")),
+            anything(row.get("attempt")),
+            whole(row["step"]),
+            anything(row.get("event")),
+            "; ".join(f"{key}: {anything(row[key])}" for key in row if key not in shown),
+        )
+        for row in record.events
+    ]
+
+
+def _finite(rows: list[Row], key: str) -> list[float]:
+    return [value for row in rows if math.isfinite(value := number(row, key))]
+
+
+def _median(rows: list[Row], key: str) -> float:
+    values = _finite(rows, key)
+    return median(values) if values else math.nan
+
+
+def _percent(value: float) -> str:
+    return f"{value:.3g} %" if math.isfinite(value) else UNKNOWN
+
+
+def _tokens(value: float) -> str:
+    return f"{whole(value)} ({short(value)})" if value >= 1e4 else whole(value)
+
+
+def _ending(record: Record) -> str:
+    ends = [row for row in record.last_attempt if row.get("event") not in _GOING_ON]
+    if not ends:
+        return "no end is recorded: it still runs, or was killed"
+    end = ends[-1]
+    words = [anything(end.get("event"))]
+    words += [anything(end["reason"])] if "reason" in end else []
+    words += [f"exit code {anything(end['exit_code'])}"] if "exit_code" in end else []
+    return ", ".join(words)

@@ -1,0 +1,60 @@
+"""Where a run stands: what a checkpoint holds besides tensors, and where the run ends."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from hlat import phase
+from hlat.config.run import Config
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Position of a run, and the settings that brought it there.
+
+    Attributes:
+        step: Optimizer steps done.
+        tokens: Tokens consumed.
+        data: The loader's own state, as of the newest save.
+        fixed: Settings that may not change when the run goes on (config.identity.fixed).
+        adjustable: Settings whose change is allowed and told (config.identity.adjustable).
+    """
+
+    step: int = 0
+    tokens: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    adjustable: dict[str, Any] = field(default_factory=dict)
+
+    def after_step(self, tokens: int) -> "TrainingState":
+        """Return the state one step of `tokens` tokens later."""
+        return dataclasses.replace(self, step=self.step + 1, tokens=self.tokens + tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON knows it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "TrainingState":
+        """Return the state that `to_json` wrote."""
+        return cls(**value)
+
+
+def total_steps(config: Config) -> int:
+    """Return the step at which the run is complete: the first of run.steps, the schedule's and the phase's end."""
+    ends = (
+        config.run.steps,
+        config.schedule.total_steps,
+        phase.num_steps(config.phase, config.batch),
+    )
+    return min(end for end in ends if end is not None)
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return "key was x, is y" for every setting that differs."""
+    keys = sorted(set(before) | set(now))
+    return [
+        f"{key} was {before.get(key)}, is {now.get(key)}"
+        for key in keys
+        if before.get(key) != now.get(key)
+    ]

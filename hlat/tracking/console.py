@@ -1,0 +1,71 @@
+"""Progress as a person sees it: a bar on a terminal, a line now and then in a log file."""
+
+import sys
+import time
+from typing import Any
+
+from tqdm import tqdm
+
+from hlat.config.tracking import Console as Style
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Console:
+    """Shows the steps of a run.
+
+    Args:
+        style: How progress is shown.
+        total: Steps of the whole run.
+        done: Steps that lie behind.
+    """
+
+    def __init__(self, style: Style, total: int, done: int) -> None:
+        as_bar = style is Style.bar or (style is Style.auto and sys.stderr.isatty())
+        self._bar = (
+            tqdm(total=total, initial=done, unit="step", dynamic_ncols=True) if as_bar else None
+        )
+        self._total, self._first = total, done
+        self._started = time.monotonic()
+        self._last_line = 0.0
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Show one row of metrics.jsonl."""
+        numbers = (
+            f"loss {row['loss']:.4f}  grad_norm {row['grad_norm']:.3f}  "
+            f"{row['tokens_per_second']:,.0f} tokens/s"
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(numbers, refresh=False)
+            self._bar.update(row["step"] - self._bar.n)
+        elif self._line_is_due(row["step"]):
+            self._last_line = time.monotonic()
+            left = _clock(self._seconds_left(row["step"]))
+            print(f"step {row['step']}/{self._total}  {numbers}  {left} left", flush=True)
+
+    def say(self, text: str) -> None:
+        """Print a sentence above the bar."""
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stdout)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _line_is_due(self, step: int) -> bool:
+        first, last = step <= self._first + 1, step >= self._total
+        return first or last or time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES
+
+    def _seconds_left(self, step: int) -> float:
+        per_step = (time.monotonic() - self._started) / max(1, step - self._first)
+        return per_step * (self._total - step)
+
+
+def _clock(seconds: float) -> str:
+    """Return "1:05" or "2:03:04"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,51 @@
+"""Where a run came from: code, packages, machine.
+
+A result without its code revision cannot be repeated. The difference to the revision is kept too, because research code
+is rarely committed when a run starts.
+"""
+
+import platform
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def collect(data: dict[str, Any]) -> dict[str, Any]:
+    """Return code revision and difference, versions of all packages, Python, host and the data's fingerprint."""
+    return {
+        "git_revision": _git("rev-parse", "HEAD"),
+        "git_diff": _git("diff", "HEAD"),
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "hosts": [socket.gethostname()],
+        "data": data,
+        "packages": {
+            d.metadata["Name"]: d.version for d in sorted(metadata.distributions(), key=_name)
+        },
+    }
+
+
+def _name(distribution: metadata.Distribution) -> str:
+    return str(distribution.metadata["Name"]).lower()
+
+
+def _git(*arguments: str) -> str | None:
+    """Return what git says of the checkout that holds this package; None outside a checkout or without git."""
+    if not (_PACKAGE.parent / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(_PACKAGE.parent), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,84 @@
+"""The manifest as JSON, and what it refuses."""
+
+import json
+
+import pytest
+
+from hlat.checkpoint.box import Box
+from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.checkpoint.manifest import (
+    FileRecord,
+    Manifest,
+    SliceRecord,
+    TensorRecord,
+    collect,
+    from_json,
+    slice_key,
+    to_json,
+)
+
+
+def half(begin: int, file: str, dtype: str = "F32") -> TensorRecord:
+    return TensorRecord((4, 2), dtype, (SliceRecord((begin, 0), (2, 2), file),))
+
+
+MANIFEST = Manifest(
+    7,
+    {"rank_00000.safetensors": FileRecord(10, "aa"), "rank_00001.safetensors": FileRecord(9, "bb")},
+    collect([("w", half(0, "rank_00000.safetensors")), ("w", half(2, "rank_00001.safetensors"))]),
+)
+
+
+def test_slices_of_many_files_join_to_one_tensor() -> None:
+    files = [piece.file for piece in MANIFEST.tensors["w"].slices]
+    assert files == ["rank_00000.safetensors", "rank_00001.safetensors"]
+
+
+def test_a_manifest_survives_json() -> None:
+    assert from_json(to_json(MANIFEST)) == MANIFEST
+
+
+def test_a_slice_has_its_own_key_and_a_whole_tensor_its_name() -> None:
+    assert slice_key("w", (4, 2), Box((0, 0), (4, 2))) == "w"
+    assert slice_key("w", (4, 2), Box((2, 0), (2, 2))) == "w@2,0"
+
+
+def test_entries_that_disagree_are_refused() -> None:
+    with pytest.raises(ValueError, match="w has chunks of shape"):
+        collect([("w", half(0, "a")), ("w", half(2, "b", dtype="BF16"))])
+    with pytest.raises(ValueError, match="do not cover"):
+        collect([("w", half(0, "a"))])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80\x04.",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 100_000,
+        b'{"format": 1}',
+        b'{"format": 1, "step": 1, "files": [], "tensors": {}}',
+        b'{"format": 1, "step": 1, "files": {"a": {}}, "tensors": {}}',
+        b'{"format": 1, "step": 1, "files": {"../a": {"size": 1, "sha256": ""}}, "tensors": {}}',
+        b'{"format": 1, "step": 1, "files": {"/a": {"size": 1, "sha256": ""}}, "tensors": {}}',
+    ],
+)
+def test_anything_else_is_refused(content: bytes) -> None:
+    with pytest.raises(CorruptCheckpointError):
+        from_json(content)
+
+
+def test_another_format_is_refused_by_its_number() -> None:
+    document = {**json.loads(to_json(MANIFEST)), "format": 2}
+    with pytest.raises(CorruptCheckpointError, match="format 2; this version reads 1"):
+        from_json(json.dumps(document).encode())
+
+
+def test_a_slice_in_an_unlisted_file_is_refused() -> None:
+    document = json.loads(to_json(MANIFEST))
+    document["tensors"]["w"]["slices"][0]["file"] = "/etc/passwd"
+    with pytest.raises(CorruptCheckpointError, match="not in its list"):
+        from_json(json.dumps(document).encode())

@@ -1,0 +1,61 @@
+"""Files of tensors as the safetensors library sees them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hlat.checkpoint import durable, tensor_file
+from hlat.checkpoint.box import Box
+from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.checkpoint.manifest import SliceRecord, TensorRecord
+
+
+def test_the_library_reads_every_dtype_that_is_written(tmp_path: Path) -> None:
+    tensors = {
+        str(dtype): torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype) for dtype in tensor_file.DTYPES
+    }
+    entries = {key: (tuple(value.shape), value) for key, value in tensors.items()}
+    durable.write(tmp_path / "f", tensor_file.parts(entries))
+    found = load_file(tmp_path / "f")
+    assert found.keys() == tensors.keys()
+    for key, value in tensors.items():
+        assert found[key].dtype == value.dtype
+        assert torch.equal(found[key], value)
+
+
+def test_the_bytes_do_not_depend_on_the_order_of_tensors(tmp_path: Path) -> None:
+    entries = {"a": ((2,), torch.ones(2)), "b": ((), torch.tensor(1))}
+    backwards = dict(reversed(entries.items()))
+    one, other = (b"".join(tensor_file.parts(given)) for given in (entries, backwards))
+    assert one == other
+
+
+def test_a_part_of_a_slice_is_read_relative_to_the_tensor(tmp_path: Path) -> None:
+    values = torch.arange(12).reshape(6, 2)
+    durable.write(tmp_path / "f", tensor_file.parts({"w@2,0": ((4, 2), values[2:])}))
+    record = TensorRecord((6, 2), "I64", (SliceRecord((2, 0), (4, 2), "f"),))
+    with tensor_file.Reader(tmp_path) as reader:
+        found = reader.read("w", record, Box((3, 1), (2, 1)))
+        assert torch.equal(found, values[3:5, 1:])
+        with pytest.raises(CorruptCheckpointError, match="holds 2 of the 4 elements of w"):
+            reader.read("w", record, Box((1, 0), (2, 2)))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        TensorRecord((4,), "F32", (SliceRecord((0,), (4,), "missing"),)),
+        TensorRecord((2,), "F32", (SliceRecord((0,), (2,), "f"),)),
+        TensorRecord((4,), "I32", (SliceRecord((0,), (4,), "f"),)),
+        TensorRecord((5,), "F32", (SliceRecord((0,), (4,), "f"), SliceRecord((4,), (1,), "f"))),
+    ],
+    ids=["file", "shape", "dtype", "key"],
+)
+def test_files_that_contradict_the_manifest_are_refused(
+    tmp_path: Path, record: TensorRecord
+) -> None:
+    durable.write(tmp_path / "f", tensor_file.parts({"w": ((4,), torch.zeros(4))}))
+    with tensor_file.Reader(tmp_path) as reader, pytest.raises(CorruptCheckpointError):
+        reader.read("w", record, Box((0,), record.shape))

@@ -1,0 +1,191 @@
+"""The decoder against transformers' LlamaForCausalLM, through the canonical views."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from hlat.config.model import Model
+from hlat.model.canonical import num_parameters, parameters
+from hlat.model.canonical_views import canonical_views
+from hlat.model.llama import Llama, next_token_loss
+
+transformers = pytest.importorskip("transformers")
+
+MODELS = {
+    "mha": Model("mha", 2, 64, 96, 4, 4, 131),
+    "gqa": Model("gqa", 2, 96, 104, 6, 2, 131, rope_theta=500000.0),
+    "one_kv_head": Model("one_kv_head", 2, 64, 88, 4, 1, 131, rms_norm_eps=1e-6),
+    "head_dim_48": Model("head_dim_48", 2, 192, 352, 4, 2, 200),
+    "tied": Model("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
+}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Model:
+    return MODELS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def reference(model: Model) -> torch.nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_key_value_heads,
+        rms_norm_eps=model.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        tie_word_embeddings=model.tie_embeddings,
+        initializer_range=0.2,
+        attn_implementation="eager",
+    )
+    peer = transformers.LlamaForCausalLM(config)
+    for parameter in peer.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    return peer
+
+
+def views(model: Model, ours: Llama, gradients: bool = False) -> dict[str, Tensor]:
+    tensors = {n: (p.grad if gradients else p.detach()) for n, p in ours.named_parameters()}
+    return dict(canonical_views(model, tensors))
+
+
+def filled(model: Model, peer: torch.nn.Module) -> Llama:
+    ours = Llama(model)
+    source = dict(peer.named_parameters())
+    for name, view in views(model, ours).items():
+        view.copy_(source[name].detach().view(view.shape))
+    return ours
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    with torch.no_grad():
+        return float((found - expected).norm() / expected.norm())
+
+
+def test_logits_loss_and_every_gradient(model: Model) -> None:
+    peer = reference(model)
+    ours = filled(model, peer)
+    tokens = torch.randint(0, model.vocab_size, (3, 17))
+    expected = peer(tokens, labels=tokens)
+    logits = ours(tokens)
+    loss = next_token_loss(logits, tokens) / (3 * 16)
+    assert relative_error(logits, expected.logits) < 1e-5
+    assert relative_error(loss, expected.loss) < 1e-5
+    expected.loss.backward()
+    loss.backward()
+    gradients = views(model, ours, gradients=True)
+    peers = dict(peer.named_parameters())
+    assert gradients.keys() == peers.keys()
+    for name, gradient in gradients.items():
+        expected_gradient = peers[name].grad
+        assert (
+            relative_error(gradient.reshape(expected_gradient.shape), expected_gradient) < 1e-5
+        ), name
+
+
+def test_round_trip_is_exact(model: Model) -> None:
+    peer = reference(model)
+    found = views(model, filled(model, peer))
+    for name, expected in peer.named_parameters():
+        assert torch.equal(found[name].reshape(expected.shape), expected)
+
+
+def test_names_shapes_and_count_are_canonical(model: Model) -> None:
+    with torch.device("meta"):
+        ours = Llama(model)
+    found = views(model, ours)
+    assert {p.name: p.numel for p in parameters(model)} == {n: v.numel() for n, v in found.items()}
+    assert sum(p.numel() for p in ours.parameters()) == num_parameters(model)
+    shapes = {name: tuple(p.shape) for name, p in reference(model).named_parameters()}
+    assert {p.name: p.shape for p in parameters(model)} == shapes
+
+
+def test_construction_on_meta_draws_and_stores_nothing() -> None:
+    with torch.device("meta"):
+        ours = Llama(Model("70b", 80, 8192, 28672, 64, 8, 32000))
+        logits = ours(torch.zeros((1, 4096), dtype=torch.int32))
+    assert logits.shape == (1, 4096, 32000)
+    assert not list(ours.buffers())
+
+
+def test_rows_between_groups_are_a_tensor_parallel_shard() -> None:
+    """Two halves, run by the same code, sum to the whole: what column then row parallelism does."""
+    model = MODELS["gqa"]
+    ours = filled(model, reference(model))
+    x = torch.randn(2, 9, model.hidden_size)
+    layer = ours.layers[0]
+    cos, sin = torch.randn(2, 9, model.head_dim)
+    whole = (layer.self_attn(x, cos, sin), layer.mlp(x))
+    weights = [layer.self_attn.qkv_proj, layer.mlp.gate_up_proj]
+    outputs = [layer.self_attn.o_proj, layer.mlp.down_proj]
+    columns = [linear.weight.detach().chunk(2, dim=0) for linear in weights]
+    rows = [linear.weight.detach().chunk(2, dim=1) for linear in outputs]
+    parts = []
+    for rank in range(2):
+        for linear, shards in zip(weights + outputs, columns + rows, strict=True):
+            linear.weight = torch.nn.Parameter(shards[rank])
+        parts.append((layer.self_attn(x, cos, sin), layer.mlp(x)))
+    for expected, one, other in zip(whole, *parts, strict=True):
+        assert relative_error(one + other, expected) < 1e-5
+
+
+def test_views_of_a_shard_are_shards_of_the_views() -> None:
+    model = MODELS["gqa"]
+    ours = filled(model, reference(model))
+    name = "layers.0.mlp.gate_up_proj.weight"
+    whole = ours.layers[0].mlp.gate_up_proj.weight.detach()
+    shards = [dict(canonical_views(model, {name: half})) for half in whole.chunk(2)]
+    for canonical, view in canonical_views(model, {name: whole}):
+        halves = [shard[canonical].flatten(0, 1) for shard in shards]
+        assert torch.equal(torch.cat(halves), view.flatten(0, 1))
+
+
+def test_views_write_through() -> None:
+    model = MODELS["mha"]
+    ours = Llama(model)
+    for view in views(model, ours).values():
+        view.fill_(3.0)
+    assert all(bool((parameter == 3.0).all()) for parameter in ours.parameters())
+
+
+def test_no_position_sees_a_later_token() -> None:
+    model = MODELS["gqa"]
+    ours = filled(model, reference(model))
+    tokens = torch.randint(0, model.vocab_size, (1, 12))
+    changed = tokens.clone()
+    changed[0, 7] = (tokens[0, 7] + 1) % model.vocab_size
+    before, after = ours(tokens), ours(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert not torch.equal(before[:, 7:], after[:, 7:])
+
+
+def test_loss_is_a_sum_in_fp32_from_bf16_logits() -> None:
+    logits = torch.randn(2, 5, 131, dtype=torch.bfloat16)
+    tokens = torch.randint(0, 131, (2, 5), dtype=torch.int32)
+    loss = next_token_loss(logits, tokens)
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].double().flatten(0, 1), tokens[:, 1:].long().flatten(), reduction="sum"
+    )
+    assert loss.dtype == torch.float32
+    assert relative_error(loss.double(), expected) < 1e-6
+
+
+def test_bf16_runs_in_bf16() -> None:
+    model = MODELS["gqa"]
+    ours = filled(model, reference(model))
+    tokens = torch.randint(0, model.vocab_size, (2, 12), dtype=torch.int32)
+    expected = ours(tokens)
+    logits = ours.to(torch.bfloat16)(tokens)
+    assert logits.dtype == torch.bfloat16
+    assert relative_error(logits, expected) < 0.05

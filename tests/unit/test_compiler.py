@@ -1,0 +1,105 @@
+"""The Neuron environment under different pins."""
+
+import pytest
+
+from hlat.compiler import environment, problems
+from hlat.config.compiler import Compiler
+from hlat.config.precision import Dtype, Precision, Rounding
+
+FP32, BF16 = Dtype.fp32, Dtype.bf16
+RECIPES = {
+    "fp32": Precision("fp32", *[FP32] * 6),
+    "bf16": Precision("bf16", *[BF16] * 6),
+    "bf16_sr": Precision("bf16_sr", *[BF16] * 6, rounding=Rounding.stochastic),
+    "bf16_sr_master": Precision(
+        "bf16_sr_master", *[BF16] * 5, FP32, FP32, rounding=Rounding.stochastic
+    ),
+    "mixed": Precision(
+        "mixed", BF16, BF16, BF16, FP32, FP32, FP32, FP32, ["norm", "softmax", "logits", "loss"]
+    ),
+}
+
+
+def pinned(sdk: str | None, **variables: str) -> Compiler:
+    return Compiler("test", sdk, [], variables)
+
+
+def test_nothing_without_a_pin() -> None:
+    assert environment(pinned(None), RECIPES["bf16_sr"]) == {}
+    assert problems(pinned(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variable", "stochastic"),
+    [
+        ("fp32", None, "0"),
+        ("bf16", "XLA_USE_BF16", "0"),
+        ("bf16_sr", "XLA_USE_BF16", "1"),
+        ("bf16_sr_master", "XLA_DOWNCAST_BF16", "1"),
+        ("mixed", "XLA_DOWNCAST_BF16", "0"),
+    ],
+)
+def test_recipe_under_an_old_pin(recipe: str, variable: str | None, stochastic: str) -> None:
+    expected = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": stochastic}
+    expected |= {variable: "1"} if variable else {}
+    for sdk in ("2.20.0", "2.24"):
+        assert environment(pinned(sdk), RECIPES[recipe]) == expected
+    assert not any(name.startswith("XLA") for name in environment(pinned("2.25"), RECIPES[recipe]))
+
+
+def test_flags_are_joined_and_variables_passed_on() -> None:
+    flags = ["--model-type transformer", "--distribution-strategy=llm-training"]
+    compiler = Compiler("trn1", "2.28", flags, {"NEURON_FUSE_SOFTMAX": "1"})
+    assert environment(compiler, RECIPES["mixed"]) == {
+        "NEURON_CC_FLAGS": "--model-type transformer --distribution-strategy=llm-training",
+        "NEURON_FUSE_SOFTMAX": "1",
+        "NEURON_RT_STOCHASTIC_ROUNDING_EN": "0",
+    }
+    assert problems(compiler) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "first", "replacement"),
+    [
+        ("XLA_USE_BF16", "2.24.1", "2.25", "precision=bf16_sr"),
+        ("XLA_DOWNCAST_BF16", "2.24", "2.25.0", "precision=mixed"),
+        ("BUCKET_CAP_MB", "2.20", "2.21", "ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"),
+        ("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", "2.30", "2.31", "nothing replaces it"),
+    ],
+)
+def test_a_dropped_variable_is_refused(name: str, last: str, first: str, replacement: str) -> None:
+    assert problems(pinned(last, **{name: "1"})) == []
+    (problem,) = problems(pinned(first, **{name: "1"}))
+    assert problem.startswith(f"compiler.environment.{name} ")
+    assert f"compiler.neuron_sdk={first}" in problem
+    assert replacement in problem
+
+
+def test_a_variable_that_another_key_sets_is_refused() -> None:
+    assert problems(pinned("2.28", NEURON_CC_FLAGS="-O1")) == [
+        "compiler.environment.NEURON_CC_FLAGS follows from compiler.cc_flags; set that"
+    ]
+    (problem,) = problems(pinned("2.28", NEURON_RT_STOCHASTIC_ROUNDING_EN="1"))
+    assert "precision.rounding" in problem
+
+
+def test_every_problem_is_reported() -> None:
+    assert (
+        len(problems(pinned("2.33", XLA_USE_BF16="1", BUCKET_CAP_MB="1", FI_PROVIDER="efa"))) == 2
+    )
+
+
+@pytest.mark.parametrize("pin", ["latest", "2", "v2.28", "2.28.x"])
+def test_unknown_pin(pin: str) -> None:
+    (problem,) = problems(pinned(pin))
+    assert problem.startswith(f"compiler.neuron_sdk={pin} ")
+    with pytest.raises(ValueError, match=r"compiler\.neuron_sdk"):
+        environment(pinned(pin), RECIPES["bf16"])
+
+
+def test_settings_without_a_pin_are_not_ignored() -> None:
+    compiler = Compiler("none", None, ["-O1"], {"FI_PROVIDER": "efa"})
+    assert [problem.split()[0] for problem in problems(compiler)] == [
+        "compiler.cc_flags",
+        "compiler.environment",
+    ]

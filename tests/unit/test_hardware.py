@@ -1,0 +1,47 @@
+"""MFU and cost against published figures."""
+
+import pytest
+
+from hlat.config.hardware import Hardware
+from hlat.config.model import Model
+from hlat.config.precision import Dtype
+from hlat.hardware import cost_per_4m_tokens, mfu, peak_flops
+from hlat.model.canonical import flops_per_token
+
+LLAMA_7B = Model("7b", 32, 4096, 11008, 32, 32, 32000)
+LLAMA_13B = Model("13b", 40, 5120, 13824, 40, 40, 32000)
+
+
+def trn1(nodes: int, price: float | None = 21.5) -> Hardware:
+    return Hardware(
+        "trn1.32xlarge", nodes, 32, peak_tflops={"bf16": 95.0}, price_usd_per_hour=price
+    )
+
+
+def test_peak_of_the_run() -> None:
+    assert peak_flops(trn1(4), Dtype.bf16) == pytest.approx(4 * 3040e12)
+
+
+@pytest.mark.parametrize(
+    ("model", "sequences_per_second", "published"), [(LLAMA_7B, 82, 14.8), (LLAMA_13B, 60, 20.7)]
+)
+def test_mfu_that_neuron_publishes(
+    model: Model, sequences_per_second: float, published: float
+) -> None:
+    found = mfu(sequences_per_second * 4096, flops_per_token(model, 4096), trn1(32), Dtype.bf16)
+    assert found is not None
+    assert 100 * found == pytest.approx(published, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tokens_per_second", "usd"),
+    [(4, 109.5e3, 0.87), (32, 760e3, 1.005), (64, 1.27e6, 1.207)],
+)
+def test_cost_of_hlat_7b(nodes: int, tokens_per_second: float, usd: float) -> None:
+    assert cost_per_4m_tokens(trn1(nodes), tokens_per_second) == pytest.approx(usd, rel=5e-3)
+
+
+def test_what_is_not_known_is_none() -> None:
+    assert peak_flops(trn1(1), Dtype.fp32) is None
+    assert mfu(1e6, 1e9, trn1(1), Dtype.fp32) is None
+    assert cost_per_4m_tokens(trn1(1, price=None), 1e6) is None

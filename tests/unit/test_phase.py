@@ -1,0 +1,56 @@
+"""The rounding of stages to steps."""
+
+import pytest
+
+from hlat.config.batch import Batch
+from hlat.config.errors import ConfigError
+from hlat.config.phase import Phase, Stage
+from hlat.phase import boundaries, num_steps, stage_at
+
+HLAT = Batch(global_batch_size=1024, micro_batch_size=1, sequence_length=4096)
+SMALL = Batch(global_batch_size=2, micro_batch_size=1, sequence_length=5)
+
+
+def phase(*tokens: int | None) -> Phase:
+    return Phase("test", [Stage(str(index), length) for index, length in enumerate(tokens)])
+
+
+def test_hlat_70b() -> None:
+    upsample = phase(int(1.4e12), int(400e9))
+    assert boundaries(upsample, HLAT) == (0, 333_787)
+    assert num_steps(upsample, HLAT) == 429_154
+    assert stage_at(333_786, upsample, HLAT).name == "0"
+    assert stage_at(333_787, upsample, HLAT).name == "1"
+
+
+def test_hlat_7b_of_one_stage() -> None:
+    assert boundaries(phase(int(1.8e12)), HLAT) == (0,)
+    assert num_steps(phase(int(1.8e12)), HLAT) == 429_154
+
+
+def test_open_end() -> None:
+    assert num_steps(phase(None), SMALL) is None
+    assert num_steps(phase(30, None), SMALL) is None
+    assert boundaries(phase(30, None), SMALL) == (0, 3)
+    assert stage_at(10**9, phase(30, None), SMALL).name == "1"
+
+
+def test_running_sum_is_rounded_up() -> None:
+    assert boundaries(phase(14, 14, 14), SMALL) == (0, 2, 3)
+    assert num_steps(phase(14, 14, 14), SMALL) == 5
+
+
+def test_exact_multiple_needs_no_further_step() -> None:
+    assert boundaries(phase(20, 10), SMALL) == (0, 2)
+    assert num_steps(phase(20, 10), SMALL) == 3
+
+
+def test_a_stage_that_rounding_swallows_has_no_step() -> None:
+    swallowed = phase(11, 3, 20)
+    assert boundaries(swallowed, SMALL) == (0, 2, 2)
+    assert [stage_at(step, swallowed, SMALL).name for step in range(4)] == ["0", "0", "2", "2"]
+
+
+def test_only_the_last_stage_may_be_open() -> None:
+    with pytest.raises(ConfigError, match=r"phase\.timeline\[0\]\.tokens=null \(0\)"):
+        boundaries(phase(None, 10), SMALL)
