@@ -39,18 +39,19 @@ def _keys(node: type, prefix: str) -> typing.Iterator[str]:
 
 def unknown_key(key: str) -> ConfigError:
     """Return the error for a key that the schema does not have, with the nearest one that it has."""
-    group = key.rpartition(".")[0]
-    siblings = [k for k in keys() if k.rpartition(".")[0] == group]
-    near = difflib.get_close_matches(key, siblings + keys(), n=1, cutoff=0.5)
+    group, _, name = key.rpartition(".")
+    siblings = [known for known in keys() if known.rpartition(".")[0] == group]
+    names = [known.rpartition(".")[2] for known in siblings]
+    if group and siblings:
+        near = [f"{group}.{close}" for close in difflib.get_close_matches(name, names, n=1)]
+    else:
+        near = difflib.get_close_matches(key, keys(), n=1)
+    problem = f"{key} is not a key of the configuration"
     if near:
-        return ConfigError(f"{key} is not a key of the configuration; did you mean {near[0]}?")
-    listed = ", ".join(k.rpartition(".")[2] for k in siblings)
-    hint = (
-        f"{group or 'the configuration'} has {listed}"
-        if siblings
-        else "`--cfg job` prints all keys"
-    )
-    return ConfigError(f"{key} is not a key of the configuration; {hint}")
+        return ConfigError(f"{problem}; did you mean {near[0]}?")
+    if siblings:
+        return ConfigError(f"{problem}; {group or 'it'} has {', '.join(names)}")
+    return ConfigError(f"{problem}; `--cfg job` prints all keys")
 
 
 def _unknown_choice(group: str, choice: str) -> ConfigError:

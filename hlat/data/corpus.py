@@ -97,18 +97,15 @@ def _describe(schema: pa.Schema) -> str:
 
 def _text_field(path: Path, schema: pa.Schema, column: str) -> int:
     """Index of the text column in a file's schema."""
-    strings = [
-        f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_large_string(f.type)
-    ]
-    remedy = (
-        f"set data.text_column to one of: {', '.join(strings)}"
-        if strings
-        else ("write the documents as a column of type string or large_string")
-    )
+    types = (pa.string(), pa.large_string())
+    strings = [field.name for field in schema if field.type in types]
+    remedy = "write the documents as a column of type string or large_string"
+    if strings:
+        remedy = f"set data.text_column to one of: {', '.join(strings)}"
     index: int = schema.get_field_index(column)
     if index < 0:
         raise ConfigError(
-            f"data.text_column={column}: {path} has no such column once; it has "
+            f"data.text_column={column}: {path} has no column of this name; it has "
             f"{_describe(schema)}; {remedy}"
         )
     if column not in strings:
@@ -142,7 +139,7 @@ def _block(path: Path, mapped: pa.Buffer, column: pa.Array) -> _Block:
     first = column.offset
     return _Block(
         path=path,
-        offsets=np.frombuffer(offsets, width)[first : first + len(column) + 1],
+        offsets=np.frombuffer(offsets, width, first + len(column) + 1)[first:],
         text=memoryview(b"" if text is None else text).cast("B"),
         validity=None if validity is None else memoryview(validity).cast("B"),
         shift=first,
@@ -153,7 +150,9 @@ def _read_blocks(path: Path, column: str) -> list[_Block]:
     try:
         mapped = pa.memory_map(str(path)).read_buffer()
         return [_block(path, mapped, texts) for texts in _columns(path, mapped, column) if texts]
-    except (pa.ArrowException, OSError) as error:
+    except ConfigError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, str(error).splitlines()[0]) from error
 
 

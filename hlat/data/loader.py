@@ -240,16 +240,22 @@ def open_loader(
         streams=streams,
         sequence_length=batch.sequence_length,
         prefetch=data.prefetch,
-        fingerprint={
-            "run.seed": seed,
-            "batch.global_batch_size": num_streams,
-            "batch.sequence_length": batch.sequence_length,
-            "data.tokenizer": tokenizer.sha256,
-            "data.eos_token": data.eos_token,
-            "data.heldout_documents": data.heldout_documents,
-            **{f"data.sources.{name}": s.corpus.fingerprint() for name, s in sources.items()},
-        },
+        fingerprint=_fingerprint(data, batch, seed, tokenizer, sources),
     )
+
+
+def _fingerprint(
+    data: Data, batch: Batch, seed: int, tokenizer: Tokenizer, sources: Mapping[str, Source]
+) -> dict[str, Any]:
+    return {
+        "run.seed": seed,
+        "batch.global_batch_size": batch.global_batch_size,
+        "batch.sequence_length": batch.sequence_length,
+        "data.tokenizer": tokenizer.sha256,
+        "data.eos_token": data.eos_token,
+        "data.heldout_documents": data.heldout_documents,
+        **{f"data.sources.{name}": s.corpus.fingerprint() for name, s in sources.items()},
+    }
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from hlat.config.batch import Batch
 from hlat.config.data import Data
 from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase
+from hlat.phase import boundaries
 
 
 @dataclass(frozen=True)
@@ -63,31 +64,26 @@ class Timeline:
 
 
 def make_timeline(phase: Phase, data: Data, batch: Batch) -> Timeline:
-    """Turn a timeline in tokens into stages in steps.
-
-    A stage ends with the step that completes its tokens.
+    """Turn a timeline in tokens into stages in steps, each with the shares of its sources.
 
     Raises:
-        ConfigError: If a stage is too short, names an unknown source or gives none a share.
+        ConfigError: If a stage before the last is open, names an unknown source or gives none a
+            share.
     """
     base = {name: source.weight for name, source in data.sources.items()}
     stages: list[Stage] = []
     problems: list[str] = []
-    tokens = 0
-    if not phase.timeline:
-        problems.append("phase.timeline: is empty; give it at least one stage")
-    for index, entry in enumerate(phase.timeline):
-        key = f"phase.timeline[{index}]"
-        own = entry.weights is not None
+    starts = boundaries(phase, batch)
+    for index, (start, entry) in enumerate(zip(starts, phase.timeline, strict=True)):
         weights = base if entry.weights is None else entry.weights
-        weights_key = f"{key}.weights" if own else "data.sources.*.weight"
-        start = -(-tokens // batch.tokens_per_step)
-        is_last = index == len(phase.timeline) - 1
-        found = _weight_problems(weights_key, weights, list(base))
-        problems += found + _length_problems(f"{key}.tokens", entry.tokens, batch, is_last)
+        inherited = entry.weights is None
+        key = "data.sources.*.weight" if inherited else f"phase.timeline[{index}].weights"
+        found = _weight_problems(key, weights, list(base))
         if not found:
             stages.append(Stage(start, _shares(weights), entry.name))
-        tokens += entry.tokens or 0
+        problems += found
+    if not phase.timeline:
+        problems.append("phase.timeline: is empty; give it at least one stage")
     if problems:
         raise ConfigError(*dict.fromkeys(problems))
     return Timeline(tuple(stages))
@@ -96,15 +92,6 @@ def make_timeline(phase: Phase, data: Data, batch: Batch) -> Timeline:
 def _shares(weights: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     total = math.fsum(weights.values())
     return tuple((name, weights[name] / total) for name in sorted(weights) if weights[name] > 0)
-
-
-def _length_problems(key: str, tokens: int | None, batch: Batch, is_last: bool) -> list[str]:
-    least = batch.tokens_per_step
-    if tokens is None:
-        return [] if is_last else [f"{key}: only the last stage may have no end; set its tokens"]
-    if tokens < least:
-        return [f"{key}={tokens} is less than one step of {least} tokens; set at least {least}"]
-    return []
 
 
 def _weight_problems(key: str, weights: Mapping[str, float], known: Sequence[str]) -> list[str]:

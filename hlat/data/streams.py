@@ -77,7 +77,7 @@ class Stream:
         self._open_segment(stage.first_source((self.number + 0.5) / self.num_streams))
 
     def fill(self, row: Tokens, filled: int) -> int:
-        """Write tokens to row[filled:] until it is full or a document is wanted; return its fill."""
+        """Write to row[filled:] until it is full or a document is wanted; return its tokens."""
         while filled < len(row):
             source = self._source or self._open_next_segment()
             document = self._documents.get(source)

@@ -17,8 +17,7 @@ BLOCK = 65536
 """Consecutive elements, in row-major order, that one random stream fills."""
 
 _CHUNK = 64 * BLOCK
-"""Elements drawn at a time when a slice cuts columns: bounds memory at 16 MiB, and what is drawn
-twice at 1 in 64."""
+"""Elements drawn at a time: bounds memory at 16 MiB, and what is drawn twice at 1 in 64."""
 
 
 def initial_values(
@@ -27,7 +26,7 @@ def initial_values(
     """Initial values of one slice.
 
     Args:
-        parameter: The parameter that is cut; one or two dimensions.
+        parameter: The parameter that is cut.
         model: Shape and initialisation of the model.
         seed: Seed of the run.
         offset: Where the slice begins, per dimension.
@@ -39,18 +38,16 @@ def initial_values(
     std = initial_std(parameter, model)
     if std is None:
         return np.ones(size, np.float32)
-    # A vector is one row, so that what follows sees matrices only.
-    (first_row, first_column), (rows, columns) = ((0,) * (2 - len(t)) + t for t in (offset, size))
-    rows = max(rows, 1) if len(size) == 1 else rows
-    width = parameter.shape[-1]
-    values = np.empty((rows, columns), np.float32)
-    step = rows if columns == width else max(1, _CHUNK // width)
-    for row in range(0, rows, max(1, step)):
+    (first_row, first_column), (rows, columns) = offset, size
+    width = parameter.shape[1]
+    step = max(1, _CHUNK // width)
+    values = np.empty(size, np.float32)
+    for row in range(0, rows, step):
         count = min(step, rows - row)
         drawn = _normals(seed, parameter.name, (first_row + row) * width, count * width)
         values[row : row + count] = drawn.reshape(count, width)[:, first_column:][:, :columns]
     values *= np.float32(std)
-    return values.reshape(size)
+    return values
 
 
 def _normals(seed: int, name: str, start: int, count: int) -> NDArray[np.float32]:

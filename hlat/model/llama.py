@@ -5,11 +5,12 @@ out so that consecutive rows, cut between groups, are a correct tensor-parallel 
 use -1, so the same code runs on a shard with fewer heads. Nothing is drawn or stored at
 construction, so a model on the meta device costs nothing.
 
-Tensor names end in their dimensions: B sequences, S tokens, H hidden, V vocabulary, G key/value
-heads (groups), R query heads per group, N = G R query heads, D head size, I intermediate.
+Tensor names end in their dimensions: B sequences, S tokens, H hidden, V vocabulary, I intermediate,
+D head size, G key/value heads (groups), R query heads per group, N = G R query heads, T = R + 2
+heads of a group with its key and value.
 """
 
-# ruff: noqa: N812  Capitals are the dimensions of a tensor; F is the field's name.
+# ruff: noqa: N812  F is what the field calls it.
 
 import math
 
@@ -41,8 +42,7 @@ class CoreAttention(nn.Module):
     """Causal softmax attention; a module, so that selective recomputation can wrap it."""
 
     def forward(self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
-        """Attend to this and earlier positions, with scores scaled by 1 / sqrt(D); returns [B, N,
-        S, D]."""
+        """Attend to this and earlier positions, scores scaled by 1 / sqrt(D); returns y_BNSD."""
         grouped = q_BNSD.shape[1] != k_BGSD.shape[1]
         return F.scaled_dot_product_attention(
             q_BNSD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=grouped
@@ -50,8 +50,7 @@ class CoreAttention(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention; the rows of qkv_proj are, for each group: its queries, its key,
-    its value."""
+    """Grouped-query self-attention; qkv_proj's rows are, group by group: queries, key, value."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -64,12 +63,12 @@ class Attention(nn.Module):
     def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
         """Mix information between positions; returns [B, S, H]."""
         heads = (-1, self.queries_per_group + 2, self.head_dim)
-        qkv_BSG3D = torch.unflatten(self.qkv_proj(x_BSH), -1, heads)
-        q_BSGRD, k_BSG1D, v_BSG1D = torch.split(qkv_BSG3D, (self.queries_per_group, 1, 1), dim=-2)
+        qkv_BSGTD = torch.unflatten(self.qkv_proj(x_BSH), -1, heads)
+        q_BSGRD, k_BSG1D, v_BSG1D = torch.split(qkv_BSGTD, [self.queries_per_group, 1, 1], dim=-2)
         q_BSND = rotate(q_BSGRD.flatten(2, 3), cos_SD, sin_SD)
-        k_BSGD = rotate(k_BSG1D.squeeze(-2), cos_SD, sin_SD)
-        q_BNSD, k_BGSD = q_BSND.transpose(1, 2), k_BSGD.transpose(1, 2)
-        v_BGSD = v_BSG1D.squeeze(-2).transpose(1, 2)
+        k_BSGD = rotate(k_BSG1D.flatten(2, 3), cos_SD, sin_SD)
+        v_BSGD = v_BSG1D.flatten(2, 3)
+        q_BNSD, k_BGSD, v_BGSD = (x.transpose(1, 2) for x in (q_BSND, k_BSGD, v_BSGD))
         y_BNSD = self.core(q_BNSD, k_BGSD, v_BGSD)
         y_BSH: Tensor = self.o_proj(y_BNSD.transpose(1, 2).flatten(2))
         return y_BSH
@@ -89,8 +88,7 @@ class SwiGLU(nn.Module):
 
 
 class MLP(nn.Module):
-    """The SwiGLU feed-forward network; the rows of gate_up_proj are blocks of gates and ups in
-    turn."""
+    """The SwiGLU feed-forward network; gate_up_proj's rows are blocks of gates, ups, in turn."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -159,8 +157,8 @@ def gate_up_block(model: Model) -> int:
 
     A tensor-parallel degree divides the query heads and I, hence gcd(I, heads), which is the number
     of block pairs: these are the longest blocks of which every shard holds whole pairs. Long blocks
-    keep the product of gate and up contiguous in memory; with single rows it takes two to three
-    times as long on a CPU.
+    keep the product of gate and up contiguous in memory; from single rows it takes twice as long
+    on a CPU.
     """
     return model.intermediate_size // math.gcd(model.intermediate_size, model.num_attention_heads)
 

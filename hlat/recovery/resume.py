@@ -59,17 +59,23 @@ def save(
 ) -> None:
     """Save everything that `resume` needs; a disk that refuses is told, and training goes on."""
     state = dataclasses.replace(state, data=loader.state())
+    checkpoints = folder / "checkpoints"
     try:
-        path = store.save(folder / "checkpoints", state.step, engine.chunks(), state.to_json())
-        retention.prune(folder / "checkpoints", config.checkpoint.keep_last)
+        path = store.save(checkpoints, state.step, engine.chunks(), state.to_json())
     except OSError as error:
-        tracker.say(
-            f"WARNING: no checkpoint at step {state.step}: {error}; the previous ones are intact"
-        )
+        tracker.say(f"WARNING: no checkpoint at step {state.step}: {error}; the previous ones are intact")
         tracker.event("checkpoint_failed", state.step, reason=str(error))
     else:
         tracker.event("checkpoint", state.step, path=str(path))
+        _prune(checkpoints, config.checkpoint.keep_last, tracker)
     tracker.restart_clock(state.step)
+
+
+def _prune(checkpoints: Path, keep_last: int, tracker: Tracker) -> None:
+    try:
+        retention.prune(checkpoints, keep_last)
+    except OSError as error:
+        tracker.say(f"WARNING: cannot remove old checkpoints: {error}")
 
 
 def _newest(config: Config, folder: Path) -> tuple[Path | None, list[str]]:

@@ -8,6 +8,7 @@ panels, rather than one wide sheet, stay legible on a phone.
 import io
 import re
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import matplotlib
@@ -43,6 +44,7 @@ _VARIABLES = {
 }
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "text.parse_math": False,
     "font.size": 10,
     "text.color": _INK,
     "axes.edgecolor": _MUTED,
@@ -146,9 +148,11 @@ def draw(panel: Panel, record: Record) -> str:
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": panel.name}):
         figure = Figure(figsize=(4.8, 2.8), layout="constrained")
         axes = figure.add_subplot()
-        _draw_curves(axes, [thin(curve) for curve in panel.curves if _drawable(curve)])
+        curves = [thin(curve) for curve in panel.curves if _drawable(curve)]
+        _draw_curves(axes, curves)
         if len(panel.curves) > 1:
-            figure.legend(loc="outside upper left", ncols=4, fontsize=9, columnspacing=1.2)
+            names = [curve.label for curve in curves]
+            figure.legend(axes.lines[:], names, loc="outside upper left", ncols=4, fontsize=9)
         _draw_marks(axes, record)
         _label(axes, panel)
         written = io.StringIO()
@@ -179,7 +183,6 @@ def _draw_curves(axes: Axes, curves: list[Curve]) -> None:
         axes.plot(
             curve.tokens,
             curve.values,
-            label=curve.label,
             color=_MEAN if is_mean else _SERIES[i % len(_SERIES)],
             linestyle="solid" if is_mean else _DASHES[i % len(_DASHES)],
             linewidth=2.0 if is_mean else None,
@@ -213,5 +216,4 @@ def _adopt(svg: str, description: str) -> str:
     body = re.sub(r' id="[a-z]+[.a-z0-9]*_\d+"', "", body)
     body = re.sub(r" font-family: [^;]*;", "", body)
     body = re.sub(r"#[0-9a-f]{6}(?=[;\"])", lambda match: _VARIABLES[match[0]], body)
-    label = description.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    return f'<svg {box[0]} role="img" aria-label="{label}">{body}'
+    return f'<svg {box[0]} role="img" aria-label="{escape(description)}">{body}'

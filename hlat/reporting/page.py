@@ -30,6 +30,7 @@ th { font-weight: 500; }
 thead th { color: var(--muted); }
 tbody th { font-weight: 400; }
 td.number, th.number { text-align: right; }
+td { overflow-wrap: anywhere; }
 td.number, td.time { white-space: nowrap; }
 .wide { overflow: auto; max-height: 30rem; }
 .wide table.long { min-width: 44rem; }

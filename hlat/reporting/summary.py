@@ -9,7 +9,7 @@ from statistics import median
 from hlat.reporting.record import Record, Row, number, numbers
 from hlat.reporting.wording import UNKNOWN, anything, duration, exact, moment, short, whole
 
-_GOING_ON = {"start", "resume", "checkpoint", "evaluate", "phase", "spike"}
+_ENDINGS = {"finish", "interrupt", "diverge"}
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
@@ -55,14 +55,13 @@ def heldout(record: Record) -> list[tuple[str, ...]]:
 
 def timeline(record: Record) -> list[tuple[str, ...]]:
     """Per event: UTC time, attempt, step, name, and everything else that its row holds."""
-    shown = {"time", "attempt", "step", "event"}
     return [
         (
             moment(number(row, "time")),
             anything(row.get("attempt")),
             whole(row["step"]),
             anything(row.get("event")),
-            "; ".join(f"{key}: {anything(row[key])}" for key in row if key not in shown),
+            _details(row),
         )
         for row in record.events
     ]
@@ -86,11 +85,12 @@ def _tokens(value: float) -> str:
 
 
 def _ending(record: Record) -> str:
-    ends = [row for row in record.last_attempt if row.get("event") not in _GOING_ON]
+    ends = [row for row in record.last_attempt if row.get("event") in _ENDINGS]
     if not ends:
         return "no end is recorded: it still runs, or was killed"
-    end = ends[-1]
-    words = [anything(end.get("event"))]
-    words += [anything(end["reason"])] if "reason" in end else []
-    words += [f"exit code {anything(end['exit_code'])}"] if "exit_code" in end else []
-    return ", ".join(words)
+    return "; ".join(filter(None, [anything(ends[-1].get("event")), _details(ends[-1])]))
+
+
+def _details(row: Row) -> str:
+    shown = {"time", "attempt", "step", "event"}
+    return "; ".join(f"{key}: {anything(row[key])}" for key in row if key not in shown)

@@ -1,10 +1,13 @@
 """A file of JSON lines that survives kills and full disks.
 
-A killed process can leave half a line and a full disk can refuse one. Half a line is cut off when the file is opened
-again; a refused line is kept in memory and written with the next one, so training never stops for its log.
+A killed process can leave half a line and a full disk can refuse one. Half a line is cut off when
+the file is opened again; a refused line is kept in memory and written with the next one, so
+training never stops for its log.
 """
 
+import errno
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -16,31 +19,30 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._waiting = ""
+        self._waiting = b""
         self._warned = False
-        rows = self.rows()
-        self._rewrite(rows) if not self._ends_cleanly() else None
+        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            self._rewrite(self.rows())
 
     def append(self, row: dict[str, Any]) -> None:
-        """Write one row, or keep it for the next call if the disk refuses it."""
-        self._waiting += json.dumps(row) + "\n"
+        """Write one row, or keep it for the next call if the disk refuses it.
+
+        A number that is not finite becomes null: JSON has no other word for it.
+        """
+        plain = {key: None if _not_finite(value) else value for key, value in row.items()}
+        self._waiting += json.dumps(plain).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
             if not self._warned:
-                print(
-                    f"hlat: cannot write {self.path}: {error.strerror}; training goes on",
-                    file=sys.stderr,
-                )
+                print(f"hlat: cannot write {self.path}: {error.strerror}; training goes on", file=sys.stderr)
             self._warned = True
 
     def rows(self) -> list[dict[str, Any]]:
         """Return every whole row."""
-        try:
-            lines = self.path.read_text().split("\n")
-        except FileNotFoundError:
+        if not self.path.exists():
             return []
-        return [json.loads(line) for line in lines[:-1] if line]
+        return [json.loads(line) for line in self.path.read_bytes().split(b"\n")[:-1]]
 
     def keep(self, last_step: int) -> None:
         """Drop the rows of steps after `last_step`: they will be run again."""
@@ -50,20 +52,25 @@ class Journal:
             self._rewrite(kept)
 
     def _write(self) -> None:
-        with self.path.open("a") as file:
-            size = file.seek(0, os.SEEK_END)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
             try:
-                file.write(self._waiting)
-                file.flush()
+                written = os.write(descriptor, self._waiting)
+                if written < len(self._waiting):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
-                os.ftruncate(file.fileno(), size)
+                os.ftruncate(descriptor, size)
                 raise
-        self._waiting = ""
-
-    def _ends_cleanly(self) -> bool:
-        return not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+        finally:
+            os.close(descriptor)
+        self._waiting = b""
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
         replacement = self.path.with_name(f".{self.path.name}.tmp")
         replacement.write_text("".join(json.dumps(row) + "\n" for row in rows))
         replacement.replace(self.path)
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

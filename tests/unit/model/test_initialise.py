@@ -47,13 +47,6 @@ def test_norms_are_ones() -> None:
     assert initial_values(norm, MODEL, 7, (100,), (5,)).shape == (5,)
 
 
-def test_a_vector_of_normals_is_cut_too() -> None:
-    vector = Parameter("vector", (3 * BLOCK,))
-    everything = whole(vector)
-    found = initial_values(vector, MODEL, 7, (BLOCK - 1,), (BLOCK + 2,))
-    np.testing.assert_array_equal(found, everything[BLOCK - 1 : 2 * BLOCK + 1])
-
-
 @pytest.mark.parametrize("parameter", [EMBEDDING, DOWN], ids=lambda parameter: parameter.name)
 def test_mean_and_deviation(parameter: Parameter) -> None:
     values = whole(parameter).astype(np.float64)

@@ -1,0 +1,76 @@
+"""What all tests share: a frozen corpus, composition in process, a run small enough for a second."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import DictConfig
+
+from hlat.config import compose as composition
+from hlat.config.folders import folder
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="rewrite the golden files")
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with code.arrow, prose.arrow and data.arrow."""
+    root = tmp_path_factory.mktemp("corpus")
+    rows = [json.loads(line) for line in (REPOSITORY / "tests/data/corpus.jsonl").read_text().splitlines()]
+    for source in ("code", "prose", "data"):
+        texts = [row["text"] for row in rows if row["source"] == source]
+        table = pa.table({"text": texts, "source": [source] * len(texts)})
+        with pa.OSFile(str(root / f"{source}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+    return root
+
+
+@pytest.fixture(scope="session")
+def small(corpus: Path) -> list[str]:
+    """Overrides for a run of 20 steps on the frozen corpus that takes about a second."""
+    return [
+        "model.num_layers=2",
+        "model.hidden_size=64",
+        "model.intermediate_size=176",
+        "batch.global_batch_size=8",
+        "batch.micro_batch_size=4",
+        "batch.sequence_length=64",
+        f"data.root={corpus}",
+        *(f"data.sources.{source}.paths=[{source}.arrow]" for source in ("code", "prose", "data")),
+        "data.heldout_documents=8",
+        "evaluation.sequences_per_source=2",
+        "schedule.total_steps=20",
+        "schedule.warmup_steps=5",
+        "checkpoint.every_steps=5",
+    ]
+
+
+@pytest.fixture(scope="session")
+def compose() -> Iterator[Callable[..., DictConfig]]:
+    """Compose a configuration from overrides, as the command line does."""
+    composition.register()
+    with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+        yield lambda *overrides: hydra_compose("config", list(overrides))
+
+
+@pytest.fixture
+def hlat(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Run `python -m hlat.<entry>` in a folder of its own."""
+
+    def run(entry: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", f"hlat.{entry}", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    return run

@@ -1,0 +1,31 @@
+"""Every parameter of every model size: shape, initial standard deviation, decay, plan rule."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.folders import folder
+from hlat.model.canonical import initial_std, parameters
+from hlat.parallelism.plan import rule
+
+GOLDEN = Path(__file__).parent / "parameters"
+SIZES = sorted(file.stem for file in (folder("conf") / "model").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_inventory_is_as_recorded(size, compose, pytestconfig):
+    config = OmegaConf.to_object(compose(f"model={size}"))
+    now = "".join(_line(parameter, config) for parameter in parameters(config.model))
+    file = GOLDEN / f"{size}.txt"
+    if pytestconfig.getoption("--update"):
+        GOLDEN.mkdir(exist_ok=True)
+        file.write_text(now)
+    assert now == file.read_text(), f"{size} changed; if that is meant: pytest tests/golden --update"
+
+
+def _line(parameter, config):
+    std = initial_std(parameter, config.model)
+    shape = "x".join(map(str, parameter.shape))
+    initial = "ones" if std is None else f"normal({std:.6g})"
+    return f"{parameter.name} {shape} {initial} decay {config.optimizer.weight_decay} {rule(parameter.name).value}\n"

@@ -1,0 +1,28 @@
+"""The same run is found again by the same command; another run never is."""
+
+import pytest
+
+from hlat.config.identity import adjustable, default_name, fixed
+from hlat.config.resolve import resolve
+
+SAME = ["run.steps=7", "run.root=/elsewhere", "run.log_every=3", "batch.micro_batch_size=2", "checkpoint.every_steps=9"]
+OTHER = ["optimizer.lr=1e-2", "run.seed=1", "model.num_layers=3", "precision=bf16", "data.sources.code.weight=0.4"]
+
+
+@pytest.mark.parametrize("override", SAME)
+def test_length_layout_and_place_do_not_make_another_run(compose, override):
+    assert default_name(resolve(compose(override))) == default_name(resolve(compose()))
+
+
+@pytest.mark.parametrize("override", OTHER)
+def test_what_changes_the_numbers_makes_another_run(compose, override):
+    assert default_name(resolve(compose(override))) != default_name(resolve(compose()))
+
+
+def test_a_given_name_is_kept(compose):
+    assert resolve(compose("run.name=x")).run.name == "x"
+
+
+def test_no_setting_is_both_fixed_and_adjustable(compose):
+    config = resolve(compose())
+    assert not set(fixed(config)) & set(adjustable(config))

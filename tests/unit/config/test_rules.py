@@ -1,0 +1,116 @@
+"""Every rule refuses what it is for, with the key, the two values and what would work; and nothing else."""
+
+from collections.abc import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from hlat.config.errors import ConfigError
+from hlat.config.resolve import resolve
+
+Compose = Callable[..., DictConfig]
+
+REFUSED = [
+    (
+        ["batch.global_batch_size=10", "batch.micro_batch_size=4"],
+        "batch.global_batch_size=10 is not a multiple of batch.micro_batch_size=4 x dp=1; "
+        "use batch.micro_batch_size 1, 2, 5 or 10, or batch.global_batch_size=8",
+    ),
+    (
+        ["model.num_attention_heads=32", "model.num_key_value_heads=32", "parallelism.tp=6"],
+        "parallelism.tp=6 does not divide model.num_attention_heads=32; use 1, 2, 4, 8, 16 or 32",
+    ),
+    (
+        ["model=70b", "parallelism.tp=16", "model.num_key_value_heads=32", "model.num_attention_heads=32", "parallelism.tp=32", "model.num_key_value_heads=8", "model.intermediate_size=1001"],
+        "parallelism.tp=32 does not divide model.intermediate_size=1001; use 1, 7, 11, 13, 77, 91, 143 or 1001",
+    ),
+    (
+        ["model.num_attention_heads=12", "model.hidden_size=96", "model.num_key_value_heads=4", "parallelism.tp=6"],
+        "parallelism.tp=6 neither divides model.num_key_value_heads=4 nor is a multiple of it; use 1, 2, 4 or 12",
+    ),
+    (
+        ["model.num_attention_heads=5"],
+        "model.num_attention_heads=5 does not divide model.hidden_size=128; use 1, 2, 4, 8, 16, 32, 64 or 128",
+    ),
+    (
+        ["model.num_key_value_heads=3"],
+        "model.num_key_value_heads=3 does not divide model.num_attention_heads=4; use 1, 2 or 4",
+    ),
+    (["model.num_attention_heads=128", "model.num_key_value_heads=1"], "gives an odd head size 1"),
+    (["parallelism.sequence_parallel=true"], "needs parallelism.tp > 1; set it to false"),
+    (
+        ["parallelism.sequence_parallel=true", "parallelism.tp=4", "batch.sequence_length=254"],
+        "parallelism.tp=4 does not divide batch.sequence_length=254",
+    ),
+    (["parallelism.pp=5"], "parallelism.pp=5 exceeds model.num_layers=4; use at most 4"),
+    (
+        ["parallelism.tp=2"],
+        "parallelism.tp=2 x pp=1 needs a multiple of 2 processes, hardware.nodes=1 x "
+        "processes_per_node=1 gives 1; use hardware.nodes=2 or a smaller layout (parallelism=single)",
+    ),
+    (["parallelism.dp=2"], "is 2 processes, hardware.nodes=1 x processes_per_node=1 gives 1"),
+    (["schedule.warmup_steps=300"], "is not below schedule.total_steps=200"),
+    (["schedule.min_lr_ratio=1.5"], "schedule.min_lr_ratio=1.5 is outside [0, 1]"),
+    (["optimizer.lr=0"], "optimizer.lr=0.0 is not a positive number"),
+    (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
+    (["optimizer.eps=nan"], "optimizer.eps=nan is too small; use 0 or more"),
+    (["run.steps=0"], "run.steps=0 is too small; use 1 or more"),
+    (["run.log_every=0"], "run.log_every=0 is too small"),
+    (["run.name=a/b"], "run.name='a/b' cannot name a folder"),
+    (["run.name=.."], "run.name='..' cannot name a folder"),
+    (["data.sources.code.weight=-1"], "data.sources.code.weight=-1.0 is not a share"),
+    (
+        [f"data.sources.{name}.weight=0" for name in ("code", "prose", "data")],
+        "data.sources.*.weight are all zero",
+    ),
+    (
+        ["phase=hlat_70b"],
+        "phase.timeline.1.weights.web: data=python has no source web, only code, prose, data; use phase=base",
+    ),
+    (["phase.timeline=[]"], "phase.timeline is empty; use phase=base"),
+    (
+        ["phase.timeline=[{name: a},{name: b}]"],
+        "phase.timeline.0.tokens is null, but stages follow",
+    ),
+    (["engine=nxd"], "engine.name=nxd cannot execute runs in this version of hlat; use engine=native"),
+    (
+        ["precision=mixed"],
+        "precision.name=mixed cannot be executed by engine.name=native in this version of hlat; "
+        "use precision=fp32 or precision=bf16",
+    ),
+    (["precision=bf16_sr"], "precision.name=bf16_sr cannot be executed"),
+    (["precision=bf16_sr_master"], "precision.name=bf16_sr_master cannot be executed"),
+    (["hardware.processes_per_node=2"], "drives one process in this version of hlat"),
+    (["parallelism.activation_checkpointing=full"], "activation_checkpointing=full cannot be executed"),
+    (["+optimizer.beta3=1"], "optimizer.beta3 is not a key of the configuration; did you mean optimizer.beta2?"),
+    (["~model"], "model.num_layers is not set; give it a value"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_refusals_name_keys_values_and_remedies(compose: Compose, overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(compose(*overrides))
+    assert sentence in str(caught.value)
+
+
+def test_every_violation_is_told_at_once(compose: Compose) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(compose("model=70b"))
+    told = "\n".join(caught.value.problems)
+    assert len(caught.value.problems) == 3
+    for key in ("parallelism.tp=32", "precision.name=mixed", "activation_checkpointing=selective"):
+        assert key in told
+
+
+@pytest.mark.parametrize("overrides", [[], ["precision=bf16"], ["model=160m"], ["model=1b"], ["experiment=quickstart"]])
+def test_what_can_run_is_accepted(compose: Compose, overrides: list[str]) -> None:
+    assert resolve(compose(*overrides)).run.name
+
+
+def test_tensor_parallel_above_the_kv_heads_is_a_matter_of_the_engine_not_of_the_layout(compose: Compose) -> None:
+    overrides = ("experiment=hlat_70b", "engine=native", "precision=fp32", "parallelism.activation_checkpointing=none")
+    with pytest.raises(ConfigError) as caught:
+        resolve(compose(*overrides))
+    assert len(caught.value.problems) == 1
+    assert "drives one process" in str(caught.value)

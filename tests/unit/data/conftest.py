@@ -1,0 +1,126 @@
+"""Small corpora, and the embedded one in a folder of its own."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from hlat.config.batch import Batch
+from hlat.config.data import Data, Source
+from hlat.config.phase import Phase, Stage
+from hlat.data import embedded, loader
+
+EOS = "<|endoftext|>"
+WORDS = ["red", "blue", "été", "木"]
+
+
+def _write_arrow(
+    path: Path,
+    texts: Sequence[str | None],
+    column: str = "text",
+    rows_per_batch: int = 7,
+    stream: bool = False,
+    type_: pa.DataType | None = None,
+    compression: str | None = None,
+) -> Path:
+    """Write an Arrow IPC file with a second column that nobody asks for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"number": range(len(texts)), column: pa.array(texts, type_ or pa.string())})
+    new = pa.ipc.new_stream if stream else pa.ipc.new_file
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with path.open("wb") as file, new(file, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=rows_per_batch)
+    return path
+
+
+def _make_texts(name: str, count: int, words: int = 60) -> list[str]:
+    """Texts of random lengths, each recognisable by its first words."""
+    dice = random.Random(name)
+    return [
+        f"{name} {i}: "
+        + " ".join(dice.choices(["red", "blue", "été", "木"], k=dice.randrange(words)))
+        for i in range(count)
+    ]
+
+
+class Corpora:
+    """Three sources in a folder, and loaders over them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.texts: dict[str, list[str | None]] = {}
+        self.write("alpha", _make_texts("alpha", 40))
+        self.write("beta", _make_texts("beta", 23, words=200))
+        self.write("gamma", _make_texts("gamma", 61, words=20))
+
+    def write(self, name: str, texts: Sequence[str | None]) -> None:
+        """Write a source as two files, in place of what it was."""
+        self.texts[name] = list(texts)
+        middle = len(texts) // 3
+        _write_arrow(self.root / name / "a.arrow", texts[:middle])
+        _write_arrow(self.root / name / "b.arrow", texts[middle:], stream=True)
+
+    def data(self, weights: dict[str, float] | None = None, **changes: object) -> Data:
+        weights = weights or {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
+        fields: dict[str, object] = {
+            "name": "small",
+            "root": str(self.root),
+            "sources": {name: Source([name], weight) for name, weight in weights.items()},
+            "tokenizer": "embedded",
+            "eos_token": EOS,
+            "heldout_documents": 3,
+            "prefetch": 0,
+        }
+        return Data(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def write_arrow() -> Callable[..., Path]:
+    return _write_arrow
+
+
+@pytest.fixture
+def make_texts() -> Callable[..., list[str]]:
+    return _make_texts
+
+
+@pytest.fixture
+def eos() -> str:
+    return EOS
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> Corpora:
+    return Corpora(tmp_path)
+
+
+@pytest.fixture
+def open_loader() -> Iterator[Callable[..., loader.Loader]]:
+    """`loader.open_loader` with small sizes and one stage unless told otherwise."""
+    opened: list[loader.Loader] = []
+
+    def open_(
+        data: Data,
+        phase: Phase | None = None,
+        batch: Batch | None = None,
+        seed: int = 1,
+        **ranks: int,
+    ) -> loader.Loader:
+        phase = phase or Phase("constant", [Stage("main")])
+        batch = batch or Batch(4, 1, 32)
+        opened.append(loader.open_loader(data, phase, batch, seed, **ranks))
+        return opened[-1]
+
+    yield open_
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture(scope="session")
+def embedded_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The embedded corpus, prepared once for the session; HLAT_CACHE says where."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HLAT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield embedded.prepare()

@@ -1,0 +1,84 @@
+"""Weights are shares of tokens, and a timeline in tokens becomes stages in steps."""
+
+import random
+
+import pytest
+
+from hlat.config.batch import Batch
+from hlat.config.data import Data, Source
+from hlat.config.errors import ConfigError
+from hlat.config.phase import Phase
+from hlat.config.phase import Stage as StageConfig
+from hlat.data.mixture import Stage, make_timeline
+
+BATCH = Batch(4, 1, 32)  # 128 tokens a step
+
+
+def make_data(weights: dict[str, float]) -> Data:
+    return Data(name="x", sources={name: Source(["x"], w) for name, w in weights.items()})
+
+
+def test_stages_end_with_the_step_that_completes_their_tokens() -> None:
+    stages = [StageConfig("a", 128), StageConfig("b", 129), StageConfig("c", 1000, {"y": 2.0})]
+    timeline = make_timeline(Phase("p", stages), make_data({"x": 1.0, "y": 3.0}), BATCH)
+    assert [(stage.name, stage.start) for stage in timeline.stages] == [
+        ("a", 0),
+        ("b", 1),
+        ("c", 3),
+    ]
+    names = [timeline.at(step).name for step in (0, 1, 2, 3, 9, 10**9)]
+    assert names == ["a", "b", "b", "c", "c", "c"]
+    assert timeline.stages[0].shares == (("x", 0.25), ("y", 0.75))
+    assert timeline.stages[2].shares == (("y", 1.0),)
+
+
+def test_order_in_the_config_does_not_matter() -> None:
+    phase = Phase("p", [StageConfig("a")])
+    one = make_timeline(phase, make_data({"x": 0.1, "y": 0.2, "z": 0.7}), BATCH)
+    two = make_timeline(phase, make_data({"z": 0.7, "y": 0.2, "x": 0.1}), BATCH)
+    assert one == two
+
+
+def test_the_source_furthest_behind_is_next_and_equals_go_by_name() -> None:
+    stage = Stage(0, (("x", 0.5), ("y", 0.25), ("z", 0.25)), "s")
+    assert stage.next_source({"x": 50, "y": 30, "z": 20, "unused": 99}) == "z"
+    assert stage.next_source({"x": 60, "y": 20, "z": 20}) == "y"
+
+
+def test_streams_begin_a_stage_spread_over_its_sources() -> None:
+    stage = Stage(0, (("x", 0.5), ("y", 0.3), ("z", 0.2)), "s")
+    first = [stage.first_source((stream + 0.5) / 10) for stream in range(10)]
+    assert first == ["x"] * 5 + ["y"] * 3 + ["z"] * 2
+    assert stage.first_source(0.9999999999999999) == "z"
+
+
+def test_no_source_is_ever_further_behind_than_the_others_segments() -> None:
+    dice = random.Random(3)
+    stage = Stage(0, (("x", 0.6), ("y", 0.3), ("z", 0.1)), "s")
+    tokens = {"x": 0, "y": 0, "z": 0}
+    for _ in range(5000):
+        tokens[stage.next_source(tokens)] += dice.randint(1, 1024)
+        total = sum(tokens.values())
+        assert all(abs(tokens[n] - share * total) <= 2 * 1024 for n, share in stage.shares)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([], r"phase\.timeline: is empty"),
+        (
+            [StageConfig("a"), StageConfig("b")],
+            r"phase\.timeline\[0\]\.tokens=null \(a\), but only the last stage",
+        ),
+        (
+            [StageConfig("a", None, {"q": 1.0})],
+            r"timeline\[0\]\.weights: there is no data\.sources\.q; use x, y",
+        ),
+        ([StageConfig("a", None, {"x": -1.0, "y": 1.0})], r"x=-1\.0 is not a share of tokens"),
+        ([StageConfig("a", None, {"x": float("nan"), "y": 1.0})], "x=nan is not a share"),
+        ([StageConfig("a", None, {"x": 0.0})], "no source has a share; set at least one above 0"),
+    ],
+)
+def test_what_cannot_work_is_an_error(stages: list[StageConfig], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_timeline(Phase("p", stages), make_data({"x": 1.0, "y": 1.0}), BATCH)

@@ -1,0 +1,73 @@
+"""The held-out split is the same for every seed, and the rest comes once an epoch."""
+
+import pytest
+
+from hlat.config.data import Source as SourceConfig
+from hlat.config.errors import ConfigError
+from hlat.data.source import open_sources
+
+
+def test_heldout_documents_never_enter_training(corpora) -> None:
+    for seed in (1, 2):
+        for name, source in open_sources(corpora.data(), seed).items():
+            heldout = set(source.heldout_texts())
+            epochs = range(3 * source.num_training)
+            assert len(heldout) == 3
+            assert heldout.isdisjoint(source.training_text(p) for p in epochs)
+            assert heldout | {source.training_text(p) for p in epochs} == set(corpora.texts[name])
+
+
+def test_the_split_does_not_depend_on_the_seed_or_other_sources(corpora) -> None:
+    first = open_sources(corpora.data(), 1)["beta"]
+    second = open_sources(corpora.data({"beta": 1.0}), 2)["beta"]
+    assert list(first.heldout_texts()) == list(second.heldout_texts())
+
+
+def test_every_epoch_is_another_order_of_all_training_rows(corpora) -> None:
+    for source in open_sources(corpora.data(), 1).values():
+        n = source.num_training
+        epochs = [tuple(source.training_row(e * n + i) for i in range(n)) for e in range(4)]
+        assert len(set(epochs)) == 4
+        assert len({frozenset(epoch) for epoch in epochs}) == 1
+        assert all(len(set(epoch)) == n for epoch in epochs)
+
+
+def test_seed_and_name_key_the_order(corpora) -> None:
+    corpora.write("copy", corpora.texts["alpha"])
+    weights = {"alpha": 1.0, "copy": 1.0}
+    one, two = open_sources(corpora.data(weights), 1), open_sources(corpora.data(weights), 2)
+    orders = [[s.training_text(p) for p in range(37)] for s in (*one.values(), two["alpha"])]
+    assert orders[0] != orders[1]
+    assert orders[0] != orders[2]
+
+
+def test_too_few_documents_is_an_error(corpora) -> None:
+    with pytest.raises(ConfigError) as error:
+        open_sources(corpora.data(heldout_documents=12), 1)
+    assert str(error.value) == (
+        "data.sources.beta has 23 documents, of which data.heldout_documents=12 are held out; more "
+        "than twice as many are needed: set data.heldout_documents to 11 or less, or give the "
+        "source more files"
+    )
+
+
+def test_only_empty_documents_is_an_error(corpora) -> None:
+    corpora.write("void", ["", None] * 10)
+    data = corpora.data({"void": 1.0})
+    with pytest.raises(ConfigError, match=r"data\.sources\.void: every training document is empty"):
+        open_sources(data, 1)
+
+
+def test_the_problems_of_all_sources_are_reported_at_once(corpora) -> None:
+    data = corpora.data()
+    data.sources["alpha"] = SourceConfig(["nowhere"])
+    data.sources["beta"] = SourceConfig(["embedded:poems"])
+    with pytest.raises(ConfigError) as error:
+        open_sources(data, 1)
+    assert [p.split(":")[0] for p in error.value.problems] == [
+        "data.sources.alpha.paths",
+        "data.sources.beta.paths",
+    ]
+    data.sources = {}
+    with pytest.raises(ConfigError, match=r"data\.sources: is empty"):
+        open_sources(data, 1)

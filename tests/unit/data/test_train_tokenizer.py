@@ -1,0 +1,35 @@
+"""The command that made the shipped tokenizer makes one like it."""
+
+from pathlib import Path
+
+import pytest
+
+from hlat.data import train_tokenizer
+from hlat.data.source import open_sources
+from hlat.data.tokenizer import Tokenizer
+
+
+@pytest.mark.usefixtures("embedded_folder")
+def test_a_small_vocabulary_is_trained_and_reported(tmp_path: Path, monkeypatch, capsys, eos):
+    def few(sources):
+        return (source.training_text(i) for source in sources for i in range(20))
+
+    monkeypatch.setattr(train_tokenizer, "balanced_texts", few)
+    outputs = [tmp_path / "1.json", tmp_path / "2.json"]
+    for output in outputs:
+        arguments = ["--vocab-size", "500", "--output", str(output)]
+        assert train_tokenizer.main(arguments) == 0
+    assert "prose: " in capsys.readouterr().out
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
+    tokenizer = Tokenizer("1.json", str(tmp_path), eos)
+    assert tokenizer.vocab_size == 500
+    (ids,) = tokenizer.encode(["\x00 été 木 😀"])
+    assert tokenizer.decode(ids.tolist()) == f"\x00 été 木 😀{eos}"
+
+
+def test_sources_are_balanced_and_nothing_held_out_is_seen(corpora) -> None:
+    sources = open_sources(corpora.data(), 0)
+    texts = list(train_tokenizer.balanced_texts(list(sources.values())))
+    assert len(set(texts)) == len(texts) == 3 * 20
+    for source in sources.values():
+        assert set(source.heldout_texts()).isdisjoint(texts)
