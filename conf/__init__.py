@@ -1,0 +1,1 @@
+"""Every knob: one folder per config group, and whole runs."""

@@ -5,14 +5,12 @@ the host; the engine reads them when a step is logged.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hlat.config.optimizer import Optimizer
-
-_FUSED = {"cpu", "cuda"}
-"""Device types whose fused AdamW is part of PyTorch itself."""
 
 
 def build(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -27,14 +25,16 @@ def build(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim.Opt
         parameters: Tensors on one device type.
     """
     tensors = list(parameters)
-    return torch.optim.AdamW(
-        tensors,
-        lr=optimizer.lr,
-        betas=(optimizer.beta1, optimizer.beta2),
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        fused=all(tensor.device.type in _FUSED for tensor in tensors),
-    )
+    settings: dict[str, Any] = {
+        "lr": optimizer.lr,
+        "betas": (optimizer.beta1, optimizer.beta2),
+        "eps": optimizer.eps,
+        "weight_decay": optimizer.weight_decay,
+    }
+    try:
+        return torch.optim.AdamW(tensors, **settings, fused=True)
+    except RuntimeError:  # torch has no fused kernel for this device type
+        return torch.optim.AdamW(tensors, **settings)
 
 
 def global_norm(tensors: Iterable[Tensor]) -> Tensor:

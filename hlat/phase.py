@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from hlat.config.batch import Batch
-from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase, Stage
 
 
@@ -21,9 +20,6 @@ def boundaries(phase: Phase, batch: Batch) -> tuple[int, ...]:
     stage, keeps the error below one step however many stages there are. HLAT-70B's second stage,
     after 1.4 T tokens at 4,194,304 tokens per step, begins at step 333,787. A stage shorter than
     what rounding took from it has no step: its boundary equals the next one's.
-
-    Raises:
-        ConfigError: A stage other than the last has no length.
     """
     starts = [0, *_ends(phase, batch)]
     return tuple(starts[: len(phase.timeline)])
@@ -33,9 +29,6 @@ def num_steps(phase: Phase, batch: Batch) -> int | None:
     """Steps until the last stage has had its tokens, rounded up; None when the last stage is open.
 
     HLAT-70B: 1.4 T + 400 B tokens at 4,194,304 tokens per step are 429,154 steps.
-
-    Raises:
-        ConfigError: A stage other than the last has no length.
     """
     ends = list(_ends(phase, batch))
     return ends[-1] if len(ends) == len(phase.timeline) else None
@@ -52,11 +45,7 @@ def _ends(phase: Phase, batch: Batch) -> Iterator[int]:
     last = len(phase.timeline) - 1
     for index, stage in enumerate(phase.timeline):
         if stage.tokens is None:
-            if index < last:
-                raise ConfigError(
-                    f"phase.timeline[{index}].tokens=null ({stage.name}), but only the last stage, "
-                    f"phase.timeline[{last}], may be open; give its length in tokens"
-                )
+            assert index == last, "the rules refuse an open stage before the last"
             return
         tokens += stage.tokens
         yield -(-tokens // batch.tokens_per_step)

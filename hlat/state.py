@@ -41,7 +41,7 @@ class TrainingState:
 
 
 def total_steps(config: Config) -> int:
-    """Return the step at which the run is complete: the first of run.steps, the schedule's and the phase's end."""
+    """Return the run's last step: the first of run.steps, the schedule's and the phase's end."""
     ends = (
         config.run.steps,
         config.schedule.total_steps,

@@ -1,9 +1,11 @@
 """Trains a model: the entry, and the story of a run from composition to report.
 
-    compose -> resolve -> feasible? -> engine -> data -> restore -> loop(step, log, evaluate, save) -> final save -> report
+    compose -> resolve -> feasible? -> engine -> data -> restore -> loop(step, log, evaluate, save)
+    -> final save -> report
 
-Everything heavy is imported only after the configuration has been accepted, so that composing one, asking for help or being
-told of a typo takes a fraction of a second and works where there is no torch.
+Everything heavy is imported only after the configuration has been accepted, so that composing one,
+asking for help or being told of a typo takes a fraction of a second and works where there is no
+torch.
 """
 
 import sys
@@ -67,7 +69,7 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
 def train(
     config: Config, folder: Path, engine: "Engine", loader: "Loader", tracker: "Tracker"
 ) -> Exit:
-    """Train from the newest checkpoint to the run's end, or to the first signal or non-finite number."""
+    """Train from the newest checkpoint to the run's end, a signal, or a non-finite number."""
     from hlat.evaluation.heldout import evaluate
     from hlat.recovery.divergence import SpikeWatch, finite
     from hlat.recovery.interruption import Interruption
@@ -102,7 +104,7 @@ def train(
                         grad_norm=str(numbers.grad_norm),
                     )
                     return Exit.DIVERGED
-                if spikes.is_spike(numbers.grad_norm):
+                if spikes.is_spike(numbers.grad_norm or 0.0):
                     tracker.event("spike", state.step, grad_norm=numbers.grad_norm)
             every = config.evaluation.every_steps
             if state.step == total or (every is not None and state.step % every == 0):

@@ -1,7 +1,7 @@
 """hlat's Hydra launchers, installed as hydra_plugins.hlat_launchers.
 
-The code lies in modules with a leading underscore: Hydra 1.3 executes every other module of a plugin package a second
-time, which would register two classes of one name.
+The code lies in modules with a leading underscore: Hydra 1.3 executes every other module of a
+plugin package a second time, which would register two classes of one name.
 """
 
 from ._local import LocalLauncher

@@ -1,7 +1,7 @@
 """Runs the points of a sweep on this machine, one after the other, each in a process of its own.
 
-A process per point keeps the points independent: one that diverges or is refused ends alone, and no state of the
-machinery leaks from one into the next.
+A process per point keeps the points independent: one that diverges or is refused ends alone, and no
+state of the machinery leaks from one into the next.
 """
 
 import subprocess

@@ -1,4 +1,5 @@
-"""What all tests share: a frozen corpus, composition in process, a run small enough for a second."""
+"""What all tests share: a frozen corpus, composition in process, a run small enough for a
+second."""
 
 import json
 import os
@@ -27,11 +28,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with code.arrow, prose.arrow and data.arrow."""
     root = tmp_path_factory.mktemp("corpus")
-    rows = [json.loads(line) for line in (REPOSITORY / "tests/data/corpus.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (REPOSITORY / "tests/data/corpus.jsonl").read_text().splitlines()
+    ]
     for source in ("code", "prose", "data"):
         texts = [row["text"] for row in rows if row["source"] == source]
         table = pa.table({"text": texts, "source": [source] * len(texts)})
-        with pa.OSFile(str(root / f"{source}.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        with (
+            pa.OSFile(str(root / f"{source}.arrow"), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
             writer.write_table(table)
     return root
 
@@ -71,6 +78,8 @@ def hlat(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     def run(entry: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", f"hlat.{entry}", *arguments]
         environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
 
     return run

@@ -12,11 +12,13 @@ class Chunk:
     """A slice of one tensor of the state.
 
     Attributes:
-        name: Kind and canonical name, such as `weights/model.norm.weight` or `exp_avg/lm_head.weight`.
+        name: Kind and canonical name, such as `weights/model.norm.weight` or
+        `exp_avg/lm_head.weight`.
         shape: Global shape of the canonical tensor, the same under every layout.
         offset: Where this slice begins, per dimension.
         size: Extent of this slice, per dimension.
-        tensor: The values: a view into the engine's memory with prod(size) elements in the slice's row-major order, of
+        tensor: The values: a view into the engine's memory with prod(size) elements in the slice's
+        row-major order, of
             any shape and strides. The store reads it to save and copies into it to restore.
     """
 

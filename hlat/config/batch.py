@@ -1,6 +1,7 @@
 """Sizes of a step, in sequences and tokens.
 
-The global batch is what the optimizer sees; the micro batch is only how it is cut, and never changes the result.
+The global batch is what the optimizer sees; the micro batch is only how it is cut, and never
+changes the result.
 """
 
 from dataclasses import dataclass

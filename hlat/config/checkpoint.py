@@ -14,5 +14,6 @@ class Checkpoint:
     keep_last: int = MISSING
     """Newest checkpoints that are kept."""
     start_from: str | None = None
-    """A checkpoint folder (`.../checkpoints/step_00001000`) that a run without one of its own begins from, with its
-    optimizer, schedule position and data position; the run's own checkpoints always come first."""
+    """A checkpoint folder (`.../checkpoints/step_00001000`) that a run without one of its own
+    begins from, with its optimizer, schedule position and data position; the run's own checkpoints
+    always come first."""

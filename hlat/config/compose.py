@@ -1,7 +1,8 @@
-"""Makes Hydra know the schema, the sweeps and the launchers, in every way this code can be installed.
+"""Makes the schema, the sweeps and the launchers known to Hydra, however hlat is installed.
 
-Hydra 1.3 finds launcher plugins by listing the namespace package `hydra_plugins`; an editable install cannot be listed
-and a plain checkout has none, so the classes are also registered by hand (docs/adr/0005-packaging.md).
+Hydra 1.3 finds launcher plugins by listing the namespace package `hydra_plugins`; an editable
+install cannot be listed and a plain checkout has none, so the classes are also registered by hand
+(docs/adr/0005-packaging.md).
 """
 
 import importlib
@@ -52,11 +53,12 @@ def _launchers_of_checkout() -> ModuleType:
     spec = importlib.util.spec_from_file_location(
         _LAUNCHERS, source / "__init__.py", submodule_search_locations=[str(source)]
     )
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[_LAUNCHERS] = module
     spec.loader.exec_module(module)
-    setattr(_namespace(), "hlat_launchers", module)
+    vars(_namespace())["hlat_launchers"] = module
     return module
 
 

@@ -1,6 +1,6 @@
 """Where the text lies, how sources are mixed, and which tokenizer reads them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from omegaconf import MISSING
 
@@ -10,7 +10,8 @@ class Source:
     """One source of documents."""
 
     paths: list[str] = MISSING
-    """Arrow files, folders of them, or globs, relative to data.root; `embedded:<name>` is part of the embedded corpus."""
+    """Arrow files, folders of them, or globs, relative to data.root; `embedded:<name>` is part of
+    the embedded corpus."""
     weight: float = 1.0
     """Share of tokens relative to the other sources."""
 

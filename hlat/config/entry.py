@@ -1,7 +1,7 @@
-"""Runs an entry's task on the composed configuration and turns every mistake of the user into one kind message.
+"""Runs an entry's task on the composed configuration, and tells every mistake kindly.
 
-Hydra prints its errors in its own words and exits with 1. Launchers rely on exit code 2 for what must never be retried,
-so its errors are caught here and told in ours.
+Hydra prints its errors in its own words and exits with 1. Launchers rely on exit code 2 for what
+must never be retried, so its errors are caught here and told in ours.
 """
 
 import functools
@@ -24,7 +24,8 @@ from hlat.config.folders import folder
 def run(task: Callable[[DictConfig], None]) -> None:
     """Compose the configuration from the command line and run `task` on it.
 
-    Exits with 2 after any mistake in the configuration, with 130 when interrupted before there is anything to save.
+    Exits with 2 after any mistake in the configuration, with 130 when interrupted before there is
+    anything to save.
     HYDRA_FULL_ERROR=1 shows the traceback instead of the message.
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")

@@ -1,4 +1,7 @@
-"""Puts Hydra's and OmegaConf's errors into one sentence that names the key and the nearest valid one."""
+"""Puts Hydra's and OmegaConf's errors into one sentence with the key and the nearest valid one.
+
+Their own messages speak of structs and nodes; a user thinks in keys and choices.
+"""
 
 import dataclasses
 import difflib
@@ -38,7 +41,7 @@ def _keys(node: type, prefix: str) -> typing.Iterator[str]:
 
 
 def unknown_key(key: str) -> ConfigError:
-    """Return the error for a key that the schema does not have, with the nearest one that it has."""
+    """Return the error for a key that does not exist, with the nearest one that does."""
     group, _, name = key.rpartition(".")
     siblings = [known for known in keys() if known.rpartition(".")[0] == group]
     names = [known.rpartition(".")[2] for known in siblings]

@@ -1,4 +1,7 @@
-"""The machine a run is meant for: how many, how large, how fast, at what price; each figure with its source."""
+"""The machine a run is meant for: how many, how large, how fast, at what price.
+
+Every figure comes with its source, because plans and costs are only as good as these numbers.
+"""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +10,10 @@ from omegaconf import MISSING
 
 @dataclass
 class Hardware:
-    """One kind of node. A device is what one process drives: a GPU, a NeuronCore, or this machine's CPU."""
+    """One kind of node.
+
+    A device is what one process drives: a GPU, a NeuronCore, or this machine's CPU.
+    """
 
     name: str = MISSING
     """Instance type or a name of the kind."""
@@ -20,7 +26,8 @@ class Hardware:
     memory_bandwidth_gb_per_s: float | None = None
     """Memory bandwidth of one device in 10^9 bytes/s."""
     peak_tflops: dict[str, float] = field(default_factory=dict)
-    """Dense peak of one device in 10^12 FLOP/s by dtype (bf16, fp32); a missing dtype means no MFU, never a guess."""
+    """Dense peak of one device in 10^12 FLOP/s by dtype (bf16, fp32); a missing dtype means no MFU,
+    never a guess."""
     link_gb_per_s: float | None = None
     """Bandwidth between the chips of a node, per chip, in 10^9 bytes/s."""
     network_gbit_per_s: float | None = None

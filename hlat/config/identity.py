@@ -1,7 +1,8 @@
-"""What makes a run the run it is: the settings that may not change when it goes on, and those whose change is told.
+"""What makes a run the run it is: what may not change when it goes on, and what may.
 
-A run's folder follows from its name, and without a name from a digest of the settings that fix its numbers. So the same
-command finds its run again, another learning rate gets a folder of its own, and neither the layout nor the length counts.
+A run's folder follows from its name, and without a name from a digest of the settings that fix its
+numbers. So the same command finds its run again, another learning rate gets a folder of its own,
+and neither the layout nor the length counts.
 """
 
 import dataclasses
@@ -14,39 +15,38 @@ from hlat.config.run import Config
 
 
 def fixed(config: Config) -> dict[str, Any]:
-    """Return the settings that a saved state depends on, by full key: changing one makes another run."""
-    data = {
-        "data.sources": config.data.sources,
-        "data.tokenizer": config.data.tokenizer,
-        "data.text_column": config.data.text_column,
-        "data.eos_token": config.data.eos_token,
-        "data.heldout_documents": config.data.heldout_documents,
-    }
-    batch = {
-        "batch.global_batch_size": config.batch.global_batch_size,
-        "batch.sequence_length": config.batch.sequence_length,
-    }
-    return _plain({**_group(config, "model"), **batch, **data, "run.seed": config.run.seed})
+    """Return, by full key, what saved tensors depend on: changing it makes another run.
+
+    What the saved position in the data depends on is the loader's own fingerprint.
+    """
+    return _group(config, "model")
 
 
 def adjustable(config: Config) -> dict[str, Any]:
     """Return the settings that change the numbers from here on, by full key: allowed, but told."""
     groups = ("precision", "phase", "optimizer", "schedule")
-    return _plain({key: value for group in groups for key, value in _group(config, group).items()})
+    settings = {key: value for group in groups for key, value in _group(config, group).items()}
+    sources = config.data.sources.items()
+    return settings | {f"data.sources.{name}.weight": source.weight for name, source in sources}
 
 
 def default_name(config: Config) -> str:
-    """Return the name of a run that was given none: the model and a digest of what fixes its numbers."""
-    text = json.dumps({**fixed(config), **adjustable(config)}, sort_keys=True)
-    return f"{config.model.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    """Return the name of a run without one: its model and a digest of what fixes its numbers."""
+    batch = (config.batch.global_batch_size, config.batch.sequence_length)
+    data = {k: v for k, v in _group(config, "data").items() if k not in _WHERE_AND_HOW}
+    settings = [fixed(config), adjustable(config), data, batch, config.run.seed]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"{config.model.name}-{digest[:8]}"
+
+
+_WHERE_AND_HOW = ("data.root", "data.prefetch")
+"""Settings of the data group that do not touch the tokens."""
 
 
 def _group(config: Config, group: str) -> dict[str, Any]:
     section = getattr(config, group)
-    return {
-        f"{group}.{field.name}": getattr(section, field.name)
-        for field in dataclasses.fields(section)
-    }
+    names = [field.name for field in dataclasses.fields(section)]
+    return {f"{group}.{name}": _plain(getattr(section, name)) for name in names}
 
 
 def _plain(value: Any) -> Any:

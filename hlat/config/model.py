@@ -1,6 +1,7 @@
 """Shape and initialisation of a Llama decoder.
 
-Everything that follows from the shape (head size, group size) is a property, so the YAML holds each fact once.
+Everything that follows from the shape (head size, group size) is a property, so the YAML holds each
+fact once.
 """
 
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ class Algorithm(Enum):
 
 @dataclass
 class Optimizer:
-    """HLAT's AdamW (paper, section III-A); weight decay applies to every parameter, norms included."""
+    """HLAT's AdamW (paper, section III-A), with weight decay on every parameter, norms too."""
 
     name: Algorithm = Algorithm.adamw
     """The update rule."""

@@ -1,4 +1,7 @@
-"""A precision recipe in words and types: which dtype each kind of tensor has, and how it is rounded."""
+"""A precision recipe: which dtype each kind of tensor has, and how it is rounded.
+
+The recipe is data, so that engines, planner and reports read the same table.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -12,4 +12,5 @@ class Recovery:
     spike_window: int = 20
     """Steps in the running average of the gradient norm (HLAT paper, section IV-A)."""
     spike_margin: float = 0.1
-    """A gradient norm above the running average by this much is a spike (HLAT paper, section IV-A)."""
+    """A gradient norm above the running average by this much is a spike (HLAT paper, section
+    IV-A)."""

@@ -1,4 +1,7 @@
-"""From the composed configuration to plain dataclasses, or to every reason why it cannot run, at once."""
+"""From the composed configuration to plain dataclasses, or to all reasons why it cannot run.
+
+A user who is told of one mistake at a time starts a run many times; so all are told at once.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -19,7 +22,8 @@ def resolve(composed: DictConfig) -> Config:
     The result is never changed afterwards; derived values are properties and functions.
 
     Raises:
-        ConfigError: Keys that do not exist, values that are missing, and every violated rule, one line each.
+        ConfigError: Keys that do not exist, values that are missing, and every violated rule, one
+        line each.
     """
     _check_complete(composed)
     config = cast(Config, OmegaConf.to_object(composed))
@@ -33,7 +37,7 @@ def resolve(composed: DictConfig) -> Config:
 
 
 def _check_complete(composed: DictConfig) -> None:
-    """Refuse keys appended with `+` that the schema does not know, and mandatory values that nobody set."""
+    """Refuse keys appended with `+` that the schema does not know, and values nobody set."""
     for key in _appended(composed, Config, ""):
         raise unknown_key(key)
     missing = OmegaConf.missing_keys(composed)
@@ -44,7 +48,7 @@ def _check_complete(composed: DictConfig) -> None:
 def _appended(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
     """Yield the keys below `node` that its dataclass does not have."""
     fields = {field.name for field in dataclasses.fields(schema)}
-    for key in node:
+    for key in map(str, node):
         if key not in fields:
             yield f"{prefix}{key}"
         child: Any = node._get_node(key)

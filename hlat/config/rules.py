@@ -10,6 +10,8 @@ from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.precision import Rounding
 from hlat.config.run import Config
 
+_NOT_YET = "cannot be executed by this version of hlat"
+
 
 def at_least(config: Config) -> Iterator[str]:
     """Counts and sizes have a least value."""
@@ -74,7 +76,7 @@ def warmup_ends(config: Config) -> Iterator[str]:
 
 
 def attention_heads(config: Config) -> Iterator[str]:
-    """Heads cut the hidden size evenly, key/value heads serve equal groups, and rotary pairs need an even size."""
+    """Heads cut the hidden size evenly into even sizes; key/value heads serve equal groups."""
     model = config.model
     hidden, heads, kv_heads = (
         model.hidden_size,
@@ -86,7 +88,10 @@ def attention_heads(config: Config) -> Iterator[str]:
     if hidden % heads:
         yield _not_a_divisor("model.num_attention_heads", heads, "model.hidden_size", hidden)
     elif model.head_dim % 2:
-        yield f"model.hidden_size={hidden} over {heads} heads gives an odd head size {model.head_dim}; rotary needs even"
+        yield (
+            f"model.hidden_size={hidden} over model.num_attention_heads={heads} gives an odd head "
+            f"size {model.head_dim}; rotary embedding needs an even one"
+        )
     if heads % kv_heads:
         yield _not_a_divisor(
             "model.num_key_value_heads", kv_heads, "model.num_attention_heads", heads
@@ -94,7 +99,7 @@ def attention_heads(config: Config) -> Iterator[str]:
 
 
 def tensor_parallel(config: Config) -> Iterator[str]:
-    """Tensor parallelism cuts heads and the SwiGLU product evenly; above the kv heads it replicates them evenly."""
+    """Tensor parallelism cuts or replicates heads evenly, and cuts the SwiGLU product evenly."""
     tp, model = config.parallelism.tp, config.model
     if (
         tp < 1
@@ -108,9 +113,11 @@ def tensor_parallel(config: Config) -> Iterator[str]:
         return
     kv_heads = model.num_key_value_heads
     if kv_heads % tp and tp % kv_heads:
+        heads = _divisors(model.num_attention_heads)
+        ways = [n for n in heads if kv_heads % n == 0 or n % kv_heads == 0]
         yield (
-            f"parallelism.tp={tp} neither divides model.num_key_value_heads={kv_heads} nor is a multiple of it; "
-            f"use {_list(n for n in _divisors(model.num_attention_heads) if kv_heads % n == 0 or n % kv_heads == 0)}"
+            f"parallelism.tp={tp} neither divides model.num_key_value_heads={kv_heads} nor is a "
+            f"multiple of it; use {_list(ways)}"
         )
     if model.intermediate_size % tp:
         yield _not_a_divisor(
@@ -143,34 +150,37 @@ def world(config: Config) -> Iterator[str]:
     have, per_replica = hardware.num_processes, tp * pp
     if min(have, per_replica) < 1:
         return
-    there = f"hardware.nodes={hardware.nodes} x processes_per_node={hardware.processes_per_node} gives {have}"
+    there = (
+        f"hardware.nodes={hardware.nodes} x processes_per_node={hardware.processes_per_node} "
+        f"gives {have}"
+    )
     if dp is None and have % per_replica:
-        nodes = -(-per_replica // hardware.processes_per_node)
         yield (
             f"parallelism.tp={tp} x pp={pp} needs a multiple of {per_replica} processes, {there}; "
-            f"use hardware.nodes={nodes} or a smaller layout (parallelism=single)"
+            "use more nodes or a smaller layout, such as parallelism=single"
         )
     elif dp is not None and dp * per_replica != have:
-        yield f"parallelism.tp={tp} x pp={pp} x dp={dp} is {dp * per_replica} processes, {there}; leave dp null or match them"
+        yield (
+            f"parallelism.tp={tp} x pp={pp} x dp={dp} is {dp * per_replica} processes, {there}; "
+            "leave dp null or match them"
+        )
 
 
 def batch_cuts_evenly(config: Config) -> Iterator[str]:
     """Every data-parallel rank runs the same whole number of micro batches."""
     total, micro = config.batch.global_batch_size, config.batch.micro_batch_size
-    processes, replica = (
-        config.hardware.num_processes,
-        config.parallelism.tp * config.parallelism.pp,
-    )
+    layout, processes = config.parallelism, config.hardware.num_processes
+    replica = layout.tp * layout.pp
     if min(total, micro, processes, replica) < 1:
         return
-    dp = config.parallelism.dp or max(1, processes // replica)
+    dp = layout.dp or max(1, processes // replica)
     if total % (micro * dp):
-        ways = [n for n in _divisors(total // dp)] if total % dp == 0 else []
+        ways = _divisors(total // dp) if total % dp == 0 else []
         sizes = f"batch.micro_batch_size {_list(ways)}, or " if ways else ""
         near = max(1, round(total / (micro * dp))) * micro * dp
         yield (
-            f"batch.global_batch_size={total} is not a multiple of batch.micro_batch_size={micro} x dp={dp}; "
-            f"use {sizes}batch.global_batch_size={near}"
+            f"batch.global_batch_size={total} is not a multiple of batch.micro_batch_size={micro} "
+            f"x dp={dp}; use {sizes}batch.global_batch_size={near}"
         )
 
 
@@ -196,14 +206,17 @@ def sources_are_mixed(config: Config) -> Iterator[str]:
 
 def timeline(config: Config) -> Iterator[str]:
     """Stages have lengths; only the last may be open."""
-    stages = config.phase.timeline
+    stages, least = config.phase.timeline, config.batch.tokens_per_step
     if not stages:
         yield "phase.timeline is empty; use phase=base"
     for i, stage in enumerate(stages):
         if stage.tokens is None and i + 1 < len(stages):
-            yield f"phase.timeline.{i}.tokens is null, but stages follow; only the last stage may be open"
-        if stage.tokens is not None and stage.tokens < 1:
-            yield f"phase.timeline.{i}.tokens={stage.tokens} is too small; use 1 or more"
+            yield f"phase.timeline.{i}.tokens is null; only the last stage may be open"
+        if stage.tokens is not None and stage.tokens < least:
+            yield (
+                f"phase.timeline.{i}.tokens={stage.tokens} is less than one step of "
+                f"{least} tokens; use that or more"
+            )
 
 
 def run_name(config: Config) -> Iterator[str]:
@@ -216,25 +229,26 @@ def run_name(config: Config) -> Iterator[str]:
 
 
 def executable(config: Config) -> Iterator[str]:
-    """What the engines of this version can execute; the rest composes and is planned, but does not run."""
+    """What the engines of this version can execute; the rest composes, but does not run."""
     if config.engine.name is not Backend.native:
-        yield f"engine.name={config.engine.name.value} cannot execute runs in this version of hlat; use engine=native"
+        name = config.engine.name.value
+        yield f"engine.name={name} {_NOT_YET}; use engine=native"
         return
-    precision = config.precision
     if not _uniform(config):
         yield (
-            f"precision.name={precision.name} cannot be executed by engine.name=native in this version of hlat; "
+            f"precision.name={config.precision.name} with engine.name=native {_NOT_YET}; "
             "use precision=fp32 or precision=bf16"
         )
-    if config.hardware.num_processes > 1:
+    if (processes := config.hardware.num_processes) > 1:
         yield (
-            f"engine.name=native drives one process in this version of hlat, hardware asks for "
-            f"{config.hardware.num_processes}; use hardware.nodes=1 hardware.processes_per_node=1 parallelism=single"
+            f"hardware.nodes x processes_per_node={processes} with engine.name=native {_NOT_YET}; "
+            "use hardware=cpu hardware.nodes=1 parallelism=single"
         )
-    if config.parallelism.activation_checkpointing is not ActivationCheckpointing.none:
+    checkpointing = config.parallelism.activation_checkpointing
+    if checkpointing is not ActivationCheckpointing.none:
         yield (
-            f"parallelism.activation_checkpointing={config.parallelism.activation_checkpointing.value} cannot be "
-            "executed by engine.name=native in this version of hlat; use none"
+            f"parallelism.activation_checkpointing={checkpointing.value} with engine.name=native "
+            f"{_NOT_YET}; use none"
         )
 
 

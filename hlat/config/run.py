@@ -24,13 +24,15 @@ class Run:
     """Identity and length of a run."""
 
     name: str | None = None
-    """Folder of the run under run.root; null: the model's name and a digest of what fixes the numbers."""
+    """Folder of the run under run.root; null: the model's name and a digest of what fixes the
+    numbers."""
     root: str = "runs"
     """Folder that holds the runs."""
     seed: int = 12349
     """Seed of initial weights and data order (HLAT's default)."""
     steps: int | None = None
-    """Stop after this many optimizer steps without changing the schedule; null: the schedule's and phase's end."""
+    """Stop after this many optimizer steps without changing the schedule; null: the schedule's and
+    phase's end."""
     log_every: int = 1
     """Steps between rows of metrics.jsonl; the device is read only then."""
 

@@ -12,7 +12,8 @@ class Shape(Enum):
     cosine = "cosine"
     """Half a cosine from the peak to min_lr_ratio at total_steps."""
     hlat = "hlat"
-    """Half a cosine from the peak to zero at total_steps, clamped at min_lr_ratio (HLAT's released scheduler.py)."""
+    """Half a cosine from the peak to zero at total_steps, clamped at min_lr_ratio (HLAT's released
+    scheduler.py)."""
 
 
 @dataclass
@@ -24,6 +25,7 @@ class Schedule:
     warmup_steps: int = MISSING
     """Steps of linear warm-up."""
     total_steps: int = MISSING
-    """Horizon of the decay, and the run's length unless run.steps or the phase's tokens end it sooner."""
+    """Horizon of the decay, and the run's length unless run.steps or the phase's tokens end it
+    sooner."""
     min_lr_ratio: float = 0.1
     """Floor as a share of the peak."""

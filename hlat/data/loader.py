@@ -224,7 +224,7 @@ def open_loader(
         ConfigError: If a file, column, weight or size does not fit.
     """
     assert 0 <= rank < num_ranks
-    _check_sizes(data, batch, num_ranks)
+    assert batch.global_batch_size % num_ranks == 0
     timeline = make_timeline(phase, data, batch)
     tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token)
     sources = open_sources(data, seed)
@@ -266,26 +266,6 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **states[0],
         "streams": {number: streams[number] for number in sorted(streams, key=int)},
     }
-
-
-def _check_sizes(data: Data, batch: Batch, num_ranks: int) -> None:
-    problems = [
-        f"{key}={size} must be at least {least}"
-        for key, size, least in (
-            ("batch.global_batch_size", batch.global_batch_size, 1),
-            ("batch.sequence_length", batch.sequence_length, 1),
-            ("data.heldout_documents", data.heldout_documents, 0),
-            ("data.prefetch", data.prefetch, 0),
-        )
-        if size < least
-    ]
-    if not problems and batch.global_batch_size % num_ranks:
-        problems.append(
-            f"batch.global_batch_size={batch.global_batch_size} cannot be shared by {num_ranks} "
-            f"data-parallel ranks; use a multiple of {num_ranks}"
-        )
-    if problems:
-        raise ConfigError(*problems)
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

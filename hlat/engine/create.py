@@ -1,7 +1,7 @@
 """The one place that knows which engines exist."""
 
-from hlat.config.engine import Engine as EngineConfig
 from hlat.config.engine import Backend
+from hlat.config.engine import Engine as EngineConfig
 from hlat.engine.interface import Engine
 
 

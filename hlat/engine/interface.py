@@ -1,7 +1,9 @@
 """The seam between the story of a run and the machinery that executes it.
 
-It is coarse because a pipeline engine runs a whole batch in one call. Batches are NumPy, numbers come back only when
-`read` is called, and no rank, mesh or library name crosses it, so train.py reads the same on every engine.
+It is coarse because a pipeline engine runs a whole batch in one call. Batches are NumPy, numbers
+come back only when
+`read` is called, and no rank, mesh or library name crosses it, so train.py reads the same on every
+engine.
 """
 
 from collections.abc import Iterator
@@ -59,11 +61,11 @@ class Engine(Protocol):
     world: World
 
     def build(self, config: Config) -> None:
-        """Make the model on this process: planned, initialised from (seed, name, index), with its optimizer."""
+        """Make this process's share of the model, initialised by (seed, name, index)."""
         ...
 
     def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> Pending:
-        """Run one optimizer step: all micro batches, gradient reduction, clipping, update; no host sync.
+        """Run one optimizer step over all micro batches; nothing waits for the device.
 
         Args:
             tokens: This data-parallel rank's sequences, [global_batch_size / dp, sequence_length].
@@ -72,11 +74,11 @@ class Engine(Protocol):
         ...
 
     def eval_step(self, tokens: NDArray[np.int32]) -> Pending:
-        """Measure the loss of some sequences, [any number, sequence_length], without changing anything."""
+        """Measure the loss of any number of sequences, [n, s], and change nothing."""
         ...
 
     def read(self, pending: Pending) -> Numbers:
-        """Wait for the device and fetch the numbers of the newest step or of an evaluation: the only host sync."""
+        """Fetch the numbers of the newest step or of an evaluation: the only host sync."""
         ...
 
     def chunks(self) -> Iterator[Chunk]:

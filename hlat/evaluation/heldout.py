@@ -1,12 +1,13 @@
 """Loss and bits per byte on text that training never reads.
 
-Bits per byte does not depend on the tokenizer: the loss in bits per token times the tokens that a byte of this very text takes.
+Bits per byte does not depend on the tokenizer: the loss in bits per token times the tokens that a
+byte of this very text takes.
 """
 
 import math
 from collections.abc import Mapping
 
-from hlat.data.loader import HeldOut
+from hlat.data.heldout import HeldOut
 from hlat.engine.interface import Engine
 from hlat.tracking.tracker import Tracker
 

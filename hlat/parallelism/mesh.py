@@ -6,7 +6,6 @@ process exists, and every engine places its ranks alike.
 
 from dataclasses import dataclass
 
-from hlat.config.errors import ConfigError
 from hlat.config.parallelism import Parallelism
 
 
@@ -37,26 +36,13 @@ def degrees(parallelism: Parallelism, num_processes: int) -> Degrees:
     """The degrees of a run, with dp derived where it is null.
 
     Args:
-        parallelism: The configured degrees.
+        parallelism: The configured degrees; the rules have seen that they fit the processes.
         num_processes: Processes of the run.
-
-    Raises:
-        ConfigError: The product of the degrees is not the number of processes.
     """
-    tp, pp = parallelism.tp, parallelism.pp
-    dp, rest = divmod(num_processes, tp * pp)
-    if rest or dp == 0:
-        raise ConfigError(
-            f"parallelism.tp={tp} x parallelism.pp={pp} = {tp * pp} does not divide the run's "
-            f"{num_processes} processes (hardware.nodes x hardware.processes_per_node); "
-            f"{_fitting(tp, pp, num_processes)}"
-        )
-    if parallelism.dp not in (None, dp):
-        raise ConfigError(
-            f"parallelism.dp={parallelism.dp} x tp={tp} x pp={pp} = {parallelism.dp * tp * pp} "
-            f"processes, but the run has {num_processes}; set parallelism.dp={dp} or null"
-        )
-    return Degrees(dp, tp, pp)
+    dp, rest = divmod(num_processes, parallelism.tp * parallelism.pp)
+    assert rest == 0
+    assert parallelism.dp in (None, dp)
+    return Degrees(dp, parallelism.tp, parallelism.pp)
 
 
 def coordinates(rank: int, degrees: Degrees) -> Coordinates:
@@ -74,12 +60,3 @@ def coordinates(rank: int, degrees: Degrees) -> Coordinates:
 def rank(place: Coordinates, degrees: Degrees) -> int:
     """The rank that stands there; the inverse of `coordinates`."""
     return (place.pp * degrees.dp + place.dp) * degrees.tp + place.tp
-
-
-def _fitting(tp: int, pp: int, num_processes: int) -> str:
-    """What would work instead."""
-    if num_processes % pp == 0:
-        share = num_processes // pp
-        fitting = ", ".join(str(n) for n in range(1, share + 1) if share % n == 0)
-        return f"with pp={pp}, use parallelism.tp={fitting}"
-    return f"use a number of processes that is a multiple of {tp * pp}, or smaller degrees"

@@ -9,7 +9,6 @@ import math
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 
 
@@ -90,15 +89,8 @@ def stage_layers(num_layers: int, pp: int) -> tuple[range, ...]:
     computes the head and the loss, and there are always fewer such layers than stages, so it never
     needs one; and a stage keeps the activations of as many micro batches as there are stages from
     it on (1F1B), so late ones have the room.
-
-    Raises:
-        ConfigError: There are more stages than layers.
     """
-    if pp > num_layers:
-        raise ConfigError(
-            f"parallelism.pp={pp} is more than model.num_layers={num_layers}; "
-            f"use at most {num_layers}"
-        )
+    assert pp <= num_layers
     least, extra = divmod(num_layers, pp)
     sizes = [least + (pp - 1 - extra <= stage < pp - 1) for stage in range(pp)]
     starts = [sum(sizes[:stage]) for stage in range(pp)]

@@ -26,8 +26,8 @@ def check_vocabulary(model: Model, tokenizer_size: int) -> None:
     """
     if tokenizer_size > model.vocab_size:
         raise ConfigError(
-            f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's {tokenizer_size} ids "
-            f"(data.tokenizer); use model.vocab_size={-(-tokenizer_size // 64) * 64}"
+            f"model.vocab_size={model.vocab_size} is smaller than the {tokenizer_size} ids of "
+            f"data.tokenizer; use model.vocab_size={-(-tokenizer_size // 64) * 64}"
         )
 
 

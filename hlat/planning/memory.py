@@ -8,8 +8,11 @@ import os
 from dataclasses import dataclass
 
 from hlat.config.hardware import Hardware
+from hlat.config.model import Model
 from hlat.config.run import Config
-from hlat.model.canonical import num_parameters
+from hlat.model.canonical import parameters
+from hlat.parallelism.mesh import Degrees, degrees
+from hlat.parallelism.plan import local_numel, stage_layers
 from hlat.precision import bytes_of, bytes_per_parameter
 
 
@@ -30,21 +33,18 @@ class Memory:
 
 
 def estimate(config: Config) -> Memory:
-    """Return what a device must hold at the height of the backward pass.
+    """Return what a device must hold at the height of the backward pass, term by term.
 
-    Weights, gradients and optimizer states are divided by tp x pp, the states also by dp under
-    ZeRO-1; what single ranks hold besides (norms, the embedding on the first stage) is left out, so
-    the estimate is a lower bound.
+    Each term is that of the stage where it is largest, so a pipeline's sum is slightly high.
     """
-    layout = config.parallelism
-    parameters = num_parameters(config.model) / (layout.tp * layout.pp)
-    replicas = config.hardware.num_processes // (layout.tp * layout.pp)
+    mesh = degrees(config.parallelism, config.hardware.num_processes)
+    held = max(_stage_parameters(config.model, mesh))
     cost = bytes_per_parameter(config.precision)
     return Memory(
-        weights=parameters * cost.weights,
-        gradients=parameters * cost.gradients,
-        optimizer=parameters * cost.optimizer / (replicas if layout.zero1 else 1),
-        activations=_activations(config, replicas),
+        weights=held * cost.weights,
+        gradients=held * cost.gradients,
+        optimizer=held * cost.optimizer / (mesh.dp if config.parallelism.zero1 else 1),
+        activations=_activations(config, mesh),
         logits=_logits(config),
     )
 
@@ -56,7 +56,21 @@ def device_memory(hardware: Hardware) -> float:
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def _activations(config: Config, replicas: int) -> float:
+def _stage_parameters(model: Model, mesh: Degrees) -> list[int]:
+    """Weights that one rank of each pipeline stage holds."""
+    counts = [0] * mesh.pp
+    stages = stage_layers(model.num_layers, mesh.pp)
+    stage_of_layer = {layer: stage for stage, layers in enumerate(stages) for layer in layers}
+    for parameter in parameters(model):
+        numel = local_numel(parameter.name, parameter.shape, model, mesh.tp)
+        if parameter.layer is not None:
+            counts[stage_of_layer[parameter.layer]] += numel
+        else:
+            counts[0 if parameter.name.startswith("model.embed_tokens") else -1] += numel
+    return counts
+
+
+def _activations(config: Config, mesh: Degrees) -> float:
     """Bytes that the layers of a stage keep for the backward pass, without recomputation.
 
     Per token and layer: the inputs of both norms and both coalesced projections, q, k, v, the
@@ -64,14 +78,13 @@ def _activations(config: Config, replicas: int) -> float:
     et al., arXiv 2205.05198, section 4, for SwiGLU without dropout and with fused attention).
     A 1F1B pipeline keeps min(micro batches, pp) micro batches on its first stage.
     """
-    model, batch, layout = config.model, config.batch, config.parallelism
+    model, batch = config.model, config.batch
     kv_size = model.num_key_value_heads * model.head_dim
     elements = 6 * model.hidden_size + 2 * kv_size + 3 * model.intermediate_size
-    layers = -(-model.num_layers // layout.pp)
-    micro_batches = batch.global_batch_size // (batch.micro_batch_size * replicas)
-    kept = min(micro_batches, layout.pp)
+    layers = max(len(stage) for stage in stage_layers(model.num_layers, mesh.pp))
+    kept = min(batch.global_batch_size // (batch.micro_batch_size * mesh.dp), mesh.pp)
     tokens = batch.micro_batch_size * batch.sequence_length
-    return tokens * kept * layers * elements * bytes_of(config.precision.compute) / layout.tp
+    return tokens * kept * layers * elements * bytes_of(config.precision.compute) / mesh.tp
 
 
 def _logits(config: Config) -> float:

@@ -14,7 +14,8 @@ def finite(numbers: Numbers) -> bool:
 class SpikeWatch:
     """Gradient spikes as the paper defines them (HLAT paper, section IV-A).
 
-    A spike is a gradient norm above the running average of the last `window` steps by more than `margin`.
+    A spike is a gradient norm above the running average of the last `window` steps by more than
+    `margin`.
     """
 
     def __init__(self, window: int, margin: float) -> None:

@@ -7,7 +7,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 
 
 class Interruption:
-    """Context in which the first signal is remembered instead of obeyed; a second one acts as it always did.
+    """Context in which the first signal is remembered and only the second one obeyed.
 
     Attributes:
         signal_name: Name of the signal that asked the run to stop; None while nobody did.

@@ -1,7 +1,7 @@
 """Saves the whole state of a run, and finds the state to go on from.
 
-A run looks into its own folder first and at checkpoint.start_from only when that holds nothing, so a restart never rewinds
-a run to the checkpoint that it once began from.
+A run looks into its own folder first and at checkpoint.start_from only when that holds nothing, so
+a restart never rewinds a run to the checkpoint that it once began from.
 """
 
 import dataclasses
@@ -21,32 +21,32 @@ from hlat.tracking.tracker import Tracker
 def resume(
     config: Config, folder: Path, engine: Engine, loader: Loader, tracker: Tracker
 ) -> TrainingState:
-    """Fill engine and loader from the checkpoint to go on from, and open the tracker's attempt there.
+    """Fill engine and loader from the checkpoint to go on from; open the attempt there.
 
     Raises:
         ConfigError: The checkpoint belongs to a run with other fixed settings or other data.
     """
-    settings = {"fixed": identity.fixed(config), "adjustable": identity.adjustable(config)}
+    fresh = TrainingState(fixed=identity.fixed(config), adjustable=identity.adjustable(config))
     path, refused = _newest(config, folder)
     for reason in refused:
         tracker.say(f"WARNING: {reason}")
     if path is None:
         tracker.begin(0, refused=refused)
-        return TrainingState(**settings)
+        return fresh
     state = TrainingState.from_json(store.load_state(path))
-    if changed := differences(state.fixed, settings["fixed"]):
+    if changed := differences(state.fixed, fresh.fixed):
         raise ConfigError(
             *(
                 f"{path} cannot go on: {line}; set it back or choose another run.name"
                 for line in changed
             )
         )
-    changed = differences(state.adjustable, settings["adjustable"])
+    changed = differences(state.adjustable, fresh.adjustable)
     store.restore(path, engine.chunks())
     loader.restore(state.data)
     tracker.say(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
     tracker.begin(state.step, checkpoint=str(path), changed=changed, refused=refused)
-    return dataclasses.replace(state, **settings)
+    return dataclasses.replace(fresh, step=state.step, tokens=state.tokens)
 
 
 def save(
@@ -63,7 +63,9 @@ def save(
     try:
         path = store.save(checkpoints, state.step, engine.chunks(), state.to_json())
     except OSError as error:
-        tracker.say(f"WARNING: no checkpoint at step {state.step}: {error}; the previous ones are intact")
+        tracker.say(
+            f"WARNING: no checkpoint at step {state.step}: {error}; the previous ones are intact"
+        )
         tracker.event("checkpoint_failed", state.step, reason=str(error))
     else:
         tracker.event("checkpoint", state.step, path=str(path))

@@ -9,7 +9,7 @@ from hlat.tracking.journal import Journal
 _HEADLINES = {
     Exit.FINISHED: "finished at step {step}",
     Exit.PREEMPTED: "interrupted and saved at step {step}; the same command goes on from there",
-    Exit.DIVERGED: "stopped at step {step}: the loss or gradient norm is not a number; nothing was saved of it",
+    Exit.DIVERGED: "stopped at step {step}: loss or gradient norm is not finite; nothing was saved",
 }
 
 
@@ -19,9 +19,8 @@ def farewell(folder: Path, exit_code: Exit, overrides: list[str]) -> None:
     print(f"\n{_HEADLINES[exit_code].format(step=events[-1]['step'])}")
     measured = [row["bits_per_byte"]["mean"] for row in events if row["event"] == "evaluate"]
     if measured:
-        print(
-            f"held-out bits per byte: {' -> '.join(f'{bits:.3f}' for bits in measured[:: max(1, len(measured) - 1)])}"
-        )
+        first_and_last = measured[:: max(1, len(measured) - 1)]
+        print(f"held-out bits per byte: {' -> '.join(f'{bits:.3f}' for bits in first_and_last)}")
     print(f"run folder: {folder}")
     print(f"report:     {folder / 'report.html'}")
     print(f"resume:     {_command(exit_code, overrides)}", flush=True)

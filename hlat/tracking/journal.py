@@ -35,7 +35,10 @@ class Journal:
             self._write()
         except OSError as error:
             if not self._warned:
-                print(f"hlat: cannot write {self.path}: {error.strerror}; training goes on", file=sys.stderr)
+                print(
+                    f"hlat: cannot write {self.path}: {error.strerror}; training goes on",
+                    file=sys.stderr,
+                )
             self._warned = True
 
     def rows(self) -> list[dict[str, Any]]:

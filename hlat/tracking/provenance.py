@@ -1,7 +1,7 @@
 """Where a run came from: code, packages, machine.
 
-A result without its code revision cannot be repeated. The difference to the revision is kept too, because research code
-is rarely committed when a run starts.
+A result without its code revision cannot be repeated. The difference to the revision is kept too,
+because research code is rarely committed when a run starts.
 """
 
 import platform
@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def collect(data: dict[str, Any]) -> dict[str, Any]:
-    """Return code revision and difference, versions of all packages, Python, host and the data's fingerprint."""
+    """Return code revision and difference, package versions, host, and the data's fingerprint."""
     return {
         "git_revision": _git("rev-parse", "HEAD"),
         "git_diff": _git("diff", "HEAD"),
@@ -35,7 +35,7 @@ def _name(distribution: metadata.Distribution) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Return what git says of the checkout that holds this package; None outside a checkout or without git."""
+    """Return what git says of this package's checkout; None without git or a checkout."""
     if not (_PACKAGE.parent / ".git").exists():
         return None
     try:

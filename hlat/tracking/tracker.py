@@ -1,4 +1,7 @@
-"""The record of a run: one row per logged step, one row per event, shown on the console as it is written."""
+"""The record of a run: a row per logged step, a row per event, shown as they are written.
+
+Rows are the run's memory: reports, resumption and the console all read from them.
+"""
 
 import time
 from pathlib import Path
@@ -30,7 +33,7 @@ class Tracker:
         self.restart_clock(0)
 
     def begin(self, step: int, **details: Any) -> None:
-        """Open the attempt at `step`; what an earlier attempt logged beyond it will be logged again."""
+        """Open the attempt at `step`; rows beyond it will be written again."""
         self._metrics.keep(step)
         self.event("resume" if step else "start", step, **details)
         self._console = Console(self._config.tracking.console, total_steps(self._config), step)
@@ -76,7 +79,7 @@ class Tracker:
             self._console.say(text)
 
     def restart_clock(self, step: int) -> None:
-        """Begin to time the steps after `step`, so that an evaluation or a save does not count as training."""
+        """Time from here on, so that an evaluation or a save does not count as training."""
         self._last_step, self._last_time, self._waited = step, time.perf_counter(), 0.0
 
     def close(self) -> None:

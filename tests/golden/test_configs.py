@@ -1,4 +1,5 @@
-"""The fully resolved configuration of every model, experiment and sweep, as it was when somebody last looked."""
+"""The fully resolved configuration of every model, experiment and sweep, as it was when somebody
+last looked."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,9 @@ def test_configuration_is_as_recorded(
     if pytestconfig.getoption("--update"):
         GOLDEN.mkdir(exist_ok=True)
         file.write_text(now)
-    assert now == file.read_text(), f"{choice} changed; if that is meant: pytest tests/golden --update"
+    assert now == file.read_text(), (
+        f"{choice} changed; if that is meant: pytest tests/golden --update"
+    )
 
 
 def test_every_record_belongs_to_a_choice() -> None:

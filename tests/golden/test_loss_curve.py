@@ -1,6 +1,8 @@
-"""Twenty steps in fp32: equal to the record, and bit-identical between two runs and across a resume at step 10.
+"""Twenty steps in fp32: equal to the record, and bit-identical between two runs and across a resume
+at step 10.
 
-The record is compared at 1e-5 relative: another processor sums in another order, and twenty steps amplify the last bit.
+The record is compared at 1e-5 relative: another processor sums in another order, and twenty steps
+amplify the last bit.
 On one machine nothing may differ at all.
 """
 
@@ -23,7 +25,10 @@ def losses(compose, small, tmp_path):
     def run(name, *overrides):
         composed = compose(*small, f"run.root={tmp_path}", f"run.name={name}", *overrides)
         train.run(resolve(composed), OmegaConf.to_yaml(composed), [])
-        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        ]
         assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
         return [row["loss"] for row in rows]
 

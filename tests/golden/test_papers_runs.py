@@ -1,4 +1,5 @@
-"""The presets against the paper and the released scripts, number by number (HLAT sections III and V, tp_zero1_*.sh)."""
+"""The presets against the paper and the released scripts, number by number (HLAT sections III and
+V, tp_zero1_*.sh)."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -74,7 +75,9 @@ def test_preset_is_the_papers(compose, choice):
         assert OmegaConf.select(plain, key) == value, key
 
 
-@pytest.mark.parametrize(("experiment", "nodes", "dp"), [("hlat_7b", 64, 256), ("hlat_70b", 256, 32)])
+@pytest.mark.parametrize(
+    ("experiment", "nodes", "dp"), [("hlat_7b", 64, 256), ("hlat_70b", 256, 32)]
+)
 def test_experiments_fill_their_nodes(compose, experiment, nodes, dp):
     config = OmegaConf.to_object(compose(f"experiment={experiment}"))
     assert config.hardware.nodes == nodes

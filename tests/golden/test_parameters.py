@@ -21,11 +21,14 @@ def test_inventory_is_as_recorded(size, compose, pytestconfig):
     if pytestconfig.getoption("--update"):
         GOLDEN.mkdir(exist_ok=True)
         file.write_text(now)
-    assert now == file.read_text(), f"{size} changed; if that is meant: pytest tests/golden --update"
+    assert now == file.read_text(), (
+        f"{size} changed; if that is meant: pytest tests/golden --update"
+    )
 
 
 def _line(parameter, config):
     std = initial_std(parameter, config.model)
     shape = "x".join(map(str, parameter.shape))
     initial = "ones" if std is None else f"normal({std:.6g})"
-    return f"{parameter.name} {shape} {initial} decay {config.optimizer.weight_decay} {rule(parameter.name).value}\n"
+    decay = f"decay {config.optimizer.weight_decay}"
+    return f"{parameter.name} {shape} {initial} {decay} {rule(parameter.name).value}\n"

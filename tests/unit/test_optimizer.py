@@ -1,5 +1,7 @@
 """AdamW, norm and clipping against PyTorch and against the update written out in float64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -55,10 +57,18 @@ def test_moments_take_the_dtype_of_the_tensors(dtype: torch.dtype) -> None:
     assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == dtype
 
 
-def test_fused_where_pytorch_has_it() -> None:
-    assert build(SETTINGS, [torch.nn.Parameter(torch.ones(1))]).defaults["fused"]
-    elsewhere = torch.nn.Parameter(torch.ones(1, device="meta"))
-    assert not build(SETTINGS, [elsewhere]).defaults["fused"]
+def test_fused_where_pytorch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    assert build(SETTINGS, weights).defaults["fused"]
+
+    class Unfused(torch.optim.AdamW):
+        def __init__(self, *arguments: Any, fused: bool = False, **settings: Any) -> None:
+            if fused:
+                raise RuntimeError("`fused=True` requires params of supported devices")
+            super().__init__(*arguments, **settings)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Unfused)
+    assert not build(SETTINGS, weights).defaults["fused"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

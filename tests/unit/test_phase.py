@@ -1,9 +1,6 @@
 """The rounding of stages to steps."""
 
-import pytest
-
 from hlat.config.batch import Batch
-from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase, Stage
 from hlat.phase import boundaries, num_steps, stage_at
 
@@ -49,8 +46,3 @@ def test_a_stage_that_rounding_swallows_has_no_step() -> None:
     swallowed = phase(11, 3, 20)
     assert boundaries(swallowed, SMALL) == (0, 2, 2)
     assert [stage_at(step, swallowed, SMALL).name for step in range(4)] == ["0", "0", "2", "2"]
-
-
-def test_only_the_last_stage_may_be_open() -> None:
-    with pytest.raises(ConfigError, match=r"phase\.timeline\[0\]\.tokens=null \(0\)"):
-        boundaries(phase(None, 10), SMALL)

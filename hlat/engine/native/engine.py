@@ -1,6 +1,7 @@
 """Trains on one process with PyTorch alone, on whatever device torch has.
 
-The device is a string from the configuration or torch's own answer, so the same code serves a CPU, a GPU and Trainium 2.
+The device is a string from the configuration or torch's own answer, so the same code serves a CPU,
+a GPU and Trainium 2.
 """
 
 import os
@@ -17,7 +18,7 @@ from hlat.config.errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.engine.interface import Numbers, World
-from hlat.model.canonical import Parameter, parameters
+from hlat.model.canonical import parameters
 from hlat.model.canonical_views import canonical_views
 from hlat.model.initialise import initial_values
 from hlat.model.llama import Llama, next_token_loss
@@ -32,7 +33,7 @@ class NativeEngine:
     world = World()
 
     def build(self, config: Config) -> None:
-        """Make the model on the device, initialised from (seed, name, index), with its optimizer."""
+        """Make the model on the device, initialised, with its optimizer."""
         self.config = config
         self.device = _device(config.engine.device)
         if config.engine.deterministic:
@@ -108,7 +109,7 @@ class NativeEngine:
                 view.copy_(torch.from_numpy(values).view(view.shape))
 
     def _make_moments(self) -> None:
-        """Let torch make its own optimizer state: one update with zero gradients at rate zero, then forgotten."""
+        """Let torch make its optimizer state: an update with zero gradients at rate zero."""
         for weight in self.model.parameters():
             weight.grad = torch.zeros_like(weight)
         for group in self.optimizer.param_groups:
@@ -119,7 +120,7 @@ class NativeEngine:
             state["step"].zero_()
 
     def _accumulate_gradients(self, tokens: NDArray[np.int32]) -> Tensor:
-        """Leave the gradient of the mean loss over all micro batches in the weights; return that loss."""
+        """Add up the gradient of the mean loss over all micro batches; return that loss."""
         predicted = _predicted(tokens)
         total = torch.zeros((), device=self.device)
         for micro in self._micro_batches(tokens):
@@ -131,7 +132,7 @@ class NativeEngine:
     def _micro_batches(self, tokens: NDArray[np.int32]) -> tuple[Tensor, ...]:
         """Cut [n, s] into micro batches on the device; the last one may be smaller."""
         on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
-        return on_device.split(self.config.batch.micro_batch_size)
+        return torch.split(on_device, self.config.batch.micro_batch_size)
 
     def _chunks(self, kind: str, tensors: dict[str, Tensor]) -> Iterator[Chunk]:
         for name, view in canonical_views(self.config.model, tensors):
@@ -141,7 +142,7 @@ class NativeEngine:
 
 def _predicted(tokens: NDArray[np.int32]) -> int:
     """Number of predictions: every token but the first of each sequence."""
-    return tokens.shape[0] * (tokens.shape[1] - 1)
+    return tokens[:, 1:].size
 
 
 def _device(name: str) -> torch.device:

@@ -8,8 +8,14 @@ from hlat.config.explain import explain, keys
 
 CASES = [
     ("modle=7b", "modle is not a key of the configuration; did you mean model?"),
-    ("model=7bb", "model=7bb does not exist; did you mean 7b? choices: 13b, 160m, 1b, 70b, 7b, tiny"),
-    ("optimizer.beta3=1", "optimizer.beta3 is not a key of the configuration; did you mean optimizer.beta2?"),
+    (
+        "model=7bb",
+        "model=7bb does not exist; did you mean 7b? choices: 13b, 160m, 1b, 70b, 7b, tiny",
+    ),
+    (
+        "optimizer.beta3=1",
+        "optimizer.beta3 is not a key of the configuration; did you mean optimizer.beta2?",
+    ),
     ("model.num_layer=1", "did you mean model.num_layers?"),
     ("zzz.qqq=1", "zzz.qqq is not a key of the configuration; `--cfg job` prints all keys"),
     ("batch.zzz=1", "batch has global_batch_size, micro_batch_size, sequence_length"),
@@ -17,7 +23,10 @@ CASES = [
         "batch.global_batch_size=many",
         "batch.global_batch_size=many: Value 'many' of type 'str' could not be converted to Integer",
     ),
-    ("schedule.name=cosin", "schedule.name=cosin: Invalid value 'cosin', expected one of [cosine, hlat]"),
+    (
+        "schedule.name=cosin",
+        "schedule.name=cosin: Invalid value 'cosin', expected one of [cosine, hlat]",
+    ),
     ("+model=7b", "Multiple values for model"),
 ]
 

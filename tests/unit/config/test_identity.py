@@ -5,8 +5,20 @@ import pytest
 from hlat.config.identity import adjustable, default_name, fixed
 from hlat.config.resolve import resolve
 
-SAME = ["run.steps=7", "run.root=/elsewhere", "run.log_every=3", "batch.micro_batch_size=2", "checkpoint.every_steps=9"]
-OTHER = ["optimizer.lr=1e-2", "run.seed=1", "model.num_layers=3", "precision=bf16", "data.sources.code.weight=0.4"]
+SAME = [
+    "run.steps=7",
+    "run.root=/elsewhere",
+    "run.log_every=3",
+    "batch.micro_batch_size=2",
+    "checkpoint.every_steps=9",
+]
+OTHER = [
+    "optimizer.lr=1e-2",
+    "run.seed=1",
+    "model.num_layers=3",
+    "precision=bf16",
+    "data.sources.code.weight=0.4",
+]
 
 
 @pytest.mark.parametrize("override", SAME)

@@ -235,18 +235,3 @@ def test_heldout_is_the_same_on_every_rank_and_seed(corpora, open_loader) -> Non
     for name, found in other.heldout(4).items():
         np.testing.assert_array_equal(found.tokens, expected[name].tokens)
     assert set(expected) == set(WEIGHTS)
-
-
-@pytest.mark.parametrize(
-    ("batch", "changes", "ranks", "message"),
-    [
-        (Batch(4, 1, 32), {}, 3, r"global_batch_size=4 cannot be shared by 3 data-parallel ranks"),
-        (Batch(0, 1, 32), {}, 1, r"batch\.global_batch_size=0 must be at least 1"),
-        (Batch(4, 1, 0), {}, 1, r"batch\.sequence_length=0 must be at least 1"),
-        (Batch(4, 1, 32), {"prefetch": -1}, 1, r"data\.prefetch=-1 must be at least 0"),
-        (Batch(4, 1, 32), {"heldout_documents": -1}, 1, r"data\.heldout_documents=-1 must be"),
-    ],
-)
-def test_sizes_that_cannot_work_are_errors(corpora, open_loader, batch, changes, ranks, message):
-    with pytest.raises(ConfigError, match=message):
-        open_loader(corpora.data(**changes), batch=batch, num_ranks=ranks)

@@ -2,11 +2,8 @@
 
 import random
 
-import pytest
-
 from hlat.config.batch import Batch
 from hlat.config.data import Data, Source
-from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase
 from hlat.config.phase import Stage as StageConfig
 from hlat.data.mixture import Stage, make_timeline
@@ -60,25 +57,3 @@ def test_no_source_is_ever_further_behind_than_the_others_segments() -> None:
         tokens[stage.next_source(tokens)] += dice.randint(1, 1024)
         total = sum(tokens.values())
         assert all(abs(tokens[n] - share * total) <= 2 * 1024 for n, share in stage.shares)
-
-
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ([], r"phase\.timeline: is empty"),
-        (
-            [StageConfig("a"), StageConfig("b")],
-            r"phase\.timeline\[0\]\.tokens=null \(a\), but only the last stage",
-        ),
-        (
-            [StageConfig("a", None, {"q": 1.0})],
-            r"timeline\[0\]\.weights: there is no data\.sources\.q; use x, y",
-        ),
-        ([StageConfig("a", None, {"x": -1.0, "y": 1.0})], r"x=-1\.0 is not a share of tokens"),
-        ([StageConfig("a", None, {"x": float("nan"), "y": 1.0})], "x=nan is not a share"),
-        ([StageConfig("a", None, {"x": 0.0})], "no source has a share; set at least one above 0"),
-    ],
-)
-def test_what_cannot_work_is_an_error(stages: list[StageConfig], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_timeline(Phase("p", stages), make_data({"x": 1.0, "y": 1.0}), BATCH)

@@ -4,7 +4,6 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 from hlat.model.canonical import parameters
 from hlat.parallelism.plan import PLAN, Rule, local_numel, local_shape, rule, stage_layers
@@ -75,8 +74,3 @@ def test_stages_cover_the_layers_in_order(num_layers: int) -> None:
         sizes = [len(stage) for stage in stages]
         assert max(sizes) - min(sizes) <= 1
         assert sizes[-1] == min(sizes)
-
-
-def test_more_stages_than_layers() -> None:
-    with pytest.raises(ConfigError, match=r"parallelism\.pp=4 is more than model\.num_layers=3"):
-        stage_layers(3, 4)

@@ -26,7 +26,11 @@ def test_floats_come_back_to_the_last_bit(journal):
 
 def test_not_a_number_is_null_so_that_any_json_reader_can_read_it(journal):
     journal.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf")})
-    assert json.loads(journal.path.read_text(), parse_constant=pytest.fail) == {"step": 1, "loss": None, "grad_norm": None}
+    assert json.loads(journal.path.read_text(), parse_constant=pytest.fail) == {
+        "step": 1,
+        "loss": None,
+        "grad_norm": None,
+    }
 
 
 def test_half_a_line_of_a_killed_process_is_cut_off(journal):
@@ -49,7 +53,11 @@ def test_a_full_disk_delays_rows_and_loses_none(journal, monkeypatch, capsys):
     journal.append({"step": 1})
     real = os.write
     with monkeypatch.context() as full:
-        full.setattr(os, "write", lambda descriptor, data: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        full.setattr(
+            os,
+            "write",
+            lambda descriptor, data: (_ for _ in ()).throw(OSError(28, "No space left on device")),
+        )
         journal.append({"step": 2})
         journal.append({"step": 3})
     assert os.write is real
@@ -61,9 +69,11 @@ def test_a_full_disk_delays_rows_and_loses_none(journal, monkeypatch, capsys):
 
 def test_a_disk_that_fills_in_the_middle_of_a_row_leaves_no_half_row(journal, monkeypatch):
     real = os.write
+
     def short(descriptor, data):
         real(descriptor, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
+
     with monkeypatch.context() as full:
         full.setattr(os, "write", short)
         journal.append({"step": 1})

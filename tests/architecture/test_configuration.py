@@ -1,0 +1,70 @@
+"""One noun in three places, a docstring under every field, no code named by a configuration."""
+
+import ast
+import dataclasses
+import typing
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.folders import folder
+from hlat.config.run import Config
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+GROUPS = [field.name for field in dataclasses.fields(Config) if field.name != "run"]
+YAMLS = sorted([*(REPOSITORY / "conf").rglob("*.yaml"), *(REPOSITORY / "sweeps").rglob("*.yaml")])
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_group_stands_in_conf_schema_and_code(group: str) -> None:
+    code = REPOSITORY / "hlat" / group
+    assert any((REPOSITORY / "conf" / group).glob("*.yaml"))
+    assert (REPOSITORY / "hlat/config" / f"{group}.py").is_file()
+    # The batch is sizes only; code that cuts batches reads them from the schema
+    assert code.is_dir() or code.with_suffix(".py").is_file() or group == "batch"
+
+
+def test_conf_holds_groups_and_experiments_only() -> None:
+    folders = {path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir()} - {
+        "__pycache__"
+    }
+    assert folders == {*GROUPS, "experiment"}
+
+
+@pytest.mark.parametrize(
+    "file", sorted((REPOSITORY / "hlat/config").glob("*.py")), ids=lambda file: file.stem
+)
+def test_every_field_has_a_docstring(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ClassDef) and node.decorator_list and node.name != "Config":
+            for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(statement, ast.AnnAssign):
+                    told = isinstance(following, ast.Expr) and isinstance(
+                        following.value, ast.Constant
+                    )
+                    assert told, f"{file.name}: {node.name}.{ast.unparse(statement.target)}"
+
+
+@pytest.mark.parametrize("file", YAMLS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_no_configuration_names_code_to_run(file: Path) -> None:
+    assert "_target_" not in file.read_text()
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
+def test_every_choice_of_a_group_fits_its_schema(
+    field: "dataclasses.Field[typing.Any]", compose
+) -> None:
+    if field.name == "run":
+        return
+    for file in sorted((folder("conf") / field.name).glob("*.yaml")):
+        section = compose(f"{field.name}={file.stem}")[field.name]
+        assert OmegaConf.get_type(section) is typing.get_type_hints(Config)[field.name]
+        assert not OmegaConf.missing_keys(section), file
+
+
+def test_hardware_prices_are_dated_and_figures_cited(compose) -> None:
+    for file in sorted((folder("conf") / "hardware").glob("*.yaml")):
+        hardware = compose(f"hardware={file.stem}").hardware
+        assert (hardware.price_usd_per_hour is None) == (hardware.price_date is None), file
+        assert hardware.source or not hardware.peak_tflops, file

@@ -1,0 +1,54 @@
+"""The package map names every folder, so that a wheel holds what a checkout holds."""
+
+import configparser
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+def test_the_map_names_every_package() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(REPOSITORY / "setup.cfg")
+    named = set(setup["options"]["packages"].split())
+    own = {
+        ".".join(file.parent.relative_to(REPOSITORY).parts)
+        for file in (REPOSITORY / "hlat").rglob("__init__.py")
+    }
+    assert named == own | {"hlat.conf", "hlat.sweeps", "hydra_plugins.hlat_launchers"}
+
+
+def test_composing_and_help_import_no_heavy_library(tmp_path: Path) -> None:
+    """Checked by an import hook, and by running where those libraries cannot be imported at all."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in {'torch', 'pyarrow', 'tokenizers', 'matplotlib', 'numpy'}:\n"
+        "            raise ImportError(f'{name} was imported while composing')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    environment = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}", "PATH": ""}
+    for arguments in (
+        ["--cfg", "job"],
+        ["--help"],
+        ["model=70b", "precision=mixed", "--cfg", "job"],
+        ["--info", "plugins"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "hlat.train", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    refused = subprocess.run(
+        [sys.executable, "-m", "hlat.train", "model=70b"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert refused.returncode == 2, refused.stderr

@@ -1,0 +1,195 @@
+"""What every engine promises to the story of a run, checked on each engine that this version
+executes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from hlat.checkpoint import store
+from hlat.config.engine import Backend
+from hlat.config.errors import ConfigError
+from hlat.config.resolve import resolve
+from hlat.engine.create import create_engine
+from hlat.model.canonical import parameters
+
+ENGINES = ["native"]
+RATE = 1e-3
+
+
+@pytest.fixture(params=ENGINES)
+def config(request, compose, small):
+    return resolve(compose(*small, f"engine={request.param}"))
+
+
+@pytest.fixture
+def build(config):
+    """Build an engine, with some settings replaced: build(run={"seed": 1})."""
+
+    def make(**groups):
+        changed = {
+            name: dataclasses.replace(getattr(config, name), **values)
+            for name, values in groups.items()
+        }
+        engine = create_engine(config.engine)
+        engine.build(dataclasses.replace(config, **changed))
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def tokens(config):
+    generator = np.random.default_rng(0)
+    size = (config.batch.global_batch_size, config.batch.sequence_length)
+    return [generator.integers(0, config.model.vocab_size, size, dtype=np.int32) for _ in range(4)]
+
+
+def _train(engine, batches):
+    return [engine.read(engine.train_step(batch, RATE)) for batch in batches]
+
+
+def _state(engine):
+    return {chunk.name: chunk.tensor.detach().clone() for chunk in engine.chunks()}
+
+
+def test_initial_loss_is_that_of_a_uniform_guess(build, tokens, config):
+    assert build().read(build().eval_step(tokens[0])).loss == pytest.approx(
+        np.log(config.model.vocab_size), abs=0.1
+    )
+
+
+def test_the_same_seed_gives_the_same_bits(build, tokens):
+    assert _train(build(), tokens) == _train(build(), tokens)
+
+
+def test_another_seed_gives_another_model(build, tokens):
+    assert _train(build(), tokens[:1]) != _train(build(run={"seed": 1}), tokens[:1])
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 8])
+def test_accumulation_does_not_change_the_step(build, tokens, micro_batch_size):
+    for one, other in zip(
+        _train(build(), tokens),
+        _train(build(batch={"micro_batch_size": micro_batch_size}), tokens),
+        strict=True,
+    ):
+        assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=2e-6)
+
+
+def test_training_lowers_the_loss_on_what_it_saw(build, tokens):
+    engine = build()
+    losses = [numbers.loss for numbers in _train(engine, tokens[:1] * 5)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_evaluation_changes_nothing_and_takes_any_number_of_sequences(build, tokens):
+    engine = build()
+    before = _state(engine)
+    whole = engine.read(engine.eval_step(tokens[0])).loss
+    parts = [
+        engine.read(engine.eval_step(tokens[0][rows])).loss for rows in (slice(0, 3), slice(3, 8))
+    ]
+    assert (3 * parts[0] + 5 * parts[1]) / 8 == pytest.approx(whole, rel=1e-6)
+    assert all(torch.equal(before[name], tensor) for name, tensor in _state(engine).items())
+
+
+def test_evaluation_has_no_norms(build, tokens):
+    engine = build()
+    numbers = engine.read(engine.eval_step(tokens[0]))
+    assert numbers.grad_norm is None
+    assert numbers.param_norm is None
+
+
+def test_rate_zero_changes_moments_but_no_weight(build, tokens):
+    engine = build()
+    before = _state(engine)
+    engine.train_step(tokens[0], 0.0)
+    for name, tensor in _state(engine).items():
+        assert torch.equal(tensor, before[name]) == name.startswith("weights/"), name
+
+
+def test_the_state_covers_every_canonical_parameter_and_moment_once(build, config):
+    engine = build()
+    names = [chunk.name for chunk in engine.chunks()]
+    canonical = [parameter.name for parameter in parameters(config.model)]
+    assert sorted(names) == sorted(
+        f"{k}/{n}" for k in ("weights", "exp_avg", "exp_avg_sq", "updates") for n in canonical
+    )
+    shapes = {parameter.name: parameter.shape for parameter in parameters(config.model)}
+    for chunk in engine.chunks():
+        if not chunk.name.startswith("updates/"):
+            assert chunk.shape == shapes[chunk.name.partition("/")[2]]
+
+
+def test_a_state_saved_and_restored_goes_on_to_the_last_bit(build, tokens, tmp_path):
+    engine = build()
+    _train(engine, tokens[:2])
+    path = store.save(tmp_path, 2, engine.chunks(), {})
+    other = build(run={"seed": 99})
+    store.restore(path, other.chunks())
+    assert _train(other, tokens[2:]) == _train(engine, tokens[2:])
+
+
+def test_numbers_equal_plain_pytorch(build, tokens, config):
+    """One step against torch's own clipping and AdamW on an independent copy of the model."""
+    from hlat.model.llama import Llama, next_token_loss
+
+    engine = build()
+    model = Llama(config.model)
+    with torch.no_grad():
+        for copy, original in zip(model.parameters(), engine.model.parameters(), strict=True):
+            copy.copy_(original)
+    ours = engine.read(engine.train_step(tokens[0], RATE))
+    batch = torch.from_numpy(tokens[0])
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=RATE,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        weight_decay=0.1,
+        foreach=False,
+        fused=False,
+    )
+    loss = next_token_loss(model(batch), batch) / (batch.shape[0] * (batch.shape[1] - 1))
+    loss.backward()
+    # torch's own fp32 norm of a large tensor is off in the fifth digit; the reference is in fp64
+    norm = torch.cat([weight.grad.double().flatten() for weight in model.parameters()]).norm()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    assert ours.loss == pytest.approx(loss.item(), rel=1e-6)
+    assert ours.grad_norm == pytest.approx(norm.item(), rel=1e-6)
+    for copy, original in zip(model.parameters(), engine.model.parameters(), strict=True):
+        # A first Adam step has size RATE whatever the gradient's, so its error is measured against
+        # RATE
+        torch.testing.assert_close(copy, original, rtol=1e-6, atol=RATE * 2e-2)
+
+
+def test_bf16_holds_everything_in_bf16(build, tokens):
+    from hlat.config.precision import Dtype
+
+    engine = build(
+        precision=dict.fromkeys(
+            ("weights", "compute", "gradients", "accumulation", "reduction", "optimizer_state"),
+            Dtype.bf16,
+        )
+    )
+    _train(engine, tokens[:1])
+    dtypes = {chunk.name.partition("/")[0]: chunk.tensor.dtype for chunk in engine.chunks()}
+    assert {dtypes[kind] for kind in ("weights", "exp_avg", "exp_avg_sq")} == {torch.bfloat16}
+
+
+def test_a_device_that_is_not_there_is_refused_by_name(build):
+    with pytest.raises(
+        ConfigError, match=r"engine\.device=neuron is not on this machine; use auto or cpu"
+    ):
+        build(engine={"device": "neuron"})
+
+
+def test_an_engine_that_does_not_exist_is_refused(compose):
+    config = OmegaConf.to_object(compose("engine=nxd"))
+    assert config.engine.name is Backend.nxd
+    with pytest.raises(ValueError, match="cannot execute"):
+        create_engine(config.engine)

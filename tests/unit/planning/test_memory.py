@@ -1,0 +1,86 @@
+"""Memory terms against cases worked by hand, and refusals that name the terms."""
+
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.errors import ConfigError
+from hlat.planning.feasibility import check_vocabulary, refuse_infeasible
+from hlat.planning.memory import device_memory, estimate
+
+
+@pytest.fixture
+def config(compose):
+    return lambda *overrides: OmegaConf.to_object(compose(*overrides))
+
+
+def test_7b_in_bf16_costs_8_bytes_a_parameter_over_8_ranks(config):
+    memory = estimate(config("experiment=hlat_7b"))
+    # 6,738,415,616 x 8 / 8, and the norms, which every rank holds whole: 65 x 4096 x 7/8 x 8
+    assert memory.weights + memory.gradients + memory.optimizer == 6_738_415_616 + 65 * 4096 * 7
+
+
+def test_70b_shards_its_optimizer_over_dp(config):
+    memory = estimate(config("experiment=hlat_70b"))
+    layer = 8192 * (2 * 8192 + 3 * 28672) / 32 + 2 * 128 * 8192 + 2 * 8192  # one kv head a rank
+    first_stage = 10 * layer + 32000 * 8192 / 32
+    assert memory.weights == pytest.approx(2 * (first_stage + 8192), abs=2 * 8192)
+    assert memory.gradients == 2 * memory.weights
+    assert memory.optimizer == pytest.approx(memory.weights / 2 * 12 / 32)
+
+
+def test_activations_and_logits_of_the_tiny_model(config):
+    memory = estimate(config())
+    tokens = config().batch.micro_batch_size * config().batch.sequence_length
+    assert memory.activations == tokens * 4 * (6 * 128 + 2 * 64 + 3 * 352) * 4
+    assert memory.logits == tokens * 4096 * 12
+
+
+def test_a_pipelines_first_stage_keeps_pp_micro_batches(config):
+    overrides = ("experiment=hlat_70b", "hardware.nodes=8")
+    whole = estimate(config(*overrides))
+    single = estimate(config(*overrides, "batch.global_batch_size=1"))
+    assert whole.activations == 8 * single.activations
+
+
+def test_memory_is_the_hardwares_or_the_machines(config):
+    assert device_memory(config("hardware=trn1_32xl").hardware) == 16 * 2**30
+    assert device_memory(config().hardware) > 2**30
+
+
+def test_a_model_that_does_not_fit_is_refused_with_every_term(config):
+    wanted = config("model=70b", "parallelism=single", "precision=fp32", "hardware.memory_gib=24")
+    with pytest.raises(ConfigError) as caught:
+        refuse_infeasible(wanted)
+    message = str(caught.value)
+    assert message.startswith("model=70b needs 1,")
+    assert "hardware=cpu has 24.0" in message
+    for term in ("weights 257.0", "gradients 257.0", "optimizer 513.9", "activations", "logits"):
+        assert term in message
+
+
+def test_what_fits_is_accepted(config):
+    refuse_infeasible(config())
+
+
+def test_a_variable_that_the_pinned_sdk_dropped_is_refused_with_its_replacement(config):
+    wanted = config("compiler=neuron_2_31", "+compiler.environment.XLA_USE_BF16='1'")
+    with pytest.raises(
+        ConfigError, match=r"compiler\.environment\.XLA_USE_BF16 was removed .* precision=bf16_sr"
+    ):
+        refuse_infeasible(wanted)
+
+
+@pytest.mark.parametrize(
+    "preset", ["none", "neuron_2_20", "neuron_2_28", "neuron_2_31", "neuron_2_33"]
+)
+def test_presets_name_no_dropped_variable(config, preset):
+    refuse_infeasible(config(f"compiler={preset}"))
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(config):
+    model = dataclasses.replace(config().model, vocab_size=100)
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is smaller than the 4096 ids"):
+        check_vocabulary(model, 4096)
+    check_vocabulary(model, 100)

@@ -1,0 +1,31 @@
+"""Spikes by the paper's definition; finite numbers by arithmetic's."""
+
+import pytest
+
+from hlat.engine.interface import Numbers
+from hlat.recovery.divergence import SpikeWatch, finite
+
+
+def test_a_spike_exceeds_the_running_average_by_the_margin():
+    watch = SpikeWatch(window=20, margin=0.1)
+    assert not any(watch.is_spike(1.0) for _ in range(20))
+    assert not watch.is_spike(1.09)
+    assert watch.is_spike(1.2)
+
+
+def test_nothing_is_a_spike_while_the_window_fills():
+    watch = SpikeWatch(window=3, margin=0.1)
+    assert [watch.is_spike(norm) for norm in (1.0, 9.0, 1.0, 9.0)] == [False, False, False, True]
+
+
+def test_the_window_forgets():
+    watch = SpikeWatch(window=2, margin=0.1)
+    norms = (5.0, 5.0, 1.0, 1.0, 1.2)
+    assert [watch.is_spike(norm) for norm in norms] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_finite(bad):
+    assert finite(Numbers(1.0, 1.0, 1.0))
+    assert not finite(Numbers(bad, 1.0, 1.0))
+    assert not finite(Numbers(1.0, bad, 1.0))
