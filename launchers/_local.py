@@ -15,6 +15,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from hlat.config.entry import users_environment
+
 
 @dataclass
 class LocalLauncherConfig:
@@ -57,6 +59,5 @@ class LocalLauncher(Launcher):
 
     def _run(self, point: Sequence[str], index: int) -> int:
         print(f"[{index}] {' '.join(point)}", flush=True)
-        return subprocess.run(
-            [sys.executable, "-m", self.entry, *point, *self.hydra_overrides]
-        ).returncode
+        command = [sys.executable, "-m", self.entry, *point, *self.hydra_overrides]
+        return subprocess.run(command, env=users_environment()).returncode

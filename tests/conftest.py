@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,11 +64,15 @@ def small(corpus: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def compose() -> Iterator[Callable[..., DictConfig]]:
+def compose() -> Callable[..., DictConfig]:
     """Compose a configuration from overrides, as the command line does."""
     composition.register()
-    with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
-        yield lambda *overrides: hydra_compose("config", list(overrides))
+
+    def from_overrides(*overrides: str) -> DictConfig:
+        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+            return hydra_compose("config", list(overrides))
+
+    return from_overrides
 
 
 @pytest.fixture

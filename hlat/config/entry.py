@@ -7,7 +7,8 @@ must never be retried, so its errors are caught here and told in ours.
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -20,6 +21,9 @@ from hlat.config.errors import ConfigError, Exit
 from hlat.config.explain import explain
 from hlat.config.folders import folder
 
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+_SET_BY_USER = {key: value for key, value in os.environ.items() if key == _FULL_ERROR}
+
 
 def run(task: Callable[[DictConfig], None]) -> None:
     """Compose the configuration from the command line and run `task` on it.
@@ -28,8 +32,7 @@ def run(task: Callable[[DictConfig], None]) -> None:
     anything to save.
     HYDRA_FULL_ERROR=1 shows the traceback instead of the message.
     """
-    show_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0")
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing and exiting with 1
+    show_traceback = _SET_BY_USER.get(_FULL_ERROR, "0") not in ("", "0")
     composed = False
 
     @functools.wraps(task)  # Hydra names the job after the innermost function's file
@@ -38,9 +41,7 @@ def run(task: Callable[[DictConfig], None]) -> None:
         composed = True
         try:
             task(config)
-        except (
-            ConfigError
-        ) as error:  # stop here, before Hydra announces a failed job in its own words
+        except ConfigError as error:  # stop here, before Hydra announces a failed job in its words
             if show_traceback:
                 raise
             _refuse(error)
@@ -48,16 +49,31 @@ def run(task: Callable[[DictConfig], None]) -> None:
     compose.register()
     main = hydra.main(version_base="1.3", config_path=str(folder("conf")), config_name="config")
     try:
-        main(guarded)()
+        with _raising():
+            main(guarded)()
     except KeyboardInterrupt:
-        print(
-            "\nhlat: interrupted before the first step; there is nothing to save", file=sys.stderr
-        )
+        print("\nhlat: interrupted before the first step; nothing new to save", file=sys.stderr)
         sys.exit(130)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if show_traceback or composed:
             raise
         _refuse(explain(error))
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and exiting with 1."""
+    os.environ[_FULL_ERROR] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_FULL_ERROR)
+        os.environ.update(_SET_BY_USER)
+
+
+def users_environment() -> dict[str, str]:
+    """Return the environment for a process that the user could have started."""
+    return {key: value for key, value in os.environ.items() if key != _FULL_ERROR} | _SET_BY_USER
 
 
 def overrides() -> list[str]:

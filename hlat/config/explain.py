@@ -8,6 +8,8 @@ import difflib
 import re
 import typing
 
+from hydra.errors import OverrideParseException
+
 from hlat.config.errors import ConfigError
 from hlat.config.folders import folder
 from hlat.config.run import Config
@@ -16,6 +18,10 @@ from hlat.config.run import Config
 def explain(error: Exception) -> ConfigError:
     """Return the error as a ConfigError with the full key and what would work."""
     text = str(error)
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override}: {_first_line(error)}; write GROUP.KEY=VALUE")
+    if "Got NoneType" in text:
+        return ConfigError("a group cannot be null; name one of its choices, such as model=tiny")
     if match := re.search(r"Could not override '([^'@]+)", text):
         return unknown_key(match[1])
     if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):

@@ -7,7 +7,7 @@ from hlat.config.errors import Exit
 from hlat.tracking.journal import Journal
 
 _HEADLINES = {
-    Exit.FINISHED: "finished at step {step}",
+    Exit.FINISHED: "complete at step {step}",
     Exit.PREEMPTED: "interrupted and saved at step {step}; the same command goes on from there",
     Exit.DIVERGED: "stopped at step {step}: loss or gradient norm is not finite; nothing was saved",
 }

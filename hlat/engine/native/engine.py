@@ -40,7 +40,7 @@ class NativeEngine:
             os.environ.setdefault(
                 "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
             )  # torch's reproducibility notes ask for it
-        torch.use_deterministic_algorithms(config.engine.deterministic)
+        torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
         with torch.device("meta"):
             self.model = Llama(config.model)
         self.model = self.model.to(_DTYPES[config.precision.weights]).to_empty(device=self.device)

@@ -1,0 +1,76 @@
+"""Mistakes are told in one kind message before any training, with exit code 2."""
+
+import os
+
+import pyarrow as pa
+import pytest
+
+MISTAKES = [
+    ("modle=7b", "hlat: modle is not a key of the configuration; did you mean model?"),
+    ("model=7bb", "hlat: model=7bb does not exist; did you mean 7b?"),
+    ("model=null", "a group cannot be null; name one of its choices, such as model=tiny"),
+    (
+        "optimizer.beta3=1",
+        "optimizer.beta3 is not a key of the configuration; did you mean optimizer.beta2?",
+    ),
+    ("+optimizer.beta3=1", "did you mean optimizer.beta2?"),
+    ("optimizer.lr=fast", "optimizer.lr=fast"),
+    ("run.steps=[1", "run.steps=[1"),
+    ("optimizer.lr=1,2", "optimizer.lr=1,2"),
+    ("data.sources.code.paths=[nowhere.arrow]", "data.sources.code"),
+    ("data.text_column=body", "data.text_column"),
+    ("data.tokenizer=nowhere.json", "data.tokenizer"),
+    ("data.eos_token=<nowhere>", "data.eos_token"),
+    ("data.heldout_documents=1000", "data.heldout_documents"),
+    ("model.vocab_size=100", "model.vocab_size=100 is smaller than the 4096 ids of data.tokenizer"),
+    ("engine.device=tpu", "engine.device=tpu is not on this machine"),
+    ("checkpoint.start_from=/nowhere", "checkpoint.start_from=/nowhere"),
+    ("hardware.memory_gib=0.001", "needs"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "sentence"), MISTAKES)
+def test_mistake(runner, refused, mistake, sentence):
+    refused(runner.run(mistake), sentence)
+
+
+def test_a_70b_model_on_one_machine(runner, refused):
+    done = runner.run("model=70b", small=False)
+    refused(done, "parallelism.tp=32 x pp=8 needs a multiple of 256 processes")
+    single = ("parallelism=single", "precision=fp32")
+    refused(runner.run("model=70b", *single, small=False), "model=70b needs 1,")
+
+
+@pytest.mark.parametrize("root", ["/proc/nowhere", "/dev/null/runs", "file"])
+def test_a_run_folder_that_cannot_be_written(runner, refused, root):
+    (runner.folder / "file").write_text("")
+    refused(runner.run(f"run.root={root}"), f"run.root={root}: cannot write to {root}/")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_run_folder_without_permission(runner, refused):
+    runner.folder.joinpath("locked").mkdir(mode=0o500)
+    refused(runner.run("run.root=locked"), "Permission denied")
+
+
+def test_a_file_without_a_text_column(runner, refused):
+    path = runner.folder / "odd.arrow"
+    table = pa.table({"body": ["x"] * 100})
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    done = runner.run(f"data.sources.code.paths=[{path}]")
+    refused(done, "data.text_column")
+    assert "odd.arrow" in done.stderr
+    assert "body" in done.stderr
+
+
+def test_a_truncated_file(runner, refused, corpus):
+    path = runner.folder / "short.arrow"
+    content = (corpus / "code.arrow").read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    refused(runner.run(f"data.sources.code.paths=[{path}]"), "short.arrow")
+
+
+def test_a_refused_run_leaves_no_folder_when_nothing_was_opened(runner):
+    runner.run("run.name=x", "model=70b", small=False)
+    assert not (runner.folder / "runs").exists()
