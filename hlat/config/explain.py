@@ -20,6 +20,8 @@ def explain(error: Exception) -> ConfigError:
     text = str(error)
     if isinstance(error, OverrideParseException):
         return ConfigError(f"{error.override}: {_first_line(error)}; write GROUP.KEY=VALUE")
+    if match := re.search(r"Ambiguous value for argument '(.+)'", text):
+        return ConfigError(f"{match[1]} lists several values; add -m for one run per value")
     if "Got NoneType" in text:
         return ConfigError("a group cannot be null; name one of its choices, such as model=tiny")
     if match := re.search(r"Could not override '([^'@]+)", text):

@@ -31,7 +31,7 @@ def resume(
     for reason in refused:
         tracker.say(f"WARNING: {reason}")
     if path is None:
-        tracker.begin(0, refused=refused)
+        tracker.begin(0, **_told(refused=refused))
         return fresh
     state = TrainingState.from_json(store.load_state(path))
     if changed := differences(state.fixed, fresh.fixed):
@@ -45,7 +45,7 @@ def resume(
     store.restore(path, engine.chunks())
     loader.restore(state.data)
     tracker.say(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
-    tracker.begin(state.step, checkpoint=str(path), changed=changed, refused=refused)
+    tracker.begin(state.step, checkpoint=str(path), **_told(changed=changed, refused=refused))
     return dataclasses.replace(fresh, step=state.step, tokens=state.tokens)
 
 
@@ -78,6 +78,11 @@ def _prune(checkpoints: Path, keep_last: int, tracker: Tracker) -> None:
         retention.prune(checkpoints, keep_last)
     except OSError as error:
         tracker.say(f"WARNING: cannot remove old checkpoints: {error}")
+
+
+def _told(**lists: list[str]) -> dict[str, list[str]]:
+    """Return the lists that say something."""
+    return {name: sentences for name, sentences in lists.items() if sentences}
 
 
 def _newest(config: Config, folder: Path) -> tuple[Path | None, list[str]]:

@@ -31,7 +31,7 @@ thead th { color: var(--muted); }
 tbody th { font-weight: 400; }
 td.number, th.number { text-align: right; }
 td { overflow-wrap: anywhere; }
-td.number, td.time { white-space: nowrap; }
+td.number, td.time, td.event { white-space: nowrap; }
 .wide { overflow: auto; max-height: 30rem; }
 .wide table.long { min-width: 44rem; }
 .side-by-side { display: flex; flex-wrap: wrap; gap: 1.5rem 4rem; align-items: flex-start; }
@@ -117,7 +117,7 @@ def _events(record: Record) -> str:
         return "<h2>Events</h2>\n<p>No event is recorded.</p>\n"
     rows = "".join(
         f'<tr><td class="time">{escape(time)}</td><td class="number">{escape(attempt)}</td>'
-        f'<td class="number">{escape(step)}</td><td>{escape(event)}</td>'
+        f'<td class="number">{escape(step)}</td><td class="event">{escape(event)}</td>'
         f"<td>{escape(details)}</td></tr>\n"
         for time, attempt, step, event, details in summary.timeline(record)
     )

@@ -1,0 +1,91 @@
+"""How long `python -m hlat.train --cfg job` takes, beside an empty Hydra program.
+
+Usage: python benchmarks/compose/run.py     (prints a table, writes result.json beside itself)
+"""
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPETITIONS = 15
+EMPTY_PROGRAM = """
+import hydra
+
+@hydra.main(version_base="1.3", config_path=None)
+def main(config):
+    pass
+
+main()
+"""
+
+
+def measure(command: list[str], folder: str) -> float:
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent.parent)}
+    start = time.perf_counter()
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "empty.py"
+        program.write_text(EMPTY_PROGRAM)
+        train = [sys.executable, "-m", "hlat.train"]
+        contestants = {
+            "an empty Hydra program --cfg job": [sys.executable, str(program), "--cfg", "job"],
+            "hlat.train --cfg job": [*train, "--cfg", "job"],
+            "hlat.train model=70b precision=mixed --cfg job": [
+                *train,
+                "model=70b",
+                "precision=mixed",
+                "--cfg",
+                "job",
+            ],
+            "hlat.train experiment=hlat_70b_upsample --cfg job": [
+                *train,
+                "experiment=hlat_70b_upsample",
+                "--cfg",
+                "job",
+            ],
+            "hlat.train --help": [*train, "--help"],
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        for repetition in range(REPETITIONS + 1):
+            for name, command in contestants.items():
+                taken = measure(command, folder)
+                if repetition:  # the first round warms the file cache
+                    seconds[name].append(taken)
+    peer = statistics.median(seconds["an empty Hydra program --cfg job"])
+    result = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "hydra-core": metadata.version("hydra-core"),
+        "omegaconf": metadata.version("omegaconf"),
+        "seconds": {
+            name: {
+                "median": round(statistics.median(taken), 4),
+                "min": round(min(taken), 4),
+                "max": round(max(taken), 4),
+                "ratio_to_empty_program": round(statistics.median(taken) / peer, 3),
+            }
+            for name, taken in seconds.items()
+        },
+    }
+    (HERE / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    for name, row in result["seconds"].items():
+        spread = f"({row['min']:.3f} to {row['max']:.3f})"
+        ratio = f"x{row['ratio_to_empty_program']:.2f}"
+        print(f"{name:52} median {row['median']:.3f} s  {spread}  {ratio}")
+
+
+if __name__ == "__main__":
+    main()
