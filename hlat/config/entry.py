@@ -52,7 +52,7 @@ def run(task: Callable[[DictConfig], None]) -> None:
         with _raising():
             main(guarded)()
     except KeyboardInterrupt:
-        print("\nhlat: interrupted before the first step; nothing new to save", file=sys.stderr)
+        print("\nhlat: interrupted; nothing new was saved", file=sys.stderr)
         sys.exit(130)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if show_traceback or composed:

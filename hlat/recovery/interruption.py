@@ -1,5 +1,6 @@
 """Turns Ctrl-C and a scheduler's signals into a request to stop at the next step boundary."""
 
+import os
 import signal
 from types import FrameType
 
@@ -25,6 +26,8 @@ class Interruption:
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name
+        told = f"\nhlat: {self.signal_name}: this step, then a save (again: at once)\n"
+        os.write(2, told.encode())  # print is not safe in a handler: it may have interrupted one
         self._restore()
 
     def _restore(self) -> None:

@@ -1,9 +1,14 @@
 """The package map names every folder, so that a wheel holds what a checkout holds."""
 
 import configparser
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -52,3 +57,24 @@ def test_composing_and_help_import_no_heavy_library(tmp_path: Path) -> None:
         text=True,
     )
     assert refused.returncode == 2, refused.stderr
+
+
+def test_everything_that_gets_installed_is_pinned() -> None:
+    """Follow the requirements of the package and its development extra to the end."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    tables = re.findall(r"^(?:dependencies|dev) = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    waiting = [Requirement(line) for table in tables for line in re.findall(r'"(.+?)"', table)]
+    assert len(waiting) > 10
+    pins = (REPOSITORY / "constraints.txt").read_text()
+    pinned = {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", pins, re.MULTILINE)}
+    needed: set[str] = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        if name in needed or (
+            requirement.marker and not requirement.marker.evaluate({"extra": ""})
+        ):
+            continue
+        needed.add(name)
+        waiting += map(Requirement, metadata.requires(name) or [])
+    assert needed - {"setuptools"} <= pinned

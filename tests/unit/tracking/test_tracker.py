@@ -1,0 +1,81 @@
+"""Rows, attempts and times of a run's record."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.tracking import tracker as tracker_module
+from hlat.tracking.tracker import Tracker
+
+NUMBERS = {"learning_rate": 0.1, "loss": 2.0, "grad_norm": 1.0, "param_norm": 3.0}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that only passes when told to."""
+
+    class Clock:
+        now = 100.0
+
+    monkeypatch.setattr(tracker_module.time, "perf_counter", lambda: Clock.now)
+    return Clock
+
+
+@pytest.fixture
+def open_tracker(compose, tmp_path):
+    config = OmegaConf.to_object(compose("hardware=trn1_32xl"))
+    return lambda: Tracker(tmp_path, config)
+
+
+def _rows(tmp_path, name):
+    return [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
+
+
+def test_times_are_means_over_the_steps_since_the_last_row(open_tracker, clock, tmp_path):
+    tracker = open_tracker()
+    tracker.begin(0)
+    for _ in range(5):
+        tracker.wait(0.1)
+    clock.now += 10.0
+    tracker.log(5, "base", **NUMBERS)
+    (row,) = _rows(tmp_path, "metrics.jsonl")
+    assert row["step_seconds"] == 2.0
+    assert row["tokens_per_second"] == 8 * 256 / 2.0
+    assert row["data_wait_seconds"] == pytest.approx(0.1)
+    assert row["tokens"] == 5 * 8 * 256
+
+
+def test_evaluations_and_saves_do_not_count_as_training(open_tracker, clock, tmp_path):
+    tracker = open_tracker()
+    tracker.begin(0)
+    clock.now += 1000.0
+    tracker.restart_clock(0)
+    clock.now += 1.0
+    tracker.log(1, "base", **NUMBERS)
+    assert _rows(tmp_path, "metrics.jsonl")[0]["step_seconds"] == 1.0
+
+
+def test_mfu_counts_the_recipes_dtype_and_is_null_without_a_peak(open_tracker, clock, tmp_path):
+    tracker = open_tracker()
+    tracker.begin(0)
+    clock.now += 1.0
+    tracker.log(1, "base", **NUMBERS)
+    # trn1 has a cited peak for bf16 only, and the default recipe computes in fp32
+    assert _rows(tmp_path, "metrics.jsonl")[0]["mfu"] is None
+
+
+def test_an_attempt_rewinds_what_it_will_run_again(open_tracker, clock, tmp_path):
+    first = open_tracker()
+    first.begin(0)
+    for step in (1, 2, 3):
+        clock.now += 1.0
+        first.log(step, "base", **NUMBERS)
+    second = open_tracker()
+    second.begin(2)
+    clock.now += 1.0
+    second.log(3, "base", **NUMBERS)
+    rows = _rows(tmp_path, "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["attempt"] for row in rows] == [1, 1, 2]
+    assert [row["event"] for row in _rows(tmp_path, "events.jsonl")] == ["start", "resume"]
