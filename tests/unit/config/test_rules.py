@@ -63,7 +63,7 @@ REFUSED = [
         "processes_per_node=1 gives 1; use more nodes or a smaller layout, such as parallelism=single",
     ),
     (["parallelism.dp=2"], "is 2 processes, hardware.nodes=1 x processes_per_node=1 gives 1"),
-    (["schedule.warmup_steps=300"], "is not below schedule.total_steps=200"),
+    (["schedule.warmup_steps=400"], "is not below schedule.total_steps=320"),
     (["schedule.min_lr_ratio=1.5"], "schedule.min_lr_ratio=1.5 is outside [0, 1]"),
     (["optimizer.lr=0"], "optimizer.lr=0.0 is not a positive number"),
     (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
