@@ -1,14 +1,13 @@
 """Trains a model: the entry, and the story of a run from composition to report.
 
-    compose -> resolve -> feasible? -> engine -> data -> restore -> loop(step, log, evaluate, save)
-    -> final save -> report
+    compose -> resolve -> feasible? -> engine -> data -> restore
+            -> loop(step, log, evaluate, save) -> final save -> report
 
 Everything heavy is imported only after the configuration has been accepted, so that composing one,
 asking for help or being told of a typo takes a fraction of a second and works where there is no
 torch.
 """
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,99 +22,116 @@ from hlat.config.run import Config
 if TYPE_CHECKING:
     from hlat.data.loader import Loader
     from hlat.engine.interface import Engine
+    from hlat.recovery.interruption import Interruption
+    from hlat.state import TrainingState
     from hlat.tracking.tracker import Tracker
 
 
-def main(composed: DictConfig) -> None:
-    """Train the composed configuration, and exit with the run's code."""
+def main(composed: DictConfig) -> Exit:
+    """Train the composed configuration; return the exit code."""
     from hlat.planning.feasibility import refuse_infeasible
 
     config = resolve(composed)
     refuse_infeasible(config)
-    sys.exit(run(config, OmegaConf.to_yaml(composed), entry.overrides()))
+    composed.run.name = config.run.name
+    return run(config, OmegaConf.to_yaml(composed), entry.overrides())
 
 
 def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
-    """Set up engine and data in the run's folder, train, report; return the exit code."""
+    """Set up engine and data in the run's folder, restore, train, report; return the exit code."""
     from hlat.data.loader import open_loader
     from hlat.engine.create import create_engine
     from hlat.planning.feasibility import check_vocabulary
-    from hlat.reporting.report import write_report
+    from hlat.recovery.interruption import Interruption
+    from hlat.recovery.resume import resume
+    from hlat.reporting.report import try_report
+    from hlat.state import total_steps
     from hlat.tracking import provenance, run_folder
     from hlat.tracking.farewell import farewell
     from hlat.tracking.tracker import Tracker
 
-    folder = run_folder.make(config.run)
-    engine = create_engine(config.engine)
-    engine.build(config)
-    world = engine.world
-    loader = open_loader(
-        config.data, config.phase, config.batch, config.run.seed, world.dp_rank, world.dp_size
-    )
-    check_vocabulary(config.model, loader.vocab_size)
-    run_folder.describe(folder, config_yaml, overrides, provenance.collect(loader.fingerprint))
-    tracker = Tracker(folder, config)
-    try:
-        exit_code = train(config, folder, engine, loader, tracker)
-    finally:
-        tracker.close()
-        loader.close()
-        engine.close()
-    write_report(folder)
-    farewell(folder, exit_code, overrides)
+    with run_folder.claimed(config.run) as folder:
+        engine = create_engine(config.engine)
+        engine.build(config)
+        world = engine.world
+        loader = open_loader(
+            config.data, config.phase, config.batch, config.run.seed, world.dp_rank, world.dp_size
+        )
+        check_vocabulary(config.model, loader.vocab_size)
+        tracker = Tracker(folder, config)
+        try:
+            state = resume(config, folder, engine, loader, tracker)
+            if state.step < total_steps(config):
+                origin = provenance.collect(engine.device, loader.fingerprint)
+                run_folder.describe(folder, config_yaml, overrides, origin)
+            with Interruption() as interruption:
+                exit_code, step = train(
+                    config, folder, engine, loader, tracker, state, interruption
+                )
+                tracker.close()
+                try_report(folder)
+        finally:
+            tracker.close()
+            loader.close()
+            engine.close()
+        farewell(folder, exit_code, step, entry.resume_command(exit_code, overrides))
     return exit_code
 
 
 def train(
-    config: Config, folder: Path, engine: "Engine", loader: "Loader", tracker: "Tracker"
-) -> Exit:
-    """Train from the newest checkpoint to the run's end, a signal, or a non-finite number."""
+    config: Config,
+    folder: Path,
+    engine: "Engine",
+    loader: "Loader",
+    tracker: "Tracker",
+    state: "TrainingState",
+    interruption: "Interruption",
+) -> tuple[Exit, int]:
+    """Train from `state` to the run's end, a signal, or a bad number; return why and the step."""
     from hlat.evaluation.heldout import evaluate
     from hlat.recovery.divergence import SpikeWatch, finite
-    from hlat.recovery.interruption import Interruption
-    from hlat.recovery.resume import resume, save
+    from hlat.recovery.resume import save
     from hlat.schedule import learning_rate
     from hlat.state import total_steps
 
-    total = total_steps(config)
-    state = resume(config, folder, engine, loader, tracker)
+    total, every = total_steps(config), config.evaluation.every_steps
     heldout = loader.heldout(config.evaluation.sequences_per_source)
-    spikes = SpikeWatch(config.recovery.spike_window, config.recovery.spike_margin)
-    with Interruption() as interruption:
-        if state.step == 0:
-            evaluate(engine, heldout, tracker, 0)
-        while state.step < total:
-            tokens = loader.next()
-            tracker.wait(loader.wait_seconds)
-            rate = learning_rate(state.step, config.schedule, config.optimizer.lr)
-            pending = engine.train_step(tokens, rate)
-            state = state.after_step(config.batch.tokens_per_step)
+    spikes = SpikeWatch(config.recovery, tracker.recent("grad_norm", config.recovery.spike_window))
+    stage = loader.stage
+    if not tracker.happened("evaluate"):
+        evaluate(engine, heldout, tracker, state.step)
+    while state.step < total:
+        tokens = loader.next()
+        tracker.wait(loader.wait_seconds)
+        if loader.stage != stage:
+            stage = loader.stage
+            tracker.event("phase", state.step, name=stage)
+        rate = learning_rate(state.step, config.schedule, config.optimizer.lr)
+        pending = engine.train_step(tokens, rate)
+        state = state.after_step(config.batch.tokens_per_step)
 
-            stop = interruption.signal_name is not None
-            saving = stop or state.step == total or state.step % config.checkpoint.every_steps == 0
-            if saving or state.step % config.run.log_every == 0:
-                numbers = engine.read(pending)
-                tracker.log(state.step, loader.stage, learning_rate=rate, **asdict(numbers))
-                if config.recovery.stop_on_nonfinite and not finite(numbers):
-                    tracker.event(
-                        "diverge",
-                        state.step,
-                        loss=str(numbers.loss),
-                        grad_norm=str(numbers.grad_norm),
-                    )
-                    return Exit.DIVERGED
-                if spikes.is_spike(numbers.grad_norm or 0.0):
-                    tracker.event("spike", state.step, grad_norm=numbers.grad_norm)
-            every = config.evaluation.every_steps
-            if state.step == total or (every is not None and state.step % every == 0):
-                evaluate(engine, heldout, tracker, state.step)
-            if saving:
-                save(config, folder, engine, loader, tracker, state)
-            if stop:
-                tracker.event("interrupt", state.step, signal=interruption.signal_name)
-                return Exit.PREEMPTED
+        last = state.step == total
+        stop = interruption.signal_name is not None and not last
+        saving = stop or last or state.step % config.checkpoint.every_steps == 0
+        if saving or state.step % config.run.log_every == 0:
+            numbers = engine.read(pending)
+            tracker.log(state.step, stage, learning_rate=rate, **asdict(numbers))
+            if config.recovery.stop_on_nonfinite and not finite(numbers):
+                tracker.event("diverge", state.step, numbers=repr(numbers))
+                return Exit.DIVERGED, state.step
+            if spikes.is_spike(numbers.grad_norm):
+                tracker.event("spike", state.step, grad_norm=numbers.grad_norm)
+        if last or (not stop and every is not None and state.step % every == 0):
+            evaluate(engine, heldout, tracker, state.step)
+        if saving and not save(config, folder, engine, loader, tracker, state) and (stop or last):
+            tracker.event("fail", state.step, reason="the last state could not be saved")
+            return Exit.FAILED, state.step
+        if stop:
+            tracker.event("interrupt", state.step, signal=interruption.signal_name)
+            interruption.ignore()
+            return Exit.PREEMPTED, state.step
     tracker.event("finish", state.step)
-    return Exit.FINISHED
+    return Exit.FINISHED, state.step
 
 
 if __name__ == "__main__":

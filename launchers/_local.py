@@ -1,13 +1,16 @@
 """Runs the points of a sweep on this machine, one after the other, each in a process of its own.
 
-A process per point keeps the points independent: one that diverges or is refused ends alone, and no
-state of the machinery leaks from one into the next.
+A process per point keeps the points independent: one that diverges ends alone, and no state of the
+machinery leaks from one into the next.
 """
 
+import contextlib
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
@@ -15,7 +18,10 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from hlat.config.entry import users_environment
+from hlat.config.entry import config_dir_flags, users_environment
+from hlat.config.errors import Exit
+
+from ._points import check
 
 
 @dataclass
@@ -36,28 +42,53 @@ class LocalLauncher(Launcher):
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
-        """Remember which entry is swept."""
-        self.entry = f"hlat.{config.hydra.job.name}"
-        self.hydra_overrides = [
-            override
-            for override in OmegaConf.to_object(config.hydra.overrides.hydra)
-            if not override.startswith("hydra.mode=")
-        ]
+        """Remember what is swept."""
+        self.context, self.config = hydra_context, config
+        typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
+        kept = [str(override) for override in typed if not override.startswith("hydra.mode=")]
+        module = f"hlat.{config.hydra.job.name}"
+        self.command = [sys.executable, "-m", module, *config_dir_flags(), *kept]
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Run every point; exit with the first failure's code after all have run."""
-        codes = [self._run(point, initial_job_idx + i) for i, point in enumerate(job_overrides)]
+        """Check all points, run them one by one, and exit with the first failure's code.
+
+        A point that fails does not stop the ones after it; one that was interrupted does.
+        """
+        check(self.context, self.config, job_overrides)
+        codes: list[int] = []
+        for i, point in enumerate(job_overrides):
+            print(f"[{initial_job_idx + i}] {' '.join(point)}", flush=True)
+            codes.append(self._run(point))
+            if codes[-1] == Exit.PREEMPTED:
+                break
         if any(codes):
             failed = sum(code != 0 for code in codes)
-            print(f"hlat: {failed} of {len(codes)} points failed", file=sys.stderr)
+            print(f"hlat: {failed} of {len(job_overrides)} points failed", file=sys.stderr)
             sys.exit(next(code for code in codes if code))
         return [
             JobReturn(overrides=list(point), status=JobStatus.COMPLETED) for point in job_overrides
         ]
 
-    def _run(self, point: Sequence[str], index: int) -> int:
-        print(f"[{index}] {' '.join(point)}", flush=True)
-        command = [sys.executable, "-m", self.entry, *point, *self.hydra_overrides]
-        return subprocess.run(command, env=users_environment()).returncode
+    def _run(self, point: Sequence[str]) -> int:
+        """Run one point in a session of its own, so that a signal reaches it once, from here."""
+        process = subprocess.Popen(
+            [*self.command, *point], env=users_environment(), start_new_session=True
+        )
+        with _forwarding_to(process):
+            return process.wait()
+
+
+@contextlib.contextmanager
+def _forwarding_to(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    def forward(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+    before = {number: signal.signal(number, forward) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -6,14 +6,18 @@ must never be retried, so its errors are caught here and told in ours.
 
 import functools
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import compose
@@ -25,26 +29,25 @@ _FULL_ERROR = "HYDRA_FULL_ERROR"
 _SET_BY_USER = {key: value for key, value in os.environ.items() if key == _FULL_ERROR}
 
 
-def run(task: Callable[[DictConfig], None]) -> None:
-    """Compose the configuration from the command line and run `task` on it.
+def run(task: Callable[[DictConfig], Exit]) -> None:
+    """Compose the configuration from the command line, run `task` on it, and exit with its code.
 
-    Exits with 2 after any mistake in the configuration, with 130 when interrupted before there is
-    anything to save.
+    Exits with 2 after any mistake in the configuration, with 130 after Ctrl-C that nothing caught.
     HYDRA_FULL_ERROR=1 shows the traceback instead of the message.
     """
     show_traceback = _SET_BY_USER.get(_FULL_ERROR, "0") not in ("", "0")
-    composed = False
+    codes: list[Exit] = []
 
     @functools.wraps(task)  # Hydra names the job after the innermost function's file
     def guarded(config: DictConfig) -> None:
-        nonlocal composed
-        composed = True
+        codes.append(Exit.FAILED)
         try:
-            task(config)
-        except ConfigError as error:  # stop here, before Hydra announces a failed job in its words
+            _refuse_sweep_without_multirun()
+            codes[-1] = task(config)
+        except (ConfigError, OmegaConfBaseException) as error:
             if show_traceback:
                 raise
-            _refuse(error)
+            codes[-1] = _tell(error)  # here, before Hydra announces a failed job in its words
 
     compose.register()
     main = hydra.main(version_base="1.3", config_path=str(folder("conf")), config_name="config")
@@ -52,12 +55,71 @@ def run(task: Callable[[DictConfig], None]) -> None:
         with _raising():
             main(guarded)()
     except KeyboardInterrupt:
-        print("\nhlat: interrupted; nothing new was saved", file=sys.stderr)
+        print("\nhlat: interrupted; nothing more was saved", file=sys.stderr)
         sys.exit(130)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        if show_traceback or composed:
+        if show_traceback or codes:
             raise
-        _refuse(explain(error))
+        sys.exit(_tell(error))
+    if any(codes):
+        sys.exit(next(code for code in codes if code))
+
+
+def overrides() -> list[str]:
+    """Return what the user typed after the entry's name, interpolations unresolved."""
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return [str(override) for override in typed]
+
+
+def resume_command(exit_code: Exit, overrides: list[str]) -> str:
+    """Return what to type to go on; a run that reached run.steps goes on without it."""
+    kept = [
+        o for o in overrides if exit_code is not Exit.FINISHED or not o.startswith("run.steps=")
+    ]
+    return shlex.join([_python(), "-m", "hlat.train", *config_dir_flags(), *kept])
+
+
+def config_dir_flags() -> list[str]:
+    """Return the `--config-dir` that the user named, for a command that composes alike."""
+    if not HydraConfig.initialized():
+        return []
+    sources = HydraConfig.get().runtime.config_sources
+    return [
+        word for s in sources if s.provider == "command-line" for word in ("--config-dir", s.path)
+    ]
+
+
+def users_environment() -> dict[str, str]:
+    """Return the environment for a process that the user could have started."""
+    return {key: value for key, value in os.environ.items() if key != _FULL_ERROR} | _SET_BY_USER
+
+
+def _refuse_sweep_without_multirun() -> None:
+    """A study whose axes nobody set would train one ordinary run and say nothing."""
+    composed = HydraConfig.get()
+    axes = getattr(composed.sweeper, "params", None) or {}
+    given = {override.partition("=")[0] for override in overrides()}
+    if composed.mode is RunMode.RUN and (missing := sorted(set(axes) - given)):
+        raise ConfigError(
+            f"the study's axes {', '.join(missing)} are not set; add -m to sweep them"
+        )
+
+
+def _tell(error: Exception) -> Exit:
+    problems = error.problems if isinstance(error, ConfigError) else explain(error).problems
+    for problem in problems:
+        print(f"hlat: {problem}", file=sys.stderr)
+    return Exit.CONFIGURATION
+
+
+def _python() -> str:
+    """Return the shortest word that starts this very Python."""
+    here = Path(sys.executable)
+    found = shutil.which("python")
+    if found is not None and Path(found) == here:
+        return "python"
+    return str(here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here)
 
 
 @contextmanager
@@ -69,19 +131,3 @@ def _raising() -> Iterator[None]:
     finally:
         os.environ.pop(_FULL_ERROR)
         os.environ.update(_SET_BY_USER)
-
-
-def users_environment() -> dict[str, str]:
-    """Return the environment for a process that the user could have started."""
-    return {key: value for key, value in os.environ.items() if key != _FULL_ERROR} | _SET_BY_USER
-
-
-def overrides() -> list[str]:
-    """Return what the user typed after the entry's name."""
-    return list(HydraConfig.get().overrides.task)
-
-
-def _refuse(error: ConfigError) -> None:
-    for problem in error.problems:
-        print(f"hlat: {problem}", file=sys.stderr)
-    sys.exit(Exit.CONFIGURATION)

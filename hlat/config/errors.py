@@ -7,6 +7,8 @@ class Exit(IntEnum):
     """Exit codes of every entry; the contract with launchers."""
 
     FINISHED = 0
+    FAILED = 1
+    """Anything without a code of its own, such as a last state that no disk would take."""
     CONFIGURATION = 2
     """Never retry."""
     DIVERGED = 3

@@ -31,7 +31,10 @@ def explain(error: Exception) -> ConfigError:
     if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
         return _unknown_choice(match[1], match[2])
     if match := re.search(r"Key '([^']+)' (?:not in|is not in struct)", text):
-        return unknown_key(_full_key(text) or match[1])
+        place = _full_key(text) or match[1]
+        if place.rpartition(".")[2].partition("[")[0] != match[1] and match[1] not in place:
+            return ConfigError(f"{place}: {match[1]} is not a key there")
+        return unknown_key(place)
     return ConfigError(_first_line(error))
 
 
@@ -70,8 +73,9 @@ def _unknown_choice(group: str, choice: str) -> ConfigError:
     if group == "sweep":
         choices = sorted(file.stem for file in folder("sweeps").glob("*.yaml"))
     near = difflib.get_close_matches(choice, choices, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(f"{group}={choice} does not exist; {hint}choices: {', '.join(choices)}")
+    hint = f" did you mean {near[0]}?" if near else ""
+    listed = f" choices: {', '.join(choices)}" if choices else ""
+    return ConfigError(f"{group}={choice} does not exist;{hint}{listed}".rstrip(";"))
 
 
 def _full_key(text: str) -> str | None:

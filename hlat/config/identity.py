@@ -34,7 +34,8 @@ def default_name(config: Config) -> str:
     """Return the name of a run without one: its model and a digest of what fixes its numbers."""
     batch = (config.batch.global_batch_size, config.batch.sequence_length)
     data = {k: v for k, v in _group(config, "data").items() if k not in _WHERE_AND_HOW}
-    settings = [fixed(config), adjustable(config), data, batch, config.run.seed]
+    origin = (config.run.seed, config.checkpoint.start_from)
+    settings = [fixed(config), adjustable(config), data, batch, origin]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return f"{config.model.name}-{digest[:8]}"
 

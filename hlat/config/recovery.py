@@ -10,7 +10,7 @@ class Recovery:
     stop_on_nonfinite: bool = True
     """End the run with exit code 3 when the loss or gradient norm is not finite."""
     spike_window: int = 20
-    """Steps in the running average of the gradient norm (HLAT paper, section IV-A)."""
+    """Logged steps in the running average of the gradient norm (HLAT paper, section IV-A)."""
     spike_margin: float = 0.1
     """A gradient norm above the running average by this much is a spike (HLAT paper, section
     IV-A)."""

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hlat.config.errors import ConfigError
 from hlat.config.explain import unknown_key
@@ -38,20 +38,23 @@ def resolve(composed: DictConfig) -> Config:
 
 def _check_complete(composed: DictConfig) -> None:
     """Refuse keys appended with `+` that the schema does not know, and values nobody set."""
-    for key in _appended(composed, Config, ""):
+    for key in _appended(composed, ""):
         raise unknown_key(key)
     missing = OmegaConf.missing_keys(composed)
     if missing:
         raise ConfigError(*(f"{key} is not set; give it a value" for key in sorted(missing)))
 
 
-def _appended(node: DictConfig, schema: type, prefix: str) -> Iterator[str]:
-    """Yield the keys below `node` that its dataclass does not have."""
-    fields = {field.name for field in dataclasses.fields(schema)}
-    for key in map(str, node):
-        if key not in fields:
+def _appended(node: DictConfig | ListConfig, prefix: str) -> Iterator[str]:
+    """Yield the keys in and below `node` that the dataclass at their place does not have."""
+    schema = OmegaConf.get_type(node)
+    known = (
+        {f.name for f in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else None
+    )
+    keys: list[Any] = list(range(len(node)) if isinstance(node, ListConfig) else map(str, node))
+    for key in keys:
+        if known is not None and key not in known:
             yield f"{prefix}{key}"
         child: Any = node._get_node(key)
-        kind = OmegaConf.get_type(child) if isinstance(child, DictConfig) else None
-        if kind is not None and dataclasses.is_dataclass(kind):
-            yield from _appended(child, kind, f"{prefix}{key}.")
+        if isinstance(child, (DictConfig, ListConfig)) and not child._is_none():
+            yield from _appended(child, f"{prefix}{key}.")

@@ -56,8 +56,19 @@ def at_least(config: Config) -> Iterator[str]:
 def fractions(config: Config) -> Iterator[str]:
     """Rates and ratios lie in their ranges."""
     optimizer, schedule = config.optimizer, config.schedule
-    if not 0 < optimizer.lr < float("inf"):
-        yield f"optimizer.lr={optimizer.lr} is not a positive number"
+    positive = {
+        "optimizer.lr": optimizer.lr,
+        "model.rope_theta": config.model.rope_theta,
+        "model.rms_norm_eps": config.model.rms_norm_eps,
+        "model.init_std": config.model.init_std,
+        "recovery.spike_margin": config.recovery.spike_margin,
+        "hardware.memory_gib": config.hardware.memory_gib,
+        "hardware.price_usd_per_hour": config.hardware.price_usd_per_hour,
+        **{f"hardware.peak_tflops.{k}": v for k, v in config.hardware.peak_tflops.items()},
+    }
+    for key, value in positive.items():
+        if value is not None and not 0 < value < float("inf"):
+            yield f"{key}={value} is not a positive number"
     for name in ("beta1", "beta2"):
         if not 0 <= (beta := getattr(optimizer, name)) < 1:
             yield f"optimizer.{name}={beta} is outside [0, 1)"
@@ -72,6 +83,16 @@ def warmup_ends(config: Config) -> Iterator[str]:
         yield (
             f"schedule.warmup_steps={schedule.warmup_steps} is not below "
             f"schedule.total_steps={schedule.total_steps}; lower the first or raise the second"
+        )
+
+
+def steps_within_schedule(config: Config) -> Iterator[str]:
+    """A run cannot be longer than its schedule says what to do."""
+    steps, total = config.run.steps, config.schedule.total_steps
+    if steps is not None and steps > total:
+        yield (
+            f"run.steps={steps} exceeds schedule.total_steps={total}; "
+            f"raise the latter, or use run.steps={total} or less"
         )
 
 
@@ -190,6 +211,8 @@ def sources_are_mixed(config: Config) -> Iterator[str]:
     if not sources:
         yield "data.sources is empty; name at least one source with its paths"
         return
+    if "mean" in sources:
+        yield "data.sources.mean: evaluation calls the mean over sources so; choose another name"
     yield from _weights(
         "data.sources.{}.weight", {name: source.weight for name, source in sources.items()}
     )
@@ -219,13 +242,11 @@ def timeline(config: Config) -> Iterator[str]:
             )
 
 
-def run_name(config: Config) -> Iterator[str]:
-    """A run's name is the name of its folder."""
-    name = config.run.name
-    if name is not None and (
-        not name or name.startswith(".") or any(not c.isprintable() or c in "/\\" for c in name)
-    ):
-        yield f"run.name={name!r} cannot name a folder; use letters, digits, '-', '_' and '.'"
+def folder_names(config: Config) -> Iterator[str]:
+    """A run's name, which may come from the model's, is the name of its folder."""
+    for key, name in (("run.name", config.run.name), ("model.name", config.model.name)):
+        if name is not None and not _names_a_folder(name):
+            yield f"{key}={name!r} cannot name a folder; use letters, digits, '-', '_' and '.'"
 
 
 def executable(config: Config) -> Iterator[str]:
@@ -256,6 +277,7 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     at_least,
     fractions,
     warmup_ends,
+    steps_within_schedule,
     attention_heads,
     tensor_parallel,
     sequence_parallel,
@@ -264,10 +286,15 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     batch_cuts_evenly,
     sources_are_mixed,
     timeline,
-    run_name,
+    folder_names,
     executable,
 )
 """Every rule, in the order in which violations are told."""
+
+
+def _names_a_folder(name: str) -> bool:
+    plain = all(c.isprintable() and c not in "/\\" for c in name)
+    return bool(name) and plain and not name.startswith(".")
 
 
 def _uniform(config: Config) -> bool:

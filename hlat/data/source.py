@@ -5,6 +5,7 @@ too, both computed: no index file, no state, and no way for a held-out document 
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from hlat.config.data import Data
 from hlat.config.errors import ConfigError
@@ -81,17 +82,32 @@ def open_sources(data: Data, seed: int) -> dict[str, Source]:
         ConfigError: With the problems of all sources at once.
     """
     sources: dict[str, Source] = {}
+    files_of: dict[str, list[Path]] = {}
     problems: list[str] = []
     for name in sorted(data.sources):
         key = f"data.sources.{name}.paths"
         try:
-            files = find_files(key, data.root, data.sources[name].paths)
-            corpus = Corpus(files, data.text_column)
+            files_of[name] = find_files(key, data.root, data.sources[name].paths)
+            corpus = Corpus(files_of[name], data.text_column)
             sources[name] = Source(name, corpus, data.heldout_documents, seed)
         except ConfigError as error:
             problems.extend(error.problems)
-    if not data.sources:
-        problems.append("data.sources: is empty; name at least one source")
+    problems += _shared_files(files_of)
     if problems:
         raise ConfigError(*problems)
     return sources
+
+
+def _shared_files(files_of: dict[str, list[Path]]) -> list[str]:
+    """Refuse a file of two sources: one would train on what the other holds out."""
+    owners: dict[Path, str] = {}
+    problems = []
+    for name, files in files_of.items():
+        for file in files:
+            owner = owners.setdefault(file.resolve(), name)
+            if owner != name:
+                problems.append(
+                    f"data.sources.{name}.paths: {file} also belongs to data.sources.{owner}; "
+                    "give each file to one source"
+                )
+    return problems

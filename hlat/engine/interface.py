@@ -59,6 +59,8 @@ class Engine(Protocol):
     """One process's share of the training machinery."""
 
     world: World
+    device: str
+    """The device's own name, for the record; known once the engine is built."""
 
     def build(self, config: Config) -> None:
         """Make this process's share of the model, initialised by (seed, name, index)."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hlat.config.hardware import Hardware
 from hlat.config.model import Model
+from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.run import Config
 from hlat.model.canonical import parameters
 from hlat.parallelism.mesh import Degrees, degrees
@@ -71,16 +72,22 @@ def _stage_parameters(model: Model, mesh: Degrees) -> list[int]:
 
 
 def _activations(config: Config, mesh: Degrees) -> float:
-    """Bytes that the layers of a stage keep for the backward pass, without recomputation.
+    """Bytes that the layers of a stage keep for the backward pass.
 
-    Per token and layer: the inputs of both norms and both coalesced projections, q, k, v, the
-    attention's output, gate, up and their product: 6 h + 2 h_kv + 3 I elements (after Korthikanti
-    et al., arXiv 2205.05198, section 4, for SwiGLU without dropout and with fused attention).
-    A 1F1B pipeline keeps min(micro batches, pp) micro batches on its first stage.
+    Per token and layer, in elements: the inputs of both norms, of q/k/v, of the output projection
+    and of gate/up, 5 h; q, k and v before and after rotation (v is a view that keeps them alive),
+    2 h + 3 h_kv; gate, up, silu(gate) and the product, 4 I. Selective checkpointing recomputes the
+    last two, full checkpointing keeps a layer's input. (After Korthikanti et al., arXiv 2205.05198,
+    section 4, for SwiGLU without dropout and with fused attention.) A 1F1B pipeline keeps
+    min(micro batches, pp) micro batches on its first stage.
     """
     model, batch = config.model, config.batch
-    kv_size = model.num_key_value_heads * model.head_dim
-    elements = 6 * model.hidden_size + 2 * kv_size + 3 * model.intermediate_size
+    attention = 7 * model.hidden_size + 3 * model.num_key_value_heads * model.head_dim
+    elements = {
+        ActivationCheckpointing.none: attention + 4 * model.intermediate_size,
+        ActivationCheckpointing.selective: attention + 2 * model.intermediate_size,
+        ActivationCheckpointing.full: model.hidden_size,
+    }[config.parallelism.activation_checkpointing]
     layers = max(len(stage) for stage in stage_layers(model.num_layers, mesh.pp))
     kept = min(batch.global_batch_size // (batch.micro_batch_size * mesh.dp), mesh.pp)
     tokens = batch.micro_batch_size * batch.sequence_length

@@ -1,10 +1,11 @@
 """Turns Ctrl-C and a scheduler's signals into a request to stop at the next step boundary."""
 
+import contextlib
 import os
 import signal
 from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 class Interruption:
@@ -24,11 +25,18 @@ class Interruption:
     def __exit__(self, *exception: object) -> None:
         self._restore()
 
+    def ignore(self) -> None:
+        """Ignore further signals until the context ends: all is saved, the rest is short."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def _remember(self, number: int, frame: FrameType | None) -> None:
+        self._restore()
         self.signal_name = signal.Signals(number).name
         told = f"\nhlat: {self.signal_name}: this step, then a save (again: at once)\n"
-        os.write(2, told.encode())  # print is not safe in a handler: it may have interrupted one
-        self._restore()
+        # print is not safe in a handler, which may have interrupted one; and stderr may be gone
+        with contextlib.suppress(OSError):
+            os.write(2, told.encode())
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

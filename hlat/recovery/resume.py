@@ -56,21 +56,22 @@ def save(
     loader: Loader,
     tracker: Tracker,
     state: TrainingState,
-) -> None:
-    """Save everything that `resume` needs; a disk that refuses is told, and training goes on."""
+) -> bool:
+    """Save everything that `resume` needs; tell of a disk that refuses, and return whether not."""
     state = dataclasses.replace(state, data=loader.state())
     checkpoints = folder / "checkpoints"
     try:
         path = store.save(checkpoints, state.step, engine.chunks(), state.to_json())
     except OSError as error:
-        tracker.say(
-            f"WARNING: no checkpoint at step {state.step}: {error}; the previous ones are intact"
-        )
+        tracker.say(f"WARNING: no checkpoint at step {state.step}: {error}; older ones are intact")
         tracker.event("checkpoint_failed", state.step, reason=str(error))
-    else:
-        tracker.event("checkpoint", state.step, path=str(path))
-        _prune(checkpoints, config.checkpoint.keep_last, tracker)
+        return False
+    finally:
+        tracker.restart_clock(state.step)
+    tracker.event("checkpoint", state.step, path=str(path))
+    _prune(checkpoints, config.checkpoint.keep_last, tracker)
     tracker.restart_clock(state.step)
+    return True
 
 
 def _prune(checkpoints: Path, keep_last: int, tracker: Tracker) -> None:
@@ -86,7 +87,13 @@ def _told(**lists: list[str]) -> dict[str, list[str]]:
 
 
 def _newest(config: Config, folder: Path) -> tuple[Path | None, list[str]]:
+    """Return the checkpoint to go on from, and why newer ones were refused."""
     path, refused = retention.newest_valid(folder / "checkpoints")
+    if path is None and refused:
+        raise ConfigError(
+            *refused,
+            f"{folder} holds no valid checkpoint; move {folder / 'checkpoints'} away to begin anew",
+        )
     if path is None and config.checkpoint.start_from is not None:
         path = Path(config.checkpoint.start_from)
         try:

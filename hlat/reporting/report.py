@@ -3,6 +3,7 @@
 Each file is put in place whole, because a report may be opened while it is made again.
 """
 
+import sys
 from pathlib import Path
 
 from hlat.reporting.figures import alone, draw, panels
@@ -32,6 +33,14 @@ def write_report(run_folder: Path) -> Path:
     report = run_folder / "report.html"
     _replace(report, page(record, drawings))
     return report
+
+
+def try_report(run_folder: Path) -> None:
+    """Write the report of a run that just ended; a disk that refuses it must not change how."""
+    try:
+        write_report(run_folder)
+    except OSError as error:
+        print(f"hlat: no report: {error}", file=sys.stderr)
 
 
 def _replace(path: Path, text: str) -> None:

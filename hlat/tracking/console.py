@@ -1,5 +1,6 @@
 """Progress as a person sees it: a bar on a terminal, a line now and then in a log file."""
 
+import os
 import sys
 import time
 from typing import Any
@@ -41,14 +42,15 @@ class Console:
         elif self._line_is_due(row["step"]):
             self._last_line = time.monotonic()
             left = _clock(self._seconds_left(row["step"]))
-            print(f"step {row['step']}/{self._total}  {numbers}  {left} left", flush=True)
+            tell(f"step {row['step']}/{self._total}  {numbers}  {left} left")
 
     def say(self, text: str) -> None:
         """Print a sentence above the bar."""
         if self._bar is not None:
-            self._bar.write(text, file=sys.stdout)
-        else:
-            print(text, flush=True)
+            self._bar.clear()
+        tell(text)
+        if self._bar is not None:
+            self._bar.refresh()
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -62,6 +64,14 @@ class Console:
     def _seconds_left(self, step: int) -> float:
         per_step = (time.monotonic() - self._started) / max(1, step - self._first)
         return per_step * (self._total - step)
+
+
+def tell(text: str) -> None:
+    """Print a line; a reader who has left (`| head`) must not end a training run."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _clock(seconds: float) -> str:

@@ -29,23 +29,23 @@ class Journal:
 
         A number that is not finite becomes null: JSON has no other word for it.
         """
-        plain = {key: None if _not_finite(value) else value for key, value in row.items()}
-        self._waiting += json.dumps(plain).encode() + b"\n"
+        self._waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
-            if not self._warned:
-                print(
-                    f"hlat: cannot write {self.path}: {error.strerror}; training goes on",
-                    file=sys.stderr,
-                )
-            self._warned = True
+            self._warn(f"cannot write {self.path}: {error.strerror}; training goes on")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return every whole row."""
+        """Return every whole row; a damaged line is skipped."""
         if not self.path.exists():
             return []
-        return [json.loads(line) for line in self.path.read_bytes().split(b"\n")[:-1]]
+        rows = []
+        for line in self.path.read_bytes().split(b"\n")[:-1]:
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                self._warn(f"{self.path} has a damaged line, which is skipped")
+        return rows
 
     def keep(self, last_step: int) -> None:
         """Drop the rows of steps after `last_step`: they will be run again."""
@@ -59,8 +59,7 @@ class Journal:
         try:
             size = os.fstat(descriptor).st_size
             try:
-                written = os.write(descriptor, self._waiting)
-                if written < len(self._waiting):
+                if os.write(descriptor, self._waiting) < len(self._waiting):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
                 os.ftruncate(descriptor, size)
@@ -74,6 +73,16 @@ class Journal:
         replacement.write_text("".join(json.dumps(row) + "\n" for row in rows))
         replacement.replace(self.path)
 
+    def _warn(self, problem: str) -> None:
+        if not self._warned:
+            print(f"hlat: {problem}", file=sys.stderr)
+        self._warned = True
 
-def _not_finite(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+
+def _finite(value: Any) -> Any:
+    """Return `value` with null for every number that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -15,14 +15,15 @@ from typing import Any
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def collect(data: dict[str, Any]) -> dict[str, Any]:
-    """Return code revision and difference, package versions, host, and the data's fingerprint."""
+def collect(device: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Return code revision and difference, packages, device, host, and data fingerprint."""
     return {
         "git_revision": _git("rev-parse", "HEAD"),
         "git_diff": _git("diff", "HEAD"),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "hosts": [socket.gethostname()],
+        "device": device,
         "data": data,
         "packages": {
             d.metadata["Name"]: d.version for d in sorted(metadata.distributions(), key=_name)

@@ -1,6 +1,13 @@
-"""The folder of a run: made, checked for writing, and described, before anything is computed."""
+"""The folder of a run: made, claimed for one process, and described.
 
+Two processes in one folder would log every step twice and remove each other's checkpoints, so the
+folder is locked; the lock ends with the process, however it ends.
+"""
+
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,34 +15,50 @@ from hlat.config.errors import ConfigError
 from hlat.config.run import Run
 
 
-def make(run: Run) -> Path:
-    """Return `<run.root>/<run.name>`, existing and writable.
+@contextmanager
+def claimed(run: Run) -> Iterator[Path]:
+    """Make `<run.root>/<run.name>` and hold it for this process.
 
     Raises:
-        ConfigError: It cannot be made or written to.
+        ConfigError: It cannot be made or written to, or another process holds it.
     """
     assert run.name is not None, "resolve names every run"
     path = Path(run.root) / run.name
-    probe = path / ".writable"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.write_text("x")
-        probe.unlink()
+        lock = (path / ".lock").open("w")
+        lock.write("held by the process that trains here\n")
+        lock.flush()
     except OSError as error:
         raise ConfigError(
             f"run.root={run.root}: cannot write to {path} ({error.strerror}); "
             "set run.root to a folder with room that you may write to"
         ) from error
-    return path
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"run.name={run.name}: another process is training in {path}; wait until it has "
+                "ended, or choose another run.name"
+            ) from error
+        yield path
 
 
 def describe(
     folder: Path, config_yaml: str, overrides: list[str], provenance: dict[str, Any]
 ) -> None:
-    """Write config.yaml, overrides.yaml and provenance.json; the newest start of the run counts."""
-    (folder / "config.yaml").write_text(config_yaml)
+    """Write config.yaml, overrides.yaml and provenance.json of the newest attempt.
+
+    Interpolations stay as they were typed: what `${oc.env:...}` stands for may be a secret.
+    """
+    _replace(folder / "config.yaml", config_yaml)
     # A list of JSON strings is a YAML list, and needs no YAML library here
-    (folder / "overrides.yaml").write_text(
-        "".join(f"- {json.dumps(override)}\n" for override in overrides)
-    )
-    (folder / "provenance.json").write_text(json.dumps(provenance, indent=2) + "\n")
+    _replace(folder / "overrides.yaml", "".join(f"- {json.dumps(o)}\n" for o in overrides))
+    _replace(folder / "provenance.json", json.dumps(provenance, indent=2) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    written = path.with_name(f".{path.name}.tmp")
+    written.write_text(text)
+    written.replace(path)

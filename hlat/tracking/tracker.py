@@ -11,7 +11,7 @@ from hlat import hardware
 from hlat.config.run import Config
 from hlat.model.canonical import flops_per_token
 from hlat.state import total_steps
-from hlat.tracking.console import Console
+from hlat.tracking.console import Console, tell
 from hlat.tracking.journal import Journal
 
 
@@ -65,6 +65,15 @@ class Tracker:
             self._console.step(row)
         self.restart_clock(step)
 
+    def recent(self, number: str, count: int) -> list[float]:
+        """Return a number of the last `count` rows, oldest first, where it is finite."""
+        values = [row[number] for row in self._metrics.rows()[-count:]]
+        return [value for value in values if value is not None]
+
+    def happened(self, event: str) -> bool:
+        """Whether any attempt has recorded such an event."""
+        return any(row["event"] == event for row in self._events.rows())
+
     def event(self, event: str, step: int, **details: Any) -> None:
         """Write one row of events.jsonl."""
         self._events.append(
@@ -74,7 +83,7 @@ class Tracker:
     def say(self, text: str) -> None:
         """Tell the user something without breaking the progress bar."""
         if self._console is None:
-            print(text, flush=True)
+            tell(text)
         else:
             self._console.say(text)
 

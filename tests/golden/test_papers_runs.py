@@ -88,4 +88,13 @@ def test_70b_upsamples_with_the_shares_of_table_3_after_1400_billion_tokens(comp
     base, upsampled = OmegaConf.to_object(compose("experiment=hlat_70b")).phase.timeline
     assert base.tokens == 1.4e12
     assert upsampled.tokens == 400e9
-    assert upsampled.weights == {"web": 0.3547, "domain": 0.4127, "code": 0.2326}
+    groups = {
+        35.47: ("wikipedia", "c4"),
+        41.27: ("stackexchange", "arxiv", "open_web_math", "pes2o"),
+        23.26: ("github",),
+    }
+    total = sum(upsampled.weights.values())
+    assert total == pytest.approx(253.7)
+    for percentage, names in groups.items():
+        assert round(100 * sum(upsampled.weights[name] for name in names) / total, 2) == percentage
+    assert set(upsampled.weights) == {name for names in groups.values() for name in names}

@@ -25,11 +25,14 @@ class Runner:
 
     def __init__(self, folder: Path, small: list[str]) -> None:
         self.folder = folder
+        self.environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
         self._small = small
 
     def run(self, *overrides: str, small: bool = True) -> "subprocess.CompletedProcess[str]":
         """Run the entry in this process, which saves the seconds that importing torch takes."""
-        words = ["hlat.train", *(self._small if small else []), *overrides]
+        flags = [word for word in overrides if word.startswith("-")]
+        typed = [word for word in overrides if word not in flags]
+        words = ["hlat.train", *flags, *(self._small if small else []), *typed]
         out, err = io.StringIO(), io.StringIO()
         code = 0
         with (
@@ -52,7 +55,7 @@ class Runner:
         return subprocess.Popen(
             [sys.executable, "-m", "hlat.train", *flags, *self._small, *overrides],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            env=self.environment,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -1,9 +1,14 @@
 """Kill it, interrupt it, damage its files: the numbers are those of the run that nothing happened to."""
 
 import json
+import shlex
 import signal
+import subprocess
+import time
 
 import pytest
+
+from hlat.checkpoint import store
 
 
 def test_a_run_writes_its_folder(uninterrupted):
@@ -11,7 +16,7 @@ def test_a_run_writes_its_folder(uninterrupted):
     written = {path.name for path in folder.iterdir()}
     assert written == {
         "config.yaml", "overrides.yaml", "provenance.json", "metrics.jsonl", "events.jsonl",
-        "checkpoints", "report.html", "figures",
+        "checkpoints", "report.html", "figures", ".lock",
     }  # fmt: skip
     row = uninterrupted.rows("whole", "metrics.jsonl")[-1]
     assert list(row) == [
@@ -49,8 +54,9 @@ def test_a_signal_saves_and_says_so(runner, uninterrupted, number, name):
     last = runner.rows("x", "events.jsonl")[-1]
     assert (last["event"], last["signal"]) == ("interrupt", name)
     assert f"interrupted and saved at step {last['step']}" in stopped.stdout
-    assert stopped.stdout.rstrip().splitlines()[-1].startswith("resume:     python -m hlat.train ")
-    assert runner.run("run.name=x").returncode == 0
+    printed = stopped.stdout.rstrip().splitlines()[-1]
+    command = shlex.split(printed.removeprefix("resume:"))
+    assert subprocess.run(command, cwd=runner.folder, env=runner.environment).returncode == 0
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
@@ -131,3 +137,75 @@ def test_not_a_number_stops_with_3_and_saves_nothing_of_it(runner):
     saved = [path.name for path in (runner.folder / "runs/x/checkpoints").glob("step_*")]
     assert all(int(name.removeprefix("step_")) < last["step"] for name in saved)
     assert "not finite" in done.stdout
+
+
+def test_a_run_folder_belongs_to_one_process(runner, refused):
+    first = runner.start("run.name=x")
+    while not runner.rows("x", "metrics.jsonl") and first.poll() is None:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)
+    refused(runner.run("run.name=x"), "run.name=x: another process is training in runs/x")
+    first.send_signal(signal.SIGCONT)
+    first.communicate()
+    assert first.returncode == 0
+
+
+def test_a_refused_command_leaves_the_record_of_the_run_alone(runner, refused):
+    runner.run("run.name=x", "run.steps=2")
+    before = (runner.folder / "runs/x/config.yaml").read_text()
+    refused(runner.run("run.name=x", "model.num_layers=3"), "model.num_layers was 2, is 3")
+    assert (runner.folder / "runs/x/config.yaml").read_text() == before
+    assert "name: x" in before
+
+
+def test_when_every_checkpoint_is_damaged_nothing_is_trained_over_them(runner, refused):
+    runner.run("run.name=x", "run.steps=2")
+    (runner.folder / "runs/x/checkpoints/step_00000002/manifest.json").write_text("{}")
+    refused(runner.run("run.name=x"), "holds no valid checkpoint; move runs/x/checkpoints away")
+    assert len(runner.losses("x")) == 2
+
+
+def test_a_disk_that_takes_no_checkpoint_is_told_and_the_run_does_not_count_as_complete(
+    runner, monkeypatch
+):
+    real = store.save
+    with monkeypatch.context() as full:
+
+        def refuse(*arguments):
+            raise OSError(28, "No space left on device")
+
+        full.setattr(store, "save", refuse)
+        done = runner.run("run.name=x")
+    assert done.returncode == 1
+    assert done.stdout.count("WARNING: no checkpoint at step") == 4
+    assert "could not be saved" in done.stdout
+    assert store.save is real
+    assert runner.run("run.name=x").returncode == 0
+
+
+def test_a_log_with_a_damaged_line_does_not_bar_the_run(runner):
+    runner.run("run.name=x", "run.steps=2")
+    with (runner.folder / "runs/x/events.jsonl").open("a") as file:
+        file.write("garbage\n")
+    again = runner.run("run.name=x", "run.steps=3")
+    assert again.returncode == 0, again.stderr
+    assert "damaged line" in again.stderr
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(runner):
+    process = runner.start("run.name=x")
+    process.stdout.close()
+    assert process.wait() == 0, process.stderr.read()
+    process.stderr.close()
+    assert len(runner.losses("x")) == 20
+
+
+def test_secrets_of_the_environment_are_not_written(runner, corpus, monkeypatch):
+    monkeypatch.setenv("CANARY", str(corpus))
+    done = runner.run("run.name=x", "run.steps=1", "data.root=${oc.env:CANARY}")
+    assert done.returncode == 0, done.stderr
+    for name in ("config.yaml", "overrides.yaml", "report.html"):
+        text = (runner.folder / "runs/x" / name).read_text()
+        # The frozen corpus' folder is also named by the fixture itself, before the override
+        assert text.count(str(corpus)) == (1 if name == "overrides.yaml" else 0), name
+    assert "oc.env:CANARY" in done.stdout.splitlines()[-1]

@@ -1,18 +1,58 @@
-"""A multirun starts one process per point, each with a run folder of its own, and ends with the worst code."""
+"""A multirun checks every point, then starts one process per point, each in a run folder of its own."""
+
+import os
+import signal
+import time
+
+import pytest
+
+
+def _folders(runner):
+    root = runner.folder / "runs"
+    return [path for path in root.iterdir() if path.name != "sweeps"] if root.exists() else []
 
 
 def test_every_point_has_its_run(runner):
     done = runner.run_process("-m", "run.steps=1", "optimizer.beta2=0.95,0.99")
     assert done.returncode == 0, done.stderr
-    folders = [path for path in (runner.folder / "runs").iterdir() if path.name != "sweeps"]
-    assert len(folders) == 2
-    assert all((folder / "report.html").exists() for folder in folders)
+    assert len(_folders(runner)) == 2
+    assert all((folder / "report.html").exists() for folder in _folders(runner))
 
 
-def test_a_point_that_is_refused_does_not_stop_the_others(runner):
-    done = runner.run_process("-m", "run.steps=1", "precision=mixed,fp32")
-    assert done.returncode == 2
-    assert "precision.name=mixed" in done.stderr
-    assert "1 of 2 points failed" in done.stderr
-    folders = [path for path in (runner.folder / "runs").iterdir() if path.name != "sweeps"]
-    assert len(folders) == 1
+def test_hydras_own_launcher_runs_every_point_too(runner):
+    done = runner.run("-m", "hydra/launcher=basic", "run.steps=1", "optimizer.beta2=0.95,0.99")
+    assert done.returncode == 0, done.stderr
+    assert len(_folders(runner)) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["precision=fp32,mixed"], "precision.name=mixed with engine.name=native"),
+        (["run.name=x", "optimizer.lr=1e-3,2e-3"], "would train in runs/x, as"),
+        (["batch.micro_batch_size=1,2"], "would train in runs/tiny-"),
+    ],
+)
+def test_one_bad_point_stops_the_sweep_before_the_first(runner, refused, overrides, sentence):
+    refused(runner.run("-m", "run.steps=1", *overrides), sentence)
+    assert not _folders(runner)
+
+
+def test_a_study_without_multirun_is_refused(runner, refused):
+    refused(runner.run("+sweep=beta2"), "optimizer.beta2, precision are not set; add -m")
+
+
+def test_ctrl_c_in_a_sweep_saves_the_point_and_stops(runner):
+    sweep = runner.start("-m", "optimizer.lr=1e-3,2e-3")
+    rows = []
+    while not rows and sweep.poll() is None:
+        rows = [
+            row for folder in _folders(runner) for row in runner.rows(folder.name, "metrics.jsonl")
+        ]
+        time.sleep(0.01)
+    os.kill(sweep.pid, signal.SIGINT)
+    out, err = sweep.communicate()
+    assert sweep.returncode == 75, err
+    assert "interrupted and saved" in out
+    (folder,) = _folders(runner)
+    assert runner.rows(folder.name, "events.jsonl")[-1]["event"] == "interrupt"

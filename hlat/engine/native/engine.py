@@ -35,7 +35,8 @@ class NativeEngine:
     def build(self, config: Config) -> None:
         """Make the model on the device, initialised, with its optimizer."""
         self.config = config
-        self.device = _device(config.engine.device)
+        self._device = _device(config.engine.device)
+        self.device = str(self._device)
         if config.engine.deterministic:
             os.environ.setdefault(
                 "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -43,7 +44,7 @@ class NativeEngine:
         torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
         with torch.device("meta"):
             self.model = Llama(config.model)
-        self.model = self.model.to(_DTYPES[config.precision.weights]).to_empty(device=self.device)
+        self.model = self.model.to(_DTYPES[config.precision.weights]).to_empty(device=self._device)
         self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
         self._initialise()
         self.optimizer = optimizer.build(config.optimizer, self.model.parameters())
@@ -122,7 +123,7 @@ class NativeEngine:
     def _accumulate_gradients(self, tokens: NDArray[np.int32]) -> Tensor:
         """Add up the gradient of the mean loss over all micro batches; return that loss."""
         predicted = _predicted(tokens)
-        total = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self._device)
         for micro in self._micro_batches(tokens):
             loss = next_token_loss(self.model(micro), micro) / predicted
             loss.backward()  # type: ignore[no-untyped-call]
@@ -131,7 +132,7 @@ class NativeEngine:
 
     def _micro_batches(self, tokens: NDArray[np.int32]) -> tuple[Tensor, ...]:
         """Cut [n, s] into micro batches on the device; the last one may be smaller."""
-        on_device = torch.from_numpy(tokens).to(self.device, non_blocking=True)
+        on_device = torch.from_numpy(tokens).to(self._device, non_blocking=True)
         return torch.split(on_device, self.config.batch.micro_batch_size)
 
     def _chunks(self, kind: str, tensors: dict[str, Tensor]) -> Iterator[Chunk]:

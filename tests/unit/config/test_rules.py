@@ -69,6 +69,13 @@ REFUSED = [
     (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
     (["optimizer.eps=nan"], "optimizer.eps=nan is too small; use 0 or more"),
     (["run.steps=0"], "run.steps=0 is too small; use 1 or more"),
+    (["run.steps=400"], "run.steps=400 exceeds schedule.total_steps=320"),
+    (["model.rope_theta=0"], "model.rope_theta=0.0 is not a positive number"),
+    (["+hardware.peak_tflops.fp32=0"], "hardware.peak_tflops.fp32=0.0 is not a positive number"),
+    (["model.name=../x"], "model.name='../x' cannot name a folder"),
+    (["+data.sources.code.foo=1"], "data.sources.code.foo is not a key"),
+    (["+phase.timeline.0.foo=1"], "phase.timeline.0.foo is not a key"),
+    (["data=files"], "data.sources.files.paths is not set; give it a value"),
     (["run.log_every=0"], "run.log_every=0 is too small"),
     (["run.name=a/b"], "run.name='a/b' cannot name a folder"),
     (["run.name=.."], "run.name='..' cannot name a folder"),
@@ -79,7 +86,7 @@ REFUSED = [
     ),
     (
         ["phase=hlat_70b"],
-        "phase.timeline.1.weights.web: data=python has no source web, only code, prose, data; use phase=base",
+        "phase.timeline.1.weights.arxiv: data=python has no source arxiv, only code, prose, data; use phase=base",
     ),
     (["phase.timeline=[]"], "phase.timeline is empty; use phase=base"),
     (

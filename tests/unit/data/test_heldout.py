@@ -22,7 +22,25 @@ def test_all_sequences_are_the_packed_documents(corpora, tokenizer: Tokenizer) -
     assert heldout.tokens.dtype == np.int32
     assert heldout.tokens.shape == (len(packed) // 32, 32)
     np.testing.assert_array_equal(heldout.tokens.ravel(), packed[: heldout.tokens.size])
-    assert heldout.tokens_per_byte == len(packed) / sum(len(text.encode()) for text in texts)
+    # All but the first token of each sequence is predicted; a token stands for some bytes of text
+    spelled = b"".join(text.encode() for text in texts)
+    assert heldout.tokens_per_byte == pytest.approx(len(packed) / len(spelled), rel=0.05)
+
+
+def test_tokens_per_byte_counts_the_bytes_of_exactly_the_predicted_tokens(
+    corpora, tokenizer: Tokenizer
+) -> None:
+    source = open_sources(corpora.data(heldout_documents=10), 1)["beta"]
+    heldout = pack_heldout(source, tokenizer, 3, 32)
+    # A byte-level token is spelled with one character for each of its bytes
+    num_bytes = sum(
+        len(tokenizer._rust.id_to_token(token))
+        for token in heldout.tokens[:, 1:].ravel().tolist()
+        if token != tokenizer.eos
+    )
+    assert heldout.tokens_per_byte == pytest.approx(
+        3 * 31 / num_bytes, rel=0.1
+    )  # characters cut at the edges of short rows
 
 
 def test_fewer_sequences_are_spread_over_all_documents(corpora, tokenizer: Tokenizer) -> None:
@@ -33,7 +51,6 @@ def test_fewer_sequences_are_spread_over_all_documents(corpora, tokenizer: Token
     assert len(rows) == 5
     assert np.ptp(np.diff(rows)) <= 1
     assert rows[-1] >= len(every.tokens) * 4 // 5 - 1
-    assert some.tokens_per_byte == every.tokens_per_byte
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -68,6 +68,10 @@ def test_the_problems_of_all_sources_are_reported_at_once(corpora) -> None:
         "data.sources.alpha.paths",
         "data.sources.beta.paths",
     ]
-    data.sources = {}
-    with pytest.raises(ConfigError, match=r"data\.sources: is empty"):
+
+
+def test_a_file_of_two_sources_is_refused(corpora) -> None:
+    data = corpora.data()
+    data.sources["beta"] = data.sources["alpha"]
+    with pytest.raises(ConfigError, match=r"data\.sources\.beta\.paths: .* also belongs to"):
         open_sources(data, 1)

@@ -33,7 +33,7 @@ def test_70b_shards_its_optimizer_over_dp(config):
 def test_activations_and_logits_of_the_tiny_model(config):
     memory = estimate(config())
     tokens = config().batch.micro_batch_size * config().batch.sequence_length
-    assert memory.activations == tokens * 4 * (6 * 128 + 2 * 64 + 3 * 352) * 4
+    assert memory.activations == tokens * 4 * (7 * 128 + 3 * 64 + 4 * 352) * 4
     assert memory.logits == tokens * 4096 * 12
 
 

@@ -6,7 +6,8 @@ from hlat.tracking import provenance
 
 
 def test_it_names_revision_packages_and_data():
-    found = provenance.collect({"data.tokenizer": "abc"})
+    found = provenance.collect("cpu", {"data.tokenizer": "abc"})
+    assert found["device"] == "cpu"
     assert found["data"] == {"data.tokenizer": "abc"}
     assert found["packages"]["torch"].startswith("2.")
     assert found["hosts"][0]
@@ -18,4 +19,4 @@ def test_it_names_revision_packages_and_data():
 
 def test_a_machine_without_git_has_no_revision(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert provenance.collect({})["git_revision"] is None
+    assert provenance.collect("cpu", {})["git_revision"] is None
