@@ -60,7 +60,8 @@ def test_every_choice_of_a_group_fits_its_schema(
     for file in sorted((folder("conf") / field.name).glob("*.yaml")):
         section = compose(f"{field.name}={file.stem}")[field.name]
         assert OmegaConf.get_type(section) is typing.get_type_hints(Config)[field.name]
-        assert not OmegaConf.missing_keys(section), file
+        asked = "???" in file.read_text()  # the file says itself that the user must give a value
+        assert asked or not OmegaConf.missing_keys(section), file
 
 
 def test_hardware_prices_are_dated_and_figures_cited(compose) -> None:
