@@ -94,7 +94,7 @@ def open_sources(data: Data, seed: int) -> dict[str, Source]:
             problems.extend(error.problems)
     problems += _shared_files(files_of)
     if problems:
-        raise ConfigError(*problems)
+        raise ConfigError(*dict.fromkeys(problems))
     return sources
 
 

@@ -30,10 +30,7 @@ def claimed(run: Run) -> Iterator[Path]:
         lock.write("held by the process that trains here\n")
         lock.flush()
     except OSError as error:
-        raise ConfigError(
-            f"run.root={run.root}: cannot write to {path} ({error.strerror}); "
-            "set run.root to a folder with room that you may write to"
-        ) from error
+        raise _unwritable(path, error) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,11 +48,24 @@ def describe(
     """Write config.yaml, overrides.yaml and provenance.json of the newest attempt.
 
     Interpolations stay as they were typed: what `${oc.env:...}` stands for may be a secret.
+
+    Raises:
+        ConfigError: The disk refuses them.
     """
-    _replace(folder / "config.yaml", config_yaml)
-    # A list of JSON strings is a YAML list, and needs no YAML library here
-    _replace(folder / "overrides.yaml", "".join(f"- {json.dumps(o)}\n" for o in overrides))
-    _replace(folder / "provenance.json", json.dumps(provenance, indent=2) + "\n")
+    try:
+        _replace(folder / "config.yaml", config_yaml)
+        # A list of JSON strings is a YAML list, and needs no YAML library here
+        _replace(folder / "overrides.yaml", "".join(f"- {json.dumps(o)}\n" for o in overrides))
+        _replace(folder / "provenance.json", json.dumps(provenance, indent=2) + "\n")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run.root={folder.parent}: cannot write to {folder} ({error.strerror}); "
+        "set run.root to a folder with room that you may write to"
+    )
 
 
 def _replace(path: Path, text: str) -> None:

@@ -41,7 +41,7 @@ class NativeEngine:
             # torch's notes on reproducibility ask for it
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
-        # A debugging aid of that mode, which would write all memory once more: 6% of a step on a CPU
+        # A debugging aid of that mode; writing all memory once more is 6% of a step on a CPU
         torch.utils.deterministic.fill_uninitialized_memory = False
         with torch.device("meta"):
             self.model = Llama(config.model)
