@@ -47,7 +47,7 @@ class LocalLauncher(Launcher):
         typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
         kept = [str(override) for override in typed if not override.startswith("hydra.mode=")]
         module = f"hlat.{config.hydra.job.name}"
-        self.command = [sys.executable, "-m", module, *config_dir_flags(), *kept]
+        self.command = [sys.executable, "-m", module, *config_dir_flags(config.hydra), *kept]
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

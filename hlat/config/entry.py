@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -77,14 +78,13 @@ def resume_command(exit_code: Exit, overrides: list[str]) -> str:
     kept = [
         o for o in overrides if exit_code is not Exit.FINISHED or not o.startswith("run.steps=")
     ]
-    return shlex.join([_python(), "-m", "hlat.train", *config_dir_flags(), *kept])
+    flags = config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
+    return shlex.join([_python(), "-m", "hlat.train", *flags, *kept])
 
 
-def config_dir_flags() -> list[str]:
+def config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
     """Return the `--config-dir` that the user named, for a command that composes alike."""
-    if not HydraConfig.initialized():
-        return []
-    sources = HydraConfig.get().runtime.config_sources
+    sources = hydra_config.runtime.config_sources
     return [
         word for s in sources if s.provider == "command-line" for word in ("--config-dir", s.path)
     ]

@@ -9,7 +9,7 @@ from statistics import median
 from hlat.reporting.record import Record, Row, number, numbers
 from hlat.reporting.wording import UNKNOWN, anything, duration, exact, moment, short, whole
 
-_ENDINGS = {"finish", "interrupt", "diverge"}
+_ENDINGS = {"finish", "interrupt", "diverge", "fail"}
 
 
 def summary(record: Record) -> list[tuple[str, str]]:

@@ -209,3 +209,18 @@ def test_secrets_of_the_environment_are_not_written(runner, corpus, monkeypatch)
         # The frozen corpus' folder is also named by the fixture itself, before the override
         assert text.count(str(corpus)) == (1 if name == "overrides.yaml" else 0), name
     assert "oc.env:CANARY" in done.stdout.splitlines()[-1]
+
+
+def test_a_change_of_mixture_is_an_event_and_survives_a_resume(runner):
+    timeline = "[{name: first, tokens: 5120}, {name: second, weights: {code: 1}}]"
+    phases = ("run.name=x", f"phase.timeline={timeline}")
+    assert runner.run(*phases, "run.steps=8").returncode == 0
+    assert runner.run(*phases).returncode == 0
+    events = [
+        (row["step"], row["name"])
+        for row in runner.rows("x", "events.jsonl")
+        if row["event"] == "phase"
+    ]
+    assert events == [(10, "second")]
+    stages = [row["phase"] for row in runner.rows("x", "metrics.jsonl")]
+    assert stages == ["first"] * 10 + ["second"] * 10

@@ -19,6 +19,18 @@ def test_every_point_has_its_run(runner):
     assert all((folder / "report.html").exists() for folder in _folders(runner))
 
 
+def test_a_sweep_over_choices_of_ones_own(runner):
+    mine = runner.folder / "mine/optimizer"
+    mine.mkdir(parents=True)
+    (mine / "fast.yaml").write_text("lr: 1e-2\n")
+    done = runner.run_process(
+        "-m", f"--config-dir={mine.parent}", "run.steps=1", "optimizer=fast,tiny"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(_folders(runner)) == 2
+    assert f"--config-dir {mine.parent}" in done.stdout
+
+
 def test_hydras_own_launcher_runs_every_point_too(runner):
     done = runner.run("-m", "hydra/launcher=basic", "run.steps=1", "optimizer.beta2=0.95,0.99")
     assert done.returncode == 0, done.stderr

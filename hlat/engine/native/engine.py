@@ -42,7 +42,7 @@ class NativeEngine:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
         # A debugging aid of that mode; writing all memory once more is 6% of a step on a CPU
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         with torch.device("meta"):
             self.model = Llama(config.model)
         self.model = self.model.to(_DTYPES[config.precision.weights]).to_empty(device=self._device)
