@@ -17,6 +17,9 @@ from omegaconf import DictConfig
 from hlat.config import compose as composition
 from hlat.config.folders import folder
 
+# As the entry sets it, but before any test module imports torch
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -50,6 +50,9 @@ def run(task: Callable[[DictConfig], Exit]) -> None:
                 raise
             codes[-1] = _tell(error)  # here, before Hydra announces a failed job in its words
 
+    # Read once, when a library loads OpenMP: threads that wait for each other must not spin, or two
+    # processes that share cores slow each other tenfold (docs/log.md)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     compose.register()
     main = hydra.main(version_base="1.3", config_path=str(folder("conf")), config_name="config")
     try:
