@@ -13,6 +13,8 @@ class Hardware:
     """One kind of node.
 
     A device is what one process drives: a GPU, a NeuronCore, or this machine's CPU.
+    Memory and peaks are read by the feasibility check and by MFU; bandwidths, host and price are
+    recorded with their sources for plans and costs.
     """
 
     name: str = MISSING
