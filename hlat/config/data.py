@@ -1,6 +1,6 @@
 """Where the text lies, how sources are mixed, and which tokenizer reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
@@ -32,7 +32,24 @@ class Data:
     """A tokenizer.json, relative to data.root; `embedded` is the one shipped with hlat."""
     eos_token: str = MISSING
     """Token written after each document; no BOS is written, as in HLAT."""
+    document_mask: bool = False
+    """Attention stays inside a document, and positions restart at 0 in each document of a sequence;
+    false: attention crosses documents, as in HLAT."""
+    loss_mask: bool = False
+    """The first token of a document is not predicted from the end of the one before: it counts
+    neither in the sum of the loss nor in the mean's denominator."""
     heldout_documents: int = 32
     """Documents per source that evaluation reads and training never does."""
+    workers: int = 1
+    """Processes per data-parallel rank that tokenise ahead of the step, one core each; 0: a thread
+    of the trainer does."""
     prefetch: int = 2
     """Batches prepared ahead of the step that consumes them; 0: prepare in step."""
+    warn_epochs: float = 4.0
+    """Passes over a source above which a run warns: repeating data up to four times costs next to
+    nothing (Muennighoff et al., Scaling data-constrained language models, 2023)."""
+    allow_changed: list[str] = field(default_factory=list)
+    """Keys that may differ from those a checkpoint was written with, such as data.tokenizer or
+    data.sources.<name>; the documents that stood open then are left."""
+    preview: int = 0
+    """Sequences to print, with the borders of their documents, in place of training."""

@@ -1,111 +1,83 @@
 """The public face of the data room: global batches, their state, and held-out text.
 
-A training loop must never wait for data and never lose or repeat any of it. Batches are prepared
-ahead in the background, each with the state that follows it, so that the state a checkpoint takes
-describes what the loop has received and nothing of what is merely prepared.
+A training loop must never wait for data and never lose or repeat any of it. Whoever prepares the
+batches, a thread or processes, and whatever happens to them, the loader knows where the last batch
+left off that it returned: that is the state a checkpoint takes, and where preparing begins again.
 """
 
+import logging
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hlat.config.batch import Batch
 from hlat.config.data import Data
-from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase
+from hlat.data import fingerprint, ledger
+from hlat.data.corpora import Corpora, open_corpora
 from hlat.data.heldout import HeldOut, pack_heldout
-from hlat.data.mixture import Stage, Timeline, make_timeline
-from hlat.data.source import Source, open_sources
-from hlat.data.streams import Stream, next_sequences
-from hlat.data.tokenizer import Tokenizer
+from hlat.data.ledger import Chapter, Entry, sum_chapters
+from hlat.data.mixture import Stage
+from hlat.data.producer import Producer, ThreadProducer, WorkerDiedError
+from hlat.data.rows import Point, Rows, States, Tokens
+from hlat.data.sequences import Sequences, in_documents
+from hlat.data.workers import Task, WorkerProducer
 
-STATE_VERSION = 1
+MOST_DEATHS = 3
+"""Times that workers may end in the same batch before the run does."""
 
-
-class Ledger(TypedDict):
-    """What has been read from one source (JSON-able)."""
-
-    tokens: int
-    documents: int
-    """Documents finished, empty ones included."""
-    epochs: float
-    """The same in passes over the source's training documents."""
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A batch [rows, sequence_length] and the state after it."""
-
-    tokens: NDArray[np.int32]
-    state: dict[str, Any]
+_log = logging.getLogger("hlat.data")
 
 
 class Loader:
     """Batches of one rank, in the order that all ranks share. Made by `open_loader`."""
 
     def __init__(
-        self,
-        sources: dict[str, Source],
-        tokenizer: Tokenizer,
-        timeline: Timeline,
-        streams: list[Stream],
-        sequence_length: int,
-        prefetch: int,
-        fingerprint: dict[str, Any],
+        self, data: Data, batch: Batch, corpora: Corpora, numbers: list[int], producer: Producer
     ) -> None:
         """Stand before the first batch; `open_loader` knows what belongs together."""
-        self.fingerprint = fingerprint
+        self.fingerprint = corpora.fingerprint
         """What a resumed run must share with the one it resumes, by config key (JSON-able)."""
-        self.vocab_size = tokenizer.vocab_size
+        self.vocab_size = corpora.tokenizer.vocab_size
         """Rows that an embedding needs: the largest token id, plus one."""
         self.wait_seconds = 0.0
         """Seconds that the last `next` waited for its batch."""
-        self._sources = sources
-        self._tokenizer = tokenizer
-        self._timeline = timeline
-        self._streams = streams
-        self._sequence_length = sequence_length
-        self._prefetch = prefetch
-        self._step = 0
-        self._stage = timeline.at(0)
-        for stream in streams:
-            stream.begin(self._stage)
-        self._returned = self._snapshot()
-        self._pending: deque[Future[_Prepared]] = deque()
-        self._thread = ThreadPoolExecutor(1, "hlat-data")
+        self._data = data
+        self._corpora = corpora
+        self._numbers = numbers
+        self._sequence_length = batch.sequence_length
+        self._point = Rows(corpora, batch, numbers).point()
+        self._chapters: list[Chapter] = []
+        self._producer = producer
+        self._started = False
+        self._told: set[str] = set()
 
-    def next(self) -> NDArray[np.int32]:
+    def next(self) -> Sequences:
         """The rank's part of the next global batch.
 
         Returns:
-            Token ids [global_batch_size / num_ranks, sequence_length]; row k is row rank + k *
+            Sequences [global_batch_size / num_ranks, sequence_length]; row k is row rank + k *
             num_ranks of the global batch.
 
         Raises:
-            ConfigError: If a file turns out to be damaged. The batch can be asked for again.
+            ConfigError: If a file cannot be read any more. The batch can be asked for again.
+            WorkerDiedError: If the batch cannot be prepared because workers end every time.
         """
-        start = time.perf_counter()
-        while len(self._pending) <= self._prefetch:
-            self._pending.append(self._thread.submit(self._prepare))
-        try:
-            prepared = self._pending.popleft().result()
-        except BaseException:
-            self._rewind()
-            raise
-        self._returned = prepared.state
-        self.wait_seconds = time.perf_counter() - start
-        return prepared.tokens
+        begin = time.perf_counter()
+        tokens, states = self._receive()
+        stage = self._corpora.timeline.at(self._point.step)
+        if stage != self._point.stage and self._point.step > 0:
+            self._chapters.append(self._chapter())
+        self._point = Point(self._point.step + 1, stage, states)
+        self.wait_seconds = time.perf_counter() - begin
+        return in_documents(tokens, self._corpora.tokenizer.eos, self._data)
 
     @property
     def stage(self) -> str:
         """Name of the phase's stage that the last returned batch belongs to."""
-        return str(self._returned["stage"]["name"])
+        return self._point.stage.name
 
     def state(self) -> dict[str, Any]:
         """What resuming after the last returned batch needs (JSON-able).
@@ -113,41 +85,48 @@ class Loader:
         It holds the rank's own streams only; `merge_states` joins those of all ranks into the state
         of the run, which any number of ranks can restore.
         """
-        return self._returned
+        stage = self._point.stage
+        rows = zip(self._numbers, self._point.states.tolist(), strict=True)
+        return {
+            "version": fingerprint.STATE_VERSION,
+            "fingerprint": self.fingerprint,
+            "step": self._point.step,
+            "stage": {"name": stage.name, "start": stage.start, "shares": dict(stage.shares)},
+            "chapters": [chapter.to_json() for chapter in self._chapters],
+            "sources": list(self._corpora.sources),
+            "streams": {str(number): row for number, row in rows},
+        }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> list[str]:
         """Continue after the batch that a state follows, taken on any number of ranks.
+
+        Returns:
+            A line for each difference that data.allow_changed accepts.
 
         Raises:
             ConfigError: If the state is of other data, or lacks one of the rank's streams.
         """
-        problems = (
-            []
-            if state["version"] == STATE_VERSION
-            else [
-                f"the checkpoint's data state has version {state['version']}, not {STATE_VERSION}; "
-                "resume it with the hlat that wrote it"
-            ]
-        )
-        problems += _differences(self.fingerprint, state["fingerprint"])
-        own = [str(stream.number) for stream in self._streams]
-        if missing := [number for number in own if number not in state["streams"]]:
-            problems.append(
-                f"the checkpoint's data state lacks streams {', '.join(missing)} of this rank; "
-                "merge the states of all ranks that wrote it"
-            )
-        if problems:
-            raise ConfigError(*problems)
-        self._returned = {
-            **state,
-            "fingerprint": self.fingerprint,
-            "streams": {number: state["streams"][number] for number in own},
-        }
-        self._rewind()
+        own, allowed = self._numbers, self._data.allow_changed
+        changed = fingerprint.compare(self.fingerprint, state, own, allowed)
+        before, now = state["sources"], list(self._corpora.sources)
+        rows = np.array([state["streams"][str(number)] for number in own], np.int64)
+        told = state["stage"]
+        stage = Stage(told["start"], tuple(sorted(told["shares"].items())), told["name"])
+        self._point = Point(state["step"], stage, fingerprint.adapt(rows, before, now, changed))
+        self._chapters = [
+            Chapter.from_json(chapter).adapt(before, now, is_whole=0 in own)
+            for chapter in state["chapters"]
+        ]
+        self._started = False
+        return list(changed.values())
 
-    def ledger(self) -> dict[str, Ledger]:
+    def ledger(self) -> dict[str, Entry]:
         """What the rank's streams have read from each source, up to the last returned batch."""
-        return {name: self._ledger_of(source) for name, source in self._sources.items()}
+        return ledger.entries(ledger.totals(self._point.states), self._documents_per_epoch())
+
+    def ledger_by_stage(self) -> list[dict[str, Any]]:
+        """The same for each stage of the phase so far; after a resume the sum over ranks is."""
+        return ledger.by_stage(self._chapters, self._point, self._documents_per_epoch())
 
     def heldout(self, sequences_per_source: int) -> dict[str, HeldOut]:
         """Held-out sequences of every source, the same on every rank; see `pack_heldout`.
@@ -155,53 +134,53 @@ class Loader:
         Raises:
             ConfigError: If the held-out documents of a source do not fill one sequence.
         """
+        tokenizer, length = self._corpora.tokenizer, self._sequence_length
         return {
-            name: pack_heldout(source, self._tokenizer, sequences_per_source, self._sequence_length)
-            for name, source in self._sources.items()
+            name: pack_heldout(source, tokenizer, sequences_per_source, length, self._data)
+            for name, source in self._corpora.sources.items()
         }
+
+    def news(self) -> list[str]:
+        """A sentence, once, for each source that has been read more often than data.warn_epochs."""
+        limit = self._data.warn_epochs
+        often = {name: e["epochs"] for name, e in self.ledger().items() if e["epochs"] > limit}
+        told, self._told = self._told, self._told | set(often)
+        return [
+            f"data.sources.{name} has been read {epochs:.1f} times, more than "
+            f"data.warn_epochs={limit:g}"
+            for name, epochs in often.items()
+            if name not in told
+        ]
 
     def close(self) -> None:
-        """Stop preparing batches and wait until the background thread has ended."""
-        self._pending.clear()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Stop preparing batches and wait until all that did has ended."""
+        self._producer.close()
 
-    def _ledger_of(self, source: Source) -> Ledger:
-        streams = self._returned["streams"].values()
-        cursors = [stream["cursors"][source.name] for stream in streams]
-        documents = sum(cursor[0] for cursor in cursors)
-        tokens = sum(cursor[2] for cursor in cursors)
-        return Ledger(tokens=tokens, documents=documents, epochs=documents / source.num_training)
-
-    def _prepare(self) -> _Prepared:
-        """Draw the next batch; runs in the background thread."""
-        self._stage = self._timeline.at(self._step)
-        tokens = next_sequences(
-            self._streams, self._stage, self._sources, self._tokenizer, self._sequence_length
+    def _receive(self) -> tuple[Tokens, States]:
+        for _ in range(MOST_DEATHS):
+            try:
+                if not self._started:
+                    self._producer.start(self._point)
+                    self._started = True
+                return self._producer.next()
+            except WorkerDiedError as error:
+                self._started = False
+                _log.warning("a data worker %s; starting it again", error)
+            except BaseException:
+                self._started = False
+                raise
+        raise WorkerDiedError(
+            f"data workers end every time that they prepare batch {self._point.step}; "
+            "data.workers=0 prepares it in the trainer's own process"
         )
-        self._step += 1
-        return _Prepared(tokens, self._snapshot())
 
-    def _snapshot(self) -> dict[str, Any]:
-        stage = self._stage
-        return {
-            "version": STATE_VERSION,
-            "fingerprint": self.fingerprint,
-            "step": self._step,
-            "stage": {"name": stage.name, "start": stage.start, "shares": dict(stage.shares)},
-            "streams": {str(stream.number): stream.state() for stream in self._streams},
-        }
+    def _chapter(self) -> Chapter:
+        """The stage that the last returned batch belongs to, if it ends there."""
+        stage = self._point.stage
+        return Chapter(stage.name, stage.start, ledger.totals(self._point.states))
 
-    def _rewind(self) -> None:
-        """Drop what is prepared and stand after the last returned batch again."""
-        for future in self._pending:
-            future.cancel()
-        self._thread.submit(lambda: None).result()
-        self._pending.clear()
-        stage = self._returned["stage"]
-        self._stage = Stage(stage["start"], tuple(sorted(stage["shares"].items())), stage["name"])
-        self._step = self._returned["step"]
-        for stream in self._streams:
-            stream.restore(self._returned["streams"][str(stream.number)], self._stage)
+    def _documents_per_epoch(self) -> dict[str, int]:
+        return {name: source.num_training for name, source in self._corpora.sources.items()}
 
 
 def open_loader(
@@ -210,7 +189,7 @@ def open_loader(
     """Open the sources and the tokenizer of a run for one data-parallel rank.
 
     Args:
-        data: The corpus.
+        data: The corpus, and how many workers prepare how many batches ahead.
         phase: The mixture over time.
         batch: Sizes of a step; global_batch_size is the number of streams.
         seed: Seed of the order.
@@ -225,54 +204,24 @@ def open_loader(
     """
     assert 0 <= rank < num_ranks
     assert batch.global_batch_size % num_ranks == 0
-    timeline = make_timeline(phase, data, batch)
-    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token)
-    sources = open_sources(data, seed)
-    num_streams = batch.global_batch_size
-    streams = [
-        Stream(number, num_streams, list(sources), batch.sequence_length)
-        for number in range(rank, num_streams, num_ranks)
-    ]
-    return Loader(
-        sources=sources,
-        tokenizer=tokenizer,
-        timeline=timeline,
-        streams=streams,
-        sequence_length=batch.sequence_length,
-        prefetch=data.prefetch,
-        fingerprint=_fingerprint(data, batch, seed, tokenizer, sources),
-    )
-
-
-def _fingerprint(
-    data: Data, batch: Batch, seed: int, tokenizer: Tokenizer, sources: Mapping[str, Source]
-) -> dict[str, Any]:
-    return {
-        "run.seed": seed,
-        "batch.global_batch_size": batch.global_batch_size,
-        "batch.sequence_length": batch.sequence_length,
-        "data.tokenizer": tokenizer.sha256,
-        "data.eos_token": data.eos_token,
-        "data.heldout_documents": data.heldout_documents,
-        **{f"data.sources.{name}": s.corpus.fingerprint() for name, s in sources.items()},
-    }
+    corpora = open_corpora(data, phase, batch, seed)
+    numbers = list(range(rank, batch.global_batch_size, num_ranks))
+    producer: Producer
+    if data.workers:
+        task = Task(data, phase, batch, seed, numbers, corpora.width)
+        producer = WorkerProducer(task, data.workers, data.prefetch)
+    else:
+        producer = ThreadProducer(Rows(corpora, batch, numbers), data.prefetch)
+    return Loader(data, batch, corpora, numbers, producer)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the states of all ranks after the same step into the state of the run."""
     assert len({state["step"] for state in states}) == 1
-    streams = {number: s for state in states for number, s in state["streams"].items()}
+    streams = {number: row for state in states for number, row in state["streams"].items()}
+    chapters = zip(*(map(Chapter.from_json, state["chapters"]) for state in states), strict=True)
     return {
         **states[0],
+        "chapters": [sum_chapters(same).to_json() for same in chapters],
         "streams": {number: streams[number] for number in sorted(streams, key=int)},
     }
-
-
-def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """One line for each config key whose value is not what the checkpoint was written with."""
-    return [
-        f"{key}: the checkpoint was written with {there.get(key, 'none')}, this run has "
-        f"{here.get(key, 'none')}; restore the former, or start a new run"
-        for key in sorted({*here, *there})
-        if here.get(key) != there.get(key)
-    ]

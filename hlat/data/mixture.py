@@ -1,8 +1,8 @@
 """Which source a stream reads next, at which step of the run.
 
 Weights are shares of tokens, not of documents, because documents of different sources differ in
-length by orders of magnitude. A source that has fallen behind its share is always read next, so the
-shares hold over any stretch of the run, not merely on average.
+length by orders of magnitude. Each stream keeps every source within one segment of its share at any
+time, so the shares hold over any stretch of the run, not merely on average.
 """
 
 import math
@@ -14,6 +14,9 @@ from hlat.config.batch import Batch
 from hlat.config.data import Data
 from hlat.config.phase import Phase
 from hlat.phase import boundaries
+
+_ROUNDING = 1e-3
+"""Tokens by which a share of up to 10^12 tokens may be off in floating point."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,22 @@ class Stage:
                 return name
         return self.shares[-1][0]
 
-    def next_source(self, tokens: Mapping[str, int]) -> str:
-        """The source that is furthest behind its share; of equals the first by name.
+    def next_source(self, tokens: Mapping[str, int], segment_tokens: int) -> str:
+        """The source that is due first of those that are not ahead of their shares.
+
+        A source is due when the fluid mixture would have given it another whole segment. This is
+        the rule of worst-case-fair weighted queueing (Bennett & Zhang, INFOCOM 1996) and of
+        apportionment (Tijdeman, The chairman assignment problem, 1980): no source is ever further
+        than one segment from its share, on either side, however many sources there are. Of equals
+        the first by name is read.
 
         Args:
             tokens: Tokens read from each source since the stage began.
+            segment_tokens: Most tokens that are read from it at once.
         """
         total = sum(tokens[name] for name, _ in self.shares)
-        name, _ = max(self.shares, key=lambda item: item[1] * total - tokens[item[0]])
+        waiting = [(name, w) for name, w in self.shares if tokens[name] <= w * total + _ROUNDING]
+        name, _ = min(waiting, key=lambda item: (tokens[item[0]] + segment_tokens) / item[1])
         return name
 
 

@@ -66,9 +66,9 @@ class Source:
         order = Permutation(self.num_training, ("epoch", self._seed, self.name, epoch))
         return self._split(self.num_heldout + order(index))
 
-    def training_text(self, position: int) -> str:
-        """The document at a position of the endless training order."""
-        return self.corpus.text(self.training_row(position))
+    def training_document(self, position: int) -> memoryview:
+        """The document at a position of the endless training order, as UTF-8."""
+        return memoryview(self.corpus.text(self.training_row(position)).encode())
 
 
 def open_sources(data: Data, seed: int) -> dict[str, Source]:

@@ -1,14 +1,16 @@
 """Streams: endless sequences of tokens, one per row of the global batch.
 
 The order of data must not depend on how many ranks read it. So the unit of order is the stream, of
-which there is a fixed number; a rank merely owns some. Where a stream stands is a document and a
-token offset per source, never a buffer of tokens: its state is small, and to resume is to tokenise
-again the documents that stand open.
+which there is a fixed number; a rank merely owns some. Where a stream stands is a document, a piece
+of it and a token offset per source, never a buffer of tokens: its state is a few integers, and to
+resume is to tokenise again the pieces that stand open.
 """
 
+import functools
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +21,12 @@ from hlat.data.tokenizer import Tokenizer
 
 SEGMENT_SEQUENCES = 4
 """Longest uninterrupted stretch of a document: what a giant may do to the mixture at once."""
+PIECE_BYTES = 1 << 16
+"""About a segment: what a parked document keeps in memory, and what a resume tokenises again."""
 
 Tokens = NDArray[np.int32]
+
+_log = logging.getLogger("hlat.data")
 
 
 @dataclass
@@ -29,16 +35,35 @@ class Cursor:
 
     document: int = 0
     """Documents finished, empty ones included: the ordinal of the one that the stream is in."""
+    piece: int = 0
+    """Byte of that document at which the piece begins that the stream is in."""
     offset: int = 0
-    """Tokens of that document already emitted."""
+    """Tokens of that piece already emitted."""
     tokens: int = 0
     """Tokens emitted since the run began."""
     stage_tokens: int = 0
     """Tokens emitted since the stage began."""
 
-    def to_json(self) -> list[int]:
-        """The fields in order."""
-        return [self.document, self.offset, self.tokens, self.stage_tokens]
+
+NUM_FIELDS = len(astuple(Cursor()))
+
+
+class Place(NamedTuple):
+    """A piece of a document."""
+
+    source: str
+    position: int
+    """The document's, in the training order of its source."""
+    start: int
+    """Byte of the document at which the piece begins."""
+
+
+class Piece(NamedTuple):
+    """The tokens of a piece, with eos if the document ends with it."""
+
+    tokens: Tokens
+    end: int
+    """Byte at which the next piece begins; 0: the document ends with this one."""
 
 
 class Stream:
@@ -55,17 +80,18 @@ class Stream:
         Args:
             number: The stream's row in the global batch.
             num_streams: Number S of streams.
-            names: The sources' names.
+            names: The sources' names in alphabetical order.
             length: Tokens of a sequence.
         """
         self.number = number
         self.num_streams = num_streams
         self.cursors = {name: Cursor() for name in names}
+        self._names = list(names)
         self._segment_tokens = SEGMENT_SEQUENCES * length
         self._stage: Stage | None = None
         self._source: str | None = None
         self._remaining = 0
-        self._documents: dict[str, Tokens] = {}
+        self._pieces: dict[str, Piece] = {}
 
     def begin(self, stage: Stage) -> None:
         """Begin the next sequence; where a stage begins with it, shares count anew from here."""
@@ -77,32 +103,32 @@ class Stream:
         self._open_segment(stage.first_source((self.number + 0.5) / self.num_streams))
 
     def fill(self, row: Tokens, filled: int) -> int:
-        """Write to row[filled:] until it is full or a document is wanted; return its tokens."""
+        """Write to row[filled:] until it is full or a piece is wanted; return its tokens."""
         while filled < len(row):
             source = self._source or self._open_next_segment()
-            document = self._documents.get(source)
-            if document is None:
+            piece = self._pieces.get(source)
+            if piece is None:
                 break
             offset = self.cursors[source].offset
-            count = min(len(row) - filled, self._remaining, len(document) - offset)
-            row[filled : filled + count] = document[offset : offset + count]
+            count = min(len(row) - filled, self._remaining, len(piece.tokens) - offset)
+            row[filled : filled + count] = piece.tokens[offset : offset + count]
             filled += count
-            self._advance(source, count, len(document))
+            self._advance(source, count, piece)
         return filled
 
-    def wanted(self) -> tuple[str, int]:
-        """Source and position in its training order of the document that the stream stands in."""
+    def wanted(self) -> Place:
+        """The piece that the stream stands in."""
         assert self._source is not None
-        ordinal = self.cursors[self._source].document
-        return self._source, ordinal * self.num_streams + self.number
+        cursor = self.cursors[self._source]
+        return Place(self._source, cursor.document * self.num_streams + self.number, cursor.piece)
 
-    def supply(self, document: Tokens) -> None:
-        """Hand over the wanted document; after an empty one the next one is wanted."""
+    def supply(self, piece: Piece) -> None:
+        """Hand over the wanted piece; after one without tokens the next one is wanted."""
         assert self._source is not None
-        if len(document):
-            self._documents[self._source] = document
+        if len(piece.tokens):
+            self._pieces[self._source] = piece
         else:
-            self.cursors[self._source].document += 1
+            self._leave(self._source, piece.end)
 
     def _open_segment(self, source: str) -> None:
         self._source = source
@@ -111,35 +137,49 @@ class Stream:
     def _open_next_segment(self) -> str:
         assert self._stage is not None
         tokens = {name: cursor.stage_tokens for name, cursor in self.cursors.items()}
-        source = self._stage.next_source(tokens)
+        source = self._stage.next_source(tokens, self._segment_tokens)
         self._open_segment(source)
         return source
 
-    def _advance(self, source: str, count: int, length: int) -> None:
+    def _advance(self, source: str, count: int, piece: Piece) -> None:
         cursor = self.cursors[source]
         cursor.offset += count
         cursor.tokens += count
         cursor.stage_tokens += count
         self._remaining -= count
-        if cursor.offset == length:
-            cursor.document += 1
-            cursor.offset = 0
-            del self._documents[source]
-            self._source = None
-        elif self._remaining == 0:
+        is_over = cursor.offset == len(piece.tokens)
+        if is_over:
+            self._leave(source, piece.end)
+        if self._remaining == 0 or (is_over and piece.end == 0):
             self._source = None
 
-    def state(self) -> dict[str, Any]:
-        """Where the stream stands (JSON-able): the open segment, and a cursor per source."""
-        cursors = {name: cursor.to_json() for name, cursor in self.cursors.items()}
-        return {"segment": [self._source, self._remaining], "cursors": cursors}
+    def _leave(self, source: str, end: int) -> None:
+        """Stand before the next piece, or the next document where `end` is 0."""
+        cursor = self.cursors[source]
+        cursor.document += end == 0
+        cursor.piece = end
+        cursor.offset = 0
+        self._pieces.pop(source, None)
 
-    def restore(self, state: Mapping[str, Any], stage: Stage) -> None:
+    def state(self) -> list[int]:
+        """Where the stream stands.
+
+        Returns:
+            Index of the source of the open segment (-1: none), tokens left of that segment, and
+            the fields of every source's cursor.
+        """
+        source = -1 if self._source is None else self._names.index(self._source)
+        cursors = (astuple(self.cursors[name]) for name in self._names)
+        return [source, self._remaining, *(field for cursor in cursors for field in cursor)]
+
+    def restore(self, state: Sequence[int], stage: Stage) -> None:
         """Stand where `state` was taken, in the stage that was under way."""
-        self.cursors = {name: Cursor(*state["cursors"][name]) for name in self.cursors}
-        self._source, self._remaining = state["segment"]
+        source, self._remaining, *fields = state
+        self._source = None if source < 0 else self._names[source]
+        for i, name in enumerate(self._names):
+            self.cursors[name] = Cursor(*fields[i * NUM_FIELDS : (i + 1) * NUM_FIELDS])
         self._stage = stage
-        self._documents = {}
+        self._pieces = {}
 
 
 def next_sequences(
@@ -149,7 +189,7 @@ def next_sequences(
     tokenizer: Tokenizer,
     length: int,
 ) -> Tokens:
-    """Draw one sequence from each stream; documents that several want are tokenised in one call.
+    """Draw one sequence from each stream; pieces that several want are tokenised in one call.
 
     Args:
         streams: The streams, one per row.
@@ -173,6 +213,43 @@ def next_sequences(
         if not unfinished:
             return batch
         wanted = [streams[row].wanted() for row in unfinished]
-        texts = [sources[name].training_text(position) for name, position in wanted]
-        for row, document in zip(unfinished, tokenizer.encode(texts), strict=True):
-            streams[row].supply(document)
+        for row, piece in zip(unfinished, _read(wanted, sources, tokenizer), strict=True):
+            streams[row].supply(piece)
+
+
+def _read(
+    places: Sequence[Place], sources: Mapping[str, Source], tokenizer: Tokenizer
+) -> list[Piece]:
+    texts, ends = [], []
+    for name, position, start in places:
+        document = sources[name].training_document(position)
+        end = tokenizer.cuts.end(document, start, PIECE_BYTES)
+        texts.append(_decode(name, document, *tokenizer.cuts.range(start, end)))
+        ends.append(end if end < len(document) else 0)
+    tokens = tokenizer.encode_pieces(texts)
+    return [
+        Piece(_ended(ids, tokenizer.eos) if end == 0 and (place.start or len(ids)) else ids, end)
+        for place, ids, end in zip(places, tokens, ends, strict=True)
+    ]
+
+
+def _decode(source: str, document: memoryview, start: int, end: int) -> str:
+    try:
+        return str(document[start:end], "utf-8")
+    except UnicodeDecodeError:
+        _tell_of_invalid(source)
+        return str(document[start:end], "utf-8", "replace")
+
+
+@functools.cache
+def _tell_of_invalid(source: str) -> None:
+    _log.warning(
+        "data.sources.%s: documents hold bytes that are not UTF-8; each reads as U+FFFD", source
+    )
+
+
+def _ended(ids: Tokens, eos: int) -> Tokens:
+    ended = np.empty(len(ids) + 1, np.int32)
+    ended[:-1] = ids
+    ended[-1] = eos
+    return ended

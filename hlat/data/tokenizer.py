@@ -14,6 +14,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from hlat.config.errors import ConfigError
+from hlat.data.pieces import find_cuts
 
 EMBEDDED = "embedded"
 EMBEDDED_FILE = Path(__file__).with_name("embedded_tokenizer.json")
@@ -42,6 +43,7 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocab_size = max(self._rust.get_vocab(with_added_tokens=True).values()) + 1
         self.eos = self._find_eos(path, eos_token)
+        self.cuts = find_cuts(self._rust)
 
     def _find_eos(self, path: Path, eos_token: str) -> int:
         added = self._rust.get_added_tokens_decoder().values()
@@ -62,6 +64,11 @@ class Tokenizer:
         """
         encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
         return [self._with_eos(encoding.ids) for encoding in encodings]
+
+    def encode_pieces(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Tokenise pieces of documents, without eos."""
+        encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def _with_eos(self, ids: list[int]) -> NDArray[np.int32]:
         if not ids:

@@ -56,7 +56,7 @@ def balanced_texts(sources: Sequence[Source]) -> Iterator[str]:
     count = min(source.num_training for source in sources)
     for source in sources:
         for position in tqdm(range(count), source.name, unit="document", disable=None):
-            yield source.training_text(position)
+            yield str(source.training_document(position), "utf-8", "replace")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

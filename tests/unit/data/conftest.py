@@ -72,6 +72,7 @@ class Corpora:
             "eos_token": EOS,
             "heldout_documents": 3,
             "prefetch": 0,
+            "workers": 0,
         }
         return Data(**{**fields, **changes})  # type: ignore[arg-type]
 

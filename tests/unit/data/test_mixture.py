@@ -2,6 +2,9 @@
 
 import random
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from hlat.config.batch import Batch
 from hlat.config.data import Data, Source
 from hlat.config.phase import Phase
@@ -36,10 +39,10 @@ def test_order_in_the_config_does_not_matter() -> None:
     assert one == two
 
 
-def test_the_source_furthest_behind_is_next_and_equals_go_by_name() -> None:
+def test_no_source_ahead_of_its_share_is_read_and_equals_go_by_name() -> None:
     stage = Stage(0, (("x", 0.5), ("y", 0.25), ("z", 0.25)), "s")
-    assert stage.next_source({"x": 50, "y": 30, "z": 20, "unused": 99}) == "z"
-    assert stage.next_source({"x": 60, "y": 20, "z": 20}) == "y"
+    assert stage.next_source({"x": 50, "y": 30, "z": 20, "unused": 99}, 10) == "x"
+    assert stage.next_source({"x": 60, "y": 20, "z": 20}, 10) == "y"
 
 
 def test_streams_begin_a_stage_spread_over_its_sources() -> None:
@@ -49,11 +52,21 @@ def test_streams_begin_a_stage_spread_over_its_sources() -> None:
     assert stage.first_source(0.9999999999999999) == "z"
 
 
-def test_no_source_is_ever_further_behind_than_the_others_segments() -> None:
-    dice = random.Random(3)
-    stage = Stage(0, (("x", 0.6), ("y", 0.3), ("z", 0.1)), "s")
-    tokens = {"x": 0, "y": 0, "z": 0}
-    for _ in range(5000):
-        tokens[stage.next_source(tokens)] += dice.randint(1, 1024)
+shares = st.lists(st.floats(0.001, 1), min_size=1, max_size=20).map(
+    lambda some: tuple((f"{i:02}", w / sum(some)) for i, w in enumerate(some))
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(shares=shares, seed=st.integers(0, 99), shortest=st.sampled_from([1, 500, 1024]))
+def test_every_source_stays_within_one_segment_of_its_share(shares, seed, shortest) -> None:
+    """Taking the source that is furthest behind would leave some behind by more."""
+    dice = random.Random(seed)
+    stage = Stage(0, shares, "s")
+    tokens = {name: 0 for name, _ in shares}
+    name = stage.first_source(dice.random())
+    for _ in range(500):
+        tokens[name] += dice.randint(shortest, 1024)
         total = sum(tokens.values())
-        assert all(abs(tokens[n] - share * total) <= 2 * 1024 for n, share in stage.shares)
+        assert all(abs(tokens[n] - share * total) <= 1024 for n, share in shares)
+        name = stage.next_source(tokens, 1024)
