@@ -101,13 +101,13 @@ def train(
     if not tracker.happened("evaluate"):
         evaluate(engine, heldout, tracker, state.step)
     while state.step < total:
-        tokens = loader.next()
+        sequences = loader.next()
         tracker.wait(loader.wait_seconds)
         if loader.stage != stage:
             stage = loader.stage
             tracker.event("phase", state.step, name=stage)
         rate = learning_rate(state.step, config.schedule, config.optimizer.lr)
-        pending = engine.train_step(tokens, rate)
+        pending = engine.train_step(sequences, rate)
         state = state.after_step(config.batch.tokens_per_step)
 
         last = state.step == total

@@ -32,6 +32,12 @@ class Data:
     """A tokenizer.json, relative to data.root; `embedded` is the one shipped with hlat."""
     eos_token: str = MISSING
     """Token written after each document; no BOS is written, as in HLAT."""
+    document_mask: bool = False
+    """Attention stays inside a document, and positions restart at 0 in each document of a sequence;
+    false: attention crosses documents, as in HLAT."""
+    loss_mask: bool = False
+    """The first token of a document is not predicted from the end of the one before: it counts
+    neither in the sum of the loss nor in the mean's denominator."""
     heldout_documents: int = 32
     """Documents per source that evaluation reads and training never does."""
     prefetch: int = 2

@@ -26,8 +26,10 @@ def adjustable(config: Config) -> dict[str, Any]:
     """Return the settings that change the numbers from here on, by full key: allowed, but told."""
     groups = ("precision", "phase", "optimizer", "schedule")
     settings = {key: value for group in groups for key, value in _group(config, group).items()}
-    sources = config.data.sources.items()
-    return settings | {f"data.sources.{name}.weight": source.weight for name, source in sources}
+    data = config.data
+    settings |= {f"data.sources.{name}.weight": s.weight for name, s in data.sources.items()}
+    masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}
+    return settings | masks
 
 
 def default_name(config: Config) -> str:

@@ -8,9 +8,10 @@ first document would measure that document.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hlat.config.data import Data
 from hlat.config.errors import ConfigError
+from hlat.data.sequences import Sequences, counted_targets, in_documents
 from hlat.data.source import Source
 from hlat.data.tokenizer import Tokenizer
 
@@ -19,17 +20,22 @@ from hlat.data.tokenizer import Tokenizer
 class HeldOut:
     """Held-out sequences of one source."""
 
-    tokens: NDArray[np.int32]
-    """Token ids [sequences, sequence_length]."""
+    sequences: Sequences
+    """[num_sequences, sequence_length]."""
     tokens_per_byte: float
-    """Predicted tokens, eos included, per UTF-8 byte of text that they stand for.
+    """Tokens that the loss counts, eos included, per UTF-8 byte of text that these stand for.
 
-    bits per byte = mean loss in nats per predicted token / ln 2 * tokens_per_byte. A character that
-    the edge of a sequence cuts counts whole, an error of a few bytes per sequence.
+    bits per byte = mean loss in nats per counted token / ln 2 * tokens_per_byte. A token that the
+    loss does not count, such as the first of a document under data.loss_mask, brings no bytes
+    either: spread over bytes that nothing was asked about, the same loss would look better. So the
+    figure with the mask is that of slightly less text. A character that the edge of a sequence or
+    the joint of two documents cuts counts whole, an error of a few bytes.
     """
 
 
-def pack_heldout(source: Source, tokenizer: Tokenizer, num_sequences: int, length: int) -> HeldOut:
+def pack_heldout(
+    source: Source, tokenizer: Tokenizer, num_sequences: int, length: int, data: Data
+) -> HeldOut:
     """Pack all held-out documents of a source, and take evenly spaced sequences of the result.
 
     Args:
@@ -37,9 +43,11 @@ def pack_heldout(source: Source, tokenizer: Tokenizer, num_sequences: int, lengt
         tokenizer: What turns its documents into tokens.
         num_sequences: Sequences wanted; as many as there are if there are fewer.
         length: Tokens of a sequence.
+        data: Whether documents are told apart, and which tokens the loss counts.
 
     Raises:
-        ConfigError: If the held-out documents do not fill one sequence.
+        ConfigError: If the held-out documents do not fill one sequence, or leave the loss no
+            text to count.
     """
     assert num_sequences >= 1
     texts = list(source.heldout_texts())
@@ -51,8 +59,18 @@ def pack_heldout(source: Source, tokenizer: Tokenizer, num_sequences: int, lengt
             f"hold {len(packed)} tokens, less than one sequence of {length}; hold out more"
         )
     count = min(num_sequences, available)
-    sequences = packed[: available * length].reshape(available, length)
-    chosen = sequences[np.arange(count) * available // count]
-    predicted = chosen[:, 1:]
-    num_bytes = sum(len(tokenizer.decode(row[row != tokenizer.eos]).encode()) for row in predicted)
-    return HeldOut(chosen, predicted.size / num_bytes)
+    rows = packed[: available * length].reshape(available, length)
+    chosen = in_documents(rows[np.arange(count) * available // count], tokenizer.eos, data)
+    counted = counted_targets(chosen, data.loss_mask)
+    text = counted & (chosen.tokens != tokenizer.eos)
+    num_bytes = sum(
+        len(tokenizer.decode(row[kept]).encode())
+        for row, kept in zip(chosen.tokens, text, strict=True)
+    )
+    if num_bytes == 0:
+        raise ConfigError(
+            f"data.heldout_documents={source.num_heldout}: those of data.sources.{source.name} "
+            f"leave the loss no text in sequences of {length} tokens; hold out more, or set "
+            "data.loss_mask=false"
+        )
+    return HeldOut(chosen, int(counted.sum()) / num_bytes)

@@ -12,15 +12,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hlat.config.batch import Batch
 from hlat.config.data import Data
 from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase
 from hlat.data.heldout import HeldOut, pack_heldout
 from hlat.data.mixture import Stage, Timeline, make_timeline
+from hlat.data.sequences import Sequences, in_documents
 from hlat.data.source import Source, open_sources
 from hlat.data.streams import Stream, next_sequences
 from hlat.data.tokenizer import Tokenizer
@@ -40,9 +38,9 @@ class Ledger(TypedDict):
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A batch [rows, sequence_length] and the state after it."""
+    """A batch of rows, and the state after it."""
 
-    tokens: NDArray[np.int32]
+    sequences: Sequences
     state: dict[str, Any]
 
 
@@ -56,7 +54,7 @@ class Loader:
         timeline: Timeline,
         streams: list[Stream],
         sequence_length: int,
-        prefetch: int,
+        data: Data,
         fingerprint: dict[str, Any],
     ) -> None:
         """Stand before the first batch; `open_loader` knows what belongs together."""
@@ -71,7 +69,7 @@ class Loader:
         self._timeline = timeline
         self._streams = streams
         self._sequence_length = sequence_length
-        self._prefetch = prefetch
+        self._data = data
         self._step = 0
         self._stage = timeline.at(0)
         for stream in streams:
@@ -80,18 +78,18 @@ class Loader:
         self._pending: deque[Future[_Prepared]] = deque()
         self._thread = ThreadPoolExecutor(1, "hlat-data")
 
-    def next(self) -> NDArray[np.int32]:
+    def next(self) -> Sequences:
         """The rank's part of the next global batch.
 
         Returns:
-            Token ids [global_batch_size / num_ranks, sequence_length]; row k is row rank + k *
+            Sequences [global_batch_size / num_ranks, sequence_length]; row k is row rank + k *
             num_ranks of the global batch.
 
         Raises:
             ConfigError: If a file turns out to be damaged. The batch can be asked for again.
         """
         start = time.perf_counter()
-        while len(self._pending) <= self._prefetch:
+        while len(self._pending) <= self._data.prefetch:
             self._pending.append(self._thread.submit(self._prepare))
         try:
             prepared = self._pending.popleft().result()
@@ -100,7 +98,7 @@ class Loader:
             raise
         self._returned = prepared.state
         self.wait_seconds = time.perf_counter() - start
-        return prepared.tokens
+        return prepared.sequences
 
     @property
     def stage(self) -> str:
@@ -156,7 +154,9 @@ class Loader:
             ConfigError: If the held-out documents of a source do not fill one sequence.
         """
         return {
-            name: pack_heldout(source, self._tokenizer, sequences_per_source, self._sequence_length)
+            name: pack_heldout(
+                source, self._tokenizer, sequences_per_source, self._sequence_length, self._data
+            )
             for name, source in self._sources.items()
         }
 
@@ -179,7 +179,8 @@ class Loader:
             self._streams, self._stage, self._sources, self._tokenizer, self._sequence_length
         )
         self._step += 1
-        return _Prepared(tokens, self._snapshot())
+        sequences = in_documents(tokens, self._tokenizer.eos, self._data)
+        return _Prepared(sequences, self._snapshot())
 
     def _snapshot(self) -> dict[str, Any]:
         stage = self._stage
@@ -239,7 +240,7 @@ def open_loader(
         timeline=timeline,
         streams=streams,
         sequence_length=batch.sequence_length,
-        prefetch=data.prefetch,
+        data=data,
         fingerprint=_fingerprint(data, batch, seed, tokenizer, sources),
     )
 

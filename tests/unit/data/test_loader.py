@@ -12,6 +12,7 @@ from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase, Stage
 from hlat.data import loader as loader_module
 from hlat.data.loader import merge_states
+from hlat.data.sequences import document_ordinals
 
 WEIGHTS = {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
 SWITCH = Phase(
@@ -23,7 +24,7 @@ def global_batches(loaders, steps):
     """Draw from the loaders of all ranks and put the rows where they belong."""
     batches = []
     for _ in range(steps):
-        parts = [one.next() for one in loaders]
+        parts = [one.next().tokens for one in loaders]
         batch = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.int32)
         for rank, part in enumerate(parts):
             batch[rank :: len(parts)] = part
@@ -53,7 +54,7 @@ def test_global_batches_do_not_depend_on_ranks_or_prefetch(open_ranks, num_ranks
 
 def test_a_batch_has_the_promised_shape(open_ranks) -> None:
     ranks = open_ranks(2)
-    batch = ranks[1].next()
+    batch = ranks[1].next().tokens
     assert batch.shape == (2, 32)
     assert batch.dtype == np.int32
     assert batch.min() >= 0
@@ -202,7 +203,7 @@ def test_an_error_in_the_background_surfaces_and_the_batch_can_be_asked_for_agai
     with monkeypatch.context() as patch:
         patch.setattr(one._tokenizer, "encode", lambda texts: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            found.extend(one.next() for _ in expected)
+            found.extend(one.next().tokens for _ in expected)
     np.testing.assert_array_equal(found, expected[: len(found)])
     rest = global_batches([one], 40 - len(found))
     np.testing.assert_array_equal(rest, expected[len(found) :])
@@ -233,5 +234,18 @@ def test_heldout_is_the_same_on_every_rank_and_seed(corpora, open_loader) -> Non
     one, other = open_loader(data), open_loader(data, seed=2, rank=1, num_ranks=2)
     expected = one.heldout(4)
     for name, found in other.heldout(4).items():
-        np.testing.assert_array_equal(found.tokens, expected[name].tokens)
+        np.testing.assert_array_equal(found.sequences.tokens, expected[name].sequences.tokens)
     assert set(expected) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("option", ["document_mask", "loss_mask"])
+def test_documents_are_told_where_an_option_asks(corpora, open_loader, option: str) -> None:
+    plain, asked = open_loader(corpora.data()), open_loader(corpora.data(**{option: True}))
+    assert plain.next().documents is None
+    asked.restore(plain.state())
+    expected, found = plain.next(), asked.next()
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(
+        found.documents, document_ordinals(found.tokens, asked._tokenizer.eos)
+    )
+    assert all(held.sequences.documents is not None for held in asked.heldout(1).values())
