@@ -32,9 +32,19 @@ def main(composed: DictConfig) -> Exit:
     from hlat.planning.feasibility import refuse_infeasible
 
     config = resolve(composed)
+    if config.data.preview:
+        return preview(config)
     refuse_infeasible(config)
     composed.run.name = config.run.name
     return run(config, OmegaConf.to_yaml(composed), entry.overrides())
+
+
+def preview(config: Config) -> Exit:
+    """Print the first sequences that training would read."""
+    from hlat.data.preview import preview
+
+    print(preview(config.data, config.phase, config.batch, config.run.seed))
+    return Exit.FINISHED
 
 
 def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
@@ -101,13 +111,13 @@ def train(
     if not tracker.happened("evaluate"):
         evaluate(engine, heldout, tracker, state.step)
     while state.step < total:
-        tokens = loader.next()
+        sequences = loader.next()
         tracker.wait(loader.wait_seconds)
         if loader.stage != stage:
             stage = loader.stage
             tracker.event("phase", state.step, name=stage)
         rate = learning_rate(state.step, config.schedule, config.optimizer.lr)
-        pending = engine.train_step(tokens, rate)
+        pending = engine.train_step(sequences, rate)
         state = state.after_step(config.batch.tokens_per_step)
 
         last = state.step == total

@@ -59,6 +59,7 @@ def small(corpus: Path) -> list[str]:
         f"data.root={corpus}",
         *(f"data.sources.{source}.paths=[{source}.arrow]" for source in ("code", "prose", "data")),
         "data.heldout_documents=8",
+        "data.workers=0",
         "evaluation.sequences_per_source=2",
         "schedule.total_steps=20",
         "schedule.warmup_steps=5",

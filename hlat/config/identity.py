@@ -26,8 +26,10 @@ def adjustable(config: Config) -> dict[str, Any]:
     """Return the settings that change the numbers from here on, by full key: allowed, but told."""
     groups = ("precision", "phase", "optimizer", "schedule")
     settings = {key: value for group in groups for key, value in _group(config, group).items()}
-    sources = config.data.sources.items()
-    return settings | {f"data.sources.{name}.weight": source.weight for name, source in sources}
+    data = config.data
+    settings |= {f"data.sources.{name}.weight": s.weight for name, s in data.sources.items()}
+    masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}
+    return settings | masks
 
 
 def default_name(config: Config) -> str:
@@ -40,7 +42,14 @@ def default_name(config: Config) -> str:
     return f"{config.model.name}-{digest[:8]}"
 
 
-_WHERE_AND_HOW = ("data.root", "data.prefetch")
+_WHERE_AND_HOW = (
+    "data.root",
+    "data.workers",
+    "data.prefetch",
+    "data.warn_epochs",
+    "data.allow_changed",
+    "data.preview",
+)
 """Settings of the data group that do not touch the tokens."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hlat.config.batch import Batch
 from hlat.config.data import Data
@@ -42,6 +43,8 @@ class Loader:
         """What a resumed run must share with the one it resumes, by config key (JSON-able)."""
         self.vocab_size = corpora.tokenizer.vocab_size
         """Rows that an embedding needs: the largest token id, plus one."""
+        self.eos = corpora.tokenizer.eos
+        """The token that ends a document."""
         self.wait_seconds = 0.0
         """Seconds that the last `next` waited for its batch."""
         self._data = data
@@ -72,7 +75,7 @@ class Loader:
             self._chapters.append(self._chapter())
         self._point = Point(self._point.step + 1, stage, states)
         self.wait_seconds = time.perf_counter() - begin
-        return in_documents(tokens, self._corpora.tokenizer.eos, self._data)
+        return in_documents(tokens, self.eos, self._data)
 
     @property
     def stage(self) -> str:
@@ -151,6 +154,10 @@ class Loader:
             for name, epochs in often.items()
             if name not in told
         ]
+
+    def decode(self, tokens: NDArray[np.int32]) -> str:
+        """Text of token ids, control tokens spelled out."""
+        return self._corpora.tokenizer.decode(tokens.tolist())
 
     def close(self) -> None:
         """Stop preparing batches and wait until all that did has ended."""

@@ -1,20 +1,17 @@
 """The seam between the story of a run and the machinery that executes it.
 
 It is coarse because a pipeline engine runs a whole batch in one call. Batches are NumPy, numbers
-come back only when
-`read` is called, and no rank, mesh or library name crosses it, so train.py reads the same on every
-engine.
+come back only when `read` is called, and no rank, mesh or library name crosses it, so train.py
+reads the same on every engine.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hlat.checkpoint.chunk import Chunk
 from hlat.config.run import Config
+from hlat.data.sequences import Sequences
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Numbers:
     """What one step or evaluation showed.
 
     Attributes:
-        loss: Mean cross-entropy in nats per predicted token, over the global batch.
+        loss: Mean cross-entropy in nats per counted token, over the global batch.
         grad_norm: Global l2 norm of the gradients before clipping, fp32; None after an evaluation.
         param_norm: Global l2 norm of the weights after the step, fp32; None after an evaluation.
     """
@@ -56,7 +53,11 @@ Pending = Any
 
 
 class Engine(Protocol):
-    """One process's share of the training machinery."""
+    """One process's share of the training machinery.
+
+    It honours data.document_mask in attention and positions, and data.loss_mask in sum and
+    denominator of the loss, or is refused by the rules.
+    """
 
     world: World
     device: str
@@ -66,16 +67,16 @@ class Engine(Protocol):
         """Make this process's share of the model, initialised by (seed, name, index)."""
         ...
 
-    def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> Pending:
+    def train_step(self, sequences: Sequences, learning_rate: float) -> Pending:
         """Run one optimizer step over all micro batches; nothing waits for the device.
 
         Args:
-            tokens: This data-parallel rank's sequences, [global_batch_size / dp, sequence_length].
+            sequences: This data-parallel rank's, [global_batch_size / dp, sequence_length].
             learning_rate: The rate used in this very step.
         """
         ...
 
-    def eval_step(self, tokens: NDArray[np.int32]) -> Pending:
+    def eval_step(self, sequences: Sequences) -> Pending:
         """Measure the loss of any number of sequences, [n, s], and change nothing."""
         ...
 

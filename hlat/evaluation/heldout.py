@@ -15,10 +15,12 @@ from hlat.tracking.tracker import Tracker
 def evaluate(engine: Engine, heldout: Mapping[str, HeldOut], tracker: Tracker, step: int) -> None:
     """Measure the model as it stands on every source, and record an `evaluate` event.
 
-    The event holds `loss`, the mean cross-entropy in nats per predicted token, and `bits_per_byte`,
+    The event holds `loss`, the mean cross-entropy in nats per counted token, and `bits_per_byte`,
     both by source and with `mean`, the plain mean over sources.
     """
-    loss = {name: engine.read(engine.eval_step(text.tokens)).loss for name, text in heldout.items()}
+    loss = {
+        name: engine.read(engine.eval_step(text.sequences)).loss for name, text in heldout.items()
+    }
     bits = {name: loss[name] / math.log(2) * text.tokens_per_byte for name, text in heldout.items()}
     loss["mean"] = sum(loss.values()) / len(loss)
     bits["mean"] = sum(bits.values()) / len(bits)

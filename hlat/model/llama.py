@@ -7,7 +7,8 @@ construction, so a model on the meta device costs nothing.
 
 Tensor names end in their dimensions: B sequences, S tokens, H hidden, V vocabulary, I intermediate,
 D head size, G key/value heads (groups), R query heads per group, N = G R query heads, T = R + 2
-heads of a group with its key and value.
+heads of a group with its key and value. Where positions restart in each document, positions_S,
+cos_SD and sin_SD have a B in front.
 """
 
 # ruff: noqa: N812  F is what the field calls it.
@@ -19,6 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hlat.config.model import Model
+
+_IGNORED = -100
+"""A target that the loss does not count: torch's own default."""
 
 
 class Linear(nn.Linear):
@@ -41,12 +45,22 @@ class Embedding(nn.Embedding):
 class CoreAttention(nn.Module):
     """Causal softmax attention; a module, so that selective recomputation can wrap it."""
 
-    def forward(self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor) -> Tensor:
-        """Attend to this and earlier positions, scores scaled by 1 / sqrt(D); returns y_BNSD."""
+    def forward(
+        self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, bias_B1SS: Tensor | None = None
+    ) -> Tensor:
+        """Attend to this and earlier positions, scores scaled by 1 / sqrt(D); returns y_BNSD.
+
+        A bias is added to the scores and takes the place of the causal mask.
+        """
         grouped = q_BNSD.shape[1] != k_BGSD.shape[1]
-        return F.scaled_dot_product_attention(
-            q_BNSD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=grouped
-        )
+        if bias_B1SS is None:
+            return F.scaled_dot_product_attention(
+                q_BNSD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=grouped
+            )
+        # On a GPU torch's only fused attention with both a bias and deterministic gradients, the
+        # memory efficient one, knows no groups (aten's sdp_utils.cpp)
+        k_BNSD, v_BNSD = (_serve(x, q_BNSD.shape[1]) if grouped else x for x in (k_BGSD, v_BGSD))
+        return F.scaled_dot_product_attention(q_BNSD, k_BNSD, v_BNSD, attn_mask=bias_B1SS)
 
 
 class Attention(nn.Module):
@@ -60,7 +74,9 @@ class Attention(nn.Module):
         self.core = CoreAttention()
         self.o_proj = Linear(model.hidden_size, model.hidden_size)
 
-    def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+    def forward(
+        self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor, bias_B1SS: Tensor | None = None
+    ) -> Tensor:
         """Mix information between positions; returns [B, S, H]."""
         heads = (-1, self.queries_per_group + 2, self.head_dim)
         qkv_BSGTD = torch.unflatten(self.qkv_proj(x_BSH), -1, heads)
@@ -69,7 +85,7 @@ class Attention(nn.Module):
         k_BSGD = rotate(k_BSG1D.flatten(2, 3), cos_SD, sin_SD)
         v_BSGD = v_BSG1D.flatten(2, 3)
         q_BNSD, k_BGSD, v_BGSD = (x.transpose(1, 2) for x in (q_BSND, k_BSGD, v_BSGD))
-        y_BNSD = self.core(q_BNSD, k_BGSD, v_BGSD)
+        y_BNSD = self.core(q_BNSD, k_BGSD, v_BGSD, bias_B1SS)
         y_BSH: Tensor = self.o_proj(y_BNSD.transpose(1, 2).flatten(2))
         return y_BSH
 
@@ -112,9 +128,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(model.hidden_size, model.rms_norm_eps)
         self.mlp = MLP(model)
 
-    def forward(self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
+    def forward(
+        self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor, bias_B1SS: Tensor | None = None
+    ) -> Tensor:
         """Add attention, then the feed-forward network, to the residual stream."""
-        x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD)
+        x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD, bias_B1SS)
         y_BSH: Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
         return y_BSH
 
@@ -131,20 +149,28 @@ class Llama(nn.Module):
         untied = not model.tie_embeddings
         self.lm_head = Linear(model.hidden_size, model.vocab_size) if untied else None
 
-    def forward(self, tokens_BS: Tensor) -> Tensor:
+    def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
         """Logits of the token after each position.
 
         Args:
             tokens_BS: Token ids, int32 or int64.
+            documents_BS: Which document of its row each token belongs to; attention then stays
+                inside a document and positions restart at 0 in each. Without, a row is one text.
 
         Returns:
             logits_BSV in the dtype of the weights.
         """
         x_BSH = self.embed_tokens(tokens_BS)
-        positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+        if documents_BS is None:
+            positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+            bias_B1SS = None
+        else:
+            visible_BSS = within_documents(documents_BS)
+            positions_S = visible_BSS.sum(-1) - 1  # as many tokens as it sees before itself
+            bias_B1SS = attention_bias(visible_BSS, x_BSH.dtype).unsqueeze(1)
         cos_SD, sin_SD = rotations(positions_S, self.head_dim, self.rope_theta, x_BSH.dtype)
         for layer in self.layers:
-            x_BSH = layer(x_BSH, cos_SD, sin_SD)
+            x_BSH = layer(x_BSH, cos_SD, sin_SD, bias_B1SS)
         x_BSH = self.norm(x_BSH)
         if self.lm_head is None:
             return F.linear(x_BSH, self.embed_tokens.weight)
@@ -163,6 +189,25 @@ def gate_up_block(model: Model) -> int:
     return model.intermediate_size // math.gcd(model.intermediate_size, model.num_attention_heads)
 
 
+def within_documents(documents_BS: Tensor) -> Tensor:
+    """Which key (last dimension) each query sees: itself and the earlier tokens of its document.
+
+    Returns:
+        visible_BSS, bool: causal, and block-diagonal where a document's tokens are neighbours.
+    """
+    same_BSS = documents_BS.unsqueeze(2) == documents_BS.unsqueeze(1)
+    return same_BSS.tril()
+
+
+def attention_bias(visible_BSS: Tensor, dtype: torch.dtype) -> Tensor:
+    """What torch makes of a boolean mask: 0 where it is true, minus infinity elsewhere.
+
+    Left to torch, every layer would make its own and keep it for the backward pass.
+    """
+    bias = torch.zeros(visible_BSS.shape, dtype=dtype, device=visible_BSS.device)
+    return bias.masked_fill(~visible_BSS, float("-inf"))
+
+
 def rotations(
     positions_S: Tensor, head_dim: int, theta: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
@@ -172,7 +217,7 @@ def rotations(
     halves.
     """
     exponents = torch.arange(0, head_dim, 2, device=positions_S.device).float() / head_dim
-    angles = torch.outer(positions_S.float(), 1.0 / theta**exponents)
+    angles = positions_S.float().unsqueeze(-1) * (1.0 / theta**exponents)
     angles_SD = torch.cat((angles, angles), dim=-1)
     return angles_SD.cos().to(dtype), angles_SD.sin().to(dtype)
 
@@ -181,10 +226,12 @@ def rotate(x_BSND: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
     """Turn each head by its position."""
     first, second = x_BSND.chunk(2, dim=-1)
     turned_BSND = torch.cat((-second, first), dim=-1)
-    return x_BSND * cos_SD.unsqueeze(1) + turned_BSND * sin_SD.unsqueeze(1)
+    return x_BSND * cos_SD.unsqueeze(-2) + turned_BSND * sin_SD.unsqueeze(-2)
 
 
-def next_token_loss(logits_BSV: Tensor, tokens_BS: Tensor) -> Tensor:
+def next_token_loss(
+    logits_BSV: Tensor, tokens_BS: Tensor, documents_BS: Tensor | None = None
+) -> Tensor:
     """Sum of the cross-entropy, in nats, of every token but the first given those before it.
 
     The last position predicts nothing and is ignored rather than cut off, which saves a copy of the
@@ -193,11 +240,26 @@ def next_token_loss(logits_BSV: Tensor, tokens_BS: Tensor) -> Tensor:
     Args:
         logits_BSV: What the model returns for the tokens.
         tokens_BS: The same tokens that went in.
+        documents_BS: Which document of its row each token belongs to; the first token of a document
+            then does not count.
 
     Returns:
-        A scalar, fp32: the sum over B (S - 1) predictions.
+        A scalar, fp32: the sum over B (S - 1) predictions, or over those that count.
     """
-    targets_BS = F.pad(tokens_BS[:, 1:].long(), (0, 1), value=-100)
+    next_BS = tokens_BS[:, 1:].long()
+    if documents_BS is not None:
+        joins_BS = documents_BS[:, 1:] != documents_BS[:, :-1]
+        next_BS = next_BS.masked_fill(joins_BS, _IGNORED)
+    targets_BS = F.pad(next_BS, (0, 1), value=_IGNORED)
     return F.cross_entropy(
-        logits_BSV.flatten(0, 1).float(), targets_BS.flatten(), ignore_index=-100, reduction="sum"
+        logits_BSV.flatten(0, 1).float(),
+        targets_BS.flatten(),
+        ignore_index=_IGNORED,
+        reduction="sum",
     )
+
+
+def _serve(x_BGSD: Tensor, num_heads: int) -> Tensor:
+    """Repeat each group's head for the query heads that share it; returns [B, N, S, D]."""
+    per_group = num_heads // x_BGSD.shape[1]
+    return x_BGSD.unsqueeze(2).expand(-1, -1, per_group, -1, -1).flatten(1, 2)

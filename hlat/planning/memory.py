@@ -79,7 +79,8 @@ def _activations(config: Config, mesh: Degrees) -> float:
     2 h + 3 h_kv; gate, up, silu(gate) and the product, 4 I. Selective checkpointing recomputes the
     last two, full checkpointing keeps a layer's input. (After Korthikanti et al., arXiv 2205.05198,
     section 4, for SwiGLU without dropout and with fused attention.) A 1F1B pipeline keeps
-    min(micro batches, pp) micro batches on its first stage.
+    min(micro batches, pp) micro batches on its first stage. With data.document_mask, the layers
+    share a bias of s elements per token.
     """
     model, batch = config.model, config.batch
     attention = 7 * model.hidden_size + 3 * model.num_key_value_heads * model.head_dim
@@ -89,9 +90,11 @@ def _activations(config: Config, mesh: Degrees) -> float:
         ActivationCheckpointing.full: model.hidden_size,
     }[config.parallelism.activation_checkpointing]
     layers = max(len(stage) for stage in stage_layers(model.num_layers, mesh.pp))
+    bias = batch.sequence_length if config.data.document_mask else 0
     kept = min(batch.global_batch_size // (batch.micro_batch_size * mesh.dp), mesh.pp)
     tokens = batch.micro_batch_size * batch.sequence_length
-    return tokens * kept * layers * elements * bytes_of(config.precision.compute) / mesh.tp
+    per_token = layers * elements / mesh.tp + bias
+    return tokens * kept * per_token * bytes_of(config.precision.compute)
 
 
 def _logits(config: Config) -> float:

@@ -42,8 +42,8 @@ def resume(
             )
         )
     changed = differences(state.adjustable, fresh.adjustable)
+    changed += loader.restore(state.data)
     store.restore(path, engine.chunks())
-    loader.restore(state.data)
     tracker.say(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
     tracker.begin(state.step, checkpoint=str(path), **_told(changed=changed, refused=refused))
     return dataclasses.replace(fresh, step=state.step, tokens=state.tokens)
@@ -69,6 +69,9 @@ def save(
     finally:
         tracker.restart_clock(state.step)
     tracker.event("checkpoint", state.step, path=str(path))
+    tracker.event("ledger", state.step, stages=loader.ledger_by_stage())
+    for sentence in loader.news():
+        tracker.say(f"WARNING: {sentence}")
     _prune(checkpoints, config.checkpoint.keep_last, tracker)
     tracker.restart_clock(state.step)
     return True

@@ -58,7 +58,13 @@ def page(record: Record, drawings: list[tuple[Panel, str]]) -> str:
         drawings: Its figures, each with its SVG element.
     """
     name = escape(record.name)
-    sections = [_numbers(record), _figures(record, drawings), _events(record), _origin(record)]
+    sections = [
+        _numbers(record),
+        _figures(record, drawings),
+        _ledger(record),
+        _events(record),
+        _origin(record),
+    ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -110,6 +116,27 @@ def _figures(record: Record, drawings: list[tuple[Panel, str]]) -> str:
         return "<h2>Figures</h2>\n<p>No step was logged, so there is nothing to draw.</p>\n"
     note = f"<p>{escape(legend(record))}</p>\n" if legend(record) else ""
     return f'<h2>Figures</h2>\n{note}<div class="figures">\n{"".join(drawn)}</div>\n'
+
+
+def _ledger(record: Record) -> str:
+    rows = "".join(
+        f'<tr><td>{escape(phase)}</td><th scope="row">{escape(source)}</th>'
+        + "".join(f'<td class="number">{escape(value)}</td>' for value in values)
+        + "</tr>\n"
+        for phase, source, *values in summary.ledger(record)
+    )
+    if not rows:
+        return ""
+    heads = "".join(
+        f'<th scope="col" class="number">{head}</th>'
+        for head in ("Tokens", "Share", "Documents", "Epochs")
+    )
+    return (
+        '<h2>Data</h2>\n<div class="wide" tabindex="0" role="region" aria-label="Data">\n<table>\n'
+        "<caption>What was read, up to the last save</caption>\n<thead>\n"
+        f'<tr><th scope="col">Phase</th><th scope="col">Source</th>{heads}</tr>\n</thead>\n'
+        f"<tbody>\n{rows}</tbody>\n</table>\n</div>\n"
+    )
 
 
 def _events(record: Record) -> str:

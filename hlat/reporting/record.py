@@ -49,6 +49,12 @@ class Record:
         rows = {row["step"]: row for row in self.events if row.get("event") == "evaluate"}
         return dict(sorted(rows.items()))
 
+    @property
+    def ledger(self) -> list[Row]:
+        """What each phase has read from each source, as the newest save tells."""
+        rows = [row for row in self.events if row.get("event") == "ledger"]
+        return rows[-1]["stages"] if rows else []
+
 
 def read(folder: Path) -> Record:
     """Read a run folder.

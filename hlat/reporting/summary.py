@@ -53,6 +53,21 @@ def heldout(record: Record) -> list[tuple[str, ...]]:
     ]
 
 
+def ledger(record: Record) -> list[tuple[str, ...]]:
+    """Per phase and source: both names, tokens, share of the phase, documents, epochs."""
+    rows: list[tuple[str, ...]] = []
+    for stage in record.ledger:
+        read = stage["sources"]
+        total = sum(number(entry, "tokens") for entry in read.values())
+        for name, entry in read.items():
+            tokens = number(entry, "tokens")
+            share = _percent(100 * tokens / total) if total else UNKNOWN
+            documents = whole(number(entry, "documents"))
+            epochs = exact(number(entry, "epochs"))
+            rows.append((stage["name"], name, whole(tokens), share, documents, epochs))
+    return rows
+
+
 def timeline(record: Record) -> list[tuple[str, ...]]:
     """Per event: UTC time, attempt, step, name, and everything else that its row holds."""
     return [
@@ -64,6 +79,7 @@ def timeline(record: Record) -> list[tuple[str, ...]]:
             _details(row),
         )
         for row in record.events
+        if row.get("event") != "ledger"  # a table of its own
     ]
 
 

@@ -12,11 +12,14 @@ from hlat.checkpoint import store
 from hlat.config.engine import Backend
 from hlat.config.errors import ConfigError
 from hlat.config.resolve import resolve
+from hlat.data.sequences import Sequences, document_ordinals
 from hlat.engine.create import create_engine
 from hlat.model.canonical import parameters
 
 ENGINES = ["native"]
 RATE = 1e-3
+EOS = 7
+MASKS = [(False, True), (True, False), (True, True)]
 
 
 @pytest.fixture(params=ENGINES)
@@ -44,7 +47,19 @@ def build(config):
 def tokens(config):
     generator = np.random.default_rng(0)
     size = (config.batch.global_batch_size, config.batch.sequence_length)
-    return [generator.integers(0, config.model.vocab_size, size, dtype=np.int32) for _ in range(4)]
+    batches = [generator.integers(0, config.model.vocab_size, size, np.int32) for _ in range(4)]
+    return [Sequences(batch) for batch in batches]
+
+
+@pytest.fixture
+def packed(tokens):
+    """Sequences whose micro batches of two join 0, 8, 126 and 40 documents."""
+    rows = tokens[0].tokens.copy()
+    rows[rows == EOS] += 1
+    rows[2:4, 5:45:10] = EOS
+    rows[4:6] = EOS
+    rows[6:8, 1:41:2] = EOS
+    return Sequences(rows, document_ordinals(rows, EOS))
 
 
 def _train(engine, batches):
@@ -90,7 +105,8 @@ def test_evaluation_changes_nothing_and_takes_any_number_of_sequences(build, tok
     before = _state(engine)
     whole = engine.read(engine.eval_step(tokens[0])).loss
     parts = [
-        engine.read(engine.eval_step(tokens[0][rows])).loss for rows in (slice(0, 3), slice(3, 8))
+        engine.read(engine.eval_step(Sequences(tokens[0].tokens[rows]))).loss
+        for rows in (slice(0, 3), slice(3, 8))
     ]
     assert (3 * parts[0] + 5 * parts[1]) / 8 == pytest.approx(whole, rel=1e-6)
     assert all(torch.equal(before[name], tensor) for name, tensor in _state(engine).items())
@@ -143,7 +159,7 @@ def test_numbers_equal_plain_pytorch(build, tokens, config):
         for copy, original in zip(model.parameters(), engine.model.parameters(), strict=True):
             copy.copy_(original)
     ours = engine.read(engine.train_step(tokens[0], RATE))
-    batch = torch.from_numpy(tokens[0])
+    batch = torch.from_numpy(tokens[0].tokens)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=RATE,
@@ -165,6 +181,69 @@ def test_numbers_equal_plain_pytorch(build, tokens, config):
         # A first Adam step has size RATE whatever the gradient's, so its error is measured against
         # RATE
         torch.testing.assert_close(copy, original, rtol=1e-6, atol=RATE * 2e-2)
+
+
+@pytest.mark.parametrize(("document_mask", "loss_mask"), [(False, False), *MASKS])
+def test_each_mask_does_its_own_part(build, packed, document_mask, loss_mask):
+    """Against torch's own mean over labels, on the model as it stands."""
+    engine = build(data={"document_mask": document_mask, "loss_mask": loss_mask})
+    tokens, documents = torch.from_numpy(packed.tokens), torch.from_numpy(packed.documents)
+    labels = tokens[:, 1:].long()
+    if loss_mask:
+        labels = labels.where(tokens[:, :-1] != EOS, -100)
+    with torch.no_grad():
+        logits = engine.model(tokens, documents if document_mask else None)[:, :-1]
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert engine.read(engine.eval_step(packed)).loss == pytest.approx(expected.item(), rel=1e-6)
+    assert engine.read(engine.train_step(packed, 0.0)).loss == pytest.approx(
+        expected.item(), rel=1e-6
+    )
+
+
+@pytest.mark.parametrize(("document_mask", "loss_mask"), MASKS)
+def test_accumulation_weighs_every_counted_token_alike(build, packed, document_mask, loss_mask):
+    """The moment after one step is the gradient times 1 - beta1."""
+    data = {"document_mask": document_mask, "loss_mask": loss_mask}
+    whole, parts = (build(data=data, batch={"micro_batch_size": size}) for size in (8, 2))
+    numbers = [engine.read(engine.train_step(packed, RATE)) for engine in (whole, parts)]
+    assert numbers[0].loss == pytest.approx(numbers[1].loss, rel=2e-6)
+    assert numbers[0].grad_norm == pytest.approx(numbers[1].grad_norm, rel=2e-6)
+    found = _state(parts)
+    for name, expected in _state(whole).items():
+        if name.startswith("exp_avg/"):
+            assert (found[name] - expected).norm() <= 2e-6 * expected.norm(), name
+
+
+def test_a_batch_of_which_nothing_counts_has_loss_zero(build):
+    engine = build(data={"document_mask": True, "loss_mask": True})
+    rows = np.full((8, 64), EOS, np.int32)
+    sequences = Sequences(rows, document_ordinals(rows, EOS))
+    numbers = engine.read(engine.train_step(sequences, RATE))
+    assert (numbers.loss, numbers.grad_norm) == (0.0, 0.0)
+    assert np.isfinite(numbers.param_norm)
+
+
+def test_documents_that_nothing_asks_for_change_no_bit(build, packed):
+    bare = Sequences(packed.tokens)
+    assert _train(build(), [packed, packed]) == _train(build(), [bare, bare])
+
+
+def test_a_mask_without_documents_is_our_bug(build, tokens):
+    with pytest.raises(AssertionError):
+        build(data={"loss_mask": True}).train_step(tokens[0], RATE)
+
+
+def test_bf16_trains_under_both_masks(build, packed):
+    from hlat.config.precision import Dtype
+
+    kinds = ("weights", "compute", "gradients", "accumulation", "reduction", "optimizer_state")
+    engine = build(
+        precision=dict.fromkeys(kinds, Dtype.bf16),
+        data={"document_mask": True, "loss_mask": True},
+    )
+    losses = [numbers.loss for numbers in _train(engine, [packed] * 4)]
+    assert np.isfinite(losses).all()
+    assert losses[-1] < losses[0]
 
 
 def test_bf16_holds_everything_in_bf16(build, tokens):

@@ -17,6 +17,7 @@ from hlat.checkpoint.chunk import Chunk
 from hlat.config.errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
+from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine.interface import Numbers, World
 from hlat.model.canonical import parameters
 from hlat.model.canonical_views import canonical_views
@@ -51,9 +52,9 @@ class NativeEngine:
         self.optimizer = optimizer.build(config.optimizer, self.model.parameters())
         self._make_moments()
 
-    def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> dict[str, Tensor]:
+    def train_step(self, sequences: Sequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches; nothing waits for the device."""
-        loss = self._accumulate_gradients(tokens)
+        loss = self._accumulate_gradients(sequences)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         grad_norm = optimizer.global_norm(gradients)
         optimizer.clip_(gradients, self.config.optimizer.grad_clip, grad_norm)
@@ -64,12 +65,10 @@ class NativeEngine:
         return {"loss": loss, "grad_norm": grad_norm}
 
     @torch.no_grad()
-    def eval_step(self, tokens: NDArray[np.int32]) -> dict[str, Tensor]:
+    def eval_step(self, sequences: Sequences) -> dict[str, Tensor]:
         """Measure the mean loss of some sequences."""
-        losses = [
-            next_token_loss(self.model(micro), micro) for micro in self._micro_batches(tokens)
-        ]
-        return {"loss": torch.stack(losses).sum() / _predicted(tokens)}
+        losses = [self._loss(*micro) for micro in self._micro_batches(sequences)]
+        return {"loss": torch.stack(losses).sum() / self._num_counted(sequences)}
 
     def read(self, pending: dict[str, Tensor]) -> Numbers:
         """Wait for the device and fetch the numbers."""
@@ -121,30 +120,46 @@ class NativeEngine:
         for state in self.optimizer.state.values():
             state["step"].zero_()
 
-    def _accumulate_gradients(self, tokens: NDArray[np.int32]) -> Tensor:
+    def _accumulate_gradients(self, sequences: Sequences) -> Tensor:
         """Add up the gradient of the mean loss over all micro batches; return that loss."""
-        predicted = _predicted(tokens)
+        counted = self._num_counted(sequences)
         total = torch.zeros((), device=self._device)
-        for micro in self._micro_batches(tokens):
-            loss = next_token_loss(self.model(micro), micro) / predicted
+        for micro in self._micro_batches(sequences):
+            loss = self._loss(*micro) / counted
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
 
-    def _micro_batches(self, tokens: NDArray[np.int32]) -> tuple[Tensor, ...]:
-        """Cut [n, s] into micro batches on the device; the last one may be smaller."""
-        on_device = torch.from_numpy(tokens).to(self._device, non_blocking=True)
-        return torch.split(on_device, self.config.batch.micro_batch_size)
+    def _micro_batches(self, sequences: Sequences) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Cut into micro batches on the device; the last one may be smaller."""
+        data, size = self.config.data, self.config.batch.micro_batch_size
+        tokens = torch.split(self._on_device(sequences.tokens), size)
+        if not (data.document_mask or data.loss_mask):
+            return ((micro, None) for micro in tokens)
+        assert sequences.documents is not None
+        return zip(tokens, torch.split(self._on_device(sequences.documents), size), strict=True)
+
+    def _on_device(self, array: NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def _loss(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
+        """Sum of the loss over a micro batch; each option decides who hears of the documents."""
+        data = self.config.data
+        logits = self.model(tokens, documents if data.document_mask else None)
+        return next_token_loss(logits, tokens, documents if data.loss_mask else None)
+
+    def _num_counted(self, sequences: Sequences) -> int:
+        """Terms of the loss over all sequences, known without asking the device; at least 1.
+
+        Micro batches differ in how many documents they join, so the mean of their means would not
+        be the mean of the batch.
+        """
+        return max(1, int(counted_targets(sequences, self.config.data.loss_mask).sum()))
 
     def _chunks(self, kind: str, tensors: dict[str, Tensor]) -> Iterator[Chunk]:
         for name, view in canonical_views(self.config.model, tensors):
             shape = self._parameters[name].shape
             yield Chunk(f"{kind}/{name}", shape, (0,) * len(shape), shape, view)
-
-
-def _predicted(tokens: NDArray[np.int32]) -> int:
-    """Number of predictions: every token but the first of each sequence."""
-    return tokens[:, 1:].size
 
 
 def _device(name: str) -> torch.device:

@@ -4,6 +4,7 @@ import pytest
 
 from hlat.config.identity import adjustable, default_name, fixed
 from hlat.config.resolve import resolve
+from hlat.state import differences
 
 SAME = [
     "run.steps=7",
@@ -18,6 +19,8 @@ OTHER = [
     "model.num_layers=3",
     "precision=bf16",
     "data.sources.code.weight=0.4",
+    "data.document_mask=true",
+    "data.loss_mask=true",
 ]
 
 
@@ -38,3 +41,10 @@ def test_a_given_name_is_kept(compose):
 def test_no_setting_is_both_fixed_and_adjustable(compose):
     config = resolve(compose())
     assert not set(fixed(config)) & set(adjustable(config))
+
+
+@pytest.mark.parametrize("key", ["data.document_mask", "data.loss_mask"])
+def test_a_mask_may_change_when_a_run_goes_on(compose, key):
+    before, after = (resolve(compose(f"{key}={value}")) for value in ("false", "true"))
+    assert fixed(before) == fixed(after)
+    assert differences(adjustable(before), adjustable(after)) == [f"{key} was False, is True"]

@@ -124,11 +124,11 @@ def test_the_embedded_corpus_and_tokenizer_feed_a_run(eos: str) -> None:
     data = Data(name="embedded", sources=sources, tokenizer="embedded", eos_token=eos)
     loader = open_loader(data, Phase("p", [Stage("main")]), Batch(6, 1, 128), 1)
     for _ in range(5):
-        batch = loader.next()
+        batch = loader.next().tokens
     heldout = loader.heldout(2)
     loader.close()
     assert batch.shape == (6, 128)
-    assert {name: found.tokens.shape for name, found in heldout.items()} == dict.fromkeys(
+    assert {name: found.sequences.tokens.shape for name, found in heldout.items()} == dict.fromkeys(
         library.NAMES, (2, 128)
     )
     assert all(0.1 < found.tokens_per_byte < 0.6 for found in heldout.values())

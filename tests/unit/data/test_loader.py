@@ -12,6 +12,7 @@ from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase, Stage
 from hlat.data import loader as loader_module
 from hlat.data.loader import merge_states
+from hlat.data.sequences import document_ordinals
 
 WEIGHTS = {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
 SWITCH = Phase(
@@ -236,3 +237,14 @@ def test_heldout_is_the_same_on_every_rank_and_seed(corpora, open_loader) -> Non
     for name, found in other.heldout(4).items():
         np.testing.assert_array_equal(found.sequences.tokens, expected[name].sequences.tokens)
     assert set(expected) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("option", ["document_mask", "loss_mask"])
+def test_documents_are_told_where_an_option_asks(corpora, open_loader, option: str) -> None:
+    plain, asked = open_loader(corpora.data()), open_loader(corpora.data(**{option: True}))
+    assert plain.next().documents is None
+    asked.restore(plain.state())
+    expected, found = plain.next(), asked.next()
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(found.documents, document_ordinals(found.tokens, asked.eos))
+    assert all(held.sequences.documents is not None for held in asked.heldout(1).values())

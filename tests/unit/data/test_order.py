@@ -2,7 +2,6 @@
 
 import functools
 import json
-from itertools import chain, islice
 
 import numpy as np
 import pyarrow as pa

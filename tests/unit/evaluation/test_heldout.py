@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.data.heldout import HeldOut
+from hlat.data.sequences import Sequences
 from hlat.engine.interface import Numbers
 from hlat.evaluation.heldout import evaluate
 from hlat.tracking.tracker import Tracker
@@ -15,8 +16,8 @@ from hlat.tracking.tracker import Tracker
 class CountingEngine:
     """Says that a source's loss in nats is its first token's id."""
 
-    def eval_step(self, tokens):
-        return tokens
+    def eval_step(self, sequences):
+        return sequences.tokens
 
     def read(self, pending):
         return Numbers(float(pending[0, 0]))
@@ -25,8 +26,8 @@ class CountingEngine:
 def test_bits_per_byte_is_bits_per_token_times_tokens_per_byte(compose, tmp_path):
     tracker = Tracker(tmp_path, OmegaConf.to_object(compose()))
     heldout = {
-        "a": HeldOut(np.full((2, 4), 2, np.int32), tokens_per_byte=0.25),
-        "b": HeldOut(np.full((1, 4), 6, np.int32), tokens_per_byte=0.5),
+        "a": HeldOut(Sequences(np.full((2, 4), 2, np.int32)), tokens_per_byte=0.25),
+        "b": HeldOut(Sequences(np.full((1, 4), 6, np.int32)), tokens_per_byte=0.5),
     }
     evaluate(CountingEngine(), heldout, tracker, 7)
     row = OmegaConf.create((tmp_path / "events.jsonl").read_text())

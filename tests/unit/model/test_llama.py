@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from hlat.config.model import Model
+from hlat.data.sequences import document_ordinals
+from hlat.model import llama
 from hlat.model.canonical import num_parameters, parameters
 from hlat.model.canonical_views import canonical_views
 from hlat.model.llama import Llama, next_token_loss
@@ -20,6 +23,9 @@ MODELS = {
     "head_dim_48": Model("head_dim_48", 2, 192, 352, 4, 2, 200),
     "tied": Model("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
 }
+EOS = 130
+PACKED = [[9, 1, 17, 13], [40], [1, 1, 37, 1], [22, 18]]
+"""Tokens of the documents of each row, eos included; the last of a row is cut off before its eos."""
 
 
 @pytest.fixture(params=MODELS)
@@ -189,3 +195,147 @@ def test_bf16_runs_in_bf16() -> None:
     logits = ours.to(torch.bfloat16)(tokens)
     assert logits.dtype == torch.bfloat16
     assert relative_error(logits, expected) < 0.05
+
+
+def packed() -> tuple[Tensor, Tensor]:
+    """Rows of documents, and the ordinals of these."""
+    tokens = torch.randint(0, EOS, (len(PACKED), 40))
+    for row, lengths in zip(tokens, PACKED, strict=True):
+        row[np.cumsum(lengths[:-1]) - 1] = EOS
+    return tokens, torch.from_numpy(document_ordinals(tokens.numpy(), EOS))
+
+
+def expected_mask(documents: Tensor) -> Tensor:
+    """Block-diagonal and causal, [b, 1, s, s], position by position."""
+    b, s = documents.shape
+    mask = torch.full((b, 1, s, s), float("-inf"))
+    for row in range(b):
+        for query in range(s):
+            for key in range(query + 1):
+                if documents[row, query] == documents[row, key]:
+                    mask[row, 0, query, key] = 0.0
+    return mask
+
+
+def expected_positions() -> Tensor:
+    return torch.tensor([[i for length in row for i in range(length)] for row in PACKED])
+
+
+def test_a_document_in_a_masked_row_gives_the_logits_that_it_gives_alone(model: Model) -> None:
+    ours = filled(model, reference(model))
+    tokens, documents = packed()
+    logits = ours(tokens, documents)
+    for row, lengths in enumerate(PACKED):
+        for part, found in zip(tokens[row].split(lengths), logits[row].split(lengths), strict=True):
+            torch.testing.assert_close(found, ours(part[None])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_masked_logits_loss_and_every_gradient(model: Model) -> None:
+    """Against transformers, which is given mask, positions and labels worked out one by one."""
+    peer = reference(model)
+    ours = filled(model, peer)
+    tokens, documents = packed()
+    labels = tokens.clone()
+    for row, lengths in zip(labels, PACKED, strict=True):
+        row[np.cumsum(lengths[:-1])] = -100
+    expected = peer(
+        tokens,
+        attention_mask=expected_mask(documents),
+        position_ids=expected_positions(),
+        labels=labels,
+    )
+    logits = ours(tokens, documents)
+    loss = next_token_loss(logits, tokens, documents) / int((labels[:, 1:] != -100).sum())
+    assert relative_error(logits, expected.logits) < 1e-5
+    assert relative_error(loss, expected.loss) < 1e-5
+    expected.loss.backward()
+    loss.backward()
+    peers = dict(peer.named_parameters())
+    for name, gradient in views(model, ours, gradients=True).items():
+        grad = peers[name].grad
+        assert relative_error(gradient.reshape(grad.shape), grad) < 1e-5, name
+
+
+def test_only_the_mask_keeps_a_token_from_the_documents_after_it() -> None:
+    model = MODELS["gqa"]
+    ours = filled(model, reference(model))
+    tokens, documents = packed()
+    changed = tokens.clone()
+    changed[0, 3] = (tokens[0, 3] + 1) % EOS
+    before, after = ours(tokens, documents)[0], ours(changed, documents)[0]
+    assert torch.equal(before[:3], after[:3])
+    assert not (before[3:9] == after[3:9]).all(-1).any()
+    assert torch.equal(before[9:], after[9:])
+    assert not (ours(tokens)[0, 9:] == ours(changed)[0, 9:]).all(-1).any()
+
+
+def test_where_positions_start_does_not_matter_inside_a_document(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotations are relative, so without the restart the masked logits differ by rounding alone."""
+    ours = filled(model, reference(model))
+    tokens, documents = packed()
+    restarted = ours(tokens, documents)
+    seen = []
+
+    def running(positions: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        seen.append(positions)
+        return rotations(torch.arange(positions.shape[-1]), *rest)
+
+    rotations = llama.rotations
+    monkeypatch.setattr(llama, "rotations", running)
+    assert relative_error(ours(tokens, documents), restarted) < 1e-5
+    assert torch.equal(seen[0], expected_positions())
+
+
+def test_a_row_of_one_document_needs_no_mask(model: Model) -> None:
+    ours = filled(model, reference(model))
+    tokens, documents = packed()
+    one = slice(1, 2)
+    assert not documents[one].any()
+    logits = ours(tokens[one])
+    assert relative_error(ours(tokens[one], documents[one]), logits) < 1e-6
+    assert torch.equal(
+        next_token_loss(logits, tokens[one], documents[one]), next_token_loss(logits, tokens[one])
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_nothing_but_eos_is_finite(dtype: torch.dtype) -> None:
+    model = MODELS["gqa"]
+    ours = filled(model, reference(model)).to(dtype)
+    tokens = torch.full((2, 24), EOS)
+    documents = torch.arange(24).repeat(2, 1)
+    logits = ours(tokens, documents)
+    assert torch.isfinite(logits).all()
+    torch.testing.assert_close(logits, logits[:1, :1].expand_as(logits))
+    assert next_token_loss(logits, tokens, documents) == 0.0
+    next_token_loss(logits, tokens).backward()
+    assert all(bool(torch.isfinite(weight.grad).all()) for weight in ours.parameters())
+
+
+def test_masked_bf16_runs_in_bf16() -> None:
+    model = MODELS["gqa"]
+    ours = filled(model, reference(model))
+    tokens, documents = packed()
+    expected = ours(tokens, documents)
+    logits = ours.to(torch.bfloat16)(tokens, documents)
+    assert logits.dtype == torch.bfloat16
+    assert relative_error(logits, expected) < 0.05
+
+
+def test_layers_share_one_mask() -> None:
+    """What torch keeps for the backward pass does not grow with layers times the square of S."""
+    model = MODELS["mha"]
+    ours = filled(model, reference(model))
+    tokens, documents = packed()
+    masks = set()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape[-2:] == (40, 40):
+            masks.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        ours(tokens, documents)
+    assert len(masks) == 1

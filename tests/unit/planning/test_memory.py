@@ -37,6 +37,13 @@ def test_activations_and_logits_of_the_tiny_model(config):
     assert memory.logits == tokens * 4096 * 12
 
 
+def test_a_document_mask_is_kept_once_for_all_layers(config):
+    batch = config().batch
+    mask = batch.micro_batch_size * batch.sequence_length**2 * 4
+    masked = estimate(config("data.document_mask=true"))
+    assert masked.activations == estimate(config()).activations + mask
+
+
 def test_a_pipelines_first_stage_keeps_pp_micro_batches(config):
     overrides = ("experiment=hlat_70b", "hardware.nodes=8")
     whole = estimate(config(*overrides))

@@ -1,0 +1,24 @@
+"""Whole runs that keep documents apart."""
+
+MASKS = ("data.document_mask=true", "data.loss_mask=true")
+
+
+def test_a_masked_run_trains_and_resumes_to_the_last_bit(runner, uninterrupted):
+    whole = runner.run("run.name=masked", *MASKS)
+    assert whole.returncode == 0, whole.stderr
+    losses = dict(runner.losses("masked"))
+    assert losses[20] < losses[1] - 0.5
+    assert losses[20] != dict(uninterrupted.losses("whole"))[20]
+    for steps in ("run.steps=7", "run.steps=20"):
+        assert runner.run("run.name=parts", *MASKS, steps).returncode == 0
+    assert dict(runner.losses("parts")) == losses
+
+
+def test_a_mask_may_change_in_mid_run_and_is_told(runner, uninterrupted):
+    runner.run("run.name=x", "run.steps=10")
+    again = runner.run("run.name=x", *MASKS)
+    assert again.returncode == 0, again.stderr
+    for key in ("data.document_mask", "data.loss_mask"):
+        assert f"{key} was False, is True" in again.stdout
+    assert runner.losses("x")[:10] == uninterrupted.losses("whole")[:10]
+    assert runner.losses("x")[10:] != uninterrupted.losses("whole")[10:]
