@@ -1,0 +1,132 @@
+"""Workers may be killed at any moment: no batch is lost or changed, and nothing stays behind."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hlat.config.errors import ConfigError
+from hlat.data.producer import WorkerDiedError
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def pids(loader) -> list[int]:
+    return [worker._process.pid for worker in loader._producer._workers]
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until_gone(processes: list[int]) -> bool:
+    deadline = time.monotonic() + 20
+    while any(map(is_running, processes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(is_running, processes))
+
+
+def draw(loader, steps):
+    return [loader.next().tokens for _ in range(steps)]
+
+
+def test_killed_workers_cost_no_batch(corpora, open_loader, caplog) -> None:
+    plain = open_loader(corpora.data())
+    expected = draw(plain, 30)
+    one = open_loader(corpora.data(workers=2, prefetch=2))
+    dice, found = random.Random(0), []
+    for steps in (1, 12, 17):
+        found += draw(one, steps)
+        os.kill(dice.choice(pids(one)), signal.SIGKILL)
+    np.testing.assert_array_equal(found, expected)
+    found_after = draw(one, 5)
+    np.testing.assert_array_equal(found_after, draw(plain, 5))
+    told = {record.getMessage() for record in caplog.records}
+    assert told == {
+        "a data worker was killed, probably by the system for want of memory; starting it again"
+    }
+
+
+def test_the_signals_of_the_trainer_are_not_for_workers(corpora, open_loader, caplog) -> None:
+    one = open_loader(corpora.data(workers=1, prefetch=1))
+    draw(one, 1)
+    before = pids(one)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+        os.kill(before[0], number)
+    draw(one, 3)
+    assert pids(one) == before
+    assert not caplog.records
+
+
+def test_workers_that_always_die_end_the_run_with_a_way_out(
+    corpora, open_loader, monkeypatch
+) -> None:
+    one = open_loader(corpora.data(workers=1))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(WorkerDiedError, match=r"every time that they prepare batch 0; data\.workers=0"):
+        one.next()
+    monkeypatch.undo()
+    assert one.next().tokens.shape == (4, 32)
+
+
+def test_what_a_worker_refuses_is_refused_here(corpora, open_loader) -> None:
+    one = open_loader(corpora.data(workers=1))
+    (corpora.root / "beta/a.arrow").rename(corpora.root / "beta/gone")
+    (corpora.root / "beta/b.arrow").unlink()
+    with pytest.raises(ConfigError, match=r"data\.sources\.beta\.paths: no file matches"):
+        one.next()
+
+
+def test_closing_ends_the_processes(corpora, open_loader) -> None:
+    one = open_loader(corpora.data(workers=3, prefetch=4))
+    draw(one, 2)
+    processes = pids(one)
+    assert len(processes) == 3
+    one.close()
+    assert not any(map(is_running, processes))
+
+
+def test_more_workers_than_rows_are_not_started(corpora, open_loader) -> None:
+    one = open_loader(corpora.data(workers=9), rank=1, num_ranks=2)
+    draw(one, 1)
+    assert len(pids(one)) == 2
+
+
+def test_a_killed_trainer_leaves_no_process_and_no_memory(corpora, tmp_path) -> None:
+    program = f"""
+import sys
+from hlat.config.batch import Batch
+from hlat.config.data import Data, Source
+from hlat.config.phase import Phase, Stage
+from hlat.data.loader import open_loader
+data = Data("x", {str(corpora.root)!r}, {{"alpha": Source(["alpha"])}}, tokenizer="embedded",
+            eos_token="<|endoftext|>", heldout_documents=3, workers=2)
+one = open_loader(data, Phase("p", [Stage("s")]), Batch(4, 1, 32), 1)
+one.next()
+print(*[worker._process.pid for worker in one._producer._workers], flush=True)
+sys.stdin.read()
+"""
+    shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert trainer.stdout is not None
+    processes = [int(word) for word in trainer.stdout.readline().split()]
+    assert len(processes) == 2
+    assert all(map(is_running, processes))
+    trainer.kill()
+    trainer.communicate()
+    assert wait_until_gone(processes)
+    if shared:
+        assert set(os.listdir("/dev/shm")) <= shared
