@@ -64,9 +64,8 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
         engine = create_engine(config.engine)
         engine.build(config)
         world = engine.world
-        loader = open_loader(
-            config.data, config.phase, config.batch, config.run.seed, world.dp_rank, world.dp_size
-        )
+        place = (world.dp_rank, world.dp_size, world.peers)
+        loader = open_loader(config.data, config.phase, config.batch, config.run.seed, *place)
         check_vocabulary(config.model, loader.vocab_size)
         tracker = Tracker(folder, config)
         try:

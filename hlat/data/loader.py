@@ -21,6 +21,7 @@ from hlat.data.corpora import Corpora, open_corpora
 from hlat.data.heldout import HeldOut, pack_heldout
 from hlat.data.ledger import Chapter, Entry, sum_chapters
 from hlat.data.mixture import Stage
+from hlat.data.peers import Group, SharedProducer
 from hlat.data.producer import Producer, ThreadProducer, WorkerDiedError
 from hlat.data.rows import Point, Rows, States, Tokens
 from hlat.data.sequences import Sequences, in_documents
@@ -191,7 +192,13 @@ class Loader:
 
 
 def open_loader(
-    data: Data, phase: Phase, batch: Batch, seed: int, rank: int = 0, num_ranks: int = 1
+    data: Data,
+    phase: Phase,
+    batch: Batch,
+    seed: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+    peers: Group | None = None,
 ) -> Loader:
     """Open the sources and the tokenizer of a run for one data-parallel rank.
 
@@ -202,6 +209,7 @@ def open_loader(
         seed: Seed of the order.
         rank: The data-parallel rank.
         num_ranks: Number of data-parallel ranks; divides global_batch_size.
+        peers: The ranks that hold parts of the same model and share one drawing of each batch.
 
     Returns:
         A loader before its first batch.
@@ -213,13 +221,21 @@ def open_loader(
     assert batch.global_batch_size % num_ranks == 0
     corpora = open_corpora(data, phase, batch, seed)
     numbers = list(range(rank, batch.global_batch_size, num_ranks))
-    producer: Producer
-    if data.workers:
+    producer: Producer | None = None
+    if peers is None or peers.leads:
         task = Task(data, phase, batch, seed, numbers, corpora.width)
-        producer = WorkerProducer(task, data.workers, data.prefetch)
-    else:
-        producer = ThreadProducer(Rows(corpora, batch, numbers), data.prefetch)
+        producer = _producer(task, corpora)
+    if peers is not None:
+        producer = SharedProducer(producer, peers, len(numbers))
+    assert producer is not None
     return Loader(data, batch, corpora, numbers, producer)
+
+
+def _producer(task: Task, corpora: Corpora) -> Producer:
+    data = task.data
+    if data.workers:
+        return WorkerProducer(task, data.workers, data.prefetch)
+    return ThreadProducer(Rows(corpora, task.batch, task.numbers), data.prefetch)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

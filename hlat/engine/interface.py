@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from hlat.checkpoint.chunk import Chunk
 from hlat.config.run import Config
+from hlat.data.peers import Group
 from hlat.data.sequences import Sequences
 
 
@@ -26,6 +27,8 @@ class World:
     tp_size: int = 1
     pp_rank: int = 0
     pp_size: int = 1
+    peers: Group | None = None
+    """The ranks that hold parts of the same replica of the model; None: this one holds all."""
 
     @property
     def chief(self) -> bool:

@@ -265,4 +265,3 @@ def test_20_the_borders_of_documents_are_kept_where_asked(one_source) -> None:
     ends = batch.tokens == one_source(texts).eos
     assert batch.documents is not None
     np.testing.assert_array_equal(np.diff(batch.documents, axis=1), ends[:, :-1])
-

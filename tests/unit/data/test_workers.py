@@ -70,7 +70,9 @@ def test_workers_that_always_die_end_the_run_with_a_way_out(
 ) -> None:
     one = open_loader(corpora.data(workers=1))
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(WorkerDiedError, match=r"every time that they prepare batch 0; data\.workers=0"):
+    with pytest.raises(
+        WorkerDiedError, match=r"every time that they prepare batch 0; data\.workers=0"
+    ):
         one.next()
     monkeypatch.undo()
     assert one.next().tokens.shape == (4, 32)
