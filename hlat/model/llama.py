@@ -58,7 +58,7 @@ class CoreAttention(nn.Module):
                 q_BNSD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=grouped
             )
         # On a GPU torch's only fused attention with both a bias and deterministic gradients, the
-        # memory efficient one, knows no groups (aten's sdp_utils.cpp)
+        # memory efficient one, knows no groups on ROCm and in older releases (aten's sdp_utils.cpp)
         k_BNSD, v_BNSD = (_serve(x, q_BNSD.shape[1]) if grouped else x for x in (k_BGSD, v_BGSD))
         return F.scaled_dot_product_attention(q_BNSD, k_BNSD, v_BNSD, attn_mask=bias_B1SS)
 
