@@ -20,7 +20,8 @@ from hlat.data.source import Source
 from hlat.data.tokenizer import Tokenizer
 
 SEGMENT_SEQUENCES = 4
-"""Longest uninterrupted stretch of a document: what a giant may do to the mixture at once."""
+"""Sequences after which a document that goes on gives way to other sources: what a giant may do to
+the mixture at once."""
 PIECE_BYTES = 1 << 16
 """About a segment: what a parked document keeps in memory, and what a resume tokenises again."""
 
@@ -70,8 +71,9 @@ class Stream:
     """One row of the global batch: stream i reads documents i, i+S, i+2S ... of each source.
 
     A stream emits the documents that it is supplied with, one segment after the other. A segment is
-    a document, or a stretch of SEGMENT_SEQUENCES sequences of one that is longer, which then waits
-    for its source's next turn.
+    a document or what is left of one, or a stretch of at most SEGMENT_SEQUENCES sequences of one
+    that is longer, which then waits for its source's next turn. It is interrupted where a sequence
+    ends and nowhere else, so within a sequence every document that begins follows an eos.
     """
 
     def __init__(self, number: int, num_streams: int, names: Sequence[str], length: int) -> None:
@@ -87,7 +89,7 @@ class Stream:
         self.num_streams = num_streams
         self.cursors = {name: Cursor() for name in names}
         self._names = list(names)
-        self._segment_tokens = SEGMENT_SEQUENCES * length
+        self._most_tokens = SEGMENT_SEQUENCES * length
         self._stage: Stage | None = None
         self._source: str | None = None
         self._remaining = 0
@@ -110,10 +112,12 @@ class Stream:
             if piece is None:
                 break
             offset = self.cursors[source].offset
-            count = min(len(row) - filled, self._remaining, len(piece.tokens) - offset)
+            count = min(len(row) - filled, len(piece.tokens) - offset)
             row[filled : filled + count] = piece.tokens[offset : offset + count]
             filled += count
             self._advance(source, count, piece)
+        if filled == len(row):
+            self._end_sequence()
         return filled
 
     def wanted(self) -> Place:
@@ -132,26 +136,29 @@ class Stream:
 
     def _open_segment(self, source: str) -> None:
         self._source = source
-        self._remaining = self._segment_tokens
+        self._remaining = SEGMENT_SEQUENCES
 
     def _open_next_segment(self) -> str:
         assert self._stage is not None
         tokens = {name: cursor.stage_tokens for name, cursor in self.cursors.items()}
-        source = self._stage.next_source(tokens, self._segment_tokens)
+        source = self._stage.next_source(tokens, self._most_tokens)
         self._open_segment(source)
         return source
+
+    def _end_sequence(self) -> None:
+        self._remaining -= 1
+        if self._remaining == 0:
+            self._source = None
 
     def _advance(self, source: str, count: int, piece: Piece) -> None:
         cursor = self.cursors[source]
         cursor.offset += count
         cursor.tokens += count
         cursor.stage_tokens += count
-        self._remaining -= count
-        is_over = cursor.offset == len(piece.tokens)
-        if is_over:
+        if cursor.offset == len(piece.tokens):
             self._leave(source, piece.end)
-        if self._remaining == 0 or (is_over and piece.end == 0):
-            self._source = None
+            if piece.end == 0:
+                self._source = None
 
     def _leave(self, source: str, end: int) -> None:
         """Stand before the next piece, or the next document where `end` is 0."""
@@ -165,8 +172,8 @@ class Stream:
         """Where the stream stands.
 
         Returns:
-            Index of the source of the open segment (-1: none), tokens left of that segment, and
-            the fields of every source's cursor.
+            Index of the source of the open segment (-1: none), sequences left to it, and the
+            fields of every source's cursor.
         """
         source = -1 if self._source is None else self._names.index(self._source)
         cursors = (astuple(self.cursors[name]) for name in self._names)

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Phase_
 from hypothesis import strategies as st
 
 from hlat.config.batch import Batch
@@ -31,7 +32,7 @@ def reference(documents, stages, point, num_tokens):
         source = next(n for n in shares if point < sum(s for m, s in shares.items() if m <= n))
         while len(out) < min(begin + length, num_tokens):
             left[source] = left[source] or next(documents[source])
-            room = min(SEGMENT, begin + length - len(out))
+            room = min(len(out) // LENGTH * LENGTH + SEGMENT, begin + length) - len(out)
             out, gone = out + left[source][:room], min(room, len(left[source]))
             left[source], read[source] = left[source][gone:], read[source] + gone
             due = [n for n in shares if read[n] <= shares[n] * sum(read.values()) + 1e-3]
@@ -173,7 +174,10 @@ def test_any_run_is_the_definition(tmp_path_factory, drawn) -> None:
 
 
 @settings(
-    max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=4,
+    deadline=None,
+    phases=[Phase_.explicit, Phase_.generate],  # an example takes a second: do not shrink
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(drawn=runs(), workers=st.integers(1, 3))
 def test_any_run_with_workers_is_the_definition(tmp_path_factory, drawn, workers) -> None:

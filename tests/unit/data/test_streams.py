@@ -176,3 +176,16 @@ def test_bytes_that_are_not_utf8_are_replaced_and_told_once(corpora, eos, caplog
     assert set(joined.split(eos)[:-1]) == {"bad \ufffd byte", "cut \ufffd"}
     (record,) = caplog.records
     assert record.getMessage().startswith("data.sources.alpha: documents hold bytes that are not")
+
+
+def test_within_a_sequence_a_document_gives_way_after_its_eos_only(corpora, eos) -> None:
+    """Else attention and loss could not be kept inside documents by looking at the tokens."""
+    corpora.write("alpha", ["a a a a " * n for n in (3, 50, 2000, 9, 400, 1)] * 4)
+    corpora.write("beta", ["b b b b " * n for n in (700, 5, 20, 1000)] * 4)
+    setting = Setting(corpora, eos, {"alpha": 1.0, "beta": 1.0})
+    batch = setting.run(300).reshape(S * 300, LENGTH)
+    kinds = set()
+    for row in batch:
+        for text in setting.tokenizer.decode(row.tolist()).split(eos):
+            kinds.add("".join(sorted(set(text) - {" "})))
+    assert kinds == {"", "a", "b"}
