@@ -150,15 +150,24 @@ def _splits(rust: tokenizers.Tokenizer) -> bool:
 
 
 def _splits_before_spaces(rust: tokenizers.Tokenizer) -> bool:
-    """Whether a word ends with the x of every `before x space after`, or whole texts are words."""
+    """Whether the words around a space after any x are those of the two sides alone.
+
+    True, too, if the pre-tokenizer makes no words.
+    """
     if not _splits(rust):
         return True
     before = ("a", "1", ".", " ", "\n", "木", "")
-    for left, x, right in product(before, map(chr, _GRAPHIC), _FOLLOWING):
-        words = rust.pre_tokenizer.pre_tokenize_str(f"{left}{x} {right}")
-        if len(left) + 1 not in {stop for _, (_, stop) in words}:
-            return False
-    return True
+    heads = [left + x for left, x in product(before, map(chr, _GRAPHIC))]
+    tails = {f" {right}": _words(rust, f" {right}") for right in _FOLLOWING}
+    return all(
+        _words(rust, head + tail) == _words(rust, head) + words
+        for head in heads
+        for tail, words in tails.items()
+    )
+
+
+def _words(rust: tokenizers.Tokenizer, text: str) -> list[str]:
+    return [word for word, _ in rust.pre_tokenizer.pre_tokenize_str(text)]
 
 
 def _is_exact(rust: tokenizers.Tokenizer, cuts: Cuts) -> bool:

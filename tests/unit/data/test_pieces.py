@@ -1,0 +1,201 @@
+"""The tokens of pieces are those of the whole, for tokenizers of every family; or there are none."""
+
+import json
+import random
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from hlat.data.pieces import Cuts, find_cuts, pieces
+from hlat.data.tokenizer import EMBEDDED_FILE
+
+WORDS = [
+    "The",
+    "quick",
+    "fox's",
+    "été",
+    "木曜日は",
+    "x+=1;",
+    "12,345.67",
+    "\n",
+    "\n\n  ",
+    "\t",
+    "",
+    "__init__",
+    "😀",
+]
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTES = pre_tokenizers.ByteLevel.alphabet()
+
+
+def make_texts(count):
+    dice = random.Random(5)
+    return [" ".join(dice.choices(WORDS, k=dice.randint(1, 200))) for _ in range(count)]
+
+
+def train(model, pre_tokenizer, normalizer=None, **options):
+    rust = Tokenizer(model)
+    rust.pre_tokenizer, rust.normalizer = pre_tokenizer, normalizer
+    kind = trainers.UnigramTrainer if isinstance(model, models.Unigram) else trainers.BpeTrainer
+    trainer = kind(vocab_size=500, show_progress=False, **options)
+    rust.train_from_iterator([*make_texts(150), *map(chr, range(33, 127))], trainer)
+    return rust
+
+
+def byte_level(*before, normalizer=None, add_prefix_space=False, use_regex=True):
+    last = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=use_regex)
+    return train(
+        models.BPE(),
+        pre_tokenizers.Sequence([*before, last]),
+        normalizer,
+        initial_alphabet=BYTES,
+    )
+
+
+def sentencepiece(split):
+    """As Llama 2's: spaces are marked, and where `split` is None by the normalizer."""
+    always = pre_tokenizers.Metaspace(prepend_scheme="always")
+    model = models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    rust = train(model, always, special_tokens=["<unk>", *fallback])
+    definition = json.loads(rust.to_str())
+    definition["added_tokens"] = []
+    if split is None:
+        definition["pre_tokenizer"] = None
+        definition["normalizer"] = {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "▁"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            ],
+        }
+    else:
+        definition["pre_tokenizer"]["split"] = split
+        definition["pre_tokenizer"]["prepend_scheme"] = "first"
+    return Tokenizer.from_str(json.dumps(definition))
+
+
+FAMILIES = {
+    "embedded": lambda: Tokenizer.from_file(str(EMBEDDED_FILE)),
+    "gpt2": byte_level,
+    "gpt2 with a prefix": lambda: byte_level(add_prefix_space=True),
+    "llama3": lambda: byte_level(
+        pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), "isolated"), use_regex=False
+    ),
+    "nfc": lambda: byte_level(normalizer=normalizers.NFC()),
+    "metaspace": lambda: sentencepiece(split=True),
+    "metaspace unsplit": lambda: sentencepiece(split=False),
+    "llama2": lambda: sentencepiece(split=None),
+    "unigram": lambda: train(
+        models.Unigram(),
+        pre_tokenizers.Metaspace(),
+        unk_token="<unk>",
+        special_tokens=["<unk>"],
+    ),
+    "words": lambda: train(models.BPE(), pre_tokenizers.WhitespaceSplit()),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    rust = FAMILIES[request.param]()
+    rust.encode_special_tokens = True
+    return rust, find_cuts(rust)
+
+
+def encode_both(rust, cuts, text, size):
+    document = memoryview(text.encode())
+    ranges = [cuts.range(*piece) for piece in pieces(document, cuts, size)]
+    texts = [str(document[start:end], "utf-8") for start, end in ranges]
+    whole, *parts = rust.encode_batch_fast([text, *texts], add_special_tokens=False)
+    return whole.ids, [token for part in parts for token in part.ids], len(texts)
+
+
+def test_every_family_can_be_cut(family) -> None:
+    assert family[1].before_spaces
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    words=st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=6)), max_size=60),
+    size=st.integers(1, 60),
+)
+def test_pieces_have_the_tokens_of_the_whole(family, words, size) -> None:
+    rust, cuts = family
+    whole, parts, _ = encode_both(rust, cuts, " ".join(words), size)
+    assert parts == whole
+
+
+def test_long_texts_come_in_pieces_of_about_the_size(family) -> None:
+    rust, cuts = family
+    text = "\n".join(make_texts(30))
+    whole, parts, count = encode_both(rust, cuts, text, 400)
+    assert parts == whole
+    assert len(text.encode()) / 400 <= count <= len(text.encode()) / 200 + 1
+
+
+def test_text_without_spaces_is_cut_between_words_if_there_are_any() -> None:
+    rust = FAMILIES["embedded"]()
+    cuts = find_cuts(rust)
+    whole, parts, count = encode_both(
+        rust, cuts, "木曜日は、晴れ。\n\n" * 500 + "ab12+/" * 500, 200
+    )
+    assert parts == whole
+    assert count > 20
+    word = memoryview(b"a" * 5000)
+    assert pieces(word, cuts, 200) == [(0, 5000)]
+
+
+def test_bytes_that_are_not_utf8_do_not_move_a_cut_into_a_character() -> None:
+    cuts = find_cuts(FAMILIES["embedded"]())
+    document = memoryview(("木é、" * 40).encode() + b"\xff\xfe" + ("été 木 " * 50).encode())
+    found = pieces(document, cuts, 50)
+    whole = str(document, "utf-8", "replace")
+    assert "".join(str(document[a:b], "utf-8", "replace") for a, b in found) == whole
+
+
+def superwords():
+    """Its vocabulary reaches over spaces."""
+    return Tokenizer(
+        models.BPE({"a": 0, " ": 1, "b": 2, "a ": 3, "a b": 4}, [("a", " "), ("a ", "b")])
+    )
+
+
+def numbers_with_spaces():
+    rust = FAMILIES["gpt2"]()
+    rust.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"\d+ \d+|\w+|\W"), "isolated")
+    return rust
+
+
+def looks_behind():
+    rust = FAMILIES["gpt2"]()
+    behind = tokenizers.Regex(r"(?<=\d) [a-z]+|[^ ]+| ")
+    rust.pre_tokenizer = pre_tokenizers.Split(behind, "isolated")
+    return rust
+
+
+def strips():
+    rust = FAMILIES["gpt2"]()
+    rust.normalizer = normalizers.Strip()
+    return rust
+
+
+def greedy_added_token():
+    rust = FAMILIES["gpt2"]()
+    rust.add_tokens([tokenizers.AddedToken("x y", lstrip=True)])
+    return rust
+
+
+@pytest.mark.parametrize(
+    "make", [superwords, numbers_with_spaces, looks_behind, strips, greedy_added_token]
+)
+def test_a_tokenizer_that_reaches_over_spaces_is_given_whole_documents(make) -> None:
+    cuts = find_cuts(make())
+    assert cuts == Cuts()
+    assert pieces(memoryview(b"some words " * 99), cuts, 50) == [(0, 11 * 99)]
