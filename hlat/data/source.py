@@ -5,11 +5,12 @@ too, both computed: no index file, no state, and no way for a held-out document 
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from hlat.config.data import Data
 from hlat.config.errors import ConfigError
-from hlat.data.corpus import Corpus, find_files
+from hlat.data.corpus import Corpus
+from hlat.data.data_file import DataFile
+from hlat.data.files import find_files
 from hlat.data.permutation import Permutation
 
 
@@ -82,7 +83,7 @@ def open_sources(data: Data, seed: int) -> dict[str, Source]:
         ConfigError: With the problems of all sources at once.
     """
     sources: dict[str, Source] = {}
-    files_of: dict[str, list[Path]] = {}
+    files_of: dict[str, list[DataFile]] = {}
     problems: list[str] = []
     for name in sorted(data.sources):
         key = f"data.sources.{name}.paths"
@@ -98,16 +99,16 @@ def open_sources(data: Data, seed: int) -> dict[str, Source]:
     return sources
 
 
-def _shared_files(files_of: dict[str, list[Path]]) -> list[str]:
+def _shared_files(files_of: dict[str, list[DataFile]]) -> list[str]:
     """Refuse a file of two sources: one would train on what the other holds out."""
-    owners: dict[Path, str] = {}
+    owners: dict[str, str] = {}
     problems = []
     for name, files in files_of.items():
         for file in files:
-            owner = owners.setdefault(file.resolve(), name)
+            owner = owners.setdefault(file.resolved, name)
             if owner != name:
                 problems.append(
-                    f"data.sources.{name}.paths: {file} also belongs to data.sources.{owner}; "
-                    "give each file to one source"
+                    f"data.sources.{name}.paths: {file.location} also belongs to "
+                    f"data.sources.{owner}; give each file to one source"
                 )
     return problems
