@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from hlat.config import compose as composition
 from hlat.config.folders import folder
+from hlat.data import row_index
 
 # As the entry sets it, but before any test module imports torch
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -43,6 +44,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
             pa.ipc.new_file(sink, table.schema) as writer,
         ):
             writer.write_table(table)
+        path = root / f"{source}.arrow"
+        row_index.save(row_index.scan(path, "text"), path, "text")
     return root
 
 

@@ -10,10 +10,15 @@ class Source:
     """One source of documents."""
 
     paths: list[str] = MISSING
-    """Arrow files, folders of them, or globs, relative to data.root; `embedded:<name>` is part of
-    the embedded corpus."""
+    """Arrow or Parquet files, folders, globs, or URLs of these, relative to data.root. A folder
+    means its *.arrow or *.parquet files (one that holds both is refused), not those of folders in
+    it, or what `save_to_disk` of Hugging Face datasets wrote. Uncompressed Arrow is mapped where it
+    lies; anything else is converted once, into the cache folder. `embedded:<name>` is part of the
+    embedded corpus."""
     weight: float = 1.0
     """Share of tokens relative to the other sources."""
+    text_column: str | None = None
+    """String column that holds a document of this source; null: data.text_column."""
 
 
 @dataclass
@@ -25,7 +30,7 @@ class Data:
     root: str = "."
     """Folder that relative paths start from."""
     sources: dict[str, Source] = MISSING
-    """The sources by name; the name keys the shuffle, so renaming a source reorders it."""
+    """The sources by name; name and content key the shuffle, so renaming a source reorders it."""
     text_column: str = "text"
     """String column that holds a document."""
     tokenizer: str = MISSING

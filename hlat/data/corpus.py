@@ -1,208 +1,201 @@
 """Rows of text over many memory-mapped Arrow files.
 
 A run reads documents in random order, one at a time, out of files larger than memory. A row is
-therefore a slice of the mapped buffer and nothing is loaded, decoded or indexed beforehand, so that
-opening costs the number of record batches and reading costs one search.
+therefore a slice of the mapped file, found by arithmetic on positions that were worked out once:
+opening billions of rows costs a look at each file's index, and reading one costs two searches.
 """
 
-import glob
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+import struct
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from hlat.config.errors import ConfigError
-from hlat.data import embedded
+from hlat.data import row_index, staging, text_column
+from hlat.data.data_file import DataFile
+from hlat.data.staging import Place
 
-EMBEDDED_PREFIX = "embedded:"
 NUM_SAMPLED_ROWS = 16
-"""Rows whose text enters a fingerprint, besides the name, size and rows of every file."""
+"""Rows whose text enters a fingerprint, besides every file's name, rows and bytes of text."""
+MAX_PROBLEMS = 5
+"""Files that are told to be unreadable before the rest is left untried."""
 
-_FILE_MAGIC = b"ARROW1"
-_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-
-
-def find_files(key: str, root: str, patterns: Iterable[str]) -> list[Path]:
-    """List the files of a source, each once, in an order that only their paths decide.
-
-    Args:
-        key: Config key of the patterns, for messages.
-        root: Folder that relative patterns start from.
-        patterns: Files, folders of *.arrow files, globs, or `embedded:<name>`.
-
-    Raises:
-        ConfigError: If a pattern matches no file.
-    """
-    found: set[Path] = set()
-    for pattern in patterns:
-        if pattern.startswith(EMBEDDED_PREFIX):
-            found.add(embedded.source_file(key, pattern.removeprefix(EMBEDDED_PREFIX)))
-            continue
-        path = Path(root).expanduser() / Path(pattern).expanduser()
-        if path.is_dir():
-            path = path / "*.arrow"
-        is_file = path.is_file()
-        matches = [path] if is_file else map(Path, glob.glob(str(path), recursive=True))
-        files = [match for match in matches if match.is_file()]
-        if not files:
-            raise ConfigError(
-                f"{key}: no file matches '{path}'; set data.root or the paths of this source"
-            )
-        found.update(files)
-    if not found:
-        raise ConfigError(f"{key}: is empty; list files, folders, globs or embedded:<name>")
-    return sorted(found)
+_LOG = logging.getLogger("hlat.data")
+_ENTRY = struct.Struct(f"<{len(row_index.BATCH.descr)}q")
+_OFFSETS = {4: struct.Struct("<ii"), 8: struct.Struct("<qq")}
+_EMPTY = memoryview(b"")
 
 
-@dataclass(frozen=True)
-class _Block:
-    """The text column of one record batch, as views of the mapped file."""
+class _File:
+    """The rows of one file, mapped when the first of them is read."""
 
-    path: Path
-    offsets: NDArray[Any]
-    text: memoryview
-    validity: memoryview | None
-    shift: int
-    """Bits of `validity` that come before the first row."""
+    def __init__(self, file: DataFile, path: Path, index: NDArray[Any]) -> None:
+        self.file = file
+        self.num_rows = int(index["rows"].sum())
+        self.num_bytes = int(index["num_bytes"].sum())
+        self._path = path
+        self._size = path.stat().st_size
+        # Views, because NumPy makes a single number in several times what Python takes
+        self._ends = np.cumsum(index["rows"]).data
+        self._index = index.view(np.uint8).data
+        self._warned = False
 
-    def read(self, row: int) -> str:
-        if self.validity is not None:
-            bit = row + self.shift
-            if not self.validity[bit >> 3] >> (bit & 7) & 1:
-                return ""
-        start, stop = int(self.offsets[row]), int(self.offsets[row + 1])
-        if not 0 <= start <= stop <= len(self.text):
-            raise _damaged(self.path, "a text lies outside of the file's buffer")
+    @cached_property
+    def _mapped(self) -> memoryview:
+        """The bytes of the file, of the size that its index was made for."""
         try:
-            return str(self.text[start:stop], "utf-8")
-        except UnicodeDecodeError as error:
-            raise _damaged(self.path, f"a text is not UTF-8 ({error.reason})") from error
+            mapped = row_index.map_file(self._path)
+        except (OSError, pa.ArrowException) as error:
+            raise text_column.damaged(self._path, error) from error
+        if mapped.size != self._size:
+            raise text_column.damaged(self._path, "it has changed since it was opened")
+        return memoryview(mapped).cast("B")
 
-
-def _damaged(path: Path, reason: object) -> ConfigError:
-    return ConfigError(
-        f"{path}: not a whole Arrow IPC file ({reason}); write it again, or take it out of the "
-        "paths of its source"
-    )
-
-
-def _describe(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema) or "no columns"
-
-
-def _text_field(path: Path, schema: pa.Schema, column: str) -> int:
-    """Index of the text column in a file's schema."""
-    types = (pa.string(), pa.large_string())
-    strings = [field.name for field in schema if field.type in types]
-    remedy = "write the documents as a column of type string or large_string"
-    if strings:
-        remedy = f"set data.text_column to one of: {', '.join(strings)}"
-    index: int = schema.get_field_index(column)
-    if index < 0:
-        raise ConfigError(
-            f"data.text_column={column}: {path} has no column of this name; it has "
-            f"{_describe(schema)}; {remedy}"
+    def read(self, row: int) -> memoryview:
+        batch = bisect_right(self._ends, row)
+        rows, validity, offsets, width, text, text_bytes, _ = _ENTRY.unpack_from(
+            self._index, batch * _ENTRY.size
         )
-    if column not in strings:
-        raise ConfigError(
-            f"data.text_column={column}: this column of {path} is {schema.field(index).type}, "
-            f"not string or large_string; it has {_describe(schema)}; {remedy}"
-        )
-    return index
+        row_in_batch: int = row - self._ends[batch] + rows
+        mapped = self._mapped
+        if validity >= 0 and not mapped[validity + (row_in_batch >> 3)] >> (row_in_batch & 7) & 1:
+            return _EMPTY
+        start, stop = _OFFSETS[width].unpack_from(mapped, offsets + row_in_batch * width)
+        if not 0 <= start <= stop <= text_bytes:
+            return self._warn(row)
+        return mapped[text + start : text + stop]
 
-
-def _columns(path: Path, mapped: pa.Buffer, column: str) -> Iterator[pa.Array]:
-    """Yield the text column of each record batch of a file in either IPC format."""
-    is_file_format = mapped[: len(_FILE_MAGIC)].to_pybytes() == _FILE_MAGIC
-    if not is_file_format and mapped[-len(_STREAM_END) :].to_pybytes() != _STREAM_END:
-        raise _damaged(path, "it does not end as Arrow files and streams do")
-    reader = pa.ipc.open_file(mapped) if is_file_format else pa.ipc.open_stream(mapped)
-    index = _text_field(path, reader.schema, column)
-    batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file_format else reader
-    for batch in batches:
-        yield batch.column(index)
-
-
-def _block(path: Path, mapped: pa.Buffer, column: pa.Array) -> _Block:
-    column.validate()
-    validity, offsets, text = column.buffers()
-    if not mapped.address <= offsets.address < mapped.address + mapped.size:
-        raise ConfigError(
-            f"{path}: its buffers are compressed and cannot be mapped; write it without compression"
-        )
-    width = np.int64 if pa.types.is_large_string(column.type) else np.int32
-    first = column.offset
-    return _Block(
-        path=path,
-        offsets=np.frombuffer(offsets, width, first + len(column) + 1)[first:],
-        text=memoryview(b"" if text is None else text).cast("B"),
-        validity=None if validity is None else memoryview(validity).cast("B"),
-        shift=first,
-    )
-
-
-def _read_blocks(path: Path, column: str) -> list[_Block]:
-    try:
-        mapped = pa.memory_map(str(path)).read_buffer()
-        return [_block(path, mapped, texts) for texts in _columns(path, mapped, column) if texts]
-    except ConfigError:
-        raise
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, str(error).splitlines()[0]) from error
+    def _warn(self, row: int) -> memoryview:
+        """An empty document in place of one that lies nowhere: no reason to lose a run."""
+        if not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "%s is damaged: row %d lies outside of its buffer and is read as an empty "
+                "document, as will be others like it; write the file again",
+                self.file.location,
+                row,
+            )
+        return _EMPTY
 
 
 class Corpus:
     """The documents of one source, numbered over all of its files in order."""
 
-    def __init__(self, paths: Sequence[Path], column: str) -> None:
-        """Map the files.
+    def __init__(
+        self, files: Sequence[Path | DataFile], column: str, key: str = text_column.KEY
+    ) -> None:
+        """Find out where the rows lie; files that cannot be mapped are converted first.
 
         Args:
-            paths: Arrow IPC files, in the file or the stream format, uncompressed.
-            column: The string or large_string column that holds the documents.
+            files: Arrow IPC files, in the file or the stream format, or Parquet files.
+            column: The column that holds the documents.
+            key: Config key that names the column, for messages.
 
         Raises:
-            ConfigError: If a file is missing, damaged or compressed, or has no such column.
+            ConfigError: If a file is missing or damaged, or has no such column.
         """
-        self._paths = list(paths)
         self._column = column
-        blocks_of_file = [_read_blocks(path, column) for path in paths]
-        self._blocks = [block for blocks in blocks_of_file for block in blocks]
-        self._rows_of_file = [sum(len(b.offsets) - 1 for b in blocks) for blocks in blocks_of_file]
-        lengths = [len(block.offsets) - 1 for block in self._blocks]
-        self._ends = np.cumsum(lengths, dtype=np.int64)
+        self._files = _open_files([_describe(file) for file in files], column, key)
+        self._ends = list(accumulate(file.num_rows for file in self._files))
+        self._num_rows = self._ends[-1] if self._ends else 0
 
     def __len__(self) -> int:
         """Number of rows, empty documents included."""
-        return sum(self._rows_of_file)
+        return self._num_rows
 
     @property
     def num_bytes(self) -> int:
         """UTF-8 bytes of all documents."""
-        return sum(int(block.offsets[-1]) - int(block.offsets[0]) for block in self._blocks)
+        return sum(file.num_bytes for file in self._files)
 
-    def text(self, row: int) -> str:
-        """The document in a row; a null is an empty document.
+    def document(self, row: int) -> memoryview:
+        """The bytes of the document in a row, as they lie in the file; a null is empty.
+
+        They should be UTF-8, and nobody has checked. A row whose bytes lie outside of its file's
+        buffer is empty too, and the first of a file is logged.
 
         Raises:
-            ConfigError: If the row's bytes are damaged.
+            ConfigError: If the file is gone, or is another one than was opened.
         """
-        assert 0 <= row < len(self)
-        index = int(np.searchsorted(self._ends, row, side="right"))
-        start = int(self._ends[index - 1]) if index else 0
-        return self._blocks[index].read(row - start)
+        assert 0 <= row < self._num_rows
+        number = bisect_right(self._ends, row)
+        return self._files[number].read(row - (self._ends[number - 1] if number else 0))
+
+    def text(self, row: int) -> str:
+        """The document in a row as text, with U+FFFD in place of what is not UTF-8."""
+        return str(self.document(row), "utf-8", "replace")
 
     def fingerprint(self) -> dict[str, Any]:
-        """Files, rows and a sha256, which change when the documents or their order do."""
+        """Files, rows and a sha256, which change when the documents or their order do.
+
+        How the rows are cut into batches or compressed does not enter, only what they hold.
+        """
+        return {"files": len(self._files), "rows": len(self), "sha256": self._sha256}
+
+    @cached_property
+    def _sha256(self) -> str:
         digest = hashlib.sha256(f"column {self._column}\n".encode())
-        for path, rows in zip(self._paths, self._rows_of_file, strict=True):
-            digest.update(f"file {path.name} {path.stat().st_size} {rows}\n".encode())
+        for one in self._files:
+            digest.update(f"file {one.file.name} {one.num_bytes} {one.num_rows}\n".encode())
         count = min(NUM_SAMPLED_ROWS, len(self))
         for row in np.linspace(0, len(self) - 1, count).astype(np.int64):
-            digest.update(hashlib.sha256(self.text(int(row)).encode()).digest())
-        return {"files": len(self._paths), "rows": len(self), "sha256": digest.hexdigest()}
+            digest.update(hashlib.sha256(self.document(int(row))).digest())
+        return digest.hexdigest()
+
+
+def _describe(file: Path | DataFile) -> DataFile:
+    if isinstance(file, DataFile):
+        return file
+    try:
+        return DataFile.at(file)
+    except OSError as error:
+        raise text_column.damaged(file, error) from error
+
+
+def _open_files(files: Sequence[DataFile], column: str, key: str) -> list[_File]:
+    places = {file: _find(file, column) for file in files}
+    unknown = [file for file, place in places.items() if place is None]
+    scanned = _scan([file for file in unknown if not file.is_remote], column, key)
+    to_stage = [file for file in unknown if file not in scanned]
+    staged = staging.stage(to_stage, column, key) if to_stage else {}
+    places.update({**scanned, **staged})
+    return [_File(file, *place) for file, place in places.items() if place is not None]
+
+
+def _find(file: DataFile, column: str) -> Place | None:
+    """Where the file's rows can be read, if that is known."""
+    index = None if file.is_remote else row_index.find(file, column)
+    return staging.find(file, column) if index is None else (Path(file.location), index)
+
+
+def _scan(files: Sequence[DataFile], column: str, key: str) -> dict[DataFile, Place]:
+    """Index those of the files that can be mapped."""
+    scanned: dict[DataFile, Place] = {}
+    problems: list[str] = []
+    interactive = sys.stderr.isatty()
+    for file in tqdm(files, "indexing rows", unit="file", disable=not interactive, leave=False):
+        try:
+            index = row_index.scan(Path(file.location), column, key)
+        except row_index.CannotMapError:
+            continue
+        except ConfigError as error:
+            problems += error.problems
+        else:
+            row_index.remember(index, file, column)
+            scanned[file] = Path(file.location), index
+        if len(problems) >= MAX_PROBLEMS:
+            break
+    if problems:
+        raise ConfigError(*problems)
+    return scanned

@@ -1,15 +1,19 @@
 """A source's documents in the order that training reads them, apart from those that it never reads.
 
-The held-out split follows from the source's name alone and the order of each epoch from the seed
-too, both computed: no index file, no state, and no way for a held-out document to enter training.
+The held-out split follows from the source's name and content alone and the order of each epoch from
+the seed too, both computed: no index file, no state, and no way for a held-out document to enter
+training.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from hlat.config.data import Data
 from hlat.config.errors import ConfigError
-from hlat.data.corpus import Corpus, find_files
+from hlat.data import text_column
+from hlat.data.corpus import Corpus
+from hlat.data.data_file import DataFile
+from hlat.data.files import find_files
 from hlat.data.permutation import Permutation
 
 
@@ -21,7 +25,7 @@ class Source:
 
         Args:
             name: The source's name; it keys both shuffles.
-            corpus: Its documents.
+            corpus: Its documents; what identifies them keys both shuffles too.
             num_heldout: Documents that training never reads.
             seed: Seed of the training order; the split does not depend on it.
 
@@ -39,8 +43,11 @@ class Source:
                 f"needed: set data.heldout_documents to {max(0, (len(corpus) - 1) // 2)} or less, "
                 "or give the source more files"
             )
-        self._split = Permutation(len(corpus), ("heldout", name))
-        heldout_bytes = sum(len(text.encode()) for text in self.heldout_texts())
+        self._content = str(corpus.fingerprint()["sha256"])
+        self._split = Permutation(len(corpus), ("heldout", name, self._content))
+        # Streams stand in one epoch, or on either side of its end
+        self._order = lru_cache(maxsize=2)(self._make_order)
+        heldout_bytes = sum(len(corpus.document(self._split(i))) for i in range(num_heldout))
         if corpus.num_bytes == heldout_bytes:
             raise ConfigError(
                 f"data.sources.{name}: every training document is empty; set data.text_column to "
@@ -63,12 +70,20 @@ class Source:
         num_training.
         """
         epoch, index = divmod(position, self.num_training)
-        order = Permutation(self.num_training, ("epoch", self._seed, self.name, epoch))
-        return self._split(self.num_heldout + order(index))
+        return self._split(self.num_heldout + self._order(epoch)(index))
+
+    def _make_order(self, epoch: int) -> Permutation:
+        key = ("epoch", self._seed, self.name, self._content, epoch)
+        return Permutation(self.num_training, key)
 
     def training_document(self, position: int) -> memoryview:
-        """The document at a position of the endless training order, as UTF-8."""
-        return memoryview(self.corpus.text(self.training_row(position)).encode())
+        """The bytes of the document at a position of the endless training order.
+
+        Raises:
+            ConfigError: If its file is gone, or is another one than was opened.
+        """
+        return self.corpus.document(self.training_row(position))
+
 
 
 def open_sources(data: Data, seed: int) -> dict[str, Source]:
@@ -82,13 +97,14 @@ def open_sources(data: Data, seed: int) -> dict[str, Source]:
         ConfigError: With the problems of all sources at once.
     """
     sources: dict[str, Source] = {}
-    files_of: dict[str, list[Path]] = {}
+    files_of: dict[str, list[DataFile]] = {}
     problems: list[str] = []
     for name in sorted(data.sources):
-        key = f"data.sources.{name}.paths"
+        key = f"data.sources.{name}"
         try:
-            files_of[name] = find_files(key, data.root, data.sources[name].paths)
-            corpus = Corpus(files_of[name], data.text_column)
+            files_of[name] = find_files(f"{key}.paths", data.root, data.sources[name].paths)
+            column, column_key = _column(data, name)
+            corpus = Corpus(files_of[name], column, column_key)
             sources[name] = Source(name, corpus, data.heldout_documents, seed)
         except ConfigError as error:
             problems.extend(error.problems)
@@ -98,16 +114,24 @@ def open_sources(data: Data, seed: int) -> dict[str, Source]:
     return sources
 
 
-def _shared_files(files_of: dict[str, list[Path]]) -> list[str]:
+def _column(data: Data, name: str) -> tuple[str, str]:
+    """The column that holds a source's documents, and the config key that says so."""
+    own = data.sources[name].text_column
+    if own is None:
+        return data.text_column, text_column.KEY
+    return own, f"data.sources.{name}.text_column"
+
+
+def _shared_files(files_of: Mapping[str, Sequence[DataFile]]) -> list[str]:
     """Refuse a file of two sources: one would train on what the other holds out."""
-    owners: dict[Path, str] = {}
+    owners: dict[str, str] = {}
     problems = []
     for name, files in files_of.items():
         for file in files:
-            owner = owners.setdefault(file.resolve(), name)
+            owner = owners.setdefault(file.resolved, name)
             if owner != name:
                 problems.append(
-                    f"data.sources.{name}.paths: {file} also belongs to data.sources.{owner}; "
-                    "give each file to one source"
+                    f"data.sources.{name}.paths: {file.location} also belongs to "
+                    f"data.sources.{owner}; give each file to one source"
                 )
     return problems

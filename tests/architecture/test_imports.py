@@ -38,6 +38,7 @@ FENCES = {
     "torch": {"model", "optimizer", "engine", "checkpoint"},
     "torch_xla": {"engine.nxd"},
     "neuronx_distributed": {"engine.nxd"},
+    "fsspec": {"data"},
     "pyarrow": {"data"},
     "tokenizers": {"data"},
     "safetensors": {"checkpoint", "model"},

@@ -119,9 +119,16 @@ def open_loader() -> Iterator[Callable[..., loader.Loader]]:
         one.close()
 
 
-@pytest.fixture(scope="session")
-def embedded_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The embedded corpus, prepared once for the session; HLAT_CACHE says where."""
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache folder for the session; HLAT_CACHE says where."""
+    folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HLAT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield embedded.prepare()
+        patch.setenv("HLAT_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def embedded_folder(cache: Path) -> Path:
+    """The embedded corpus, prepared once for the session."""
+    return embedded.prepare()

@@ -1,13 +1,18 @@
-"""Rows of many Arrow files are slices of mapped buffers, and damaged files say so."""
+"""Rows of many Arrow files are slices of mapped files, and damaged files say so or read as empty."""
 
+import logging
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from hlat.config.errors import ConfigError
-from hlat.data.corpus import Corpus, find_files
+from hlat.data import row_index
+from hlat.data.corpus import MAX_PROBLEMS, Corpus
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -35,54 +40,13 @@ def test_nulls_of_a_sliced_array_are_empty(tmp_path: Path) -> None:
     assert [corpus.text(i) for i in range(len(corpus))] == [t or "" for t in array.to_pylist()]
 
 
-def test_files_are_found_once_and_in_order(tmp_path: Path, write_arrow) -> None:
-    for name in ("b/2.arrow", "b/1.arrow", "b/notes.txt", "a.arrow", "c/d/3.arrow"):
-        write_arrow(tmp_path / name, ["x"])
-    patterns = ["b", "a.arrow", "b/*.arrow", "c/**/*.arrow", str(tmp_path / "a.arrow")]
-    found = find_files("key", str(tmp_path), patterns)
-    names = [path.relative_to(tmp_path).as_posix() for path in found]
-    assert names == ["a.arrow", "b/1.arrow", "b/2.arrow", "c/d/3.arrow"]
-
-
-@pytest.mark.parametrize("pattern", ["no.arrow", "*.feather", "empty"])
-def test_a_pattern_without_files_is_an_error(tmp_path: Path, pattern: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="no file matches") as error:
-        find_files("data.sources.code.paths", str(tmp_path), [pattern])
-    assert str(error.value).startswith(f"data.sources.code.paths: no file matches '{tmp_path}/")
-    assert "set data.root or the paths of this source" in str(error.value)
-
-
-def test_no_patterns_and_unknown_embedded_sources_are_errors() -> None:
-    with pytest.raises(ConfigError, match=r"data\.sources\.x\.paths: is empty"):
-        find_files("data.sources.x.paths", ".", [])
-    with pytest.raises(ConfigError, match="no embedded:poems; use one of embedded:code"):
-        find_files("data.sources.x.paths", ".", ["embedded:poems"])
-
-
-def test_a_missing_column_names_those_that_would_do(tmp_path: Path, write_arrow) -> None:
-    path = write_arrow(tmp_path / "a.arrow", ["x"], column="content")
-    with pytest.raises(ConfigError) as error:
-        Corpus([path], "text")
-    assert str(error.value) == (
-        f"data.text_column=text: {path} has no column of this name; it has number (int64), "
-        "content (string); set data.text_column to one of: content"
-    )
-
-
-def test_a_column_of_another_type_is_an_error(tmp_path: Path, write_arrow) -> None:
-    path = write_arrow(tmp_path / "a.arrow", ["x"])
-    with pytest.raises(ConfigError, match="is int64, not string or large_string"):
-        Corpus([path], "number")
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_truncated_files_are_errors(tmp_path: Path, stream: bool, write_arrow, make_texts) -> None:
     path = write_arrow(tmp_path / "a.arrow", make_texts("cut", 30), stream=stream)
     whole = path.read_bytes()
     for length in (0, 1, 7, 100, len(whole) // 2, len(whole) - 8, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(ConfigError, match=f"{path}: not a whole Arrow IPC file"):
+        with pytest.raises(ConfigError, match=f"{path}: not a whole Arrow or Parquet file"):
             Corpus([path], "text")
 
 
@@ -90,40 +54,8 @@ def test_garbage_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.arrow"
     for content in (b"hello", random.Random(1).randbytes(5000), b"ARROW1\0\0" * 40):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match="not a whole Arrow IPC file"):
+        with pytest.raises(ConfigError, match="not a whole Arrow or Parquet file"):
             Corpus([path], "text")
-
-
-def test_compressed_files_are_refused(tmp_path: Path, write_arrow) -> None:
-    path = write_arrow(tmp_path / "a.arrow", ["x" * 1000] * 10, compression="zstd")
-    with pytest.raises(ConfigError, match="compressed and cannot be mapped"):
-        Corpus([path], "text")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_flipped_bytes_never_read_outside_of_the_file(
-    tmp_path: Path, stream: bool, write_arrow, make_texts
-) -> None:
-    path = write_arrow(tmp_path / "a.arrow", make_texts("flip", 40), stream=stream)
-    whole, dice = path.read_bytes(), random.Random(2)
-    for _ in range(300):
-        damaged = bytearray(whole)
-        for _ in range(dice.choice([1, 1, 5, 30])):
-            damaged[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
-        path.write_bytes(damaged)
-        try:
-            corpus = Corpus([path], "text")
-            for row in range(len(corpus)):
-                corpus.text(row)
-        except ConfigError as error:
-            assert "a.arrow" in str(error)  # noqa: PT017 - most flips only change a letter
-
-
-def test_text_that_is_not_utf8_is_an_error(tmp_path: Path, write_arrow) -> None:
-    path = write_arrow(tmp_path / "a.arrow", ["abcdefgh"])
-    path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abc\xffefgh"))
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        Corpus([path], "text").text(0)
 
 
 def test_fingerprint_notices_what_changes_the_documents(
@@ -144,3 +76,159 @@ def test_fingerprint_notices_what_changes_the_documents(
     assert len({one["sha256"] for one in prints}) == 4
     pair = [Corpus(p, "text").fingerprint() for p in (paths[1:3], [paths[2], paths[1]])]
     assert pair[0] != pair[1]
+    cut = write_arrow(tmp_path / "f" / "1.arrow", texts, rows_per_batch=2, compression="zstd")
+    assert Corpus([cut], "text").fingerprint() == prints[0]
+
+
+def test_a_document_is_a_view_of_the_file(tmp_path: Path, write_arrow) -> None:
+    giant = "木" * (50 << 20 >> 2)
+    path = write_arrow(tmp_path / "a.arrow", ["a", giant, None, ""], type_=pa.large_string())
+    corpus = Corpus([path], "text")
+    document = corpus.document(1)
+    assert (document.readonly, document.format, len(document)) == (True, "B", len(giant.encode()))
+    assert document == giant.encode()
+    assert [bytes(corpus.document(row)) for row in (0, 2, 3)] == [b"a", b"", b""]
+
+
+def test_text_that_is_not_utf8_is_left_to_the_reader(tmp_path: Path, write_arrow) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["abcdefgh"])
+    path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abc\xffefgh"))
+    corpus = Corpus([path], "text")
+    assert bytes(corpus.document(0)) == b"abc\xffefgh"
+    assert corpus.text(0) == "abc\ufffdefgh"
+
+
+@pytest.mark.parametrize("texts", [[], [None, None], ["", None, ""]])
+def test_files_without_text_have_their_rows(tmp_path: Path, texts, write_arrow) -> None:
+    for stream in (False, True):
+        path = write_arrow(tmp_path / f"{stream}.arrow", texts, stream=stream)
+        for _ in range(2):  # scanned, and from the cache
+            corpus = Corpus([path], "text")
+            assert (len(corpus), corpus.num_bytes) == (len(texts), 0)
+            assert [corpus.text(row) for row in range(len(texts))] == [""] * len(texts)
+    assert len(Corpus([], "text")) == 0
+
+
+def test_files_of_a_source_may_differ_in_what_else_they_hold(tmp_path: Path, write_arrow) -> None:
+    one = write_arrow(tmp_path / "1.arrow", ["a"])
+    table = pa.table({"text": pa.array(["b"], pa.large_string()), "url": ["u"]})
+    two = tmp_path / "2.arrow"
+    with two.open("wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    corpus = Corpus([one, two], "text")
+    assert [corpus.text(0), corpus.text(1)] == ["a", "b"]
+    with pytest.raises(ConfigError) as error:
+        Corpus([one, two], "url")
+    assert error.value.problems == (
+        f"data.text_column=url: {one} has no column of this name; it has number (int64), text "
+        "(string); set it, or text_column of this source alone, to one of: text",
+    )
+
+
+def test_the_first_unreadable_files_are_told_together(tmp_path: Path, write_arrow) -> None:
+    paths = [write_arrow(tmp_path / f"{i}.arrow", ["x"], column="body") for i in range(9)]
+    with pytest.raises(ConfigError) as error:
+        Corpus(paths, "text", "data.sources.a.text_column")
+    assert len(error.value.problems) == MAX_PROBLEMS
+    assert error.value.problems[1] == (
+        f"data.sources.a.text_column=text: {paths[1]} has no column of this name; it has number "
+        "(int64), body (string); set it to one of: body"
+    )
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no\.arrow: not a whole Arrow or Parquet file \(.*No such"
+    ):
+        Corpus([tmp_path / "no.arrow"], "text")
+
+
+def write_offsets(path: Path, change: dict[int, int]) -> None:
+    """Overwrite offsets of the file's first batch, in place."""
+    (entry, *_) = row_index.scan(path, "text")
+    content = bytearray(path.read_bytes())
+    for row, offset in change.items():
+        start = int(entry["offsets"]) + row * int(entry["width"])
+        content[start : start + 4] = offset.to_bytes(4, "little", signed=True)
+    path.write_bytes(content)
+
+
+def test_rows_outside_of_their_buffer_are_empty_and_told_once(
+    tmp_path: Path, write_arrow, caplog
+) -> None:
+    paths = [write_arrow(tmp_path / f"{i}.arrow", ["one", "two", "three", "four"]) for i in (1, 2)]
+    write_offsets(paths[1], {1: 1 << 30, 3: -5})
+    corpus = Corpus(paths, "text")
+    with caplog.at_level(logging.WARNING, "hlat.data"):
+        texts = [corpus.text(row) for row in range(8)]
+    assert texts == ["one", "two", "three", "four", "", "", "", ""]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        f"{paths[1]} is damaged: row 0 lies outside of its buffer"
+    )
+
+
+def test_a_file_that_changes_under_a_run_is_an_error(tmp_path: Path, write_arrow) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["x"] * 9)
+    corpus = Corpus([path], "text")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ConfigError, match=r"a\.arrow: .* \(it has changed since it was opened\)"):
+        corpus.document(0)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"a\.arrow: "):
+        corpus.document(0)
+
+
+def test_more_files_than_may_be_open(tmp_path: Path, write_arrow) -> None:
+    first = write_arrow(tmp_path / "0.arrow", ["text"] * 3)
+    for number in range(1, 200):
+        os.link(first, tmp_path / f"{number}.arrow")
+    code = (
+        "import resource, sys; from pathlib import Path; from hlat.data.corpus import Corpus\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "for _ in range(2):\n"
+        "    corpus = Corpus(sorted(Path(sys.argv[1]).iterdir()), 'text')\n"
+        "    print(sum(len(corpus.document(row)) for row in range(len(corpus))))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("2400\n2400\n", "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("compression", [None, "lz4"])
+def test_damage_is_refused_or_read_within_the_file(
+    tmp_path: Path, stream: bool, compression: str | None, write_arrow, make_texts
+) -> None:
+    path = tmp_path / "a.arrow"
+    texts: list[str | None] = [None, "", *make_texts("damage", 40)]
+    write_arrow(path, texts, stream=stream, compression=compression)
+    whole, dice = path.read_bytes(), random.Random(f"{stream} {compression}")
+    index = sidecar_of(path) if compression is None else b""
+    for trial in range(250):
+        path.write_bytes(spoil(whole, dice))
+        if index and trial % 2:
+            row_index.sidecar(path).write_bytes(spoil(index, dice) if trial % 4 == 1 else index)
+        else:
+            row_index.sidecar(path).unlink(missing_ok=True)
+        try:
+            corpus = Corpus([path], "text")
+            for row in range(len(corpus)):
+                corpus.text(row)
+        except ConfigError as error:
+            assert "a.arrow" in str(error)  # noqa: PT017 - most damage only changes a letter
+
+
+def sidecar_of(path: Path) -> bytes:
+    row_index.save(row_index.scan(path, "text"), path, "text")
+    return row_index.sidecar(path).read_bytes()
+
+
+def spoil(whole: bytes, dice: random.Random) -> bytes:
+    """A copy with some bytes flipped or set, or its end cut off."""
+    spoilt = bytearray(whole if dice.random() < 0.8 else whole[: dice.randrange(len(whole))])
+    for _ in range(dice.choice([1, 1, 1, 5, 30]) if spoilt else 0):
+        place = dice.randrange(len(spoilt))
+        spoilt[place] = dice.choice([spoilt[place] ^ 1 << dice.randrange(8), 0, 255])
+    return bytes(spoilt)

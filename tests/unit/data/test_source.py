@@ -1,5 +1,7 @@
 """The held-out split is the same for every seed, and the rest comes once an epoch."""
 
+import shutil
+
 import pytest
 
 from hlat.config.data import Source as SourceConfig
@@ -39,6 +41,53 @@ def test_seed_and_name_key_the_order(corpora) -> None:
     orders = [[s.training_text(p) for p in range(37)] for s in (*one.values(), two["alpha"])]
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
+
+
+def test_the_content_keys_the_order_and_the_split(corpora) -> None:
+    before = open_sources(corpora.data(), 1)["alpha"]
+    rows = [before.training_row(position) for position in range(before.num_training)]
+    assert corpora.texts["alpha"][0] is not None
+    corpora.write("alpha", [corpora.texts["alpha"][0].upper(), *corpora.texts["alpha"][1:]])
+    after = open_sources(corpora.data(), 1)["alpha"]
+    assert rows != [after.training_row(position) for position in range(after.num_training)]
+    assert set(rows) != {after.training_row(position) for position in range(after.num_training)}
+
+
+def test_neither_place_nor_neighbours_of_a_source_key_its_order(corpora, tmp_path) -> None:
+    alone = corpora.data({"beta": 1.0}, root=str(shutil.copytree(tmp_path, tmp_path / "moved")))
+    sources = [open_sources(data, 1)["beta"] for data in (corpora.data(), alone)]
+    orders = [[s.training_row(position) for position in range(70)] for s in sources]
+    assert orders[0] == orders[1]
+
+
+def test_a_document_is_its_bytes_at_any_position(corpora) -> None:
+    source = open_sources(corpora.data(), 1)["gamma"]
+    size = source.num_training
+    for position in (0, 3 * size, size - 1, size, 7, 2 * size + 1, 3 * size):  # epochs in any order
+        document = source.training_document(position)
+        assert str(document, "utf-8") == source.training_text(position)
+        assert document == source.corpus.document(source.training_row(position))
+
+
+def test_a_source_may_name_its_own_column(corpora, write_arrow, make_texts) -> None:
+    texts = make_texts("body", 30)
+    path = write_arrow(corpora.root / "own" / "a.arrow", texts, column="body")
+    data = corpora.data({"alpha": 1.0, "own": 1.0})
+    with pytest.raises(ConfigError) as error:
+        open_sources(data, 1)
+    assert str(error.value) == (
+        f"data.text_column=text: {path} has no column of this name; it has number (int64), body "
+        "(string); set it, or text_column of this source alone, to one of: body"
+    )
+    data.sources["own"].text_column = "body"
+    sources = open_sources(data, 1)
+    assert sources["own"].training_text(0) in texts
+    assert sources["alpha"].training_text(0) in corpora.texts["alpha"]
+    data.sources["own"].text_column = "title"
+    with pytest.raises(
+        ConfigError, match=r"data\.sources\.own\.text_column=title: .*; set it to one"
+    ):
+        open_sources(data, 1)
 
 
 def test_too_few_documents_is_an_error(corpora) -> None:

@@ -1,0 +1,182 @@
+"""An index holds where the rows lie, and is used for what it was made from and nothing else."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hlat.data import row_index
+from hlat.data.corpus import Corpus
+from hlat.data.data_file import DataFile
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def no_scan(monkeypatch):
+    """Call to forbid scanning from here on."""
+
+    def forbid() -> None:
+        monkeypatch.setattr(row_index, "scan", lambda *_: pytest.fail("scanned"))
+
+    return forbid
+
+
+def texts_of(path: Path, column: str = "text") -> list[str]:
+    corpus = Corpus([path], column)
+    return [corpus.text(row) for row in range(len(corpus))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("type_", "width"), [(pa.string(), 4), (pa.large_string(), 8)])
+def test_an_entry_says_where_a_batch_lies(
+    tmp_path: Path, stream: bool, type_: pa.DataType, width: int, write_arrow
+) -> None:
+    texts = ["zero", "one", "two", None, "four"]
+    path = write_arrow(tmp_path / "a.arrow", texts, rows_per_batch=3, type_=type_, stream=stream)
+    index, content = row_index.scan(path, "text"), path.read_bytes()
+    assert index.dtype == row_index.BATCH
+    assert index["rows"].tolist() == [3, 2]
+    assert index["width"].tolist() == [width, width]
+    assert index["num_bytes"].tolist() == [10, 4]
+    assert (index["validity"] == -1).tolist() == [True, False]
+    assert content[index["validity"][1]] & 3 == 0b10
+    offsets = np.frombuffer(content, f"<i{width}", 4, int(index["offsets"][0]))
+    assert offsets.tolist() == [0, 4, 7, 10]
+    assert content[index["text"][0] :].startswith(b"zeroonetwo")
+
+
+def test_a_sidecar_spares_the_scan(tmp_path: Path, own_cache: Path, write_arrow, no_scan) -> None:
+    for name, texts in (("a.arrow", ["a", None, "b"]), ("empty.arrow", [])):
+        path = write_arrow(tmp_path / name, texts)
+        row_index.save(row_index.scan(path, "text"), path, "text")
+    no_scan()
+    assert texts_of(tmp_path / "a.arrow") == ["a", "", "b"]
+    assert texts_of(tmp_path / "empty.arrow") == []
+    assert not own_cache.exists()
+    assert sorted(os.listdir(tmp_path)) == [
+        "a.arrow",
+        "a.arrow.rows.npy",
+        "empty.arrow",
+        "empty.arrow.rows.npy",
+    ]
+
+
+def test_numpy_reads_a_sidecar(tmp_path: Path, write_arrow) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["a", "b"], rows_per_batch=1)
+    row_index.save(row_index.scan(path, "text"), path, "text")
+    record = np.load(row_index.sidecar(path), allow_pickle=False)
+    assert (record["batches"] == row_index.scan(path, "text")).all()
+    assert b'"column": "text"' in record["about"].item()
+
+
+def test_a_scan_is_remembered(tmp_path: Path, own_cache: Path, write_arrow, no_scan) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["a", "b"])
+    assert texts_of(path) == ["a", "b"]
+    (tmp_path / "link.arrow").symlink_to(path)
+    no_scan()
+    assert texts_of(path) == ["a", "b"]
+    assert texts_of(tmp_path / "link.arrow") == ["a", "b"]
+    assert len(list((own_cache / "index").iterdir())) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(
+    tmp_path: Path, own_cache: Path, write_arrow
+) -> None:
+    own_cache.write_text("a file")
+    path = write_arrow(tmp_path / "a.arrow", ["a", "b"])
+    assert texts_of(path) == texts_of(path) == ["a", "b"]
+
+
+@pytest.mark.parametrize("place", ["sidecar", "cache"])
+def test_an_index_of_what_the_file_was_is_not_used(
+    tmp_path: Path, own_cache: Path, place: str, write_arrow
+) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["first", "second"], rows_per_batch=2)
+    if place == "sidecar":
+        row_index.save(row_index.scan(path, "text"), path, "text")
+    assert texts_of(path) == ["first", "second"]
+    before = path.stat()
+    write_arrow(path, ["other", "values"], rows_per_batch=1)
+    size = path.stat().st_size
+    assert size != before.st_size
+    assert texts_of(path) == ["other", "values"]
+    assert texts_of(path, "text") == ["other", "values"]
+    row_index.save(row_index.scan(path, "text"), path, "text")
+    write_arrow(path, ["thing", "filled"], rows_per_batch=1, column="body")
+    assert path.stat().st_size == size  # only the bytes differ
+    assert texts_of(path, "body") == ["thing", "filled"]
+
+
+def test_an_index_of_another_column_is_not_used(tmp_path: Path, own_cache, write_arrow) -> None:
+    table = pa.table({"text": ["a", "b"], "title": ["long titles", "c"]})
+    path = tmp_path / "a.arrow"
+    with path.open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    row_index.save(row_index.scan(path, "text"), path, "text")
+    assert texts_of(path, "title") == ["long titles", "c"]
+    assert texts_of(path) == ["a", "b"]
+
+
+def test_an_index_of_another_format_is_not_used(
+    tmp_path: Path, own_cache, write_arrow, monkeypatch
+) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["a"])
+    row_index.save(row_index.scan(path, "text"), path, "text")
+    assert row_index.find(DataFile.at(path), "text") is not None
+    monkeypatch.setattr(row_index, "FORMAT", row_index.FORMAT + 1)
+    assert row_index.find(DataFile.at(path), "text") is None
+
+
+def test_a_damaged_index_is_not_used(tmp_path: Path, own_cache, write_arrow) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["a", "b"], rows_per_batch=1)
+    row_index.save(row_index.scan(path, "text"), path, "text")
+    sidecar = row_index.sidecar(path)
+    whole = sidecar.read_bytes()
+    for place in range(len(whole)):
+        sidecar.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert row_index.load(sidecar, path, "text") is None
+        sidecar.write_bytes(whole[:place])
+        assert row_index.load(sidecar, path, "text") is None
+
+
+def test_a_failing_disk_leaves_no_half_index(tmp_path: Path, write_arrow, monkeypatch) -> None:
+    path = write_arrow(tmp_path / "a.arrow", ["a"])
+    index = row_index.scan(path, "text")
+
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(row_index.os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        row_index.save(index, path, "text")
+    assert os.listdir(tmp_path) == ["a.arrow"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("compressed", "its buffers are compressed"),
+        ("view", "its text column is string_view"),
+        ("parquet", "it is Parquet"),
+    ],
+)
+def test_what_has_no_plain_bytes_is_refused(
+    tmp_path: Path, kind: str, reason: str, write_arrow
+) -> None:
+    path = tmp_path / "a"
+    if kind == "parquet":
+        pa.parquet.write_table(pa.table({"text": ["a"]}), path)
+    elif kind == "view":
+        write_arrow(path, ["a"], type_=pa.string_view())
+    else:
+        write_arrow(path, ["a" * 1000] * 9, compression="zstd")
+    with pytest.raises(row_index.CannotMapError, match=f"{path}: {reason} and cannot be mapped"):
+        row_index.scan(path, "text")
