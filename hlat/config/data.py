@@ -1,8 +1,18 @@
 """Where the text lies, how sources are mixed, and which tokenizer reads them."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from omegaconf import MISSING
+
+
+class Encoder(Enum):
+    """Libraries that turn text into token ids; the ids are the same."""
+
+    reference = "reference"
+    """The library `tokenizers`, which defines what a tokenizer.json means."""
+    fast = "fast"
+    """gigatoken (`pip install hlat[fast]`), compared with the reference before its first use."""
 
 
 @dataclass
@@ -32,6 +42,8 @@ class Data:
     """A tokenizer.json, relative to data.root; `embedded` is the one shipped with hlat."""
     eos_token: str = MISSING
     """Token written after each document; no BOS is written, as in HLAT."""
+    encoder: Encoder = Encoder.reference
+    """Library that turns text into token ids; changes the speed and no id."""
     heldout_documents: int = 32
     """Documents per source that evaluation reads and training never does."""
     prefetch: int = 2

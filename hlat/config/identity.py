@@ -40,7 +40,7 @@ def default_name(config: Config) -> str:
     return f"{config.model.name}-{digest[:8]}"
 
 
-_WHERE_AND_HOW = ("data.root", "data.prefetch")
+_WHERE_AND_HOW = ("data.root", "data.prefetch", "data.encoder")
 """Settings of the data group that do not touch the tokens."""
 
 

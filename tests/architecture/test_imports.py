@@ -40,6 +40,7 @@ FENCES = {
     "neuronx_distributed": {"engine.nxd"},
     "pyarrow": {"data"},
     "tokenizers": {"data"},
+    "gigatoken": {"data"},
     "safetensors": {"checkpoint", "model"},
     "wandb": {"tracking"},
     "matplotlib": {"reporting"},
