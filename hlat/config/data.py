@@ -1,8 +1,18 @@
 """Where the text lies, how sources are mixed, and which tokenizer reads them."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from omegaconf import MISSING
+
+
+class Encoder(Enum):
+    """Libraries that turn text into token ids; the ids are the same."""
+
+    reference = "reference"
+    """The library `tokenizers`, which defines what a tokenizer.json means."""
+    fast = "fast"
+    """gigatoken (`pip install hlat[fast]`), compared with the reference before its first use."""
 
 
 @dataclass
@@ -43,6 +53,8 @@ class Data:
     loss_mask: bool = False
     """The first token of a document is not predicted from the end of the one before: it counts
     neither in the sum of the loss nor in the mean's denominator."""
+    encoder: Encoder = Encoder.reference
+    """Library that turns text into token ids; changes the speed and no id."""
     heldout_documents: int = 32
     """Documents per source that evaluation reads and training never does."""
     workers: int = 1

@@ -44,6 +44,7 @@ def default_name(config: Config) -> str:
 
 _WHERE_AND_HOW = (
     "data.root",
+    "data.encoder",
     "data.workers",
     "data.prefetch",
     "data.warn_epochs",

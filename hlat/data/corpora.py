@@ -40,7 +40,7 @@ def open_corpora(data: Data, phase: Phase, batch: Batch, seed: int) -> Corpora:
         ConfigError: If a file, column, weight or size does not fit.
     """
     timeline = make_timeline(phase, data, batch)
-    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token)
+    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, data.encoder)
     sources = open_sources(data, seed)
     fingerprint = {
         "run.seed": seed,

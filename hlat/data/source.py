@@ -85,7 +85,6 @@ class Source:
         return self.corpus.document(self.training_row(position))
 
 
-
 def open_sources(data: Data, seed: int) -> dict[str, Source]:
     """Open every source of a config, by name in alphabetical order.
 

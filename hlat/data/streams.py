@@ -235,7 +235,7 @@ def _read(
         ends.append(end if end < len(document) else 0)
     tokens = tokenizer.encode_pieces(texts)
     return [
-        Piece(_ended(ids, tokenizer.eos) if end == 0 and (place.start or len(ids)) else ids, end)
+        Piece(tokenizer.end(ids) if end == 0 and (place.start or len(ids)) else ids, end)
         for place, ids, end in zip(places, tokens, ends, strict=True)
     ]
 
@@ -253,10 +253,3 @@ def _tell_of_invalid(source: str) -> None:
     _log.warning(
         "data.sources.%s: documents hold bytes that are not UTF-8; each reads as U+FFFD", source
     )
-
-
-def _ended(ids: Tokens, eos: int) -> Tokens:
-    ended = np.empty(len(ids) + 1, np.int32)
-    ended[:-1] = ids
-    ended[-1] = eos
-    return ended

@@ -13,7 +13,10 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from hlat.config.data import Encoder
 from hlat.config.errors import ConfigError
+from hlat.data import parity
+from hlat.data.encoder import PieceEncoder, ReferenceEncoder
 from hlat.data.pieces import find_cuts
 
 EMBEDDED = "embedded"
@@ -24,16 +27,21 @@ EMBEDDED_EOS = "<|endoftext|>"
 class Tokenizer:
     """A tokenizer and the token that ends its documents."""
 
-    def __init__(self, name: str, root: str, eos_token: str) -> None:
+    def __init__(
+        self, name: str, root: str, eos_token: str, encoder: Encoder = Encoder.reference
+    ) -> None:
         """Load a tokenizer.
 
         Args:
             name: A tokenizer.json, relative to root, or `embedded`.
             root: Folder that relative paths start from.
             eos_token: Token written after each document.
+            encoder: Library that encodes; the fast one is compared with the reference before it is
+                used with this tokenizer for the first time, which takes seconds.
 
         Raises:
-            ConfigError: If the file is missing, is no tokenizer, or lacks the eos token.
+            ConfigError: If the file is missing, is no tokenizer, lacks the eos token or lets text
+                spell it, encodes at random, or is not for the fast encoder.
         """
         path = EMBEDDED_FILE
         if name != EMBEDDED:
@@ -43,7 +51,14 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocab_size = max(self._rust.get_vocab(with_added_tokens=True).values()) + 1
         self.eos = self._find_eos(path, eos_token)
+        self._encoder: PieceEncoder = ReferenceEncoder(self._rust)
+        self._refuse_unsafe(name, path, eos_token)
+        if encoder is Encoder.fast:
+            added = self._rust.get_added_tokens_decoder().values()
+            written = [token.content for token in added]
+            self._encoder = parity.admit(name, content, self._encoder, written)
         self.cuts = find_cuts(self._rust)
+        """Where a long document may be cut into pieces."""
 
     def _find_eos(self, path: Path, eos_token: str) -> int:
         added = self._rust.get_added_tokens_decoder().values()
@@ -56,25 +71,68 @@ class Tokenizer:
             )
         return int(eos)
 
+    def _refuse_unsafe(self, name: str, path: Path, eos_token: str) -> None:
+        """Refuse a tokenizer that encodes at random, or gives control ids to text."""
+        problems = []
+        if dropout := getattr(self._rust.model, "dropout", None):
+            problems.append(
+                f"data.tokenizer={name}: {path} merges at random (dropout={dropout}), so that no "
+                "run could be repeated; set dropout to null in its model"
+            )
+        spelled = self._find_spelled(eos_token)
+        if eos_token in spelled:
+            problems.append(
+                f"data.eos_token={eos_token}: a document that contains this text would get its id "
+                f"{self.eos} and seem to end there; choose a token that is special in the "
+                f"added_tokens of {path} and no piece of its model"
+            )
+        if others := [token for token in spelled if token != eos_token]:
+            problems.append(
+                f"data.tokenizer={name}: documents that contain the text {', '.join(others)} would "
+                f"get the ids of these control tokens; make them special in the added_tokens of "
+                f"{path} and remove them from its model, or make them not special"
+            )
+        if problems:
+            raise ConfigError(*problems)
+
+    def _find_spelled(self, eos_token: str) -> list[str]:
+        """Control tokens whose ids a document can get by containing their text.
+
+        The id of unknown text is none of them: a document gets it by any letter that the
+        vocabulary lacks.
+        """
+        added = self._rust.get_added_tokens_decoder().items()
+        controls = {token.content: number for number, token in added if token.special}
+        controls.pop(getattr(self._rust.model, "unk_token", None) or "", None)
+        controls[eos_token] = self.eos
+        return [
+            token
+            for token, number in controls.items()
+            if any(number in ids for ids in self._encoder.encode([token, f"a {token} b"]))
+        ]
+
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Tokenise documents, each with its eos; a document without text has no tokens and no eos.
 
         Returns:
             One array of token ids per text.
         """
-        encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [self._with_eos(encoding.ids) for encoding in encodings]
+        return [self.end(ids) if ids.size else ids for ids in self._encoder.encode(texts)]
 
     def encode_pieces(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Tokenise pieces of documents, without eos."""
-        encodings = self._rust.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+        """Tokenise texts that do not end a document, so that none gets an eos.
 
-    def _with_eos(self, ids: list[int]) -> NDArray[np.int32]:
-        if not ids:
-            return np.empty(0, np.int32)
-        ids.append(self.eos)
-        return np.array(ids, np.int32)
+        Returns:
+            One array of token ids per text.
+        """
+        return self._encoder.encode(texts)
+
+    def end(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Token ids and eos."""
+        ended = np.empty(ids.size + 1, np.int32)
+        ended[:-1] = ids
+        ended[-1] = self.eos
+        return ended
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, control tokens spelled out."""

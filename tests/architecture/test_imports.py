@@ -41,6 +41,7 @@ FENCES = {
     "fsspec": {"data"},
     "pyarrow": {"data"},
     "tokenizers": {"data"},
+    "gigatoken": {"data"},
     "safetensors": {"checkpoint", "model"},
     "wandb": {"tracking"},
     "matplotlib": {"reporting"},

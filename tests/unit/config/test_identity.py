@@ -12,6 +12,7 @@ SAME = [
     "run.log_every=3",
     "batch.micro_batch_size=2",
     "checkpoint.every_steps=9",
+    "data.encoder=fast",
 ]
 OTHER = [
     "optimizer.lr=1e-2",

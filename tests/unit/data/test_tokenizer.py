@@ -1,12 +1,16 @@
 """Tokens come from one file, and documents cannot forge control tokens."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
+from hlat.config.data import Encoder
 from hlat.config.errors import ConfigError
+from hlat.data import parity
 from hlat.data.tokenizer import EMBEDDED_FILE, Tokenizer
 
 TEXTS = [
@@ -17,9 +21,23 @@ TEXTS = [
 ]
 
 
+@pytest.fixture(params=Encoder, ids=lambda encoder: encoder.value)
+def tokenizer(eos, request, monkeypatch, tmp_path) -> Tokenizer:
+    monkeypatch.setenv("HLAT_CACHE", str(tmp_path))
+    monkeypatch.setattr(parity, "all_probes", lambda written: parity.Probes(list(written)))
+    return Tokenizer("embedded", ".", eos, request.param)
+
+
 @pytest.fixture
-def tokenizer(eos) -> Tokenizer:
-    return Tokenizer("embedded", ".", eos)
+def write(tmp_path: Path) -> Callable[..., str]:
+    """The shipped tokenizer with changes, as a file; returns its folder."""
+
+    def write_(**changes: object) -> str:
+        content = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8")) | changes
+        (tmp_path / "changed.json").write_text(json.dumps(content))
+        return str(tmp_path)
+
+    return write_
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -47,16 +65,62 @@ def test_empty_text_has_no_tokens_and_no_eos(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode([]) == []
 
 
-def test_truncation_and_padding_of_the_file_are_ignored(tmp_path: Path, eos) -> None:
-    content = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8"))
-    content["truncation"] = {
-        "direction": "Right",
-        "max_length": 4,
-        "strategy": "LongestFirst",
-        "stride": 0,
-    }
-    (tmp_path / "cut.json").write_text(json.dumps(content))
-    plain, cut = Tokenizer("embedded", ".", eos), Tokenizer("cut.json", str(tmp_path), eos)
+def test_pieces_have_no_eos(tokenizer: Tokenizer) -> None:
+    whole, pieces = tokenizer.encode(TEXTS), tokenizer.encode_pieces(TEXTS)
+    assert [ids.dtype for ids in pieces] == [np.int32] * len(TEXTS)
+    assert [ids[:-1].tolist() for ids in whole] == [ids.tolist() for ids in pieces]
+    assert tokenizer.encode_pieces([]) == []
+
+
+def _added(number: int, content: str, special: bool) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": content, "special": special, **flags}
+
+
+@pytest.mark.parametrize("ending", ["the", "<|endoftext|>"])
+def test_an_eos_that_documents_can_spell_is_refused(ending: str, write) -> None:
+    """An ordinary piece of the vocabulary, and an added token that is not special."""
+    root = write(added_tokens=[_added(0, "<|endoftext|>", special=False)])
+    with pytest.raises(ConfigError) as error:
+        Tokenizer("changed.json", root, ending)
+    assert str(error.value).startswith(
+        f"data.eos_token={ending}: a document that contains this text would get its id"
+    )
+
+
+def test_control_tokens_that_a_model_knows_as_pieces_are_refused(tmp_path: Path) -> None:
+    """A Unigram model finds every piece of its vocabulary, whatever the switch for special ones."""
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("<pad>", 0.0), *((c, -1.0) for c in " ab<>/spd")]
+    rust = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    rust.add_special_tokens(["</s>", "<pad>"])
+    rust.save(str(tmp_path / "unigram.json"))
+    with pytest.raises(ConfigError) as error:
+        Tokenizer("unigram.json", str(tmp_path), "</s>")
+    first, second = str(error.value).splitlines()
+    assert first.startswith("data.eos_token=</s>: a document that contains this text")
+    assert second.startswith(
+        "data.tokenizer=unigram.json: documents that contain the text <pad> would get the ids"
+    )
+
+
+def test_the_unknown_token_is_no_control_token(tmp_path: Path) -> None:
+    rust = tokenizers.Tokenizer(tokenizers.models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>"))
+    rust.add_special_tokens(["<unk>", "<end>"])
+    rust.save(str(tmp_path / "small.json"))
+    (ids,) = Tokenizer("small.json", str(tmp_path), "<end>").encode(["a<unk>"])
+    assert ids.tolist() == [1, 0, 0, 0, 0, 0, 2]
+
+
+def test_merging_at_random_is_refused(write, eos) -> None:
+    model = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8"))["model"] | {"dropout": 0.5}
+    with pytest.raises(ConfigError, match=r"changed\.json merges at random \(dropout=0\.5\)"):
+        Tokenizer("changed.json", write(model=model), eos)
+
+
+def test_truncation_and_padding_of_the_file_are_ignored(write, eos) -> None:
+    settings = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    root = write(truncation=settings)
+    plain, cut = Tokenizer("embedded", ".", eos), Tokenizer("changed.json", root, eos)
     assert cut.encode([TEXTS[0]])[0].tolist() == plain.encode([TEXTS[0]])[0].tolist()
     assert cut.sha256 != plain.sha256
 
