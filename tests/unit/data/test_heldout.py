@@ -81,7 +81,7 @@ def test_with_the_loss_mask_the_first_token_of_a_document_brings_neither_token_n
     rows = heldout.sequences.tokens.tolist()
     counted = [b for row in rows for a, b in itertools.pairwise(row) if a != tokenizer.eos]
     num_joints = len(rows) * 31 - len(counted)
-    assert num_joints >= 9
+    assert num_joints >= 5
     # A byte-level token is spelled with one character for each of its bytes
     spelled = [tokenizer._rust.id_to_token(token) for token in counted if token != tokenizer.eos]
     exact = len(counted) / sum(map(len, spelled))

@@ -33,7 +33,7 @@ def _few_probes(written) -> Probes:
 
 
 @pytest.fixture
-def cache(monkeypatch, tmp_path: Path) -> Path:
+def outcomes(monkeypatch, tmp_path: Path) -> Path:
     """A cache of its own, and a comparison that takes no time."""
     monkeypatch.setattr(parity, "all_probes", lambda written: Probes(list(written)))
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "cache"))
@@ -41,7 +41,7 @@ def cache(monkeypatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def few(monkeypatch, cache: Path) -> None:
+def few(monkeypatch, outcomes: Path) -> None:
     """A comparison that takes a moment."""
     monkeypatch.setattr(parity, "all_probes", _few_probes)
 
@@ -207,20 +207,20 @@ def test_too_many_code_points_are_not_left_to_the_reference(plant, reference, mo
     assert found.difference == "it reads 3 code points differently"
 
 
-def test_the_comparison_is_made_once(cache, eos, monkeypatch, capsys) -> None:
+def test_the_comparison_is_made_once(outcomes, eos, monkeypatch, capsys) -> None:
     Tokenizer("embedded", ".", eos, Encoder.fast)
     assert "comparing the fast encoder with the reference" in capsys.readouterr().err
-    assert [file.suffix for file in cache.iterdir()] == [".json"]
+    assert [file.suffix for file in outcomes.iterdir()] == [".json"]
     with monkeypatch.context() as patch:
         patch.setattr(parity, "compare", None)
         Tokenizer("embedded", ".", eos, Encoder.fast)
     monkeypatch.setattr(parity, "GATE", parity.GATE + 1)
     Tokenizer("embedded", ".", eos, Encoder.fast)
-    assert len(list(cache.iterdir())) == 2
+    assert len(list(outcomes.iterdir())) == 2
     assert "comparing" in capsys.readouterr().err
 
 
-def test_a_refusal_is_remembered_too(cache, eos, monkeypatch) -> None:
+def test_a_refusal_is_remembered_too(outcomes, eos, monkeypatch) -> None:
     monkeypatch.setattr(parity, "compare", lambda *_: Parity((), "it stutters"))
     for _ in range(2):
         with pytest.raises(ConfigError) as error:
@@ -233,9 +233,9 @@ def test_a_refusal_is_remembered_too(cache, eos, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"unlike": [3], "difference": ""}', "\x00"])
-def test_a_damaged_outcome_is_made_again(cache, eos, damage, capsys) -> None:
+def test_a_damaged_outcome_is_made_again(outcomes, eos, damage, capsys) -> None:
     Tokenizer("embedded", ".", eos, Encoder.fast)
-    (file,) = cache.iterdir()
+    (file,) = outcomes.iterdir()
     whole = file.read_text()
     file.write_text(damage)
     capsys.readouterr()
@@ -244,7 +244,7 @@ def test_a_damaged_outcome_is_made_again(cache, eos, damage, capsys) -> None:
     assert file.read_text() == whole
 
 
-def test_without_a_cache_every_run_compares(cache, eos, monkeypatch, tmp_path, capsys) -> None:
+def test_without_a_cache_every_run_compares(outcomes, eos, monkeypatch, tmp_path, capsys) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "file"))
     for _ in range(2):

@@ -218,7 +218,7 @@ def test_16_folders_files_and_what_is_neither(corpora, open_loader) -> None:
     data.sources["alpha"].paths = ["alpha/*.arrow"]
     np.testing.assert_array_equal(streams(open_loader(data), 3), folder)
     (corpora.root / "alpha/c.arrow").write_bytes(b"not Arrow at all")
-    with pytest.raises(ConfigError, match=r"alpha/c\.arrow: not a whole Arrow IPC file"):
+    with pytest.raises(ConfigError, match=r"alpha/c\.arrow: not a whole Arrow or Parquet file"):
         open_loader(data)
 
 
@@ -241,7 +241,12 @@ def test_18_the_order_is_our_own_and_stays(one_source) -> None:
     assert found == ORDER
 
 
-ORDER: list[list[str]] = []
+ORDER = [
+    ["19", "17", "15", "1", "14", "13"],
+    ["8", "0", "4", "11", "17", "19"],
+    ["6", "16", "13", "10", "5", "16"],
+    ["5", "9", "2", "12", "6", "1"],
+]
 
 
 def test_19_epochs_are_counted(one_source) -> None:

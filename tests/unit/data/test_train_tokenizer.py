@@ -12,7 +12,7 @@ from hlat.data.tokenizer import Tokenizer
 @pytest.mark.usefixtures("embedded_folder")
 def test_a_small_vocabulary_is_trained_and_reported(tmp_path: Path, monkeypatch, capsys, eos):
     def few(sources):
-        return (source.training_text(i) for source in sources for i in range(20))
+        return (str(source.training_document(i), "utf-8") for source in sources for i in range(20))
 
     monkeypatch.setattr(train_tokenizer, "balanced_texts", few)
     outputs = [tmp_path / "1.json", tmp_path / "2.json"]
