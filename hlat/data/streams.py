@@ -9,7 +9,7 @@ resume is to tokenise again the pieces that stand open.
 import functools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -46,7 +46,7 @@ class Cursor:
     """Tokens emitted since the stage began."""
 
 
-NUM_FIELDS = len(astuple(Cursor()))
+NUM_FIELDS = len(fields(Cursor))
 
 
 class Place(NamedTuple):
@@ -176,15 +176,17 @@ class Stream:
             fields of every source's cursor.
         """
         source = -1 if self._source is None else self._names.index(self._source)
-        cursors = (astuple(self.cursors[name]) for name in self._names)
-        return [source, self._remaining, *(field for cursor in cursors for field in cursor)]
+        state = [source, self._remaining]
+        for name in self._names:
+            state += vars(self.cursors[name]).values()
+        return state
 
     def restore(self, state: Sequence[int], stage: Stage) -> None:
         """Stand where `state` was taken, in the stage that was under way."""
-        source, self._remaining, *fields = state
+        source, self._remaining, *numbers = state
         self._source = None if source < 0 else self._names[source]
         for i, name in enumerate(self._names):
-            self.cursors[name] = Cursor(*fields[i * NUM_FIELDS : (i + 1) * NUM_FIELDS])
+            self.cursors[name] = Cursor(*numbers[i * NUM_FIELDS : (i + 1) * NUM_FIELDS])
         self._stage = stage
         self._pieces = {}
 

@@ -16,7 +16,9 @@ def test_heldout_documents_never_enter_training(corpora) -> None:
             epochs = range(3 * source.num_training)
             assert len(heldout) == 3
             assert heldout.isdisjoint(str(source.training_document(p), "utf-8") for p in epochs)
-            assert heldout | {str(source.training_document(p), "utf-8") for p in epochs} == set(corpora.texts[name])
+            assert heldout | {str(source.training_document(p), "utf-8") for p in epochs} == set(
+                corpora.texts[name]
+            )
 
 
 def test_the_split_does_not_depend_on_the_seed_or_other_sources(corpora) -> None:
@@ -38,7 +40,10 @@ def test_seed_and_name_key_the_order(corpora) -> None:
     corpora.write("copy", corpora.texts["alpha"])
     weights = {"alpha": 1.0, "copy": 1.0}
     one, two = open_sources(corpora.data(weights), 1), open_sources(corpora.data(weights), 2)
-    orders = [[str(s.training_document(p), "utf-8") for p in range(37)] for s in (*one.values(), two["alpha"])]
+    orders = [
+        [str(s.training_document(p), "utf-8") for p in range(37)]
+        for s in (*one.values(), two["alpha"])
+    ]
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
 
