@@ -10,12 +10,12 @@ import sys
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from hlat.config.batch import Batch
 from hlat.config.data import Data
 from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase
+from hlat.config.plain import from_plain
 from hlat.data.corpora import open_corpora
 from hlat.data.mixture import Stage
 from hlat.data.rows import Point, Rows
@@ -37,10 +37,10 @@ def main() -> None:
 
 
 def _serve(message: dict[str, Any], replies: Any) -> None:
-    data = _typed(Data, message["data"])
-    batch = _typed(Batch, message["batch"])
+    data = from_plain(Data, message["data"])
+    batch = from_plain(Batch, message["batch"])
     numbers = message["numbers"]
-    corpora = open_corpora(data, _typed(Phase, message["phase"]), batch, message["seed"])
+    corpora = open_corpora(data, from_plain(Phase, message["phase"]), batch, message["seed"])
     rows = Rows(corpora, batch, numbers)
     start, shares, name = message["stage"]
     stage = Stage(start, tuple((source, share) for source, share in shares), name)
@@ -53,10 +53,6 @@ def _serve(message: dict[str, Any], replies: Any) -> None:
         slots.tokens[slot] = rows.draw()
         slots.states[slot] = rows.states()
         print("[]", file=replies, flush=True)
-
-
-def _typed(schema: type[Any], fields: dict[str, Any]) -> Any:
-    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), fields))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hlat.config.batch import Batch
 from hlat.config.data import Data
 from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase
+from hlat.config.plain import to_json
 from hlat.data.producer import WorkerDiedError
 from hlat.data.rows import Point, States, Tokens
 
@@ -91,11 +91,12 @@ class _Worker:
             pass_fds=[self.slots_descriptor],
             env={**os.environ, **_ONE_THREAD, "PYTHONPATH": _python_path()},
         )
-        self._tell({**asdict(task), **_plain(point), "slots": [self.slots_descriptor, num_slots]})
+        slots = [self.slots_descriptor, num_slots]
+        self._tell(to_json({**vars(task), **_plain(point), "slots": slots}))
 
     def request(self, slot: int) -> None:
         """Ask for the next batch in a slot."""
-        self._tell(slot)
+        self._tell(str(slot))
 
     def receive(self, slot: int) -> tuple[Tokens, States]:
         """Wait for the batch that was asked for first; views of its slot."""
@@ -113,12 +114,10 @@ class _Worker:
         self._process.communicate()
         os.close(self.slots_descriptor)
 
-    def _tell(self, message: Any) -> None:
+    def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(
-                json.dumps(message, default=attrgetter("name")).encode() + b"\n"
-            )
+            self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # `receive` finds out why
