@@ -1,0 +1,163 @@
+"""Draw the recorded results, and nothing that is not in them.
+
+Usage: python benchmarks/data/plot.py [--format svg]
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+INK, MUTED, GRID = "#1c2024", "#5a6470", "#dfe3e8"
+OURS, PEER, ALONE = "#0072b2", "#a3adb8", "#e3e7ec"
+SHADES = ["#56b4e9", "#0072b2", "#00456b"]
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "x",
+    "grid.color": GRID,
+    "ytick.left": False,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hlat",
+}
+NEMO_HOURS = 154
+"""To tokenise 2 T tokens before training, as the HLAT paper (section III-B) states of NeMo."""
+TITLES = {"bytes": "byte-level BPE", "pieces": "SentencePiece BPE"}
+
+
+def short(value: float) -> str:
+    """A number with three digits and a unit."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def colour(name: str) -> str:
+    """Ours stand out, encoders alone stand back."""
+    if name.startswith("ours"):
+        return OURS
+    return ALONE if name.endswith("alone") else PEER
+
+
+def bars(axes: Axes, names: list[str], values: list[float], labels: list[str]) -> None:
+    """Horizontal bars on a logarithmic axis, the first at the top, each with its label."""
+    places = range(len(names))
+    axes.barh(places, values, color=[colour(name) for name in names], height=0.7)
+    for place, value, label in zip(places, values, labels, strict=True):
+        axes.annotate(
+            label, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=9
+        )
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.12)
+
+
+def draw_throughput(result: dict[str, Any]) -> Figure:
+    """Tokens per CPU-second without workers, a panel for each tokenizer."""
+    rows = [
+        row
+        for row in result["rows"]
+        if row["workers"] == 0 and row["corpus"] == "short" and "failure" not in row
+    ]
+    panels = {name: [row for row in rows if row["tokenizer"] == name] for name in TITLES}
+    counts = [len(panel) for panel in panels.values()]
+    figure = Figure(figsize=(7.5, 1.6 + 0.3 * sum(counts)), layout="constrained")
+    all_axes = figure.subplots(2, 1, sharex=True, height_ratios=counts)
+    for axes, (name, panel) in zip(all_axes, panels.items(), strict=True):
+        panel.sort(key=lambda row: -row["tokens_per_cpu_second"]["median"])
+        rates = [row["tokens_per_cpu_second"]["median"] for row in panel]
+        bars(axes, [row["contestant"] for row in panel], rates, [short(rate) for rate in rates])
+        axes.set_title(f"Packed tokens per CPU-second, {TITLES[name]}", loc="left", fontsize=11)
+    all_axes[-1].set_xlabel("tokens per CPU-second, one process, median (logarithmic)")
+    return figure
+
+
+def draw_resume(result: dict[str, Any]) -> Figure:
+    """Seconds to go on, by how far the run was; hollow where other data followed."""
+    rows = [row for row in result["rows"] if "points" in row]
+    figure = Figure(figsize=(7.5, 1.4 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        points = [point for point in row["points"] if point["corpus"] == "lines"]
+        for shade, point in zip(SHADES, points, strict=False):
+            face = shade if point["exact"] else "white"
+            seconds = point["seconds"]["median"]
+            label = f"after {point['documents']:,} documents" if place == 0 else None
+            style = {"facecolor": face, "edgecolor": shade, "linewidth": 1.5, "zorder": 3}
+            axes.scatter(seconds, place, s=60, label=label, **style)
+        last = max(point["seconds"]["median"] for point in points)
+        words = f"{last:.2g} s" + ("" if all(p["exact"] for p in points) else ", other data")
+        axes.annotate(words, (last, place), (8, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(rows)), [row["contestant"] for row in rows])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.margins(x=0.2)
+    axes.set_title(
+        "Restart: seconds until the first batch (hollow: not the data that would have come)",
+        loc="left",
+        fontsize=11,
+    )
+    axes.set_xlabel("seconds, imports excluded, median (logarithmic)")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=3)
+    return figure
+
+
+def draw_wait(result: dict[str, Any]) -> Figure:
+    """What one waits for before the first step."""
+    names = ["NeMo: tokenise 2 T tokens first (HLAT paper)"]
+    values = [NEMO_HOURS * 3600.0]
+    labels = [f"{NEMO_HOURS} h"]
+    for encoder, name in (("reference", "ours"), ("fast", "ours, fast encoder")):
+        largest = result[encoder]["rows"][-1]
+        if "failure" not in largest:
+            names.append(f"{name}: first batch of {largest['rows']:,} documents")
+            values.append(largest["seconds"]["median"])
+            labels.append(f"{values[-1]:.2g} s")
+    figure = Figure(figsize=(7.5, 1.1 + 0.36 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    bars(axes, names, values, labels)
+    axes.set_title("Before the first step", loc="left", fontsize=11)
+    axes.set_xlabel("seconds (logarithmic)")
+    return figure
+
+
+DRAWINGS = {
+    "throughput": ("result.json", draw_throughput),
+    "resume": ("resume.json", draw_resume),
+    "wait": ("scale.json", draw_wait),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--format", default="svg")
+    parser.add_argument("--results", type=Path, default=HERE)
+    arguments = parser.parse_args()
+    for name, (file, draw) in DRAWINGS.items():
+        if (arguments.results / file).exists():
+            result = json.loads((arguments.results / file).read_text())
+            with rc_context(STYLE):
+                metadata = {"Date": None} if arguments.format == "svg" else None
+                path = arguments.results / f"{name}.{arguments.format}"
+                draw(result).savefig(path, dpi=120, metadata=metadata)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Write the tables of README.md from the recorded results.
+
+Usage: python benchmarks/data/render.py     (each table goes between its two markers)
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+Json = dict[str, Any]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, its first column left and the others right aligned."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def thousands(value: Json) -> str:
+    """A rate with its range."""
+    low, middle, high = (f"{value[key] / 1000:,.0f}" for key in ("min", "median", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+def seconds(value: Json) -> str:
+    """A time with its range."""
+    return f"{value['median']:.2f} ({value['min']:.2f} to {value['max']:.2f})"
+
+
+def fraction(row: Json, encoder: str) -> str:
+    """Share of an encoder's own rate."""
+    value = row.get(f"fraction_of_{encoder}_encoder")
+    return "" if value is None else f"{value:.2f}"
+
+
+def throughput_row(row: Json) -> list[str]:
+    """One contestant."""
+    if "failure" in row:
+        return [row["contestant"], f"failed: {row['failure']}", "", "", "", "", ""]
+    return [
+        row["contestant"],
+        thousands(row["tokens_per_cpu_second"]),
+        fraction(row, "reference"),
+        fraction(row, "fast"),
+        thousands(row["tokens_per_wall_second"]),
+        seconds(row["first_batch_seconds"]),
+        f"{row['peak_rss_bytes']['median'] / 1e9:.2f}",
+    ]
+
+
+def render_throughput(result: Json) -> str:
+    """A table for each corpus, tokenizer and number of workers."""
+    header = [
+        "",
+        "thousand tokens per CPU-second",
+        "of the reference encoder alone",
+        "of the fast encoder alone",
+        "thousand tokens per second",
+        "first batch, s",
+        "peak memory, GB",
+    ]
+    groups: dict[tuple[str, str, int], list[Json]] = {}
+    for row in result["rows"]:
+        groups.setdefault((row["corpus"], row["tokenizer"], row["workers"]), []).append(row)
+    parts = []
+    for (corpus, tokenizer, workers), rows in groups.items():
+        title = f"Corpus `{corpus}`, tokenizer `{tokenizer}`, {workers or 'no'} workers:"
+        parts += [title, table(header, [throughput_row(row) for row in rows])]
+    return "\n\n".join([*parts, machine(result)])
+
+
+def render_resume(result: Json) -> str:
+    """Seconds, bytes and exactness at each point; lost and repeated documents."""
+    full = [row for row in result["rows"] if "points" in row]
+    points = [(point["corpus"], point["documents"]) for point in full[0]["points"]]
+    header = ["", "fresh start, s", *[f"after {n:,} of `{name}`" for name, n in points]]
+    header += ["lost / repeated without restarts", "with restarts"]
+    rows = [resume_row(row, len(points)) for row in result["rows"]]
+    return table(header, rows) + "\n\n" + machine(result)
+
+
+def resume_row(row: Json, num_points: int) -> list[str]:
+    """One contestant."""
+    if "failure" in row:
+        return [row["contestant"], f"failed: {row['failure']}", *[""] * (num_points + 2)]
+    cells = [
+        f"{point['seconds']['median']:.2f} s, {point['state_bytes'] / 1000:,.1f} kB, "
+        f"{'equal' if point['exact'] else '**different**'}"
+        for point in row["points"]
+    ]
+    losses = [f"{loss['never']:,} / {loss['again']:,}" for loss in row["losses"]]
+    losses[1] += f" ({row['losses'][1]['restarts']} restarts)"
+    return [row["contestant"], f"{row['fresh_seconds']['median']:.2f}", *cells, *losses]
+
+
+def render_scale(result: Json) -> str:
+    """Our loader at sizes that hurt."""
+    rows = []
+    for encoder in ("reference", "fast"):
+        study = result[encoder]
+        for entry in study["rows"]:
+            value = entry.get("failure") or seconds(entry["seconds"])
+            rows.append([f"{encoder} encoder: first batch of {entry['rows']:,} rows, s", value])
+        samples = study["memory"]
+        if "failure" not in samples:
+            first, last = samples[0], samples[-1]
+            documents = f"{first['documents']:,} and {last['documents']:,}"
+            value = f"{first['own_bytes'] / 1e6:,.0f} and {last['own_bytes'] / 1e6:,.0f}"
+            rows.append([f"{encoder} encoder: own memory after {documents} documents, MB", value])
+        rows += [waiting_row(encoder, entry) for entry in study["waiting"]]
+    rows += [permutation_row(entry) for entry in result["permutation"]]
+    return table(["", ""], rows) + "\n\n" + machine(result)
+
+
+def waiting_row(encoder: str, entry: Json) -> list[str]:
+    """How long a paced consumer waits."""
+    if "failure" in entry:
+        return [f"{encoder} encoder: waiting", f"failed: {entry['failure']}"]
+    pace = f"{entry['tokens_per_second'] / 1000:,.0f} thousand tokens per second"
+    title = f"{encoder} encoder, {entry['workers']} workers: share waited at {pace}"
+    return [title, f"{entry['share_waited']:.2%}"]
+
+
+def permutation_row(entry: Json) -> list[str]:
+    """What the order of a document costs."""
+    one, block = entry["microseconds"], entry["block_microseconds"]
+    return [
+        f"order of {entry['size']:,}: µs per document, alone and in blocks",
+        f"{one:.1f}, {block:.3f}",
+    ]
+
+
+def machine(result: Json) -> str:
+    """Where it was measured."""
+    here = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
+    return (
+        f"{here['processor']}, {here['cores']} cores, load {here['load_at_end']} at the end, "
+        f"Python {here['python']}, {versions}."
+    )
+
+
+TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
+    "throughput": ("result.json", render_throughput),
+    "resume": ("resume.json", render_resume),
+    "scale": ("scale.json", render_scale),
+}
+
+
+def main() -> None:
+    readme = HERE / "README.md"
+    text = readme.read_text()
+    for name, (file, render) in TABLES.items():
+        if (HERE / file).exists():
+            lines = render(json.loads((HERE / file).read_text()))
+            body = f"<!-- {name} -->\n\n{lines}\n\n<!-- end -->"
+            text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, b=body: b, text, flags=re.S)
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

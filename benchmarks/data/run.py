@@ -1,0 +1,134 @@
+"""How fast loaders make batches out of text, ours beside its peers.
+
+Usage: python benchmarks/data/run.py SCRATCH [--rounds 5] [--seconds 10] [--only TEXT]
+
+Every measurement is a process of its own (measure.py). The contestants take turns, so that a busy
+minute of the machine falls on all of them; a round before the first fills file and data set caches.
+Writes result.json beside itself; corpus.py fills SCRATCH.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine
+
+HERE = Path(__file__).resolve().parent
+PEERS = [
+    "torchtitan main, map",
+    "torchtitan main, streaming",
+    "torchtitan 0.3.0, map",
+    "torchtitan 0.3.0, streaming",
+    "datasets streaming",
+    "datasets streaming, not resumable",
+    "mosaicml-streaming",
+]
+OURS = ["ours", "ours, fast encoder"]
+ALONE = ["reference encoder alone", "fast encoder alone"]
+SHARING = ["torchtitan 0.3.0, streaming", "datasets streaming", "mosaicml-streaming"]
+"""Peers whose workers share out the corpus."""
+Entry = tuple[str, str, int, str]
+KEYS = ("contestant", "tokenizer", "workers", "corpus")
+HLAT = ["HLAT as released", "HLAT, fast tokenizer"]
+ENTRIES: list[Entry] = [
+    *[(name, "bytes", 0, "short") for name in [*ALONE, *OURS, HLAT[1], *PEERS]],
+    *[(name, "pieces", 0, "short") for name in [*ALONE, *OURS, *HLAT]],
+    *[(name, "bytes", 2, "short") for name in [*OURS, *SHARING]],
+    *[(name, "bytes", 0, "long") for name in [*ALONE, *OURS, *PEERS]],
+]
+WARM_UP_SECONDS = 1.0
+TIMEOUT_SECONDS = 900
+
+
+def measure(entry: Entry, scratch: Path, seconds: float) -> dict[str, Any]:
+    """Run one process; its result, or what it said last when it failed."""
+    name, tokenizer, workers, corpus = entry
+    request = {"name": name, "scratch": str(scratch), "seconds": seconds}
+    request |= {"tokenizer": tokenizer, "workers": workers, "corpus": corpus}
+    command = [sys.executable, str(HERE / "measure.py"), json.dumps(request)]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment(scratch),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failure": f"no result after {TIMEOUT_SECONDS} s"}
+    if done.returncode:
+        return {"failure": done.stderr.strip().splitlines()[-1]}
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """One thread for the tokenizer of a process, caches inside the scratch folder, no network."""
+    return os.environ | {
+        "PYTHONPATH": str(HERE.parent.parent),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HOME": str(scratch / "cache"),
+        "HF_HUB_OFFLINE": "1",
+        "HLAT_CACHE": str(scratch / "cache" / "hlat"),
+    }
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and range, to four digits."""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return {k: float(f"{v:.4g}") for k, v in (("median", middle), ("min", low), ("max", high))}
+
+
+def summarise(entry: Entry, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of the result."""
+    row: dict[str, Any] = dict(zip(KEYS, entry, strict=True))
+    failures = [run["failure"] for run in runs if "failure" in run]
+    if failures:
+        return row | {"failure": failures[-1], "failures": len(failures)}
+    keys = [key for key in runs[0] if key != "tokens"]
+    return row | {key: spread([run[key] for run in runs]) for key in keys}
+
+
+def add_fractions(rows: list[dict[str, Any]]) -> None:
+    """Rate of each row as a fraction of the encoder alone, both per CPU-second."""
+    alone = {(row["contestant"], row["tokenizer"], row["corpus"]): row for row in rows}
+    for row in rows:
+        for encoder in ("reference", "fast"):
+            limit = alone.get((f"{encoder} encoder alone", row["tokenizer"], row["corpus"]))
+            if "failure" in row or not limit or "failure" in limit:
+                continue
+            rate, most = (r["tokens_per_cpu_second"]["median"] for r in (row, limit))
+            row[f"fraction_of_{encoder}_encoder"] = round(rate / most, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("scratch", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--only", default="", help="contestants whose name contains this")
+    parser.add_argument("--output", type=Path, default=HERE / "result.json")
+    arguments = parser.parse_args()
+    scratch = arguments.scratch.resolve()
+    entries = [entry for entry in ENTRIES if arguments.only in entry[0]]
+    runs: dict[Any, list[dict[str, Any]]] = {entry: [] for entry in entries}
+    for repetition in range(arguments.rounds + 1):
+        for entry in entries:
+            result = measure(entry, scratch, arguments.seconds if repetition else WARM_UP_SECONDS)
+            print(repetition, *entry, result, flush=True)
+            if repetition:
+                runs[entry].append(result)
+    rows = [summarise(entry, results) for entry, results in runs.items()]
+    add_fractions(rows)
+    corpus = json.loads((scratch / "corpus.json").read_text())
+    protocol = {"rounds": arguments.rounds, "seconds": arguments.seconds}
+    result = {"machine": describe_machine(), "corpora": corpus, "protocol": protocol, "rows": rows}
+    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
