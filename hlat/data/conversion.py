@@ -148,8 +148,7 @@ def _index(folder: Path, parts: Iterable[Part]) -> Iterator[IndexRecord]:
     """Write the row index of each part and flush it to the disk."""
     for part in parts:
         path = shards.write_row_index(folder / part.name)
-        if path is not None:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            found = durable.measure(path)
-            yield IndexRecord(path.name, found.size, found.sha256)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        found = durable.measure(path)
+        yield IndexRecord(path.name, found.size, found.sha256)

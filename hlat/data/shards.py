@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hlat.data import row_index
+
 COLUMN = "text"
 SCHEMA = pa.schema([(COLUMN, pa.large_string())])
 BATCH_ROWS = 1 << 16
@@ -166,10 +168,11 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}.arrow"
 
 
-def write_row_index(part: Path) -> Path | None:
-    """Write the row index of a finished part beside it, and return its path; none if it has none.
+def write_row_index(part: Path) -> Path:
+    """Write the row index of a finished part beside it, and return its path.
 
     Raises:
         OSError: If it cannot be written.
     """
-    return None
+    row_index.save(row_index.scan(part, COLUMN), part, COLUMN)
+    return row_index.sidecar(part)

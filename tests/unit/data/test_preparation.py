@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.errors import ConfigError
-from hlat.data import conversion, documents, inputs, preparation, prepared, shards
+from hlat.data import conversion, documents, inputs, preparation, prepared, row_index, shards
 from hlat.data.corpus import Corpus
 from hlat.data.prepared import Manifest
 from hlat.data.source import open_sources
@@ -306,17 +307,15 @@ def test_two_at_once_do_not_meet(root: Path, monkeypatch) -> None:
     _prepare(root)
 
 
-def test_row_indices_go_with_their_parts(root: Path, monkeypatch) -> None:
-    def write(part: Path) -> Path:
-        index = part.with_name(f"{part.name}.rows.npy")
-        index.write_bytes(hashlib.sha256(part.read_bytes()).digest())
-        return index
-
-    monkeypatch.setattr(shards, "write_row_index", write)
+def test_row_indices_go_with_their_parts(root: Path) -> None:
     (manifest,) = _prepare(root).values()
     for part, index in zip(manifest.files, manifest.indices, strict=True):
-        assert index.name == f"{part.name}.rows.npy"
-        assert (root / "out" / index.name).read_bytes().hex() == part.sha256
+        path = root / "out" / part.name
+        assert index.name == row_index.sidecar(path).name
+        entries = row_index.load(row_index.sidecar(path), path, "text")
+        assert entries is not None
+        assert int(entries["rows"].sum()) == part.rows
+        assert np.array_equal(entries, row_index.scan(path, "text"))
     assert prepared.verify(root / "out")[1] == []
 
 
@@ -354,4 +353,4 @@ def test_a_miniature_of_redpajama_is_what_its_configuration_reads(
     assert {name: len(source.corpus) for name, source in opened.items()} == {
         name: 15 * len(paths) for name, paths in files.items()
     }
-    assert all(name in source.training_text(0) for name, source in opened.items())
+    assert all(source.corpus.text(0).startswith(name) for name, source in opened.items())
