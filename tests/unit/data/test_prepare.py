@@ -1,17 +1,42 @@
-"""`python -m hlat.prepare` says what the embedded corpus holds, as often as it is asked."""
+"""`python -m hlat.prepare` says what it did, as often as it is asked, and what is wrong kindly."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hlat import prepare
+from hlat.data import preparation
+from hlat.data.progress import format_bytes
 
 
-def test_sources_rows_sizes_and_place_are_printed(embedded_folder: Path, capsys) -> None:
-    assert prepare.main([]) == 0
-    first = capsys.readouterr().out
-    assert prepare.main([]) == 0
-    assert capsys.readouterr().out == first
+@pytest.fixture
+def run(capsys) -> Callable[..., tuple[int, str, str]]:
+    """Run the command: its exit code, stdout and stderr."""
+
+    def run_(*arguments: object) -> tuple[int, str, str]:
+        try:
+            code = prepare.main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+        return (code, *capsys.readouterr())
+
+    return run_
+
+
+@pytest.fixture
+def lines(tmp_path: Path, make_texts) -> Path:
+    """A folder with a file of documents."""
+    (tmp_path / "in").mkdir()
+    rows = [json.dumps({"text": text}) for text in make_texts("prepare", 20)]
+    (tmp_path / "in/a.jsonl").write_text("\n".join(rows))
+    return tmp_path / "in"
+
+
+def test_sources_rows_sizes_and_place_are_printed(embedded_folder: Path, run) -> None:
+    code, first, _ = run()
+    assert (code, first) == (0, run()[1])
     lines = first.splitlines()
     assert str(embedded_folder) in lines[0]
     assert [line.split()[0] for line in lines[1:]] == [
@@ -22,15 +47,116 @@ def test_sources_rows_sizes_and_place_are_printed(embedded_folder: Path, capsys)
     assert all("rows" in line and line.endswith("MB") for line in lines[1:])
 
 
-def test_a_cache_that_cannot_be_written_is_exit_code_2(monkeypatch, tmp_path, capsys) -> None:
+def test_a_cache_that_cannot_be_written_is_exit_code_2(monkeypatch, tmp_path, run) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "file"))
-    assert prepare.main([]) == 2
-    assert "HLAT_CACHE" in capsys.readouterr().err
+    code, _, told = run()
+    assert code == 2
+    assert "HLAT_CACHE" in told
 
 
-def test_help_names_the_folder(capsys) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        prepare.main(["--help"])
-    assert exit_.value.code == 0
-    assert "HLAT_CACHE" in capsys.readouterr().out
+def test_help_names_the_folder_and_gives_examples(run) -> None:
+    code, told, _ = run("--help")
+    assert code == 0
+    assert "HLAT_CACHE" in told
+    assert "--layout redpajama --output data" in told
+
+
+def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> None:
+    out = tmp_path / "out"
+    code, told, progress = run(lines, "--output", out)
+    assert code == 0
+    manifest = json.loads((out / "manifest.json").read_text())
+    what = f"20 documents, {format_bytes(manifest['text_bytes'])}"
+    command = f"python -m hlat.train data=files data.sources.files.paths=[{out}]"
+    assert told.splitlines() == [f"{out}: {what}", f"train on it: {command}"]
+    assert progress == f"preparing {out}: {format_bytes((lines / 'a.jsonl').stat().st_size)}\n"
+    code, told, progress = run(lines, "--output", out)
+    assert (code, progress) == (0, "")
+    assert told.splitlines()[0] == f"{out}: is complete already; {what}"
+    code, told, _ = run("--inspect", out)
+    assert code == 0
+    assert told.splitlines()[1].split()[:2] == ["out", "20"]
+
+
+def test_verify_names_what_differs(lines: Path, tmp_path: Path, run) -> None:
+    out = tmp_path / "out"
+    run(lines, "--output", out)
+    size = format_bytes(sum(path.stat().st_size for path in out.glob("part-*")))
+    assert run("--verify", out)[:2] == (0, f"{out}: {size}; all files are as they were written\n")
+    (out / "part-00000.arrow").unlink()
+    code, told, problems = run("--verify", out)
+    assert code == 1
+    assert told == f"{out}: {size}; 1 of its files are not as they were written\n"
+    assert f"{out}/part-00000.arrow: is missing" in problems
+
+
+def test_a_layout_says_what_is_not_there(lines: Path, tmp_path: Path, run) -> None:
+    (lines / "c4").mkdir()
+    (lines / "a.jsonl").rename(lines / "c4/a.jsonl")
+    (lines / "x.jsonl").write_text("")
+    code, told, _ = run(lines, "--layout", "redpajama", "--output", tmp_path / "data")
+    assert code == 0
+    assert "books: there is no file book/*.jsonl*" in told
+    assert f"1 files are of no source of redpajama, such as {lines}/x.jsonl" in told
+    assert f"data=redpajama data.root={tmp_path}/data" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--outptu", "x"], "unrecognized arguments: --outptu; did you mean --output?"),
+        (["in"], "INPUT and --output belong together; --output is missing"),
+        (["--output", "x"], "INPUT and --output belong together; INPUT is missing"),
+        (["in", "--inspect", "x"], "INPUT and --inspect do different things; use one at a time"),
+        (["--verify", "x", "--skip-damaged"], "--layout and --skip-damaged go with INPUT"),
+        (["in", "--output", "x", "--tokenizer", "t"], "--tokenizer goes with --inspect"),
+        (["in", "--output", "x", "--workers", "0"], "--workers must be 1 or more"),
+        (["in", "--output", "x", "--layout", "pile"], "invalid choice: 'pile'"),
+        (["nowhere", "--output", "x"], "nowhere: there is no such file or folder"),
+        (["--inspect", "nowhere"], "nowhere: there is no such file or folder"),
+        (["--verify", "nowhere"], "nowhere: no manifest.json is there"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_2(
+    arguments, told, run, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, said = run(*arguments)
+    assert code == 2
+    assert told in said
+    assert len(said.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [
+        (
+            KeyboardInterrupt(),
+            75,
+            "interrupted; what is finished is kept: the same command goes on",
+        ),
+        (
+            OSError(28, "No space left on device", "x"),
+            1,
+            "out: cannot be written (No space left on",
+        ),
+        (
+            ChildProcessError("a worker process was killed"),
+            1,
+            "a worker process was killed; what is",
+        ),
+    ],
+)
+def test_what_stops_it_is_told_with_how_to_go_on(
+    raised: BaseException, code: int, told: str, lines: Path, tmp_path: Path, run, monkeypatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(preparation, "_complete", stop)
+    found, _, said = run(lines, "--output", tmp_path / "out")
+    assert found == code
+    assert told in said.splitlines()[-1]
+    assert said.endswith("the same command goes on\n")
