@@ -44,9 +44,9 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m hlat.prepare",
-        description="Convert documents to the Arrow files that a run maps into memory, or look "
-        "into them. Without arguments: prepare the embedded corpus, the documents of Python's "
-        "standard library, in $HLAT_CACHE, $XDG_CACHE_HOME/hlat or ~/.cache/hlat.",
+        description="Convert documents to the Arrow files that a run maps, or look into them. "
+        "Without arguments:\nprepare the embedded corpus, the documents of Python's library, in "
+        "$HLAT_CACHE,\n$XDG_CACHE_HOME/hlat or ~/.cache/hlat.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
