@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from hlat.config.errors import ConfigError, Exit
-from hlat.data import embedded, inputs, inspection, layouts, library, preparation, prepared
+from hlat.data import embedded, library
 from hlat.data.corpus import Corpus
-from hlat.data.progress import format_bytes, tell
+from hlat.data.preparation import inputs, inspection, layouts, prepare, prepared
+from hlat.data.preparation.progress import format_bytes, tell
 
 _EXAMPLES = """\
 examples:
@@ -125,11 +126,11 @@ def _prepare_embedded() -> int:
 def _prepare(arguments: argparse.Namespace) -> int:
     output = arguments.output.expanduser().absolute()
     found = inputs.find(arguments.inputs, output)
-    sources, notes = preparation.plan(output, found, arguments.text_column, arguments.layout)
+    sources, notes = prepare.plan(output, found, arguments.text_column, arguments.layout)
     for note in notes:
         print(note)
-    preparation.prepare(sources, arguments.workers, arguments.skip_damaged, tell)
-    print(f"train on it: {preparation.command(output, arguments.layout)}")
+    prepare.prepare(sources, arguments.workers, arguments.skip_damaged, tell)
+    print(f"train on it: {prepare.command(output, arguments.layout)}")
     return Exit.FINISHED
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hlat import prepare
-from hlat.data import preparation
-from hlat.data.progress import format_bytes
+from hlat.data.preparation import prepare as preparation
+from hlat.data.preparation.progress import format_bytes
 
 
 @pytest.fixture

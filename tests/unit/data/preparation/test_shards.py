@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from hlat.data import shards
 from hlat.data.corpus import Corpus
+from hlat.data.preparation import shards
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Without a terminal, a long job says how far it is once in a while."""
 
-from hlat.data import progress
+from hlat.data.preparation import progress
 
 
 def test_a_line_at_the_beginning_and_then_at_intervals(monkeypatch, capsys) -> None:

@@ -17,7 +17,7 @@ from multiprocessing.context import SpawnContext
 from typing import Generic, TypeVar
 
 from hlat.config.errors import ConfigError
-from hlat.data.progress import Progress
+from hlat.data.preparation.progress import Progress
 
 JobT = TypeVar("JobT")
 Tick = Callable[[int], None]

@@ -14,12 +14,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.errors import ConfigError
-from hlat.data import conversion, documents, inputs, preparation, prepared, row_index, shards
+from hlat.data import row_index
 from hlat.data.corpus import Corpus
-from hlat.data.prepared import Manifest
+from hlat.data.preparation import conversion, documents, inputs, prepare, prepared, shards
+from hlat.data.preparation.prepared import Manifest
 from hlat.data.source import open_sources
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
@@ -52,8 +53,8 @@ def _prepare(
     layout: str | None = None,
 ) -> dict[str, Manifest]:
     found = inputs.find([str(root / "in")])
-    sources, _ = preparation.plan(root / output, found, column, layout)
-    return preparation.prepare(sources, workers, skip, lambda _: None)
+    sources, _ = prepare.plan(root / output, found, column, layout)
+    return prepare.prepare(sources, workers, skip, lambda _: None)
 
 
 def _content(folder: Path) -> dict[str, str]:
@@ -126,8 +127,8 @@ def test_a_complete_one_reads_nothing(root: Path, monkeypatch) -> None:
     before = _content(root / "out")
     monkeypatch.setattr(documents, "read_open", lambda *_: pytest.fail("read"))
     lines: list[str] = []
-    sources, _ = preparation.plan(root / "out", inputs.find([str(root / "in")]), "text", None)
-    preparation.prepare(sources, 1, False, lines.append)
+    sources, _ = prepare.plan(root / "out", inputs.find([str(root / "in")]), "text", None)
+    prepare.prepare(sources, 1, False, lines.append)
     assert lines == [f"{root}/out: is complete already; 330 documents, 46.3kB"]
     assert _content(root / "out") == before
 
@@ -135,7 +136,7 @@ def test_a_complete_one_reads_nothing(root: Path, monkeypatch) -> None:
 KILLED = """
 import itertools, os, sys
 from hlat import prepare
-from hlat.data import conversion, shards
+from hlat.data.preparation import conversion, shards
 conversion.JOB_BYTES, shards.BATCH_BYTES, shards.PART_BYTES = 20_000, 2_000, 5_000
 replace = os.replace
 def attempt(last):
@@ -180,7 +181,7 @@ def test_kills_at_every_rename_leave_nothing_wrong(root: Path) -> None:
 
 def test_a_changed_input_is_converted_again(root: Path, texts, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete", _interrupt)
+        patch.setattr(prepare, "_complete", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root)
     texts["3.jsonl"] = ["changed", *texts["3.jsonl"][1:]]
@@ -195,7 +196,7 @@ def _interrupt(*_: object) -> None:
 
 def test_other_settings_are_refused_with_both(root: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete", _interrupt)
+        patch.setattr(prepare, "_complete", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root, "begun")
     _prepare(root, "complete")
@@ -245,7 +246,7 @@ def test_damage_that_was_allowed_once_is_not_for_good(root: Path, monkeypatch) -
     with (root / "in/2.jsonl").open("ab") as file:
         file.write(b"{}\n")
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete", _interrupt)
+        patch.setattr(prepare, "_complete", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root, skip=True)
     with pytest.raises(ConfigError, match="line 51: has no field 'text'"):
@@ -301,7 +302,7 @@ def test_two_at_once_do_not_meet(root: Path, monkeypatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete", second)
+        patch.setattr(prepare, "_complete", second)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root)
     _prepare(root)
@@ -345,8 +346,8 @@ def test_a_miniature_of_redpajama_is_what_its_configuration_reads(
                 file.write("\n".join(rows).encode())
     (tmp_path / "raw/urls.txt").write_text("https://...")
     found = inputs.find([str(tmp_path / "raw")])
-    sources, notes = preparation.plan(tmp_path / "data", found, "text", "redpajama")
-    preparation.prepare(sources, 1, False, lambda _: None)
+    sources, notes = prepare.plan(tmp_path / "data", found, "text", "redpajama")
+    prepare.prepare(sources, 1, False, lambda _: None)
     assert notes == []
     config = compose("data=redpajama", f"data.root={tmp_path}/data", "data.heldout_documents=3")
     opened = open_sources(OmegaConf.to_object(config).data, seed=0)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hlat.config.errors import ConfigError
-from hlat.data.inputs import OpenInput, kind
+from hlat.data.preparation.inputs import OpenInput, kind
 
 BLOCK_BYTES = 1 << 20
 ROWS_PER_READ = 256

@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 
 from hlat.config.errors import ConfigError
-from hlat.data import inputs, inspection, preparation
-from hlat.data.inspection import Contents, Count
+from hlat.data.preparation import inputs, inspection, prepare
+from hlat.data.preparation.inspection import Contents, Count
 from hlat.data.tokenizer import EMBEDDED_FILE
 
 
@@ -44,8 +44,8 @@ def test_a_prepared_folder_is_known_exactly(tmp_path: Path, texts: list[str]) ->
     _write_lines(tmp_path / "in/github/a.jsonl", [*texts, "", None])
     _write_lines(tmp_path / "in/arxiv/b.jsonl.gz", texts[:9])
     found = inputs.find([str(tmp_path / "in")])
-    sources, _ = preparation.plan(tmp_path / "data", found, "text", "redpajama")
-    preparation.prepare(sources, 1, False, lambda _: None)
+    sources, _ = prepare.plan(tmp_path / "data", found, "text", "redpajama")
+    prepare.prepare(sources, 1, False, lambda _: None)
     arxiv, github = inspection.inspect(str(tmp_path / "data"), "text")
     assert (arxiv.name, arxiv.documents, arxiv.sample) == ("arxiv", Count(9), tuple(texts[:9]))
     assert github == Contents(

@@ -14,8 +14,8 @@ from typing import Any
 
 from hlat.checkpoint import durable
 from hlat.config.errors import ConfigError
-from hlat.data.progress import Progress
-from hlat.data.shards import Part
+from hlat.data.preparation.progress import Progress
+from hlat.data.preparation.shards import Part
 
 FORMAT = 1
 """Version of manifest and parts; readers refuse any other."""

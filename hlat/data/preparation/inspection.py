@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import tokenizers
 
 from hlat.config.errors import ConfigError
-from hlat.data import documents, inputs, prepared, shards
 from hlat.data.corpus import Corpus
-from hlat.data.documents import Damage
-from hlat.data.inputs import Input, OpenInput
-from hlat.data.prepared import Manifest
-from hlat.data.progress import format_bytes
+from hlat.data.preparation import documents, inputs, prepared, shards
+from hlat.data.preparation.documents import Damage
+from hlat.data.preparation.inputs import Input, OpenInput
+from hlat.data.preparation.prepared import Manifest
+from hlat.data.preparation.progress import format_bytes
 from hlat.data.tokenizer import EMBEDDED_FILE
 
 SAMPLE_DOCUMENTS = 256

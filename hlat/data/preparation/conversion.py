@@ -15,11 +15,11 @@ from pathlib import Path
 
 from hlat.checkpoint import durable
 from hlat.config.errors import ConfigError
-from hlat.data import documents, shards
-from hlat.data.documents import Damage
-from hlat.data.inputs import Input, OpenInput, kind
-from hlat.data.prepared import IndexRecord, InputRecord, write_json
-from hlat.data.shards import Part
+from hlat.data.preparation import documents, shards
+from hlat.data.preparation.documents import Damage
+from hlat.data.preparation.inputs import Input, OpenInput, kind
+from hlat.data.preparation.prepared import IndexRecord, InputRecord, write_json
+from hlat.data.preparation.shards import Part
 
 FORMAT = 1
 """Part of a job's name; raised when the same inputs give other parts."""

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hlat.config.errors import ConfigError
-from hlat.data import documents
-from hlat.data.documents import Damage
+from hlat.data.preparation import documents
+from hlat.data.preparation.documents import Damage
 
 TEXTS = [f'document {i}: été 木 \u2028 \x00 \\ "' + "x" * (i * 97 % 5000) for i in range(700)]
 

@@ -3,8 +3,8 @@
 import pytest
 
 from hlat.config.errors import ConfigError
-from hlat.data import layouts
-from hlat.data.inputs import Input
+from hlat.data.preparation import layouts
+from hlat.data.preparation.inputs import Input
 
 REDPAJAMA = {
     "arxiv": "arxiv/arxiv_024de5df-1b7f-447c-8c3a-51407d8d6732.jsonl",

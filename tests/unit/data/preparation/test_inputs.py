@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from hlat.config.errors import ConfigError
-from hlat.data import inputs
+from hlat.data.preparation import inputs
 
 
 def _touch(root: Path, *names: str) -> None:

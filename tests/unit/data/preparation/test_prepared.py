@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config.errors import ConfigError
-from hlat.data import inputs, preparation, prepared
+from hlat.data.preparation import inputs, prepare, prepared
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def folder(tmp_path: Path, make_texts) -> Path:
         rows = [json.dumps({"text": text}) for text in make_texts(name, 20)]
         (tmp_path / "in" / name / "a.jsonl").write_text("\n".join(rows))
     found = inputs.find([str(tmp_path / "in")])
-    sources, _ = preparation.plan(tmp_path / "data", found, "text", "redpajama")
-    preparation.prepare(sources, 1, False, lambda _: None)
+    sources, _ = prepare.plan(tmp_path / "data", found, "text", "redpajama")
+    prepare.prepare(sources, 1, False, lambda _: None)
     return tmp_path / "data"
 
 

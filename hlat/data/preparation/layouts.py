@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from hlat.config.errors import ConfigError
-from hlat.data.inputs import Input
+from hlat.data.preparation.inputs import Input
 
 
 @dataclass(frozen=True)

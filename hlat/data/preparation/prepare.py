@@ -18,12 +18,12 @@ from typing import Any, TextIO
 
 from hlat.checkpoint import durable
 from hlat.config.errors import ConfigError
-from hlat.data import conversion, job_pool, layouts, prepared, shards
-from hlat.data.conversion import Job, Receipt
-from hlat.data.inputs import Input
-from hlat.data.prepared import IndexRecord, Manifest, write_json
-from hlat.data.progress import Progress, format_bytes
-from hlat.data.shards import Part
+from hlat.data.preparation import conversion, job_pool, layouts, prepared, shards
+from hlat.data.preparation.conversion import Job, Receipt
+from hlat.data.preparation.inputs import Input
+from hlat.data.preparation.prepared import IndexRecord, Manifest, write_json
+from hlat.data.preparation.progress import Progress, format_bytes
+from hlat.data.preparation.shards import Part
 
 _SETTINGS = "settings.json"
 _MOVES = "moves.json"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hlat.config.errors import ConfigError
-from hlat.data import job_pool
-from hlat.data.progress import Progress
+from hlat.data.preparation import job_pool
+from hlat.data.preparation.progress import Progress
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 def _work(job: Path, tick: Callable[[int], None]) -> None:
