@@ -1,5 +1,6 @@
 """Progress as a person sees it: a bar on a terminal, a line now and then in a log file."""
 
+import logging
 import os
 import sys
 import time
@@ -9,6 +10,7 @@ from tqdm import tqdm
 
 from hlat.config.tracking import Console as Style
 
+_LOGGER = logging.getLogger("hlat")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -29,6 +31,8 @@ class Console:
         self._total, self._first = total, done
         self._started = time.monotonic()
         self._last_line = 0.0
+        self._warnings = _Warnings(self)
+        _LOGGER.addHandler(self._warnings)
 
     def step(self, row: dict[str, Any]) -> None:
         """Show one row of metrics.jsonl."""
@@ -53,7 +57,8 @@ class Console:
             self._bar.refresh()
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar as it stands, and warnings to whoever else prints them."""
+        _LOGGER.removeHandler(self._warnings)
         if self._bar is not None:
             self._bar.close()
 
@@ -64,6 +69,17 @@ class Console:
     def _seconds_left(self, step: int) -> float:
         per_step = (time.monotonic() - self._started) / max(1, step - self._first)
         return per_step * (self._total - step)
+
+
+class _Warnings(logging.Handler):
+    """Shows what any part of hlat logs above the bar."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.say(f"{record.levelname}: {record.getMessage()}")
 
 
 def tell(text: str) -> None:

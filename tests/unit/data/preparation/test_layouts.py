@@ -60,4 +60,4 @@ def test_layouts_write_the_sources_that_their_configurations_read(compose) -> No
     for layout in layouts.LAYOUTS.values():
         data = compose(f"data={layout.config}").data
         for name in layout.sources:
-            assert list(data.sources[name].paths) == [f"{name}/*.arrow"]
+            assert list(data.sources[name].paths) == [name]
