@@ -102,7 +102,8 @@ def render_scale(result: Json) -> str:
     for encoder in ("reference", "fast"):
         study = result[encoder]
         for entry in study["rows"]:
-            value = entry.get("failure") or seconds(entry["seconds"])
+            failed = f"failed: {entry.get('failure')}"
+            value = failed if "failure" in entry else seconds(entry["seconds"])
             rows.append([f"{encoder} encoder: first batch of {entry['rows']:,} rows, s", value])
         samples = study["memory"]
         if "failure" not in samples:
