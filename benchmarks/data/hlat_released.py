@@ -6,7 +6,7 @@ left over, cut, and the rest is kept as a list. It runs inside the training proc
 or prefetching, as for the 70B model. Its order (a fixed first shuffle, then one in place per
 epoch; on resume one shuffle of the unshuffled index) and its state (cursor, epoch, left-over
 tokens) are its own. Left out: cutting documents of more than 500,000 characters, which this corpus
-does not have, and the rendezvous of ranks.
+does not have, and the rendezvous of ranks. Added: that it can stop after one epoch.
 """
 
 import os
@@ -27,12 +27,15 @@ Batch = dict[str, torch.Tensor]
 
 
 class PackedExamples(IterableDataset):
-    """Endless batches; the dataset counts words where it means tokens, as the original does."""
+    """Batches, without end unless asked; it counts words where it means tokens, as the original."""
 
-    def __init__(self, dataset: datasets.Dataset, tokenizer: Any, eos: int) -> None:
+    def __init__(
+        self, dataset: datasets.Dataset, tokenizer: Any, eos: int, repeat: bool = True
+    ) -> None:
         self.dataset = dataset.shuffle(seed=FIRST_SEED, keep_in_memory=True)
         self.tokenizer = tokenizer
         self.eos = eos
+        self.repeat = repeat
         self.index = np.arange(len(dataset), dtype=np.uint32)
         self.cursor = 0
         self.epoch = 0
@@ -42,7 +45,10 @@ class PackedExamples(IterableDataset):
         wanted = ROWS * LENGTH
         while True:
             while len(self.buffer) < wanted:
-                self.buffer = self.buffer + self._tokenize(self._read(wanted - len(self.buffer)))
+                texts = self._read(wanted - len(self.buffer))
+                if not texts:
+                    return
+                self.buffer = self.buffer + self._tokenize(texts)
             tokens, self.buffer = self.buffer[:wanted], self.buffer[wanted:]
             ids = torch.tensor(tokens, dtype=torch.long).reshape(ROWS, LENGTH)
             yield {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
@@ -51,6 +57,8 @@ class PackedExamples(IterableDataset):
         texts: list[str] = []
         while words > 0:
             if self.cursor == len(self.index):
+                if not self.repeat:
+                    break
                 self._begin_epoch()
             row = int(self.index[self.cursor])
             texts.append(self.dataset.select([row])["text"][0])
@@ -117,5 +125,5 @@ def open_loader(settings: Settings) -> Released:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     eos = tokenizer.convert_tokens_to_ids(EOS[settings.tokenizer])
     files = [datasets.Dataset.from_file(path) for path in settings.arrow_files]
-    examples = PackedExamples(datasets.concatenate_datasets(files), tokenizer, eos)
+    examples = PackedExamples(datasets.concatenate_datasets(files), tokenizer, eos, settings.repeat)
     return Released(examples, settings.options.get("keep_buffer", True))

@@ -6,6 +6,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import hlat
+
 LIBRARIES = [
     "tokenizers",
     "gigatoken",
@@ -31,5 +33,6 @@ def describe_machine() -> dict[str, Any]:
         "processor": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "load_at_end": round(os.getloadavg()[1], 2),
-        "versions": {name: metadata.version(name) for name in LIBRARIES},
+        "versions": {"hlat": hlat.__version__}
+        | {name: metadata.version(name) for name in LIBRARIES},
     }

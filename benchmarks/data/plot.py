@@ -109,12 +109,8 @@ def draw_resume(result: dict[str, Any]) -> Figure:
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.margins(x=0.2)
-    axes.set_title(
-        "Restart: seconds until the first batch (hollow: not the data that would have come)",
-        loc="left",
-        fontsize=11,
-    )
-    axes.set_xlabel("seconds, imports excluded, median (logarithmic)")
+    axes.set_title("Restart: seconds until the first batch", loc="left", fontsize=11)
+    axes.set_xlabel("seconds, imports excluded, median (logarithmic); hollow: other data followed")
     axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=3)
     return figure
 

@@ -39,7 +39,7 @@ def fraction(row: Json, encoder: str) -> str:
 def throughput_row(row: Json) -> list[str]:
     """One contestant."""
     if "failure" in row:
-        return [row["contestant"], f"failed: {row['failure']}", "", "", "", "", ""]
+        return [row["contestant"], f"failed: {row['failure']}", *[""] * 6]
     return [
         row["contestant"],
         thousands(row["tokens_per_cpu_second"]),
@@ -47,6 +47,7 @@ def throughput_row(row: Json) -> list[str]:
         fraction(row, "fast"),
         thousands(row["tokens_per_wall_second"]),
         seconds(row["first_batch_seconds"]),
+        f"{row['first_ever_batch_seconds']:.1f}",
         f"{row['peak_rss_bytes']['median'] / 1e9:.2f}",
     ]
 
@@ -60,6 +61,7 @@ def render_throughput(result: Json) -> str:
         "of the fast encoder alone",
         "thousand tokens per second",
         "first batch, s",
+        "with empty caches, s",
         "peak memory, GB",
     ]
     groups: dict[tuple[str, str, int], list[Json]] = {}
@@ -102,7 +104,8 @@ def render_scale(result: Json) -> str:
     for encoder in ("reference", "fast"):
         study = result[encoder]
         for entry in study["rows"]:
-            value = entry.get("failure") or seconds(entry["seconds"])
+            failed = f"failed: {entry.get('failure')}"
+            value = failed if "failure" in entry else seconds(entry["seconds"])
             rows.append([f"{encoder} encoder: first batch of {entry['rows']:,} rows, s", value])
         samples = study["memory"]
         if "failure" not in samples:

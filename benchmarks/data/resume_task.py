@@ -16,7 +16,7 @@ from count import NUM_NUMBERED, separators
 from numpy.typing import NDArray
 
 ROOM = 1.1
-"""A loader without end has given every document when it gave so many times their tokens."""
+"""A loader without end is stopped when it gave so many times the documents of an epoch."""
 
 
 def run(settings: Settings, folder: Path, documents: list[int], batches: int) -> dict[str, Any]:

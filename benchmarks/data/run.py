@@ -3,13 +3,15 @@
 Usage: python benchmarks/data/run.py SCRATCH [--rounds 5] [--seconds 10] [--only TEXT]
 
 Every measurement is a process of its own (measure.py). The contestants take turns, so that a busy
-minute of the machine falls on all of them; a round before the first fills file and data set caches.
+minute of the machine falls on all of them. A round before the first begins with empty caches and
+fills them; of it only the time to the first batch is kept.
 Writes result.json beside itself; corpus.py fills SCRATCH.
 """
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -83,12 +85,14 @@ def spread(values: list[float]) -> dict[str, float]:
     return {k: float(f"{v:.4g}") for k, v in (("median", middle), ("min", low), ("max", high))}
 
 
-def summarise(entry: Entry, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of the result."""
+def summarise(entry: Entry, results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of the result, from a measurement with empty caches and those that count."""
+    cold, *runs = results
     row: dict[str, Any] = dict(zip(KEYS, entry, strict=True))
-    failures = [run["failure"] for run in runs if "failure" in run]
+    failures = [run["failure"] for run in results if "failure" in run]
     if failures:
         return row | {"failure": failures[-1], "failures": len(failures)}
+    row["first_ever_batch_seconds"] = round(cold["first_batch_seconds"], 2)
     keys = [key for key in runs[0] if key != "tokens"]
     return row | {key: spread([run[key] for run in runs]) for key in keys}
 
@@ -116,12 +120,12 @@ def main() -> None:
     scratch = arguments.scratch.resolve()
     entries = [entry for entry in ENTRIES if arguments.only in entry[0]]
     runs: dict[Any, list[dict[str, Any]]] = {entry: [] for entry in entries}
+    shutil.rmtree(scratch / "cache", ignore_errors=True)
     for repetition in range(arguments.rounds + 1):
         for entry in entries:
             result = measure(entry, scratch, arguments.seconds if repetition else WARM_UP_SECONDS)
             print(repetition, *entry, result, flush=True)
-            if repetition:
-                runs[entry].append(result)
+            runs[entry].append(result)
     rows = [summarise(entry, results) for entry, results in runs.items()]
     add_fractions(rows)
     corpus = json.loads((scratch / "corpus.json").read_text())
