@@ -55,6 +55,8 @@ class Stage:
             tokens: Tokens read from each source since the stage began.
             segment_tokens: Most tokens that are read from it at once.
         """
+        if len(self.shares) == 1:
+            return self.shares[0][0]
         total = sum(tokens[name] for name, _ in self.shares)
         waiting = [(name, w) for name, w in self.shares if tokens[name] <= w * total + _ROUNDING]
         name, _ = min(waiting, key=lambda item: (tokens[item[0]] + segment_tokens) / item[1])

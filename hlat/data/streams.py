@@ -222,16 +222,17 @@ def next_sequences(
         if not unfinished:
             return batch
         wanted = [streams[row].wanted() for row in unfinished]
-        for row, piece in zip(unfinished, _read(wanted, sources, tokenizer), strict=True):
+        pieces = _read(wanted, streams[0].num_streams, sources, tokenizer)
+        for row, piece in zip(unfinished, pieces, strict=True):
             streams[row].supply(piece)
 
 
 def _read(
-    places: Sequence[Place], sources: Mapping[str, Source], tokenizer: Tokenizer
+    places: Sequence[Place], stride: int, sources: Mapping[str, Source], tokenizer: Tokenizer
 ) -> list[Piece]:
     texts, ends = [], []
     for name, position, start in places:
-        document = sources[name].training_document(position)
+        document = sources[name].training_document(position, stride)
         end = tokenizer.cuts.end(document, start, PIECE_BYTES)
         texts.append(_decode(name, document, *tokenizer.cuts.range(start, end)))
         ends.append(end if end < len(document) else 0)

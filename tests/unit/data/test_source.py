@@ -128,3 +128,12 @@ def test_a_file_of_two_sources_is_refused(corpora) -> None:
     data.sources["beta"] = data.sources["alpha"]
     with pytest.raises(ConfigError, match=r"data\.sources\.beta\.paths: .* also belongs to"):
         open_sources(data, 1)
+
+
+def test_readers_of_any_stride_find_the_same_document_at_a_position(corpora) -> None:
+    source = open_sources(corpora.data(), 1)["gamma"]
+    rows = [source.training_row(position) for position in range(400)]
+    for stride in (1, 4, 3, 64, 200):
+        for position in [*range(0, 400, stride), *range(1, 400, stride), 7, 399, 8, 0]:
+            found = source.training_document(position, stride)
+            assert found == source.corpus.document(rows[position])
