@@ -107,7 +107,7 @@ def _refuse_what_to_prepare(key: str, location: str, names: Sequence[str]) -> No
         if name.lower().endswith(_TO_PREPARE) and not is_about_data:
             raise ConfigError(
                 f"{key}: {location} holds {name}, which has no rows that can be read at random; "
-                f"convert it once with `{PREPARE} {location}` and name the folder that it writes"
+                f"convert it once with `{PREPARE} {location} --output DIR` and name that folder"
             )
 
 
