@@ -76,26 +76,27 @@ def render_throughput(result: Json) -> str:
 
 def render_resume(result: Json) -> str:
     """Seconds, bytes and exactness at each point; lost and repeated documents."""
-    full = [row for row in result["rows"] if "points" in row]
-    points = [(point["corpus"], point["documents"]) for point in full[0]["points"]]
+    full = max((row["points"] for row in result["rows"] if "points" in row), key=len)
+    points = [(point["corpus"], point["documents"]) for point in full]
     header = ["", "fresh start, s", *[f"after {n:,} of `{name}`" for name, n in points]]
     header += ["lost / repeated without restarts", "with restarts"]
-    rows = [resume_row(row, len(points)) for row in result["rows"]]
+    rows = [resume_row(row, points) for row in result["rows"]]
     return table(header, rows) + "\n\n" + machine(result)
 
 
-def resume_row(row: Json, num_points: int) -> list[str]:
-    """One contestant."""
+def resume_row(row: Json, points: list[tuple[str, int]]) -> list[str]:
+    """One contestant; a point that was not measured stays empty."""
     if "failure" in row:
-        return [row["contestant"], f"failed: {row['failure']}", *[""] * (num_points + 2)]
-    cells = [
-        f"{point['seconds']['median']:.2f} s, {point['state_bytes'] / 1000:,.1f} kB, "
-        f"{'equal' if point['exact'] else '**different**'}"
+        return [row["contestant"], f"failed: {row['failure']}", *[""] * (len(points) + 2)]
+    cells = {
+        (point["corpus"], point["documents"]): f"{point['seconds']['median']:.2f} s, "
+        f"{point['state_bytes'] / 1000:,.1f} kB, {'equal' if point['exact'] else '**different**'}"
         for point in row["points"]
-    ]
+    }
     losses = [f"{loss['never']:,} / {loss['again']:,}" for loss in row["losses"]]
     losses[1] += f" ({row['losses'][1]['restarts']} restarts)"
-    return [row["contestant"], f"{row['fresh_seconds']['median']:.2f}", *cells, *losses]
+    told = [cells.get(point, "") for point in points]
+    return [row["contestant"], f"{row['fresh_seconds']['median']:.2f}", *told, *losses]
 
 
 def render_scale(result: Json) -> str:
