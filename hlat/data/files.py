@@ -23,7 +23,7 @@ _PARQUET = (".parquet", ".pq")
 _TO_PREPARE = tuple(
     f"{kind}{packing}"
     for kind in (".jsonl", ".ndjson", ".json")
-    for packing in ("", ".gz", ".zst", ".bz2", ".xz")
+    for packing in ("", ".gz", ".zst", ".bz2")
 )
 _SAVED = "state.json"
 _SPLITS = "dataset_dict.json"

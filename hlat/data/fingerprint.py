@@ -17,10 +17,9 @@ from hlat.data.streams import NUM_FIELDS
 STATE_VERSION = 2
 
 _SOURCES = "data.sources."
-_STREAMS = "batch.global_batch_size"
-"""Streams are rows of the global batch: other rows have no position to take over."""
-_LENGTH = "batch.sequence_length"
-"""Positions count tokens; how these are cut into sequences does not touch them."""
+_FIXED = ("batch.global_batch_size", "batch.sequence_length")
+"""Streams are rows of the global batch, and other rows have no position to take over; stages begin
+at steps, which tokens per step count."""
 _DOCUMENT, _PIECE, _OFFSET = 0, 1, 2
 """Places of fields of `Cursor`."""
 
@@ -57,8 +56,14 @@ def compare(
         f"{here.get(key, 'none')}"
         for key in changed
     }
-    accepted = {key: lines.pop(key) for key in changed if key in allowed and key != _STREAMS}
+    accepted = {key: lines.pop(key) for key in changed if key in allowed and key not in _FIXED}
     problems = [f"{line}; {_remedy(key)}" for key, line in lines.items()]
+    problems += [
+        f"data.allow_changed: {key} is no key that a checkpoint could differ in; these are: "
+        f"{', '.join(sorted({*here, *there} - {*_FIXED}))}"
+        for key in allowed
+        if key not in here and key not in there
+    ]
     if missing := [str(n) for n in numbers if str(n) not in state["streams"]]:
         problems.append(
             f"the checkpoint's data state lacks streams {', '.join(missing)} of this rank; "
@@ -69,8 +74,29 @@ def compare(
     return accepted
 
 
+def refuse_changed(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuse to draw for a trainer that opened other data.
+
+    Args:
+        here: The fingerprint of what a worker opened.
+        there: That of what its trainer opened.
+
+    Raises:
+        ConfigError: If they differ.
+    """
+    changed = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
+    if changed:
+        raise ConfigError(
+            *(
+                f"{key}: has changed since the run began, from {there.get(key, 'none')} to "
+                f"{here.get(key, 'none')}; put back what it was and start again"
+                for key in changed
+            )
+        )
+
+
 def _remedy(key: str) -> str:
-    if key == _STREAMS:
+    if key in _FIXED:
         return "restore the former, or start a new run"
     return f"restore the former, start a new run, or accept it with 'data.allow_changed=[{key}]'"
 

@@ -33,8 +33,8 @@ class Chapter:
     """A stage that is over, and what had been read when it ended."""
 
     name: str
-    start: int
-    """Its first step."""
+    end: int
+    """The step after its last one."""
     totals: NDArray[np.int64]
     """Documents and tokens since the run began, [sources, 2]."""
 
@@ -47,23 +47,23 @@ class Chapter:
         for place, name in enumerate(now):
             if is_whole and name in before:
                 adapted[place] = self.totals[before.index(name)]
-        return Chapter(self.name, self.start, adapted)
+        return Chapter(self.name, self.end, adapted)
 
     def to_json(self) -> list[Any]:
         """The fields in order."""
-        return [self.name, self.start, self.totals.tolist()]
+        return [self.name, self.end, self.totals.tolist()]
 
     @classmethod
     def from_json(cls, fields: Sequence[Any]) -> "Chapter":
         """Read what `to_json` wrote."""
-        name, start, totals = fields
-        return cls(name, start, np.array(totals, np.int64).reshape(-1, 2))
+        name, end, totals = fields
+        return cls(name, end, np.array(totals, np.int64).reshape(-1, 2))
 
 
 def sum_chapters(parts: Sequence[Chapter]) -> Chapter:
     """The same chapter of several ranks as one."""
     summed: NDArray[np.int64] = np.sum([part.totals for part in parts], axis=0)
-    return Chapter(parts[0].name, parts[0].start, summed)
+    return Chapter(parts[0].name, parts[0].end, summed)
 
 
 def totals(states: States) -> NDArray[np.int64]:
@@ -87,11 +87,11 @@ def by_stage(
     chapters: Sequence[Chapter], point: Point, documents_per_epoch: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     """What each stage has read from each source, the one under way included (JSON-able)."""
-    now = Chapter(point.stage.name, point.stage.start, totals(point.states))
-    before = np.zeros_like(now.totals)
+    now = Chapter(point.stage.name, point.step, totals(point.states))
+    start, before = 0, np.zeros_like(now.totals)
     told = []
     for chapter in [*chapters, now]:
         read = entries(chapter.totals - before, documents_per_epoch)
-        told.append({"name": chapter.name, "start": chapter.start, "sources": read})
-        before = chapter.totals
+        told.append({"name": chapter.name, "start": start, "sources": read})
+        start, before = chapter.end, chapter.totals
     return told

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hlat.config.batch import Batch
 from hlat.config.data import Data
@@ -156,10 +155,6 @@ class Loader:
             if name not in told
         ]
 
-    def decode(self, tokens: NDArray[np.int32]) -> str:
-        """Text of token ids, control tokens spelled out."""
-        return self._corpora.tokenizer.decode(tokens.tolist())
-
     def close(self) -> None:
         """Stop preparing batches and wait until all that did has ended."""
         self._producer.close()
@@ -184,8 +179,7 @@ class Loader:
 
     def _chapter(self) -> Chapter:
         """The stage that the last returned batch belongs to, if it ends there."""
-        stage = self._point.stage
-        return Chapter(stage.name, stage.start, ledger.totals(self._point.states))
+        return Chapter(self._point.stage.name, self._point.step, ledger.totals(self._point.states))
 
     def _documents_per_epoch(self) -> dict[str, int]:
         return {name: source.num_training for name, source in self._corpora.sources.items()}
@@ -223,7 +217,7 @@ def open_loader(
     numbers = list(range(rank, batch.global_batch_size, num_ranks))
     producer: Producer | None = None
     if peers is None or peers.leads:
-        task = Task(data, phase, batch, seed, numbers, corpora.width)
+        task = Task(data, phase, batch, seed, numbers, corpora.width, corpora.fingerprint)
         producer = _producer(task, corpora)
     if peers is not None:
         producer = SharedProducer(producer, peers, len(numbers))
@@ -241,6 +235,7 @@ def _producer(task: Task, corpora: Corpora) -> Producer:
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Join the states of all ranks after the same step into the state of the run."""
     assert len({state["step"] for state in states}) == 1
+    assert all(state["fingerprint"] == states[0]["fingerprint"] for state in states)
     streams = {number: row for state in states for number, row in state["streams"].items()}
     chapters = zip(*(map(Chapter.from_json, state["chapters"]) for state in states), strict=True)
     return {

@@ -26,6 +26,10 @@ class Group(Protocol):
         """Send the leader's message to all ranks, and return it; the others pass None."""
 
 
+_ERRORS = {error.__name__: error for error in (ConfigError, WorkerDiedError)}
+"""What a loader knows how to deal with; anything else ends every rank."""
+
+
 class SharedProducer:
     """Draws on the leader of a group, and receives on its peers."""
 
@@ -41,19 +45,20 @@ class SharedProducer:
         self._producer = producer
         self._group = group
         self._num_rows = num_rows
+        self._point: Point | None = None
 
     def start(self, point: Point) -> None:
-        """Prepare the batches after a point, on the leader."""
-        if self._producer is not None:
-            self._producer.start(point)
+        """Prepare the batches after a point, on the leader, when the next one is asked for."""
+        self._point = point
 
     def next(self) -> tuple[Tokens, States]:
         """Wait for the next batch; what fails on the leader fails on all ranks alike."""
         message = self._group.broadcast(None if self._producer is None else self._draw())
+        self._point = None
         lengths = np.frombuffer(message, np.int64, 2)
         if not lengths.any():
             kind, problems = json.loads(message[lengths.nbytes :])
-            raise {"config": ConfigError, "worker": WorkerDiedError}[kind](*problems)
+            raise _ERRORS.get(kind, RuntimeError)(*problems)
         num_tokens, num_states = (int(length) for length in lengths)
         states = np.frombuffer(message, np.int64, num_states, lengths.nbytes)
         begin = lengths.nbytes + states.nbytes
@@ -70,10 +75,12 @@ class SharedProducer:
         """The numbers of tokens and states, then both; or two zeros and what went wrong."""
         assert self._producer is not None
         try:
+            if self._point is not None:
+                self._producer.start(self._point)
             tokens, states = self._producer.next()
-        except (ConfigError, WorkerDiedError) as error:
-            kind = "config" if isinstance(error, ConfigError) else "worker"
-            problems = error.problems if isinstance(error, ConfigError) else error.args
-            return np.zeros(2, np.int64).tobytes() + json.dumps([kind, list(problems)]).encode()
+        except Exception as error:  # the peers wait, and must not for ever
+            problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+            told = json.dumps([type(error).__name__, list(problems)])
+            return np.zeros(2, np.int64).tobytes() + told.encode()
         lengths = np.array([tokens.size, states.size], np.int64)
         return lengths.tobytes() + states.tobytes() + tokens.tobytes()

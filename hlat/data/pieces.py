@@ -18,8 +18,36 @@ _GRAPHIC = range(0x21, 0x7F)
 """ASCII characters that are neither space nor control."""
 _CROSSING = re.compile("[!-~][ Ġ▁]")
 """A token that reaches from a graphic character over a space, however the vocabulary spells it."""
+_ESCAPED = re.compile("[\ud800-\udfff]")
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend"})
 """They map a text that is cut before a space as they map its parts, but for what they prepend."""
+_SPACES = frozenset(" Ġ▁")
+_KNOWN_STEPS = frozenset(
+    {"ByteLevel", "Metaspace", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit"}
+)
+_BYTE_LEVEL = (["ByteLevel"], ["Split", "ByteLevel"])
+_CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_KNOWN_ALTERNATIVES = frozenset(
+    {
+        *_CONTRACTIONS,
+        f"(?i:{'|'.join(_CONTRACTIONS)})",
+        r" ?\p{L}+",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+(?i:{'|'.join(_CONTRACTIONS)})?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*(?i:{'|'.join(_CONTRACTIONS)})?",
+        r" ?\p{N}+",
+        r"\p{N}",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    }
+)
+"""What the expressions of GPT-2, GPT-4 and 4o, Llama 3 and Qwen are made of."""
 _FOLLOWING = ("a", "1", ".", " ", "\n", "木", "\u0301")
 _SAMPLES = (
     "The quick brown fox's 3 cubs -- isn't it? -- jumped;\n\n    over (12,345.67) fences.\r\n"
@@ -78,11 +106,12 @@ def _last_word(window: bytes, words: tokenizers.pre_tokenizers.PreTokenizer) -> 
     A word is known once the one after it is: no pre-tokenizer in use looks further ahead. Spaces
     at the end of a text are another matter than the same ones in front of a word.
     """
-    text = window.decode("utf-8", "ignore")
-    ends = (stop for _, (_, stop) in reversed(words.pre_tokenize_str(text)[:-2]))
+    # A character for each byte that is not UTF-8: punctuation, as U+FFFD is, however many they are
+    text = window.decode("utf-8", "surrogateescape")
+    found = words.pre_tokenize_str(_ESCAPED.sub("\ufffd", text))
+    ends = (stop for _, (_, stop) in reversed(found[:-2]))
     stop = next((stop for stop in ends if not text[stop - 1].isspace()), 0)
-    head = text[:stop].encode()
-    return len(head) if head and window.startswith(head) else None
+    return len(text[:stop].encode("utf-8", "surrogateescape")) or None
 
 
 def find_cuts(rust: tokenizers.Tokenizer) -> Cuts:
@@ -91,22 +120,50 @@ def find_cuts(rust: tokenizers.Tokenizer) -> Cuts:
     A cut between a graphic ASCII character x and a space is exact if four things hold:
 
     1. no token of the vocabulary reaches over such a place, so that merges (or the best
-       segmentation) left and right of it never meet;
-    2. the pre-tokenizer, if there is one that splits, splits there whatever stands before and
-       after. It scans from left to right, so a scan that begins there goes on as the whole one;
+       segmentation) left and right of it never meet, and a space is not unknown text, which would
+       fuse with unknown neighbours;
+    2. the pre-tokenizer, if there is one that splits, is of a kind that splits there, looks at
+       nothing behind, and scans from left to right: a scan that begins there goes on as the whole;
     3. normalization is local;
     4. no added token reaches over it.
 
-    1, 3 and 4 are read off the tokenizer and 2 is tried for every x. Between words, too, a scan
-    may begin anew, if the text is not changed before it. A sample, cut at every place, decides at
-    last, and tells whether the tokenizer prepends a space to every text.
+    Between the words of byte-level tokenizers a scan may begin anew, too, if nothing changes the
+    text before it. A tokenizer that prepends a space to every text does so to every piece, which is
+    made up for by leaving one out; with added tokens it prepends to what lies between them as well,
+    and is given whole documents. Samples, cut at every place, decide at last.
     """
-    if not (_no_token_crosses(rust) and _is_local(rust) and _splits_before_spaces(rust)):
+    steps = _steps(_definition(rust)["pre_tokenizer"])
+    if not (_no_token_crosses(rust) and _is_local(rust) and all(map(_is_known, steps))):
         return Cuts()
-    candidates = [Cuts(before_spaces=True), Cuts(before_spaces=True, drop_space=True)]
-    if _splits(rust) and rust.normalizer is None and not _added(rust):
-        candidates.insert(0, Cuts(before_spaces=True, words=rust.pre_tokenizer))
+    if not _splits_before_spaces(rust):
+        return Cuts()
+    candidates = [Cuts(before_spaces=True)]
+    if not _added(rust):
+        candidates.append(Cuts(before_spaces=True, drop_space=True))
+        if rust.normalizer is None and [step["type"] for step in steps] in _BYTE_LEVEL:
+            candidates.insert(0, Cuts(before_spaces=True, words=rust.pre_tokenizer))
     return next((cuts for cuts in candidates if _is_exact(rust, cuts)), Cuts())
+
+
+def _is_known(step: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer looks at nothing behind, and at most at the next character ahead."""
+    if step["type"] != "Split":
+        return step["type"] in _KNOWN_STEPS
+    pattern = step["pattern"].get("Regex", "")
+    is_plain = step["behavior"] == "Isolated" and not step["invert"]
+    return is_plain and set(_alternatives(pattern)) <= _KNOWN_ALTERNATIVES
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """The parts of a regular expression between the bars outside of brackets."""
+    parts, depth = [""], 0
+    for character in re.findall(r"\\.|.", pattern, re.DOTALL):
+        depth += (character in "([") - (character in ")]")
+        if character == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def _added(rust: tokenizers.Tokenizer) -> list[tokenizers.AddedToken]:
@@ -117,7 +174,9 @@ def _added(rust: tokenizers.Tokenizer) -> list[tokenizers.AddedToken]:
 def _no_token_crosses(rust: tokenizers.Tokenizer) -> bool:
     if any(token.lstrip or token.rstrip or token.single_word for token in _added(rust)):
         return False
-    return not any(map(_CROSSING.search, rust.get_vocab(with_added_tokens=True)))
+    vocabulary = rust.get_vocab(with_added_tokens=True)
+    is_space_known = _splits(rust) or not _SPACES.isdisjoint(vocabulary)
+    return is_space_known and not any(map(_CROSSING.search, vocabulary))
 
 
 def _is_local(rust: tokenizers.Tokenizer) -> bool:
@@ -126,7 +185,7 @@ def _is_local(rust: tokenizers.Tokenizer) -> bool:
 
 def _is_local_step(step: dict[str, Any]) -> bool:
     if step["type"] == "Replace":
-        return bool(step["pattern"] == {"String": " "})
+        return (step["pattern"], step["content"]) == ({"String": " "}, "▁")
     return step["type"] in _LOCAL_NORMALIZERS
 
 

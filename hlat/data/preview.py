@@ -4,14 +4,14 @@ A glance at what the model will read finds the wrong column, a doubled newline o
 astray before a node is booked.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
 from hlat.config.batch import Batch
 from hlat.config.data import Data
 from hlat.config.phase import Phase
-from hlat.data.loader import open_loader
+from hlat.data.corpora import open_corpora
+from hlat.data.ledger import totals
+from hlat.data.rows import Rows
 from hlat.data.sequences import document_ordinals
 
 WIDTH = 80
@@ -23,18 +23,19 @@ def preview(data: Data, phase: Phase, batch: Batch, seed: int) -> str:
     Raises:
         ConfigError: If a file, column, weight or size does not fit.
     """
-    loader = open_loader(replace(data, workers=0, prefetch=0), phase, batch, seed)
+    corpora = open_corpora(data, phase, batch, seed)
+    rows = Rows(corpora, batch, range(min(data.preview, batch.global_batch_size)))
     shown: list[str] = []
-    try:
-        while len(shown) < data.preview:
-            for row in loader.next().tokens[: data.preview - len(shown)]:
-                documents = document_ordinals(row[None], loader.eos)[0]
-                texts = [loader.decode(row[documents == n]) for n in np.unique(documents)]
-                shown.append(_show(len(shown) + 1, len(row), texts, data.eos_token))
-    finally:
-        loader.close()
-    read = [f"{name} {entry['tokens']}" for name, entry in loader.ledger().items()]
-    return "\n".join([*shown, f"tokens read from each source: {', '.join(read)}"])
+    while len(shown) < data.preview:
+        for row in rows.draw():
+            documents = document_ordinals(row[None], corpora.tokenizer.eos)[0]
+            parts = [row[documents == n].tolist() for n in np.unique(documents)]
+            texts = [corpora.tokenizer.decode(part) for part in parts]
+            shown.append(_show(len(shown) + 1, len(row), texts, data.eos_token))
+    tokens = totals(rows.states())[:, 1].tolist()
+    read = [f"{name} {count}" for name, count in zip(corpora.sources, tokens, strict=True)]
+    told = f"tokens of each source in the batches of these rows: {', '.join(read)}"
+    return "\n".join([*shown[: data.preview], told])
 
 
 def _show(number: int, num_tokens: int, texts: list[str], eos_token: str) -> str:

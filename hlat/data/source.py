@@ -19,7 +19,9 @@ from hlat.data.files import find_files
 from hlat.data.permutation import Permutation
 
 ROWS_AHEAD = 64
-"""Rows that are worked out at once."""
+"""Most rows that are worked out at once."""
+ROWS_WORTH_IT = 8
+"""Fewer than these take longer together than one by one."""
 
 
 class Source:
@@ -42,11 +44,12 @@ class Source:
         self.num_heldout = num_heldout
         self._seed = seed
         if len(corpus) <= 2 * num_heldout:
+            most = (len(corpus) - 1) // 2
+            smaller = f"set data.heldout_documents to {most} or less, or " if most > 0 else ""
             raise ConfigError(
                 f"data.sources.{name} has {len(corpus)} documents, of which "
                 f"data.heldout_documents={num_heldout} are held out; more than twice as many are "
-                f"needed: set data.heldout_documents to {max(0, (len(corpus) - 1) // 2)} or less, "
-                "or give the source more files"
+                f"needed: {smaller}give the source more files"
             )
         self._content = str(corpus.fingerprint()["sha256"])
         self._split = Permutation(len(corpus), ("heldout", name, self._content))
@@ -102,13 +105,13 @@ class Source:
         return self.corpus.document(rows[place])
 
     def _rows_ahead(self, position: int, stride: int) -> list[int]:
-        """Rows of the documents at `position` and at the next positions of its reader."""
-        positions = position + stride * np.arange(min(ROWS_AHEAD, self.num_training))
-        epochs, indices = np.divmod(positions, self.num_training)
-        for epoch in np.unique(epochs):
-            same = epochs == epoch
-            indices[same] = self._order(int(epoch))(indices[same])
-        rows: list[int] = self._split(self.num_heldout + indices).tolist()
+        """Rows of the documents at `position` and at its reader's next positions in the epoch."""
+        epoch, index = divmod(position, self.num_training)
+        end = min(self.num_training, index + stride * ROWS_AHEAD)
+        indices = np.arange(index, end, stride)
+        if len(indices) < ROWS_WORTH_IT:
+            return [self.training_row(position)]
+        rows: list[int] = self._split(self.num_heldout + self._order(epoch)(indices)).tolist()
         return rows
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hlat.config.errors import ConfigError
 from hlat.data.mixture import Stage
 from hlat.data.source import Source
 from hlat.data.tokenizer import Tokenizer
@@ -94,6 +95,8 @@ class Stream:
         self._source: str | None = None
         self._remaining = 0
         self._pieces: dict[str, Piece] = {}
+        self.num_barren = 0
+        """Documents in a row, up to now, that had no token."""
 
     def begin(self, stage: Stage) -> None:
         """Begin the next sequence; where a stage begins with it, shares count anew from here."""
@@ -112,6 +115,7 @@ class Stream:
             if piece is None:
                 break
             offset = self.cursors[source].offset
+            assert offset < len(piece.tokens), "the fingerprint refuses other documents"
             count = min(len(row) - filled, len(piece.tokens) - offset)
             row[filled : filled + count] = piece.tokens[offset : offset + count]
             filled += count
@@ -131,8 +135,10 @@ class Stream:
         assert self._source is not None
         if len(piece.tokens):
             self._pieces[self._source] = piece
+            self.num_barren = 0
         else:
             self._leave(self._source, piece.end)
+            self.num_barren += 1
 
     def _open_segment(self, source: str) -> None:
         self._source = source
@@ -223,8 +229,18 @@ def next_sequences(
             return batch
         wanted = [streams[row].wanted() for row in unfinished]
         pieces = _read(wanted, streams[0].num_streams, sources, tokenizer)
-        for row, piece in zip(unfinished, pieces, strict=True):
+        for row, place, piece in zip(unfinished, wanted, pieces, strict=True):
             streams[row].supply(piece)
+            _refuse_barren(streams[row], sources[place.source])
+
+
+def _refuse_barren(stream: Stream, source: Source) -> None:
+    # A source with one document that has tokens passes for none once in e^50 times
+    if stream.num_barren > 50 * source.num_training:
+        raise ConfigError(
+            f"data.sources.{source.name}: {stream.num_barren} documents in a row have no token; "
+            "set data.text_column to the column that holds the documents, or take the source out"
+        )
 
 
 def _read(

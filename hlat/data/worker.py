@@ -17,6 +17,7 @@ from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase
 from hlat.config.plain import from_plain
 from hlat.data.corpora import open_corpora
+from hlat.data.fingerprint import refuse_changed
 from hlat.data.mixture import Stage
 from hlat.data.rows import Point, Rows
 from hlat.data.workers import Slots
@@ -41,6 +42,7 @@ def _serve(message: dict[str, Any], replies: Any) -> None:
     batch = from_plain(Batch, message["batch"])
     numbers = message["numbers"]
     corpora = open_corpora(data, from_plain(Phase, message["phase"]), batch, message["seed"])
+    refuse_changed(corpora.fingerprint, message["fingerprint"])
     rows = Rows(corpora, batch, numbers)
     start, shares, name = message["stage"]
     stage = Stage(start, tuple((source, share) for source, share in shares), name)
@@ -53,7 +55,3 @@ def _serve(message: dict[str, Any], replies: Any) -> None:
         slots.tokens[slot] = rows.draw()
         slots.states[slot] = rows.states()
         print("[]", file=replies, flush=True)
-
-
-if __name__ == "__main__":
-    main()

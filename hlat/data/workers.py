@@ -1,7 +1,7 @@
 """Worker processes that prepare batches, and the memory that they share with the trainer.
 
 Python runs one thread at a time, so a trainer that tokenises in a thread of its own still pays for
-it in the loop. Workers are programs of their own (`python -m hlat.data.worker`): they get their
+it in the loop. Workers are programs of their own (hlat.data.worker): they get their
 settings as JSON through a pipe, write tokens and states into memory that has no name and vanishes
 with its last user, and end when the pipe does, so that no kill leaves anything behind.
 """
@@ -30,6 +30,12 @@ from hlat.data.rows import Point, States, Tokens
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """A worker is one core: more of them, not more threads, make data faster."""
 
+_PROGRAM = (
+    f"import sys; sys.path[0] = {str(Path(hlat.__file__).resolve().parent.parent)!r}; "
+    "from hlat.data.worker import main; main()"
+)
+"""A worker of this very hlat, whatever lies in the folder that it is started in."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -43,6 +49,8 @@ class Task:
     """Its rows' places in the global batch."""
     width: int
     """Integers of a row's state."""
+    fingerprint: dict[str, Any]
+    """What the worker must find as the trainer did."""
 
 
 class Slots:
@@ -80,19 +88,28 @@ def anonymous_file() -> int:
 class _Worker:
     """One worker process, its rows, and the memory shared with it."""
 
-    def __init__(self, task: Task, point: Point, num_slots: int) -> None:
-        self.slots_descriptor = anonymous_file()
+    def __init__(self, task: Task, num_slots: int) -> None:
+        self._task, self._num_slots = task, num_slots
+        self._descriptor = anonymous_file()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[self._descriptor],
+                env={**os.environ, **_ONE_THREAD},
+                start_new_session=True,  # signals to the trainer's group are the trainer's
+            )
+        except OSError as error:
+            os.close(self._descriptor)
+            raise WorkerDiedError(f"could not be started ({error})") from error
         sizes = (num_slots, len(task.numbers), task.batch.sequence_length, task.width)
-        self._slots = Slots(self.slots_descriptor, *sizes)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "hlat.data.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=[self.slots_descriptor],
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": _python_path()},
-        )
-        slots = [self.slots_descriptor, num_slots]
-        self._tell(to_json({**vars(task), **_plain(point), "slots": slots}))
+        self._slots = Slots(self._descriptor, *sizes)
+
+    def begin(self, point: Point) -> None:
+        """Tell the task and where to stand."""
+        slots = [self._descriptor, self._num_slots]
+        self._tell(to_json({**vars(self._task), **_plain(point), "slots": slots}))
 
     def request(self, slot: int) -> None:
         """Ask for the next batch in a slot."""
@@ -112,7 +129,7 @@ class _Worker:
         """End the process; it has nothing to lose."""
         self._process.kill()
         self._process.communicate()
-        os.close(self.slots_descriptor)
+        os.close(self._descriptor)
 
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
@@ -121,12 +138,6 @@ class _Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # `receive` finds out why
-
-
-def _python_path() -> str:
-    """Where the worker finds this very hlat, whatever folder it is started in."""
-    folders = [str(Path(hlat.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
-    return os.pathsep.join(filter(None, folders))
 
 
 def _plain(point: Point) -> dict[str, Any]:
@@ -166,11 +177,12 @@ class WorkerProducer:
     def start(self, point: Point) -> None:
         """Prepare the batches after a point, in new processes."""
         self.close()
-        for index in range(self._num_workers):
-            own = slice(index, None, self._num_workers)
+        shares = [slice(index, None, self._num_workers) for index in range(self._num_workers)]
+        for own in shares:
             task = replace(self._task, numbers=self._task.numbers[own])
-            at = Point(point.step, point.stage, point.states[own])
-            self._workers.append(_Worker(task, at, self._num_slots))
+            self._workers.append(_Worker(task, self._num_slots))
+        for own, worker in zip(shares, self._workers, strict=True):
+            worker.begin(replace(point, states=point.states[own]))
         self._requested = self._received = 0
         while self._requested < self._num_slots - 1:
             self._request()

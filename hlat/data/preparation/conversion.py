@@ -134,7 +134,7 @@ def _convert_input(
             else:
                 counts["empty"] += 1
         tick(one.bytes - file.num_read)
-    return InputRecord(one.path, one.bytes, **counts)
+    return InputRecord(one.path, one.bytes, one.version, **counts)
 
 
 def _damaged(one: Input, damage: Damage) -> ConfigError:

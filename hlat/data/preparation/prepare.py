@@ -164,12 +164,13 @@ def _find_complete(source: Source) -> Manifest | None:
         "INPUT": [one.path for one in manifest.inputs],
     }
     _compare(source, was)
-    sizes = {one.path: one.bytes for one in manifest.inputs}
+    then = {one.path: one for one in manifest.inputs}
     changed = [
-        f"{source.folder}: was prepared from {one.path} when it had {sizes[one.path]:,} bytes; it "
-        f"has {one.bytes:,} now; choose another --output, or delete the folder"
+        f"{source.folder}: was prepared from {one.path} when it had {then[one.path].bytes:,} "
+        f"bytes; it has been written again since and has {one.bytes:,}; choose another --output, "
+        "or delete the folder"
         for one in source.inputs
-        if one.bytes != sizes[one.path]
+        if (one.bytes, one.version) != (then[one.path].bytes, then[one.path].version)
     ]
     if changed:
         raise ConfigError(*changed)

@@ -32,6 +32,8 @@ class InputRecord:
 
     path: str
     bytes: int
+    version: str
+    """Time of its last change, or whatever else its store keeps of it."""
     documents: int
     """Documents that are in the parts."""
     text_bytes: int

@@ -168,8 +168,7 @@ def test_other_sizes_seeds_and_texts_are_refused_with_both_values(corpora, open_
     lengths, texts, seeds = error.value.problems
     assert lengths == (
         "batch.sequence_length: the checkpoint was written with 32, this run has 16; "
-        "restore the former, start a new run, or accept it with "
-        "'data.allow_changed=[batch.sequence_length]'"
+        "restore the former, or start a new run"
     )
     assert texts.startswith("data.sources.beta: the checkpoint was written with {'files': 2, ")
     assert "'rows': 23" in texts

@@ -75,7 +75,10 @@ def test_peers_receive_batches_states_and_errors(corpora, open_loader, workers: 
     expected = [whole.next().tokens for _ in range(5)]
     found = [leader.next().tokens for _ in range(5)]
     state, stage = json.loads(json.dumps(leader.state())), leader.stage
-    leader._producer._producer.next = lambda: (_ for _ in ()).throw(ConfigError("a file is gone"))
+    leader._producer._producer.start = lambda point: (_ for _ in ()).throw(
+        ConfigError("a file is gone")
+    )
+    leader._started = False
     with pytest.raises(ConfigError, match="a file is gone"):
         leader.next()
     np.testing.assert_array_equal(found, expected)

@@ -81,6 +81,11 @@ def sentencepiece(split):
     return Tokenizer.from_str(json.dumps(definition))
 
 
+def with_added_tokens(rust):
+    rust.add_tokens(["<tool>", "    ", " was", "12"])
+    return rust
+
+
 FAMILIES = {
     "embedded": lambda: Tokenizer.from_file(str(EMBEDDED_FILE)),
     "gpt2": byte_level,
@@ -88,6 +93,8 @@ FAMILIES = {
     "llama3": lambda: byte_level(
         pre_tokenizers.Split(tokenizers.Regex(LLAMA_3), "isolated"), use_regex=False
     ),
+    "added tokens": lambda: with_added_tokens(byte_level()),
+    "digits": lambda: byte_level(pre_tokenizers.Digits(individual_digits=True)),
     "nfc": lambda: byte_level(normalizer=normalizers.NFC()),
     "metaspace": lambda: sentencepiece(split=True),
     "metaspace unsplit": lambda: sentencepiece(split=False),
@@ -152,6 +159,17 @@ def test_text_without_spaces_is_cut_between_words_if_there_are_any() -> None:
     assert pieces(word, cuts, 200) == [(0, 5000)]
 
 
+def test_a_bad_byte_does_not_keep_a_text_whole() -> None:
+    cuts = find_cuts(FAMILIES["embedded"]())
+    text = ("木曜日は、晴れ。" * 300).encode()
+    for bad in (b"\xff", b"\xe6\x9c", b"\xf0\x9f\x98", b"\xff\xfe\xc3" * 5):
+        document = memoryview(text + bad + text + bad)
+        found = pieces(document, cuts, 300)
+        assert len(found) > 10
+        whole = str(document, "utf-8", "replace")
+        assert "".join(str(document[a:b], "utf-8", "replace") for a, b in found) == whole
+
+
 def test_bytes_that_are_not_utf8_do_not_move_a_cut_into_a_character() -> None:
     cuts = find_cuts(FAMILIES["embedded"]())
     document = memoryview(("木é、" * 40).encode() + b"\xff\xfe" + ("été 木 " * 50).encode())
@@ -171,6 +189,46 @@ def numbers_with_spaces():
     rust = FAMILIES["gpt2"]()
     rust.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"\d+ \d+|\w+|\W"), "isolated")
     return rust
+
+
+def falcon():
+    """Its digits are sought in the letters that stand for bytes, and so within characters."""
+    rust = FAMILIES["gpt2"]()
+    last = pre_tokenizers.Split(tokenizers.Regex("[0-9][0-9][0-9]"), "isolated")
+    rust.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Punctuation("contiguous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            pre_tokenizers.Digits(),
+            last,
+        ]
+    )
+    return rust
+
+
+def quotations():
+    rust = FAMILIES["gpt2"]()
+    pattern = tokenizers.Regex(r'"[^"]*"| ?\w+| ?[^\s\w]+|\s+')
+    rust.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    return rust
+
+
+def llama2_with_an_added_token():
+    """It prepends a space to what follows the token, too."""
+    rust = FAMILIES["llama2"]()
+    rust.add_tokens([tokenizers.AddedToken("<tool>", normalized=False)])
+    return rust
+
+
+def spaces_removed():
+    rust = FAMILIES["gpt2"]()
+    rust.normalizer = normalizers.Replace(" ", "")
+    return rust
+
+
+def unknown_spaces():
+    model = models.BPE({"a": 0, "b": 1, "<unk>": 2}, [], unk_token="<unk>", fuse_unk=True)
+    return Tokenizer(model)
 
 
 def looks_behind():
@@ -193,7 +251,19 @@ def greedy_added_token():
 
 
 @pytest.mark.parametrize(
-    "make", [superwords, numbers_with_spaces, looks_behind, strips, greedy_added_token]
+    "make",
+    [
+        superwords,
+        numbers_with_spaces,
+        looks_behind,
+        strips,
+        greedy_added_token,
+        falcon,
+        quotations,
+        llama2_with_an_added_token,
+        spaces_removed,
+        unknown_spaces,
+    ],
 )
 def test_a_tokenizer_that_reaches_over_spaces_is_given_whole_documents(make) -> None:
     cuts = find_cuts(make())

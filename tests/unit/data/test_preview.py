@@ -16,13 +16,13 @@ def test_sequences_are_shown_with_the_borders_of_their_documents(corpora, open_l
     assert len(blocks) == 5
     for number, (block, row) in enumerate(zip(blocks, rows, strict=True), 1):
         title, *lines = block.splitlines()
-        texts = loader.decode(row).split(eos)
+        texts = loader._corpora.tokenizer.decode(row).split(eos)
         assert title.startswith(f"{number}: 32 tokens, {len(list(filter(None, texts)))} documents")
         assert [line for line in lines if line.startswith("document")] == [
             text for text in texts if text.startswith("document")
         ]
         assert sum(line.startswith(f"-- {eos} -") for line in lines) == len(texts) - 1
-    assert shown.endswith("tokens read from each source: alpha 256")
+    assert shown.endswith("tokens of each source in the batches of these rows: alpha 256")
 
 
 def test_training_does_not_begin(hlat, small, tmp_path) -> None:

@@ -33,7 +33,7 @@ def through_json(loader):
 
 def texts_of(loader, row):
     """The whole documents in a stretch of a stream."""
-    return loader.decode(row).split("<|endoftext|>")[:-1]
+    return loader._corpora.tokenizer.decode(row).split("<|endoftext|>")[:-1]
 
 
 @pytest.fixture

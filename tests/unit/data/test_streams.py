@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from hlat.config.batch import Batch
+from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase, Stage
 from hlat.data import streams
 from hlat.data.mixture import make_timeline
@@ -189,3 +190,12 @@ def test_within_a_sequence_a_document_gives_way_after_its_eos_only(corpora, eos)
         for text in setting.tokenizer.decode(row.tolist()).split(eos):
             kinds.add("".join(sorted(set(text) - {" "})))
     assert kinds == {"", "a", "b"}
+
+
+def test_a_source_without_tokens_is_refused_and_never_waited_for(corpora, eos) -> None:
+    corpora.write("alpha", [f"some text {i}" for i in range(40)])
+    setting = Setting(corpora, eos, {"alpha": 1.0})
+    nothing = [np.empty(0, np.int32)]
+    setting.tokenizer.encode_pieces = lambda texts: nothing * len(texts)
+    with pytest.raises(ConfigError, match=r"data\.sources\.alpha: \d+ documents in a row have no"):
+        setting.run(1)

@@ -132,3 +132,39 @@ sys.stdin.read()
     assert wait_until_gone(processes)
     if shared:
         assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_files_that_come_while_a_run_reads_are_never_read_unawares(corpora, open_loader) -> None:
+    """A worker opens the corpus anew, when it is started and when it is started again."""
+    whole = open_loader(corpora.data())
+    one = open_loader(corpora.data(workers=2, prefetch=0))
+    np.testing.assert_array_equal(draw(one, 3), draw(whole, 3))
+    before = one.state()
+    extra = (corpora.root / "beta/a.arrow").read_bytes()
+    (corpora.root / "beta/c.arrow").write_bytes(extra)
+    os.kill(pids(one)[0], signal.SIGKILL)
+    with pytest.raises(ConfigError, match=r"data\.sources\.beta: has changed since the run began"):
+        one.next()
+    (corpora.root / "beta/c.arrow").unlink()
+    assert one.state() == before
+    np.testing.assert_array_equal(draw(one, 3), draw(whole, 3))
+
+
+def test_a_worker_is_of_this_hlat_whatever_lies_in_the_folder(
+    corpora, open_loader, tmp_path, monkeypatch
+) -> None:
+    (tmp_path / "hlat").mkdir()
+    (tmp_path / "hlat/__init__.py").write_text("raise ImportError('another hlat')")
+    (tmp_path / "json.py").write_text("raise ImportError('another json')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # the user's own to set
+    assert open_loader(corpora.data(workers=1)).next().tokens.shape == (4, 32)
+
+
+def test_a_program_that_cannot_be_started_leaks_nothing(corpora, open_loader, monkeypatch) -> None:
+    one = open_loader(corpora.data(workers=1))
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(WorkerDiedError):
+        one.next()
+    assert len(os.listdir("/proc/self/fd")) == before

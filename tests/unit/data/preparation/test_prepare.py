@@ -213,7 +213,7 @@ def test_a_complete_one_whose_input_has_grown_is_refused(root: Path) -> None:
     _prepare(root)
     with (root / "in/1.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
-    with pytest.raises(ConfigError, match=r"1.jsonl when it had [\d,]+ bytes; it has [\d,]+ now"):
+    with pytest.raises(ConfigError, match=r"1.jsonl when it had [\d,]+ bytes; it has been written"):
         _prepare(root)
 
 
@@ -355,3 +355,13 @@ def test_a_miniature_of_redpajama_is_what_its_configuration_reads(
         name: 15 * len(paths) for name, paths in files.items()
     }
     assert all(source.corpus.text(0).startswith(name) for name, source in opened.items())
+
+
+def test_a_complete_one_whose_input_was_replaced_by_one_of_its_size_is_refused(root: Path) -> None:
+    _prepare(root)
+    file = root / "in" / "1.jsonl"
+    content = file.read_bytes()
+    file.write_bytes(content)
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(ConfigError, match=r"1.jsonl when it had .* it has been written again"):
+        _prepare(root)
