@@ -47,7 +47,7 @@ class Tokenizer:
         if name != EMBEDDED:
             path = Path(root).expanduser() / Path(name).expanduser()
         content = _read(name, path)
-        self._rust = _parse(name, path, content)
+        self._rust = parse(f"data.tokenizer={name}: {path}", content)
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocab_size = max(self._rust.get_vocab(with_added_tokens=True).values()) + 1
         self.eos = self._find_eos(path, eos_token)
@@ -149,12 +149,21 @@ def _read(name: str, path: Path) -> bytes:
         ) from error
 
 
-def _parse(name: str, path: Path, content: bytes) -> tokenizers.Tokenizer:
+def parse(named: str, content: bytes) -> tokenizers.Tokenizer:
+    """Make a tokenizer of a tokenizer.json, to which control tokens in a document are text.
+
+    Args:
+        named: What named the file, and the file, for messages.
+        content: What it holds.
+
+    Raises:
+        ConfigError: If it is none.
+    """
     try:
         rust = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing narrower
         raise ConfigError(
-            f"data.tokenizer={name}: {path} is not a tokenizer.json that the tokenizers library "
+            f"{named} is not a tokenizer.json that the tokenizers library "
             f"{tokenizers.__version__} reads ({error})"
         ) from error
     rust.encode_special_tokens = True

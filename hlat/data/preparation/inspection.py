@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tokenizers
 
 from hlat.config.errors import ConfigError
 from hlat.data.corpus import Corpus
@@ -21,7 +20,7 @@ from hlat.data.preparation.documents import Damage
 from hlat.data.preparation.inputs import Input, OpenInput
 from hlat.data.preparation.prepared import Manifest
 from hlat.data.preparation.progress import format_bytes
-from hlat.data.tokenizer import EMBEDDED_FILE
+from hlat.data.tokenizer import EMBEDDED_FILE, parse
 
 SAMPLE_DOCUMENTS = 256
 """Documents of a source at most whose tokens are counted."""
@@ -225,16 +224,12 @@ def count_tokens(texts: Sequence[str], tokenizer: Path | None) -> int:
     Raises:
         ConfigError: If it is not one.
     """
+    path = tokenizer or EMBEDDED_FILE
     try:
-        rust = tokenizers.Tokenizer.from_file(str(tokenizer or EMBEDDED_FILE))
-    except Exception as error:  # the library raises nothing narrower
-        raise ConfigError(
-            f"--tokenizer {tokenizer}: is not a tokenizer.json that the tokenizers library reads "
-            f"({error})"
-        ) from error
-    rust.encode_special_tokens = True
-    rust.no_truncation()
-    rust.no_padding()
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--tokenizer {path}: cannot be read ({error.strerror})") from error
+    rust = parse(f"--tokenizer {path}:", content)
     encodings = rust.encode_batch_fast(list(texts), add_special_tokens=False)
     return sum(len(encoding.ids) + 1 for encoding in encodings)
 
