@@ -13,28 +13,42 @@ from torch import Tensor
 from hlat.config.optimizer import Optimizer
 
 
-def build(optimizer: Optimizer, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """AdamW over the given tensors: the weights, or the master weights of a recipe that has them.
+def groups(optimizer: Optimizer, tensors: Iterable[Tensor]) -> list[dict[str, Any]]:
+    """Parameter groups of tensors: norms, which are vectors, apart if they are not decayed."""
+    every = list(tensors)
+    apart = [] if optimizer.decay_norms else [tensor for tensor in every if tensor.dim() == 1]
+    decayed = [tensor for tensor in every if optimizer.decay_norms or tensor.dim() > 1]
+    both = [
+        {"params": decayed, "weight_decay": optimizer.weight_decay},
+        {"params": apart, "weight_decay": 0.0},
+    ]
+    return [group for group in both if group["params"]]
 
-    Moments take the dtype of the tensors. Weight decay applies to all of them, norms too, as in
-    HLAT. The engine writes each step's rate into `param_groups`.
 
-    Args:
-        optimizer: Betas, eps, weight decay and the peak rate, which is the rate until another is
-            written.
-        parameters: Tensors on one device type.
-    """
-    tensors = list(parameters)
-    settings: dict[str, Any] = {
+def settings(optimizer: Optimizer) -> dict[str, Any]:
+    """What torch's AdamW is called with: the rate is the peak until another is written."""
+    return {
         "lr": optimizer.lr,
         "betas": (optimizer.beta1, optimizer.beta2),
         "eps": optimizer.eps,
         "weight_decay": optimizer.weight_decay,
     }
+
+
+def build(optimizer: Optimizer, tensors: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """AdamW over the given tensors: the weights, or the master weights of a recipe that has them.
+
+    Moments take the dtype of the tensors. The engine writes each step's rate into `param_groups`.
+
+    Args:
+        optimizer: Betas, eps, weight decay and the peak rate.
+        tensors: On one device type.
+    """
+    grouped = groups(optimizer, tensors)
     try:
-        return torch.optim.AdamW(tensors, **settings, fused=True)
+        return torch.optim.AdamW(grouped, **settings(optimizer), fused=True)
     except RuntimeError:  # torch has no fused kernel for this device type
-        return torch.optim.AdamW(tensors, **settings)
+        return torch.optim.AdamW(grouped, **settings(optimizer))
 
 
 def global_norm(tensors: Iterable[Tensor]) -> Tensor:

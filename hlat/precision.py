@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from hlat.config.precision import Dtype, Precision
 
+_ROUNDING_DEVICES = frozenset({"neuron", "xla"})
+"""Torch device types whose hardware rounds stochastically, told by NEURON_RT_STOCHASTIC_ROUNDING_EN
+(see hlat.compiler); elsewhere it is emulated."""
 _BYTES = {Dtype.fp32: 4, Dtype.bf16: 2}
 
 
@@ -45,6 +48,11 @@ class BytesPerParameter:
 def bytes_of(dtype: Dtype) -> int:
     """Bytes of one element."""
     return _BYTES[dtype]
+
+
+def rounds_by_itself(device_type: str) -> bool:
+    """Whether a recipe's stochastic rounding is the hardware's on this torch device type."""
+    return device_type in _ROUNDING_DEVICES
 
 
 def bytes_per_parameter(precision: Precision) -> BytesPerParameter:

@@ -1,4 +1,4 @@
-"""Compiler and runtime settings of the accelerator, under a pinned SDK."""
+"""What compiles the model: TorchInductor, or an accelerator's compiler under a pinned SDK."""
 
 from dataclasses import dataclass, field
 
@@ -7,10 +7,12 @@ from omegaconf import MISSING
 
 @dataclass
 class Compiler:
-    """What neuronx-cc and the Neuron runtime are told; `none` tells nothing."""
+    """Compiler and runtime settings; `none` runs operator by operator and tells nothing."""
 
     name: str = MISSING
     """The preset's name."""
+    inductor: bool = False
+    """Compile each decoder layer with torch.compile; needs a C++ compiler on a CPU, else Triton."""
     neuron_sdk: str | None = None
     """Pinned Neuron SDK release, e.g. "2.28"; it decides which variables exist. Null: no Neuron."""
     cc_flags: list[str] = field(default_factory=list)

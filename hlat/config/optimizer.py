@@ -15,7 +15,7 @@ class Algorithm(Enum):
 
 @dataclass
 class Optimizer:
-    """HLAT's AdamW (paper, section III-A), with weight decay on every parameter, norms too."""
+    """HLAT's AdamW (paper, section III-A)."""
 
     name: Algorithm = Algorithm.adamw
     """The update rule."""
@@ -29,5 +29,7 @@ class Optimizer:
     """Added to the root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled decay, times the learning rate."""
+    decay_norms: bool = True
+    """Whether the weights of norms decay too, as in HLAT; most others leave them out."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0: no clipping."""

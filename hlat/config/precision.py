@@ -25,6 +25,19 @@ class Rounding(Enum):
     """Up or down with probability proportional to the distance: unbiased."""
 
 
+class Operator(Enum):
+    """Operators that a recipe with bf16 products can compute in fp32."""
+
+    norm = "norm"
+    """RMSNorm."""
+    softmax = "softmax"
+    """Of the attention scores."""
+    logits = "logits"
+    """Output of the head, as the loss reads it."""
+    loss = "loss"
+    """Cross-entropy, and the gradient of the head over a micro batch."""
+
+
 @dataclass
 class Precision:
     """One recipe (HLAT paper, section III-D, and the released scripts)."""
@@ -45,7 +58,7 @@ class Precision:
     """Both Adam moments."""
     master_weights: Dtype | None = None
     """Copy of the weights that the optimizer updates; null: it updates the weights themselves."""
-    fp32_operators: list[str] = field(default_factory=list)
-    """Operators computed in fp32 whatever `compute` says: norm, softmax, logits, loss."""
+    fp32_operators: list[Operator] = field(default_factory=list)
+    """Operators computed in fp32 whatever `compute` says."""
     rounding: Rounding = Rounding.nearest
     """Rounding of every fp32 result stored as bf16."""

@@ -6,8 +6,7 @@ A sentence names the key, the two values that disagree, and values that would wo
 from collections.abc import Callable, Iterable, Iterator
 
 from hlat.config.engine import Backend
-from hlat.config.parallelism import ActivationCheckpointing
-from hlat.config.precision import Rounding
+from hlat.config.precision import Dtype, Operator, Rounding
 from hlat.config.run import Config
 
 _NOT_YET = "cannot be executed by this version of hlat"
@@ -258,21 +257,60 @@ def executable(config: Config) -> Iterator[str]:
         name = config.engine.name.value
         yield f"engine.name={name} {_NOT_YET}; use engine=native"
         return
-    if not _uniform(config):
-        yield (
-            f"precision.name={config.precision.name} with engine.name=native {_NOT_YET}; "
-            "use precision=fp32 or precision=bf16"
-        )
     if (processes := config.hardware.num_processes) > 1:
         yield (
             f"hardware.nodes x processes_per_node={processes} with engine.name=native {_NOT_YET}; "
             "use hardware=cpu hardware.nodes=1 parallelism=single"
         )
-    checkpointing = config.parallelism.activation_checkpointing
-    if checkpointing is not ActivationCheckpointing.none:
+
+
+def inductor(config: Config) -> Iterator[str]:
+    """TorchInductor compiles what PyTorch alone runs, and not beside another compiler."""
+    if not config.compiler.inductor:
+        return
+    if config.engine.name is not Backend.native:
+        engine = config.engine.name.value
+        yield f"compiler.inductor=true needs engine.name=native, not {engine}; set it to false"
+    if config.compiler.neuron_sdk is not None:
         yield (
-            f"parallelism.activation_checkpointing={checkpointing.value} with engine.name=native "
-            f"{_NOT_YET}; use none"
+            "compiler.inductor=true and compiler.neuron_sdk="
+            f"{config.compiler.neuron_sdk} name two compilers; set one of them to false or null"
+        )
+
+
+def recipe(config: Config) -> Iterator[str]:
+    """A recipe's dtypes are ones that go together."""
+    precision = config.precision
+    weights, master = precision.weights, precision.master_weights
+    for key in ("compute", "gradients"):
+        if (dtype := getattr(precision, key)) is not weights:
+            yield _differs(f"precision.{key}", dtype, "precision.weights", weights)
+    if master is not None and master is weights:
+        yield (
+            f"precision.master_weights={master.value} repeats precision.weights; "
+            "use precision.master_weights=null"
+        )
+    elif master is Dtype.bf16:
+        yield (
+            "precision.master_weights=bf16 is narrower than precision.weights=fp32; "
+            "use precision.master_weights=null"
+        )
+    key, updated = ("weights", weights) if master is None else ("master_weights", master)
+    if (state := precision.optimizer_state) is not updated:
+        yield _differs("precision.optimizer_state", state, f"precision.{key}", updated)
+    for key in ("accumulation", "reduction"):
+        if (dtype := getattr(precision, key)) is Dtype.bf16 and precision.gradients is Dtype.fp32:
+            yield _differs(f"precision.{key}", dtype, "precision.gradients", Dtype.fp32)
+    if precision.rounding is Rounding.stochastic and weights is Dtype.fp32:
+        yield (
+            "precision.rounding=stochastic rounds what is stored in bf16, and "
+            "precision.weights=fp32; use precision.rounding=nearest"
+        )
+    together = {Operator.logits, Operator.loss} & set(precision.fp32_operators)
+    if len(together) == 1:
+        yield (
+            f"precision.fp32_operators has {together.pop().value} alone; logits and loss are one "
+            "computation: name both or neither"
         )
 
 
@@ -290,6 +328,8 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     sources_are_mixed,
     timeline,
     folder_names,
+    inductor,
+    recipe,
     executable,
 )
 """Every rule, in the order in which violations are told."""
@@ -300,19 +340,8 @@ def _names_a_folder(name: str) -> bool:
     return bool(name) and plain and not name.startswith(".")
 
 
-def _uniform(config: Config) -> bool:
-    """Whether one dtype serves everything, rounded to nearest, without master weights."""
-    precision = config.precision
-    dtypes = {
-        precision.weights,
-        precision.compute,
-        precision.gradients,
-        precision.accumulation,
-        precision.reduction,
-        precision.optimizer_state,
-    }
-    plain = precision.master_weights is None and not precision.fp32_operators
-    return len(dtypes) == 1 and plain and precision.rounding is Rounding.nearest
+def _differs(key: str, dtype: Dtype, other_key: str, other: Dtype) -> str:
+    return f"{key}={dtype.value} differs from {other_key}={other.value}; use {key}={other.value}"
 
 
 def _weights(key: str, weights: dict[str, float]) -> Iterator[str]:

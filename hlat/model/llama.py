@@ -1,4 +1,4 @@
-"""The Llama decoder as mathematics: tokens in, logits out.
+"""The Llama decoder as mathematics: tokens in, what the output head reads out.
 
 No process group, mesh or engine is mentioned. The coalesced projections (q/k/v, gate/up) are laid
 out so that consecutive rows, cut between groups, are a correct tensor-parallel shard, and reshapes
@@ -21,9 +21,6 @@ from torch import Tensor, nn
 
 from hlat.config.model import Model
 
-_IGNORED = -100
-"""A target that the loss does not count: torch's own default."""
-
 
 class Linear(nn.Linear):
     """A linear map without bias, and without nn.Linear's own initial values."""
@@ -40,6 +37,21 @@ class Embedding(nn.Embedding):
 
     def reset_parameters(self) -> None:
         """Draw nothing: initial values depend on canonical names, see initialise.py."""
+
+
+class RMSNorm(nn.RMSNorm):
+    """Root mean square normalization, of bf16 in fp32 if asked to."""
+
+    def __init__(self, size: int, eps: float, fp32: bool) -> None:
+        super().__init__(size, eps)
+        self.fp32 = fp32
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Scale each position to a mean square of one, then each element by its weight."""
+        if not self.fp32:
+            return super().forward(x_BSH)
+        y_BSH = F.rms_norm(x_BSH.float(), self.normalized_shape, self.weight.float(), self.eps)
+        return y_BSH.to(x_BSH.dtype)
 
 
 class CoreAttention(nn.Module):
@@ -121,11 +133,12 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One pre-norm decoder layer."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, fp32_norms: bool) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(model.hidden_size, model.rms_norm_eps)
+        norm = (model.hidden_size, model.rms_norm_eps, fp32_norms)
+        self.input_layernorm = RMSNorm(*norm)
         self.self_attn = Attention(model)
-        self.post_attention_layernorm = nn.RMSNorm(model.hidden_size, model.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(*norm)
         self.mlp = MLP(model)
 
     def forward(
@@ -140,17 +153,28 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """The whole decoder."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, fp32_norms: bool = False) -> None:
+        """Make the modules; their weights are whatever memory holds.
+
+        Args:
+            model: Shape of the model.
+            fp32_norms: Whether norms are computed in fp32 where weights are narrower.
+        """
         super().__init__()
         self.head_dim, self.rope_theta = model.head_dim, model.rope_theta
         self.embed_tokens = Embedding(model.vocab_size, model.hidden_size)
-        self.layers = nn.ModuleList(Layer(model) for _ in range(model.num_layers))
-        self.norm = nn.RMSNorm(model.hidden_size, model.rms_norm_eps)
+        self.layers = nn.ModuleList(Layer(model, fp32_norms) for _ in range(model.num_layers))
+        self.norm = RMSNorm(model.hidden_size, model.rms_norm_eps, fp32_norms)
         untied = not model.tie_embeddings
         self.lm_head = Linear(model.hidden_size, model.vocab_size) if untied else None
 
+    @property
+    def head(self) -> Tensor:
+        """Weight of the output head, [V, H]; the embedding's if they are tied."""
+        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+
     def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-        """Logits of the token after each position.
+        """What the output head reads at each position.
 
         Args:
             tokens_BS: Token ids, int32 or int64.
@@ -158,7 +182,7 @@ class Llama(nn.Module):
                 inside a document and positions restart at 0 in each. Without, a row is one text.
 
         Returns:
-            logits_BSV in the dtype of the weights.
+            y_BSH in the dtype of the weights.
         """
         x_BSH = self.embed_tokens(tokens_BS)
         if documents_BS is None:
@@ -171,11 +195,12 @@ class Llama(nn.Module):
         cos_SD, sin_SD = rotations(positions_S, self.head_dim, self.rope_theta, x_BSH.dtype)
         for layer in self.layers:
             x_BSH = layer(x_BSH, cos_SD, sin_SD, bias_B1SS)
-        x_BSH = self.norm(x_BSH)
-        if self.lm_head is None:
-            return F.linear(x_BSH, self.embed_tokens.weight)
-        logits_BSV: Tensor = self.lm_head(x_BSH)
-        return logits_BSV
+        y_BSH: Tensor = self.norm(x_BSH)
+        return y_BSH
+
+    def logits(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+        """Logits of the token after each position, [B, S, V]; training never makes all of them."""
+        return F.linear(self(tokens_BS, documents_BS), self.head)
 
 
 def gate_up_block(model: Model) -> int:
@@ -227,36 +252,6 @@ def rotate(x_BSND: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
     first, second = x_BSND.chunk(2, dim=-1)
     turned_BSND = torch.cat((-second, first), dim=-1)
     return x_BSND * cos_SD.unsqueeze(-2) + turned_BSND * sin_SD.unsqueeze(-2)
-
-
-def next_token_loss(
-    logits_BSV: Tensor, tokens_BS: Tensor, documents_BS: Tensor | None = None
-) -> Tensor:
-    """Sum of the cross-entropy, in nats, of every token but the first given those before it.
-
-    The last position predicts nothing and is ignored rather than cut off, which saves a copy of the
-    logits.
-
-    Args:
-        logits_BSV: What the model returns for the tokens.
-        tokens_BS: The same tokens that went in.
-        documents_BS: Which document of its row each token belongs to; the first token of a document
-            then does not count.
-
-    Returns:
-        A scalar, fp32: the sum over B (S - 1) predictions, or over those that count.
-    """
-    next_BS = tokens_BS[:, 1:].long()
-    if documents_BS is not None:
-        joins_BS = documents_BS[:, 1:] != documents_BS[:, :-1]
-        next_BS = next_BS.masked_fill(joins_BS, _IGNORED)
-    targets_BS = F.pad(next_BS, (0, 1), value=_IGNORED)
-    return F.cross_entropy(
-        logits_BSV.flatten(0, 1).float(),
-        targets_BS.flatten(),
-        ignore_index=_IGNORED,
-        reduction="sum",
-    )
 
 
 def _serve(x_BGSD: Tensor, num_heads: int) -> Tensor:

@@ -15,17 +15,17 @@ from torch import Tensor
 from hlat import optimizer
 from hlat.checkpoint.chunk import Chunk
 from hlat.config.errors import ConfigError
-from hlat.config.precision import Dtype
+from hlat.config.precision import Operator
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine.interface import Numbers, World
+from hlat.engine.native.blocks import prepare_blocks
+from hlat.engine.native.weights import DTYPES, MOMENTS, Weights
 from hlat.model.canonical import parameters
 from hlat.model.canonical_views import canonical_views
 from hlat.model.initialise import initial_values
-from hlat.model.llama import Llama, next_token_loss
-
-_DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+from hlat.model.llama import Llama
+from hlat.model.loss import head_loss, next_token_targets
 
 
 class NativeEngine:
@@ -45,87 +45,83 @@ class NativeEngine:
         # A debugging aid of that mode; writing all memory once more is 6% of a step on a CPU
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         with torch.device("meta"):
-            self.model = Llama(config.model)
-        self.model = self.model.to(_DTYPES[config.precision.weights]).to_empty(device=self._device)
+            model = Llama(config.model, Operator.norm in config.precision.fp32_operators)
+        dtype = DTYPES[config.precision.weights]
+        self.model = model.to(dtype).to_empty(device=self._device)
+        prepare_blocks(self.model, config, self._device)
         self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
+        self.weights = Weights(self.model, config)
         self._initialise()
-        self.optimizer = optimizer.build(config.optimizer, self.model.parameters())
-        self._make_moments()
+        self._filled = True
 
     def train_step(self, sequences: Sequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches; nothing waits for the device."""
-        loss = self._accumulate_gradients(sequences)
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        self._refresh()
+        loss = self._backward(sequences)
+        gradients = self.weights.gradients()
         grad_norm = optimizer.global_norm(gradients)
         optimizer.clip_(gradients, self.config.optimizer.grad_clip, grad_norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.weights.update(learning_rate)
         return {"loss": loss, "grad_norm": grad_norm}
 
     @torch.no_grad()
     def eval_step(self, sequences: Sequences) -> dict[str, Tensor]:
         """Measure the mean loss of some sequences."""
-        losses = [self._loss(*micro) for micro in self._micro_batches(sequences)]
-        return {"loss": torch.stack(losses).sum() / self._num_counted(sequences)}
+        self._refresh()
+        scale = 1 / self._num_counted(sequences)
+        losses = [self._loss(*micro, scale) for micro in self._micro_batches(sequences)]
+        return {"loss": torch.stack(losses).sum()}
 
     def read(self, pending: dict[str, Tensor]) -> Numbers:
         """Wait for the device and fetch the numbers."""
         if "grad_norm" not in pending:
             return Numbers(pending["loss"].item())
-        param_norm = optimizer.global_norm([p.detach() for p in self.model.parameters()])
+        param_norm = optimizer.global_norm(self.weights.updated.values())
         return Numbers(*torch.stack([pending["loss"], pending["grad_norm"], param_norm]).tolist())
 
     def chunks(self) -> Iterator[Chunk]:
-        """Weights, both moments, and the count of updates of every canonical parameter."""
-        weights = dict(self.model.named_parameters())
-        yield from self._chunks(
-            "weights", {name: weight.detach() for name, weight in weights.items()}
-        )
-        for moment in _MOMENTS:
-            moments = {
-                name: self.optimizer.state[weight][moment] for name, weight in weights.items()
-            }
-            yield from self._chunks(moment, moments)
-        for name, weight in weights.items():
-            updates = self.optimizer.state[weight]["step"]
+        """Weights, both moments, and the count of updates of every canonical parameter.
+
+        Of a recipe with master weights these are the weights: from them follow the others.
+        """
+        self._filled = True
+        updated = self.weights.updated
+        yield from self._chunks("weights", updated)
+        for moment in MOMENTS:
+            yield from self._chunks(
+                moment, {name: self.weights.state(name)[moment] for name in updated}
+            )
+        for name, weight in updated.items():
+            updates = self.weights.state(name)["step"]
             for canonical, _ in canonical_views(self.config.model, {name: weight}):
                 yield Chunk(f"updates/{canonical}", (), (), (), updates)
 
     def close(self) -> None:
         """Release the model and its optimizer."""
-        del self.model, self.optimizer
+        del self.model, self.weights
 
+    @torch.no_grad()
     def _initialise(self) -> None:
-        with torch.no_grad():
-            for name, view in canonical_views(
-                self.config.model, dict(self.model.named_parameters())
-            ):
-                parameter = self._parameters[name]
-                whole = (0,) * len(parameter.shape)
-                values = initial_values(
-                    parameter, self.config.model, self.config.run.seed, whole, parameter.shape
-                )
-                view.copy_(torch.from_numpy(values).view(view.shape))
+        for name, view in canonical_views(self.config.model, self.weights.updated):
+            parameter = self._parameters[name]
+            whole = (0,) * len(parameter.shape)
+            values = initial_values(
+                parameter, self.config.model, self.config.run.seed, whole, parameter.shape
+            )
+            view.copy_(torch.from_numpy(values).view(view.shape))
 
-    def _make_moments(self) -> None:
-        """Let torch make its optimizer state: an update with zero gradients at rate zero."""
-        for weight in self.model.parameters():
-            weight.grad = torch.zeros_like(weight)
-        for group in self.optimizer.param_groups:
-            group["lr"] = 0.0
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        for state in self.optimizer.state.values():
-            state["step"].zero_()
+    def _refresh(self) -> None:
+        """Let the weights follow a state that was filled in from outside."""
+        if self._filled:
+            self.weights.refresh()
+            self._filled = False
 
-    def _accumulate_gradients(self, sequences: Sequences) -> Tensor:
+    def _backward(self, sequences: Sequences) -> Tensor:
         """Add up the gradient of the mean loss over all micro batches; return that loss."""
-        counted = self._num_counted(sequences)
+        scale = 1 / self._num_counted(sequences)
         total = torch.zeros((), device=self._device)
         for micro in self._micro_batches(sequences):
-            loss = self._loss(*micro) / counted
+            loss = self._loss(*micro, scale)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
@@ -142,11 +138,13 @@ class NativeEngine:
     def _on_device(self, array: NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-    def _loss(self, tokens: Tensor, documents: Tensor | None) -> Tensor:
-        """Sum of the loss over a micro batch; each option decides who hears of the documents."""
+    def _loss(self, tokens: Tensor, documents: Tensor | None, scale: float) -> Tensor:
+        """Scaled sum of the loss of a micro batch; each option decides who hears of documents."""
         data = self.config.data
-        logits = self.model(tokens, documents if data.document_mask else None)
-        return next_token_loss(logits, tokens, documents if data.loss_mask else None)
+        fp32 = Operator.loss in self.config.precision.fp32_operators
+        outputs = self.model(tokens, documents if data.document_mask else None)
+        targets = next_token_targets(tokens, documents if data.loss_mask else None)
+        return head_loss(outputs, self.model.head, targets, scale, fp32)
 
     def _num_counted(self, sequences: Sequences) -> int:
         """Terms of the loss over all sequences, known without asking the device; at least 1.

@@ -98,19 +98,56 @@ REFUSED = [
         "engine.name=nxd cannot be executed by this version of hlat; use engine=native",
     ),
     (
-        ["precision=mixed"],
-        "precision.name=mixed with engine.name=native cannot be executed by this version of hlat; "
-        "use precision=fp32 or precision=bf16",
+        ["precision=mixed", "precision.compute=fp32"],
+        "precision.compute=fp32 differs from precision.weights=bf16; use precision.compute=bf16",
     ),
-    (["precision=bf16_sr"], "precision.name=bf16_sr with"),
-    (["precision=bf16_sr_master"], "precision.name=bf16_sr_master with"),
+    (
+        ["precision=mixed", "precision.gradients=fp32"],
+        "precision.gradients=fp32 differs from precision.weights=bf16",
+    ),
+    (
+        ["precision=mixed", "precision.optimizer_state=bf16"],
+        "precision.optimizer_state=bf16 differs from precision.master_weights=fp32; "
+        "use precision.optimizer_state=fp32",
+    ),
+    (
+        ["precision=bf16", "precision.optimizer_state=fp32"],
+        "precision.optimizer_state=fp32 differs from precision.weights=bf16",
+    ),
+    (
+        ["precision=fp32", "precision.master_weights=fp32"],
+        "precision.master_weights=fp32 repeats precision.weights; use precision.master_weights=null",
+    ),
+    (
+        ["precision=fp32", "precision.master_weights=bf16"],
+        "precision.master_weights=bf16 is narrower than precision.weights=fp32",
+    ),
+    (
+        ["precision=fp32", "precision.accumulation=bf16"],
+        "precision.accumulation=bf16 differs from precision.gradients=fp32",
+    ),
+    (
+        ["precision=fp32", "precision.rounding=stochastic"],
+        "precision.rounding=stochastic rounds what is stored in bf16, and precision.weights=fp32; "
+        "use precision.rounding=nearest",
+    ),
+    (
+        ["precision=mixed", "precision.fp32_operators=[norm,loss]"],
+        "precision.fp32_operators has loss alone; logits and loss are one computation: "
+        "name both or neither",
+    ),
+    (
+        ["compiler=inductor", "compiler.neuron_sdk=2.28"],
+        "compiler.inductor=true and compiler.neuron_sdk=2.28 name two compilers; "
+        "set one of them to false or null",
+    ),
+    (
+        ["compiler=inductor", "engine=nxd"],
+        "compiler.inductor=true needs engine.name=native, not nxd; set it to false",
+    ),
     (
         ["hardware.processes_per_node=2"],
         "processes_per_node=2 with engine.name=native cannot be executed",
-    ),
-    (
-        ["parallelism.activation_checkpointing=full"],
-        "activation_checkpointing=full with",
     ),
     (
         ["+optimizer.beta3=1"],
@@ -135,15 +172,24 @@ def test_refusals_name_keys_values_and_remedies(
 
 def test_every_violation_is_told_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(compose("model=70b"))
+        resolve(compose("model=70b", "precision.compute=fp32"))
     told = "\n".join(caught.value.problems)
-    assert len(caught.value.problems) == 3
-    for key in ("parallelism.tp=32", "precision.name=mixed", "activation_checkpointing=selective"):
+    assert len(caught.value.problems) == 2
+    for key in ("parallelism.tp=32", "precision.compute=fp32"):
         assert key in told
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], ["precision=bf16"], ["model=160m"], ["model=1b"], ["experiment=quickstart"]]
+    "overrides",
+    [
+        [],
+        *([f"precision={name}"] for name in ("fp32", "bf16", "bf16_sr", "bf16_sr_master", "mixed")),
+        ["parallelism.activation_checkpointing=selective"],
+        ["compiler=inductor"],
+        ["model=160m"],
+        ["model=1b"],
+        ["experiment=quickstart"],
+    ],
 )
 def test_what_can_run_is_accepted(compose: Compose, overrides: list[str]) -> None:
     assert resolve(compose(*overrides)).run.name

@@ -1,0 +1,91 @@
+"""AdamW where gradients, weights and moments need not have one dtype, and bf16 is rounded by lot.
+
+An update is mostly smaller than half the distance between two values of bf16, so rounding to
+nearest loses it; rounding stochastically keeps it on average (HLAT paper, section III-D). The
+arithmetic of a step is torch's own, in fp32, on a few rows at a time, so that copies in fp32 cost
+next to no memory.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from hlat.engine.native.noise import Draw, Rounding, chunks
+
+
+class ChunkedAdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW for tensors in fp32, or in bf16 that is rounded stochastically."""
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], draw: Callable[[Tensor], Draw], **settings: Any
+    ) -> None:
+        """Make no state yet.
+
+        Args:
+            groups: Parameter groups; moments take the dtype of the parameters.
+            draw: The bits that round a bf16 parameter's next update, given the parameter.
+            **settings: lr, betas, eps and weight_decay, as of torch.optim.AdamW.
+        """
+        super().__init__(list(groups), settings)
+        self._draw = draw
+        self._rounding = Rounding()
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._update(weight, weight.grad, group)
+
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
+            state["exp_avg"] = torch.zeros_like(weight)
+            state["exp_avg_sq"] = torch.zeros_like(weight)
+        draw = None if weight.dtype == torch.float32 else self._draw(weight)
+        tensors = (gradient, weight, state["exp_avg"], state["exp_avg_sq"])
+        for rows, stored in chunks(*tensors):
+            values = [self._fp32(str(i), tensor) for i, tensor in enumerate(stored)]
+            _adamw(values, state["step"].clone(), group)
+            if draw is not None:
+                self._store(stored[1:], values[1:], self._rounding.bits(draw, rows))
+        state["step"] += 1
+
+    def _fp32(self, slot: str, tensor: Tensor) -> Tensor:
+        """The tensor itself if it is fp32, else a copy."""
+        return tensor if tensor.dtype == torch.float32 else self._rounding.fp32(slot, tensor)
+
+    def _store(self, stored: tuple[Tensor, ...], values: list[Tensor], bits: Tensor) -> None:
+        """Write weights and moments back, each rounded by bits of its own."""
+        rounding = self._rounding
+        stored[0].copy_(rounding.rounded(values[0], rounding.low(bits)))
+        stored[1].copy_(rounding.rounded(values[1], rounding.high(bits)))
+        bits.mul_(-1640531535)  # of Knuth's multiplicative hash: another number of 16 bits
+        stored[2].copy_(rounding.rounded(values[2], rounding.high(bits)))
+
+
+def _adamw(values: list[Tensor], step: Tensor, group: dict[str, Any]) -> None:
+    """Update, of gradient, weights and both moments in fp32, all but the first."""
+    gradient, weight, exp_avg, exp_avg_sq = values
+    beta1, beta2 = group["betas"]
+    adamw(
+        [weight],
+        [gradient],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [step],
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )

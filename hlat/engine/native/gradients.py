@@ -1,0 +1,53 @@
+"""Sums of gradients over micro batches, in the dtype that the recipe says.
+
+Autograd can add up gradients by itself, in their own dtype and rounded to nearest. A recipe that
+wants another dtype or rounding takes each gradient away as soon as it is there, so that what it
+costs in memory is one gradient and not all of them.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hlat.engine.native.noise import Draw, Rounding
+
+Draws = Callable[[str, int], Draw]
+"""The bits that round a parameter's sum after a micro batch, by name and the batch's ordinal."""
+
+
+class GradientSums:
+    """What a step's backward passes have given so far, by parameter."""
+
+    def __init__(
+        self, weights: Mapping[str, nn.Parameter], dtype: torch.dtype, draws: Draws | None
+    ) -> None:
+        """Watch the weights of a model.
+
+        Args:
+            weights: By parameter name.
+            dtype: Of the sums.
+            draws: For sums in bf16 that are rounded stochastically.
+        """
+        self._dtype, self._draws, self._rounding = dtype, draws, Rounding()
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        for name, weight in weights.items():
+            weight.register_post_accumulate_grad_hook(partial(self._add, name))  # type: ignore[no-untyped-call]
+
+    def take(self) -> dict[str, Tensor]:
+        """The sums of a step, by parameter name, which begin anew with it."""
+        sums, self._sums, self._counts = self._sums, {}, {}
+        return sums
+
+    def _add(self, name: str, weight: Tensor) -> None:
+        gradient, weight.grad = weight.grad, None
+        assert gradient is not None
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        if count == 1:
+            self._sums[name] = gradient.to(self._dtype)
+        elif self._draws is None:
+            self._sums[name] += gradient
+        else:
+            self._rounding.add(self._sums[name], gradient, self._draws(name, count))

@@ -1,0 +1,126 @@
+"""The output head and its cross-entropy, a few rows of logits at a time.
+
+The logits of a micro batch are its largest tensor by far, and nobody asks for them: the loss wants
+one number and the layers below one gradient of the size of their output. So logits are made, used
+and dropped chunk by chunk, and since the gradients of a sum are known as soon as the chunk is, they
+are made in the forward pass and nothing is computed twice.
+
+Names end in dimensions as in llama.py; N rows are B x S positions.
+"""
+
+# ruff: noqa: N812  F is what the field calls it.
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IGNORED = -100
+"""A target that the loss does not count: torch's own default."""
+CHUNK = 1 << 23
+"""Logits made at a time, 32 MiB in fp32: where matrix products are already at full speed and the
+softmax still works on what lies in the cache."""
+
+
+def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+    """What each position is to predict: the token after it.
+
+    The last position of a row predicts nothing. It is kept and ignored rather than cut off, which
+    saves a copy of what the model gave for the others.
+
+    Args:
+        tokens_BS: Token ids.
+        documents_BS: Which document of its row each token belongs to; the first token of a document
+            is then no target.
+
+    Returns:
+        targets_BS, int64, IGNORED where nothing counts.
+    """
+    next_BS = tokens_BS[:, 1:].long()
+    if documents_BS is not None:
+        joins_BS = documents_BS[:, 1:] != documents_BS[:, :-1]
+        next_BS = next_BS.masked_fill(joins_BS, IGNORED)
+    return F.pad(next_BS, (0, 1), value=IGNORED)
+
+
+def head_loss(
+    x_BSH: Tensor, head_VH: Tensor, targets_BS: Tensor, scale: float = 1.0, fp32: bool = True
+) -> Tensor:
+    """Cross-entropy of the targets, in nats, summed and scaled.
+
+    Args:
+        x_BSH: What the decoder returns.
+        head_VH: The output head.
+        targets_BS: Token ids, IGNORED where nothing counts.
+        scale: Factor of the sum, such as one over the number of counted targets. Applied before
+            gradients are rounded to the dtype of x, which a factor of the result is not.
+        fp32: Whether logits are cast to fp32 before the softmax, and the head's gradient is summed
+            over chunks in fp32; otherwise in the dtype of x.
+
+    Returns:
+        A scalar, fp32.
+    """
+    x_NH, targets_N = x_BSH.flatten(0, 1), targets_BS.flatten()
+    if not torch.is_grad_enabled():  # which a Function cannot tell
+        x_NH, head_VH = x_NH.detach(), head_VH.detach()
+    loss: Tensor = _HeadLoss.apply(x_NH, head_VH, targets_N, scale, fp32)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    """`head_loss` over N rows, with gradients that are ready when the loss is."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_NH: Tensor, head_VH: Tensor, targets_N: Tensor, scale: float, fp32: bool
+    ) -> Tensor:
+        dtype = torch.float32 if fp32 else x_NH.dtype
+        differentiated = any(ctx.needs_input_grad)
+        grad_x_NH = torch.empty_like(x_NH) if differentiated else None
+        grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
+        nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
+        rows = max(1, CHUNK // len(head_VH))
+        for start in range(0, len(x_NH), rows):
+            chunk = slice(start, start + rows)
+            x_CH = x_NH[chunk]
+            log_p_CV = torch.log_softmax((x_CH @ head_VH.t()).to(dtype), dim=-1)
+            nats += _nats(log_p_CV, targets_N[chunk])
+            if grad_x_NH is not None and grad_head_VH is not None:
+                grad_CV = _logit_gradient_(log_p_CV, targets_N[chunk], scale).to(x_NH.dtype)
+                torch.mm(grad_CV, head_VH, out=grad_x_NH[chunk])
+                _add_product_(grad_head_VH, grad_CV.t(), x_CH)
+        if grad_head_VH is not None:
+            ctx.save_for_backward(grad_x_NH, grad_head_VH.to(head_VH.dtype))
+        return nats * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x_NH, grad_head_VH = ctx.saved_tensors
+        return grad_x_NH * grad, grad_head_VH * grad, None, None, None
+
+
+def _nats(log_p_CV: Tensor, targets_C: Tensor) -> Tensor:
+    """Sum of the counted targets' cross-entropy, fp32."""
+    counted_C = targets_C != IGNORED
+    log_p_C = log_p_CV.gather(1, targets_C.where(counted_C, 0).unsqueeze(1)).squeeze(1)
+    return -log_p_C.float().where(counted_C, 0).sum()
+
+
+def _logit_gradient_(log_p_CV: Tensor, targets_C: Tensor, scale: float) -> Tensor:
+    """(softmax - one at the target) x scale, 0 where nothing counts, in the memory of log_p_CV."""
+    counted_C = targets_C != IGNORED
+    targets_C1 = targets_C.where(counted_C, 0).unsqueeze(1)
+    p_CV = log_p_CV.exp_()
+    p_CV.scatter_(1, targets_C1, p_CV.gather(1, targets_C1) - 1)
+    factors_C1 = (counted_C * scale).unsqueeze(1)  # fp32: bf16 would change the scale itself
+    return p_CV.mul_(factors_C1)
+
+
+def _add_product_(sum_VH: Tensor, a_VC: Tensor, b_CH: Tensor) -> None:
+    if sum_VH.dtype == b_CH.dtype:
+        sum_VH.addmm_(a_VC, b_CH)
+    else:
+        sum_VH += a_VC @ b_CH

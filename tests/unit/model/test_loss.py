@@ -1,0 +1,134 @@
+"""The head and its loss in chunks, against torch's own on all logits at once, in double precision."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, embedding
+
+from hlat.model import loss
+from hlat.model.loss import IGNORED, head_loss, next_token_targets
+
+VOCABULARY = 131
+SIZES = {"one chunk": 1 << 23, "several": 7 * VOCABULARY, "a row each": 1}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture(params=SIZES.values(), ids=SIZES)
+def chunk(request, monkeypatch) -> int:
+    monkeypatch.setattr(loss, "CHUNK", request.param)
+    return request.param
+
+
+def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    x = torch.randn(3, 11, 24).to(dtype).requires_grad_()
+    head = torch.randn(VOCABULARY, 24).mul(0.3).to(dtype).requires_grad_()
+    targets = torch.randint(0, VOCABULARY, (3, 11))
+    targets[:, -1] = IGNORED
+    targets[1, 3:6] = IGNORED
+    return x, head, targets
+
+
+def expected(x: Tensor, head: Tensor, targets: Tensor, scale: float) -> tuple[Tensor, ...]:
+    x, head = (tensor.detach().double().requires_grad_() for tensor in (x, head))
+    value = cross_entropy((x @ head.t()).flatten(0, 1), targets.flatten(), reduction="sum") * scale
+    return value.detach(), *torch.autograd.grad(value, (x, head))
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 29])
+def test_loss_and_gradients_in_fp32(chunk, scale) -> None:
+    x, head, targets = example()
+    found = head_loss(x, head, targets, scale)
+    found.backward()
+    wanted = expected(x, head, targets, scale)
+    for one, other in zip((found, x.grad, head.grad), wanted, strict=True):
+        assert error(one.detach(), other) < 1e-6
+
+
+def test_bf16_is_summed_in_fp32_if_asked_to(chunk) -> None:
+    x, head, targets = example(torch.bfloat16)
+    scale = 1 / 29
+    errors = {}
+    for fp32 in (True, False):
+        x.grad = head.grad = None
+        found = head_loss(x, head, targets, scale, fp32)
+        found.backward()
+        assert found.dtype == torch.float32
+        assert x.grad.dtype == head.grad.dtype == torch.bfloat16
+        wanted = expected(x, head, targets, scale)
+        errors[fp32] = [
+            error(a.detach(), b) for a, b in zip((found, x.grad, head.grad), wanted, strict=True)
+        ]
+    assert errors[True][0] < 3e-4
+    assert max(errors[True][1:]) < 4e-3
+    assert max(errors[False]) < 2e-2
+    assert errors[True][2] < errors[False][2]
+
+
+def test_an_upstream_factor_reaches_the_gradients() -> None:
+    x, head, targets = example()
+    (head_loss(x, head, targets) * 3).backward()
+    for found, wanted in zip((x.grad, head.grad), expected(x, head, targets, 3.0)[1:], strict=True):
+        assert error(found, wanted) < 1e-6
+
+
+def test_an_embedding_that_is_the_head_too_gets_both_gradients() -> None:
+    weight = torch.randn(VOCABULARY, 24).requires_grad_()
+    tokens = torch.randint(0, VOCABULARY, (2, 9))
+    targets = next_token_targets(tokens)
+    head_loss(embedding(tokens, weight), weight, targets).backward()
+    reference = weight.detach().double().requires_grad_()
+    logits = embedding(tokens, reference) @ reference.t()
+    cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").backward()
+    assert error(weight.grad, reference.grad) < 1e-6
+
+
+def test_without_gradients_none_are_made(monkeypatch) -> None:
+    x, head, targets = example()
+    monkeypatch.setattr(loss, "_logit_gradient_", None)
+    with torch.no_grad():
+        found = head_loss(x, head, targets)
+    assert error(found, expected(x, head, targets, 1.0)[0]) < 1e-6
+
+
+def test_logits_never_exist_at_once(monkeypatch) -> None:
+    monkeypatch.setattr(loss, "CHUNK", 4 * VOCABULARY)
+    x, head, targets = example()
+    seen = []
+    whole = torch.log_softmax
+    monkeypatch.setattr(
+        torch, "log_softmax", lambda t, dim: (seen.append(tuple(t.shape)), whole(t, dim))[1]
+    )
+    head_loss(x, head, targets).backward()
+    assert seen == [(4, VOCABULARY)] * 8 + [(1, VOCABULARY)]
+
+
+def test_nothing_counted_is_zero_and_has_no_gradient() -> None:
+    x, head, _ = example()
+    found = head_loss(x, head, torch.full((3, 11), IGNORED))
+    found.backward()
+    assert found == 0.0
+    assert not x.grad.any()
+    assert not head.grad.any()
+
+
+def test_targets_are_the_tokens_after() -> None:
+    tokens = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]], dtype=torch.int32)
+    assert next_token_targets(tokens).tolist() == [[1, 4, 1, IGNORED], [9, 2, 6, IGNORED]]
+
+
+def test_the_first_token_of_a_document_is_no_target() -> None:
+    tokens = torch.tensor([[3, 1, 4, 1]])
+    documents = torch.tensor([[0, 0, 1, 2]])
+    assert next_token_targets(tokens, documents).tolist() == [[1, IGNORED, IGNORED, IGNORED]]
