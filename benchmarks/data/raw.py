@@ -1,8 +1,11 @@
 """The two encoders alone, on the documents of the corpus: the ceiling of any loader on top of them.
 
 Documents lie in memory as text, 64 go into each call, ids come out as NumPy, one thread works. A
-"batch" is the ids of one call.
+"batch" is the ids of one call. Their order is random, as a loader that shuffles reads them: files
+of one project, one after the other, have more words in common.
 """
+
+import random
 
 import gigatoken
 import numpy as np
@@ -42,6 +45,7 @@ class Raw:
 
     def __init__(self, settings: Settings) -> None:
         self.texts = read_texts(settings.arrow_files)
+        random.Random(settings.seed).shuffle(self.texts)
         kind = {"reference": Reference, "fast": Fast}[settings.options["encoder"]]
         self.encoder = kind(str(settings.tokenizer_folder / "tokenizer.json"))
         self.start = 0

@@ -1,11 +1,11 @@
 """How fast loaders make batches out of text, ours beside its peers.
 
-Usage: python benchmarks/data/run.py SCRATCH [--rounds 5] [--seconds 10] [--only TEXT]
+Usage: python benchmarks/data/run.py SCRATCH [--rounds 5] [--seconds 10] [--only TEXT ...]
 
 Every measurement is a process of its own (measure.py). The contestants take turns, so that a busy
 minute of the machine falls on all of them. A round before the first begins with empty caches and
 fills them; of it only the time to the first batch is kept.
-Writes result.json beside itself; corpus.py fills SCRATCH.
+Writes result.json beside itself, or replaces rows of it; corpus.py fills SCRATCH.
 """
 
 import argparse
@@ -109,16 +109,26 @@ def add_fractions(rows: list[dict[str, Any]]) -> None:
             row[f"fraction_of_{encoder}_encoder"] = round(rate / most, 3)
 
 
+def read_rows(path: Path) -> dict[Any, dict[str, Any]]:
+    """Rows of an earlier call, by entry."""
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["rows"]
+    return {tuple(row[key] for key in KEYS): row for row in rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10)
-    parser.add_argument("--only", default="", help="contestants whose name contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="contestants whose name contains one of these"
+    )
     parser.add_argument("--output", type=Path, default=HERE / "result.json")
     arguments = parser.parse_args()
     scratch = arguments.scratch.resolve()
-    entries = [entry for entry in ENTRIES if arguments.only in entry[0]]
+    entries = [entry for entry in ENTRIES if any(text in entry[0] for text in arguments.only)]
     runs: dict[Any, list[dict[str, Any]]] = {entry: [] for entry in entries}
     shutil.rmtree(scratch / "cache", ignore_errors=True)
     for repetition in range(arguments.rounds + 1):
@@ -126,7 +136,9 @@ def main() -> None:
             result = measure(entry, scratch, arguments.seconds if repetition else WARM_UP_SECONDS)
             print(repetition, *entry, result, flush=True)
             runs[entry].append(result)
-    rows = [summarise(entry, results) for entry, results in runs.items()]
+    rows_of = read_rows(arguments.output)
+    rows_of |= {entry: summarise(entry, results) for entry, results in runs.items()}
+    rows = [rows_of[entry] for entry in ENTRIES if entry in rows_of]
     add_fractions(rows)
     corpus = json.loads((scratch / "corpus.json").read_text())
     protocol = {"rounds": arguments.rounds, "seconds": arguments.seconds}
