@@ -1,9 +1,13 @@
 """Every study composes into as many runs as it says, each of which can run and none of which is
 another."""
 
+import importlib.util
 import itertools
+import json
 import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -51,3 +55,54 @@ def test_precision_runs_every_recipe(compose):
         for point in points(folder("sweeps") / "precision.yaml")
     }
     assert recipes == {file.stem for file in (folder("conf") / "precision").glob("*.yaml")}
+
+
+@pytest.fixture(scope="module")
+def plot():
+    """The script that sums up a study's runs."""
+    file = Path(__file__).resolve().parents[2] / "benchmarks/sweeps/plot.py"
+    spec = importlib.util.spec_from_file_location("sweeps_plot", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_run(folder, overrides, losses, bits, end="finish"):
+    folder.mkdir(parents=True)
+    rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)]
+    events = [
+        {"event": "start", "step": 0},
+        {"event": "evaluate", "step": 0, "bits_per_byte": {"code": 9.0, "mean": 3.0}},
+        {"event": "evaluate", "step": len(rows), "bits_per_byte": {"code": 9.0, "mean": bits}},
+        {"event": end, "step": len(rows)},
+    ]
+    for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    origin = {"python": "3", "platform": "x", "device": "cpu", "git_revision": None}
+    (folder / "provenance.json").write_text(json.dumps(origin | {"packages": {"torch": "2"}}))
+    (folder / "overrides.yaml").write_text("".join(f"- {json.dumps(o)}\n" for o in overrides))
+
+
+def test_runs_are_summed_up_seed_by_seed(plot, tmp_path):
+    line = np.linspace(8, 4, 400)
+    noise = np.random.default_rng(0).normal(0, 0.1, 400)
+    for seed in (1, 2, 3):
+        for value, above, scale in (("true", 0.0, 1), ("false", 0.01, 3)):
+            typed = ["+sweep=weight_decay", f"optimizer.decay_norms={value}", f"run.seed={seed}"]
+            bits = 2.0 + 0.1 * seed + above
+            write_run(tmp_path / f"runs/{value}{seed}", typed, line + scale * noise, bits)
+    typed = ["+sweep=weight_decay", "optimizer.decay_norms=false", "run.seed=4"]
+    write_run(tmp_path / "runs/bad", typed, line, 9.0, end="diverge")
+    write_run(tmp_path / "runs/other", ["+sweep=init", "run.seed=1"], line, 1.0)
+    result = plot.collect("weight_decay", tmp_path / "runs")
+    assert list(result["points"]) == ["optimizer.decay_norms=true", "optimizer.decay_norms=false"]
+    first, second = (plot.finished(runs) for runs in result["points"].values())
+    assert result["points"]["optimizer.decay_norms=false"]["4"]["ended"] == "diverge"
+    assert plot.differences(second, first) == pytest.approx([0.01] * 3)
+    assert first["1"]["loss_variance"] == pytest.approx(0.01, rel=0.3)
+    assert second["1"]["loss_variance"] == pytest.approx(9 * first["1"]["loss_variance"])
+    assert first["1"]["loss"] == pytest.approx((line + noise)[360:].mean())
+    table = plot.render(result).splitlines()
+    assert table[3].startswith("| optimizer.decay_norms=false | 3 of 4 | ")
+    assert "| 2.2100 ± 0.1000 | 0.0100 ± 0.0000 |" in table[3]
+    plot.draw(result).savefig(tmp_path / "figure.svg")

@@ -1,0 +1,222 @@
+"""Sum up the runs of a study: numbers, a table and a figure, over the seeds.
+
+Usage: python benchmarks/sweeps/plot.py STUDY --runs runs   (writes STUDY.json, STUDY.md, STUDY.svg)
+       python benchmarks/sweeps/plot.py STUDY               (the latter two again, from the first)
+
+Runs of one seed start from the same weights and read the same text, so a point is compared with the
+first one seed by seed: the difference is not blurred by what the seeds differ in.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from hlat.config.folders import folder
+from hlat.reporting.record import Record, numbers, read
+
+HERE = Path(__file__).resolve().parent
+BLOCKS = 50
+"""Equal stretches of a run, whose mean losses make its smoothed curve."""
+INK, MUTED, GRID = "#1c2024", "#5a6470", "#dfe3e8"
+COLOURS = ["#1c2024", "#c04f00", "#0072b2", "#007a5a", "#9b4a85"]
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hlat",
+}
+Json = dict[str, Any]
+
+
+def axes_of(study: str) -> dict[str, list[str]]:
+    """What a study sweeps besides the seed: keys and their values, in its order."""
+    sweep = OmegaConf.load(folder("sweeps") / f"{study}.yaml")
+    axes = OmegaConf.select(sweep, "hydra.sweeper.params")
+    return {key: str(axes[key]).split(",") for key in axes if key != "run.seed"}
+
+
+def overrides_of(run: Path) -> dict[str, str]:
+    """What a run was started with, by key."""
+    file = run / "overrides.yaml"
+    lines = file.read_text().splitlines() if file.exists() else []
+    typed = [json.loads(line.removeprefix("- ")) for line in lines]
+    return dict(override.lstrip("+").split("=", 1) for override in typed if "=" in override)
+
+
+def variance_around_line(values: NDArray[np.float64]) -> float:
+    """Variance of what is left of values when their least-squares line is taken away."""
+    places = np.arange(len(values))
+    line = np.polyval(np.polyfit(places, values, 1), places)
+    return float(((values - line) ** 2).sum() / (len(values) - 2))
+
+
+def sum_up(record: Record) -> Json:
+    """The numbers of one run.
+
+    `loss` is the mean over the last tenth of the steps in nats per token, `loss_variance` the
+    variance around a line over the last quarter, `bits_per_byte` the mean over the held-out sources
+    at the end; the curves have a point for each of BLOCKS stretches, and for each evaluation.
+    """
+    steps = np.array([row["step"] for row in record.metrics])
+    loss = np.array([row["loss"] for row in record.metrics], np.float64)
+    bits = {step: numbers(row, "bits_per_byte")["mean"] for step, row in record.evaluations.items()}
+    blocks = np.array_split(np.arange(len(loss)), BLOCKS)
+    return {
+        "run": record.name,
+        "steps": int(steps[-1]),
+        "loss": float(loss[-(len(loss) // 10) :].mean()),
+        "loss_variance": variance_around_line(loss[-(len(loss) // 4) :]),
+        "bits_per_byte": list(bits.values())[-1],
+        "loss_curve": [[int(steps[block[-1]]), float(loss[block].mean())] for block in blocks],
+        "bits_curve": [[step, value] for step, value in bits.items()],
+    }
+
+
+def collect(study: str, runs: Path) -> Json:
+    """Every run of a study by point and seed; one that did not finish only with how it ended."""
+    axes = axes_of(study)
+    result: Json = {"study": study, "axes": axes, "points": {}, "machines": []}
+    for path in sorted(runs.iterdir()):
+        overrides = overrides_of(path)
+        if overrides.get("sweep") != study:
+            continue
+        record = read(path)
+        point = ", ".join(f"{key}={overrides[key]}" for key in axes)
+        ended = record.last_attempt[-1]["event"]
+        summary = sum_up(record) if ended == "finish" else {"run": record.name, "ended": ended}
+        result["points"].setdefault(point, {})[overrides["run.seed"]] = summary
+        origin = record.provenance
+        machine = {key: origin[key] for key in ("python", "platform", "device", "git_revision")}
+        machine["torch"] = origin["packages"]["torch"]
+        if machine not in result["machines"]:
+            result["machines"].append(machine)
+    if not result["points"]:
+        sys.exit(f"{runs} holds no run of {study}; start them with -m +sweep={study}")
+    result["points"] = dict(sorted(result["points"].items(), key=lambda item: order(item[0], axes)))
+    return result
+
+
+def order(point: str, axes: dict[str, list[str]]) -> list[int]:
+    """Where a point stands in its study."""
+    values = [pair.partition("=")[2] for pair in point.split(", ")]
+    return [axes[key].index(value) for key, value in zip(axes, values, strict=True)]
+
+
+def finished(runs: Json) -> Json:
+    """The runs of a point that finished, by seed."""
+    return {seed: run for seed, run in runs.items() if "loss" in run}
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Mean and standard deviation over seeds."""
+    if not values:
+        return ""
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
+
+
+def differences(runs: Json, first: Json) -> list[float]:
+    """Bits per byte less those of the first point, seed by seed."""
+    shared = [seed for seed in runs if seed in first]
+    return [runs[seed]["bits_per_byte"] - first[seed]["bits_per_byte"] for seed in shared]
+
+
+def render(result: Json) -> str:
+    """The table, in Markdown: mean and standard deviation over seeds."""
+    reference, first = next(iter(result["points"].items()))
+    header = [
+        "",
+        "finished",
+        "training loss, last tenth",
+        "held-out bits per byte",
+        f"less those of {reference}, seed by seed",
+        "variance of the loss, last quarter",
+    ]
+    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
+    for point, runs in result["points"].items():
+        done = finished(runs)
+        columns = [[run[key] for run in done.values()] for key in ("loss", "bits_per_byte")]
+        variances = [run["loss_variance"] for run in done.values()]
+        cells = [point, f"{len(done)} of {len(runs)}", *(spread(c, 4) for c in columns)]
+        less = "" if point == reference else spread(differences(done, finished(first)), 4)
+        lines.append([*cells, less, spread(variances, 5)])
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def band(axes: Axes, curves: list[list[list[float]]], label: str, colour: str) -> None:
+    """The mean of curves as a line, their range as a band."""
+    if not curves:
+        return
+    steps = [step for step, _ in curves[0]]
+    values = np.array([[value for _, value in curve] for curve in curves])
+    axes.plot(steps, values.mean(0), color=colour, label=label, linewidth=1.5)
+    axes.fill_between(steps, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+
+
+def draw(result: Json) -> Figure:
+    """The smoothed loss, and how far held-out bits per byte lie above the first point's."""
+    figure = Figure(figsize=(7.5, 7), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    first = finished(next(iter(result["points"].values())))
+    for colour, (point, runs) in zip(COLOURS, result["points"].items(), strict=False):
+        done = finished(runs)
+        band(upper, [run["loss_curve"][BLOCKS // 10 :] for run in done.values()], point, colour)
+        above = [
+            [[step, bits - zero] for (step, bits), (_, zero) in zip(*pair, strict=True)]
+            for pair in (
+                (done[seed]["bits_curve"], first[seed]["bits_curve"])
+                for seed in done
+                if seed in first
+            )
+        ]
+        band(lower, above, point, colour)
+    seeds = max(len(finished(runs)) for runs in result["points"].values())
+    upper.set_title(f"Training loss, mean and range over {seeds} seeds", loc="left", fontsize=11)
+    upper.set_ylabel(f"nats per token, means of 1/{BLOCKS} of the run")
+    upper.legend()
+    title = f"Held-out text: bits per byte less those of {next(iter(result['points']))}"
+    lower.set_title(title, loc="left", fontsize=11)
+    lower.set_ylabel("bits per byte, seed by seed")
+    lower.set_xlabel("step")
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study")
+    parser.add_argument("--runs", type=Path, help="folder of run folders; without it: STUDY.json")
+    parser.add_argument("--output", type=Path, default=HERE)
+    arguments = parser.parse_args()
+    recorded = arguments.output / f"{arguments.study}.json"
+    if arguments.runs is not None:
+        result = collect(arguments.study, arguments.runs)
+        recorded.write_text(json.dumps(result) + "\n")
+    result = json.loads(recorded.read_text())
+    table = render(result)
+    recorded.with_suffix(".md").write_text(table)
+    with rc_context(STYLE):
+        draw(result).savefig(recorded.with_suffix(".svg"), metadata={"Date": None})
+    print(table, end="")
+
+
+if __name__ == "__main__":
+    main()
