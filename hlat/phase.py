@@ -39,6 +39,16 @@ def stage_at(step: int, phase: Phase, batch: Batch) -> Stage:
     return phase.timeline[bisect_right(boundaries(phase, batch), step) - 1]
 
 
+def span_at(step: int, phase: Phase, batch: Batch) -> tuple[int, int | None]:
+    """First step of the stage that `step` belongs to, and the first one after it.
+
+    The latter is None for an open stage.
+    """
+    starts = boundaries(phase, batch)
+    index = bisect_right(starts, step)
+    return starts[index - 1], starts[index] if index < len(starts) else num_steps(phase, batch)
+
+
 def _ends(phase: Phase, batch: Batch) -> Iterator[int]:
     """First step after each stage of known length."""
     tokens = 0

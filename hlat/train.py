@@ -100,7 +100,7 @@ def train(
     from hlat.evaluation.heldout import evaluate
     from hlat.recovery.divergence import SpikeWatch, finite
     from hlat.recovery.resume import save
-    from hlat.schedule import learning_rate
+    from hlat.schedule import rate_at
     from hlat.state import total_steps
 
     total, every = total_steps(config), config.evaluation.every_steps
@@ -115,7 +115,7 @@ def train(
         if loader.stage != stage:
             stage = loader.stage
             tracker.event("phase", state.step, name=stage)
-        rate = learning_rate(state.step, config.schedule, config.optimizer.lr)
+        rate = rate_at(state.step, config)
         pending = engine.train_step(sequences, rate)
         state = state.after_step(config.batch.tokens_per_step)
 

@@ -5,6 +5,7 @@ A sentence names the key, the two values that disagree, and values that would wo
 
 from collections.abc import Callable, Iterable, Iterator
 
+from hlat.config import schedule_rules
 from hlat.config.engine import Backend
 from hlat.config.precision import Dtype, Operator, Rounding
 from hlat.config.run import Config
@@ -36,6 +37,7 @@ def at_least(config: Config) -> Iterator[str]:
         "optimizer.grad_clip": 0,
         "schedule.warmup_steps": 0,
         "schedule.total_steps": 1,
+        "schedule.decay_steps": 1,
         "hardware.nodes": 1,
         "hardware.processes_per_node": 1,
         "checkpoint.every_steps": 1,
@@ -74,28 +76,8 @@ def fractions(config: Config) -> Iterator[str]:
     for name in ("beta1", "beta2"):
         if not 0 <= (beta := getattr(optimizer, name)) < 1:
             yield f"optimizer.{name}={beta} is outside [0, 1)"
-    if not 0 <= schedule.min_lr_ratio <= 1:
+    if schedule.min_lr_ratio is not None and not 0 <= schedule.min_lr_ratio <= 1:
         yield f"schedule.min_lr_ratio={schedule.min_lr_ratio} is outside [0, 1]"
-
-
-def warmup_ends(config: Config) -> Iterator[str]:
-    """The warm-up is over before the horizon."""
-    schedule = config.schedule
-    if schedule.warmup_steps >= schedule.total_steps > 0:
-        yield (
-            f"schedule.warmup_steps={schedule.warmup_steps} is not below "
-            f"schedule.total_steps={schedule.total_steps}; lower the first or raise the second"
-        )
-
-
-def steps_within_schedule(config: Config) -> Iterator[str]:
-    """A run cannot be longer than its schedule says what to do."""
-    steps, total = config.run.steps, config.schedule.total_steps
-    if steps is not None and steps > total:
-        yield (
-            f"run.steps={steps} exceeds schedule.total_steps={total}; "
-            f"raise the latter, or use run.steps={total} or less"
-        )
 
 
 def attention_heads(config: Config) -> Iterator[str]:
@@ -317,8 +299,7 @@ def recipe(config: Config) -> Iterator[str]:
 RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     at_least,
     fractions,
-    warmup_ends,
-    steps_within_schedule,
+    *schedule_rules.RULES,
     attention_heads,
     tensor_parallel,
     sequence_parallel,

@@ -182,6 +182,33 @@ def test_a_state_of_any_recipe_can_go_on_under_any_other(config, batches, compos
         assert other.read(other.eval_step(batches[3])).loss == pytest.approx(loss, rel=2e-3)
 
 
+STRONG_DECAY = 200.0
+"""At RATE a fifth of every decayed weight a step, far above an update and the rounding of bf16."""
+
+
+def test_norms_decay_or_do_not_as_asked(config, batches):
+    """Of two engines that differ in nothing else, after one step; matrices decay in both."""
+    decayed, apart = (
+        build(config, optimizer={"weight_decay": STRONG_DECAY, "decay_norms": decay_norms})
+        for decay_norms in (True, False)
+    )
+    before = state(apart)
+    for engine in (decayed, apart):
+        train(engine, batches[:1])
+    found, expected = state(decayed), state(apart)
+    names = [name for name in found if name.startswith("weights/")]
+    norms = [name for name in names if found[name].dim() == 1]
+    assert len(norms) == 2 * config.model.num_layers + 1
+    for name in names:
+        if name not in norms:
+            assert torch.equal(found[name], expected[name]), name
+            shrunk = float(found[name].float().norm() / before[name].float().norm())
+            assert shrunk == pytest.approx(0.8, rel=2e-2), name
+            continue
+        assert bool(((expected[name].float() - 1).abs() < 0.01).all()), name
+        assert bool(((found[name].float() - 0.8).abs() < 0.01).all()), name
+
+
 SMALL_UPDATE = 1e-6
 """A rate at which an update is far below half the distance between two values of bf16."""
 

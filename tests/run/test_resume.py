@@ -1,5 +1,6 @@
 """Kill it, interrupt it, damage its files: the numbers are those of the run that nothing happened to."""
 
+import itertools
 import json
 import shlex
 import signal
@@ -224,3 +225,17 @@ def test_a_change_of_mixture_is_an_event_and_survives_a_resume(runner):
     assert events == [(10, "second")]
     stages = [row["phase"] for row in runner.rows("x", "metrics.jsonl")]
     assert stages == ["first"] * 10 + ["second"] * 10
+
+
+def test_a_stages_own_rate_is_the_one_that_is_used_also_after_a_resume(runner, uninterrupted):
+    timeline = "[{name: first, tokens: 5120}, {name: anneal, lr: 1e-3, end_lr: 0}]"
+    phases = ("run.name=x", f"phase.timeline={timeline}")
+    assert runner.run(*phases, "run.steps=13").returncode == 0
+    assert runner.run(*phases).returncode == 0
+    rates = [row["learning_rate"] for row in runner.rows("x", "metrics.jsonl")]
+    whole = [row["learning_rate"] for row in uninterrupted.rows("whole", "metrics.jsonl")]
+    assert rates[:10] == whole[:10]
+    assert rates[10:] == pytest.approx([1e-3 * (1 - done / 10) for done in range(10)])
+    norms = [row["param_norm"] for row in runner.rows("x", "metrics.jsonl")]
+    steps = [abs(after - before) for before, after in itertools.pairwise(norms)]
+    assert steps[-1] < steps[10] / 4

@@ -1,5 +1,6 @@
 """AdamW, norm and clipping against PyTorch and against the update written out in float64."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hlat.config.optimizer import Optimizer
-from hlat.optimizer import build, clip_, global_norm
+from hlat.optimizer import build, clip_, global_norm, groups
 
 SHAPES = [(7,), (33, 5), (4, 3, 2)]
 SETTINGS = Optimizer(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
@@ -45,6 +46,38 @@ def test_update_is_adamw_with_decay_on_every_parameter() -> None:
     written_out(expected, gradients, rates)
     for parameter, weight in zip(parameters, expected, strict=True):
         torch.testing.assert_close(parameter.detach().double(), weight, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("decay_norms", [True, False])
+def test_decay_of_norms_is_torchs_with_two_groups(decay_norms: bool) -> None:
+    """Vectors are norms; matrices decay either way."""
+    settings = dataclasses.replace(SETTINGS, decay_norms=decay_norms)
+    ours, theirs = ([torch.nn.Parameter(w) for w in tensors(0)] for _ in range(2))
+    peer = torch.optim.AdamW(
+        [
+            {"params": theirs[1:], "weight_decay": 0.1},
+            {"params": theirs[:1], "weight_decay": 0.1 if decay_norms else 0.0},
+        ],
+        lr=3e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    optimizer = build(settings, ours)
+    for seed in range(1, 6):
+        for mine, other, gradient in zip(ours, theirs, tensors(seed), strict=True):
+            mine.grad, other.grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        peer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_model_without_norms_or_without_matrices_has_one_group() -> None:
+    apart = dataclasses.replace(SETTINGS, decay_norms=False)
+    vector, matrix = torch.ones(3), torch.ones(3, 3)
+    assert [group["weight_decay"] for group in groups(apart, [vector])] == [0.0]
+    assert [group["weight_decay"] for group in groups(apart, [matrix])] == [0.1]
+    assert [group["weight_decay"] for group in groups(SETTINGS, [vector, matrix])] == [0.1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

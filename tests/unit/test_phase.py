@@ -2,7 +2,7 @@
 
 from hlat.config.batch import Batch
 from hlat.config.phase import Phase, Stage
-from hlat.phase import boundaries, num_steps, stage_at
+from hlat.phase import boundaries, num_steps, span_at, stage_at
 
 HLAT = Batch(global_batch_size=1024, micro_batch_size=1, sequence_length=4096)
 SMALL = Batch(global_batch_size=2, micro_batch_size=1, sequence_length=5)
@@ -46,3 +46,13 @@ def test_a_stage_that_rounding_swallows_has_no_step() -> None:
     swallowed = phase(11, 3, 20)
     assert boundaries(swallowed, SMALL) == (0, 2, 2)
     assert [stage_at(step, swallowed, SMALL).name for step in range(4)] == ["0", "0", "2", "2"]
+
+
+def test_span_of_a_stage() -> None:
+    known, open_ended = phase(14, 14, 14), phase(30, None)
+    assert [span_at(step, known, SMALL) for step in (0, 1, 2, 4, 99)] == [
+        (0, 2), (0, 2), (2, 3), (3, 5), (3, 5)
+    ]  # fmt: skip
+    assert span_at(2, open_ended, SMALL) == (0, 3)
+    assert span_at(3, open_ended, SMALL) == (3, None)
+    assert span_at(2, phase(11, 3, 20), SMALL) == (2, 4)

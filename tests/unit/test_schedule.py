@@ -1,14 +1,73 @@
-"""The learning rate against the released scheduler's figures."""
+"""The learning rate against the released scheduler's figures, and against the schedulers of torch
+and transformers."""
 
 import math
+import warnings
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    LinearLR,
+    LRScheduler,
+    SequentialLR,
+)
+from transformers.optimization import get_wsd_schedule
 
+from hlat.config.batch import Batch
+from hlat.config.optimizer import Optimizer
+from hlat.config.phase import Phase, Stage
+from hlat.config.run import Config
 from hlat.config.schedule import Schedule, Shape
-from hlat.schedule import learning_rate
+from hlat.schedule import learning_rate, rate_at
 
 HLAT = Schedule(Shape.hlat, warmup_steps=2000, total_steps=500_000, min_lr_ratio=0.1)
 COSINE = Schedule(Shape.cosine, warmup_steps=10, total_steps=110, min_lr_ratio=0.1)
+CONSTANT = Schedule(Shape.constant, warmup_steps=10, total_steps=110, min_lr_ratio=None)
+LINEAR = Schedule(Shape.linear, warmup_steps=10, total_steps=110, min_lr_ratio=0.1)
+WSD = Schedule(Shape.wsd, warmup_steps=10, total_steps=110, min_lr_ratio=0.1, decay_steps=20)
+ALL = [CONSTANT, COSINE, HLAT, LINEAR, WSD]
+DECAYING = [COSINE, HLAT, LINEAR, WSD]
+
+
+def named(schedule: Schedule) -> str:
+    return schedule.name.value
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Schedule:
+    """Any schedule that the rules accept."""
+    shape = draw(st.sampled_from(Shape))
+    warmup = draw(st.integers(0, 300))
+    decay = draw(st.integers(1, 300))
+    total = warmup + decay + draw(st.integers(0, 300))
+    floor = None if shape is Shape.constant else draw(st.floats(0, 1))
+    return Schedule(shape, warmup, total, floor, decay if shape is Shape.wsd else None)
+
+
+def rates_of(schedule: Schedule, peak: float = 1.0) -> list[float]:
+    return [learning_rate(step, schedule, peak) for step in range(schedule.total_steps + 1)]
+
+
+def rates_by(
+    make: Callable[[torch.optim.Optimizer], LRScheduler], steps: int, peak: float
+) -> list[float]:
+    """The rates that a scheduler of somebody else writes into its optimizer."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    rates = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SequentialLR hands its own deprecated epochs on
+        scheduler = make(optimizer)
+        for _ in range(steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            scheduler.step()
+    return rates
 
 
 def test_hlat_warm_up_starts_at_zero() -> None:
@@ -45,18 +104,180 @@ def test_cosine_reaches_its_floor_at_the_horizon() -> None:
     assert learning_rate(110, COSINE, 1.0) == pytest.approx(0.1)
 
 
-@pytest.mark.parametrize("schedule", [HLAT, COSINE])
+@pytest.mark.parametrize("schedule", DECAYING, ids=named)
 def test_stays_at_the_floor_past_the_horizon(schedule: Schedule) -> None:
     for past in (0, 1, 10**6):
         rate = learning_rate(schedule.total_steps + past, schedule, 1.0)
         assert rate == pytest.approx(0.1)
 
 
-def test_no_warm_up() -> None:
-    for shape in Shape:
-        assert learning_rate(0, Schedule(shape, 0, 10), 1.0) == 1.0
+def after_torchs_warm_up(schedule: Schedule, make_decay):
+    """Torch's linear warm-up from the peak over warmup_steps, then another scheduler."""
+
+    def make(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        warmup = schedule.warmup_steps
+        rise = LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
+        return SequentialLR(optimizer, [rise, make_decay(optimizer)], milestones=[warmup])
+
+    return make
+
+
+TORCHS = [
+    (CONSTANT, lambda optimizer: ConstantLR(optimizer, factor=1.0)),
+    (COSINE, lambda optimizer: CosineAnnealingLR(optimizer, T_max=100, eta_min=0.1 * 3e-4)),
+    (LINEAR, lambda optimizer: LinearLR(optimizer, 1.0, end_factor=0.1, total_iters=100)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "decay"), TORCHS, ids=["constant", "cosine", "linear"])
+def test_rates_are_torchs(schedule: Schedule, decay) -> None:
+    expected = rates_by(after_torchs_warm_up(schedule, decay), 111, 3e-4)
+    assert rates_of(schedule, 3e-4) == pytest.approx(expected, rel=1e-9)
+
+
+def test_wsd_after_warm_up_is_transformers() -> None:
+    """Its warm-up begins at the floor and ends a step later, as that of step / warmup_steps does."""
+    expected = rates_by(
+        lambda optimizer: get_wsd_schedule(
+            optimizer, 10, 20, num_training_steps=110, decay_type="1-sqrt", min_lr_ratio=0.1
+        ),
+        130,
+        3e-4,
+    )
+    found = [learning_rate(step, WSD, 3e-4) for step in range(130)]
+    assert found[10:] == pytest.approx(expected[10:], rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=named)
+def test_first_and_last_step(schedule: Schedule) -> None:
+    first = 0 if schedule is HLAT else 1 / schedule.warmup_steps
+    assert learning_rate(0, schedule, 1.0) == first
+    assert learning_rate(schedule.warmup_steps, schedule, 1.0) == 1.0
+    last = learning_rate(schedule.total_steps - 1, schedule, 1.0)
+    if schedule in (HLAT, CONSTANT):
+        assert last == (0.1 if schedule is HLAT else 1.0)
+    else:
+        assert 0.1 < last < 0.32
+
+
+@given(schedules())
+def test_it_rises_then_never_rises_again(schedule: Schedule) -> None:
+    rates, warmup = rates_of(schedule), schedule.warmup_steps
+    assert rates[: warmup + 1] == sorted(rates[: warmup + 1])
+    falling = rates[warmup:]
+    assert all(after <= before + 1e-12 for before, after in pairwise(falling))
+
+
+@given(schedules())
+def test_it_lies_between_floor_and_peak_and_ends_on_the_floor(schedule: Schedule) -> None:
+    rates = rates_of(schedule)
+    floor = 1.0 if schedule.min_lr_ratio is None else schedule.min_lr_ratio
+    assert rates[schedule.warmup_steps] == pytest.approx(1.0)
+    assert max(rates) <= 1 + 1e-12
+    assert min(rates[schedule.warmup_steps :]) >= floor - 1e-12
+    for past in (0, 1, 10**6):
+        end = learning_rate(schedule.total_steps + past, schedule, 1.0)
+        assert end == pytest.approx(floor, abs=1e-12)
+
+
+@given(schedules())
+def test_no_joint_is_a_jump(schedule: Schedule) -> None:
+    """The largest step of each shape is that of its own formula, also where parts meet."""
+    rates, warmup = rates_of(schedule), schedule.warmup_steps
+    decay = schedule.decay_steps or schedule.total_steps - warmup
+    steepest = {
+        Shape.constant: 0.0,
+        Shape.linear: 1 / decay,
+        Shape.cosine: math.pi / 2 / decay,
+        Shape.hlat: math.pi / 2 / decay,
+        Shape.wsd: math.sqrt(1 / decay),
+    }[schedule.name]
+    for step, (before, after) in enumerate(pairwise(rates)):
+        most = 1 / warmup if step < warmup else steepest
+        assert abs(after - before) <= most + 1e-9, step
+
+
+@given(schedules(), st.floats(1e-6, 1e-1))
+def test_the_peak_is_a_factor(schedule: Schedule, peak: float) -> None:
+    expected = [peak * rate for rate in rates_of(schedule)]
+    assert rates_of(schedule, peak) == pytest.approx(expected, rel=1e-12)
+
+
+def test_wsd_is_constant_until_its_decay() -> None:
+    assert rates_of(WSD)[9:91] == [1.0] * 82
+    assert learning_rate(95, WSD, 1.0) == pytest.approx(0.1 + 0.9 * 0.5)
+
+
+@pytest.mark.parametrize("schedule", ALL, ids=named)
+def test_no_warm_up(schedule: Schedule) -> None:
+    without = Schedule(schedule.name, 0, 30, schedule.min_lr_ratio, schedule.decay_steps)
+    assert learning_rate(0, without, 1.0) == 1.0
 
 
 def test_horizon_within_warm_up() -> None:
     assert learning_rate(5, Schedule(Shape.cosine, 5, 5), 1.0) == 1.0
     assert learning_rate(6, Schedule(Shape.cosine, 5, 5), 1.0) == pytest.approx(0.1)
+
+
+def run_with(*stages: Stage, schedule: Schedule = COSINE) -> Config:
+    """A run of 10 tokens per step."""
+    batch = Batch(global_batch_size=2, micro_batch_size=1, sequence_length=5)
+    phase = Phase("test", list(stages))
+    return Config(batch=batch, phase=phase, optimizer=Optimizer(lr=3e-4), schedule=schedule)
+
+
+def test_a_stage_without_a_rate_has_the_schedules() -> None:
+    config = run_with(Stage("first", tokens=300), Stage("second"))
+    for step in range(115):
+        assert rate_at(step, config) == learning_rate(step, COSINE, 3e-4)
+
+
+def test_a_stage_with_a_rate_keeps_it_and_the_schedule_goes_on_behind_it() -> None:
+    stages = Stage("first", 300), Stage("own", 200, lr=7e-5), Stage("last")
+    config = run_with(*stages)
+    for step in range(110):
+        expected = 7e-5 if 30 <= step < 50 else learning_rate(step, COSINE, 3e-4)
+        assert rate_at(step, config) == expected, step
+
+
+def test_a_stage_moves_to_the_rate_at_its_end() -> None:
+    stages = Stage("first", 600), Stage("anneal", 200, lr=2e-4, end_lr=0.0), Stage("last", 100)
+    config = run_with(*stages, schedule=CONSTANT)
+    assert rate_at(59, config) == 3e-4
+    assert rate_at(60, config) == 2e-4
+    assert rate_at(70, config) == pytest.approx(1e-4)
+    assert rate_at(79, config) == pytest.approx(1e-5)
+    assert rate_at(80, config) == 3e-4
+
+
+def test_a_stage_may_warm_up_again() -> None:
+    config = run_with(Stage("first", 600), Stage("warm", 100, lr=0.0, end_lr=1e-4), Stage("last"))
+    assert [rate_at(step, config) for step in (60, 65)] == pytest.approx([0.0, 5e-5])
+
+
+@pytest.mark.parametrize("tokens", [None, 500])
+def test_the_last_stage_ends_with_its_tokens_or_with_the_horizon(tokens: int | None) -> None:
+    config = run_with(Stage("first", 600), Stage("anneal", tokens, lr=1e-4, end_lr=1e-5))
+    assert rate_at(85, config) == pytest.approx(5.5e-5)
+    assert rate_at(109, config) == pytest.approx(1.18e-5)
+    assert rate_at(110, config) == pytest.approx(1e-5)
+    assert rate_at(10**6, config) == pytest.approx(1e-5)
+
+
+def test_an_end_rate_is_reached_where_another_stage_goes_on_from_it() -> None:
+    config = run_with(
+        Stage("a", 600, lr=2e-4, end_lr=1e-4), Stage("b", 333, lr=1e-4, end_lr=0.0), Stage("c")
+    )
+    rates = [rate_at(step, config) for step in range(94)]
+    steps = [abs(after - before) for before, after in pairwise(rates)]
+    assert max(steps[:93]) < 1e-4 / 33
+
+
+def test_a_stage_of_the_papers_70b_run() -> None:
+    """The presets leave the released schedule alone, over both stages."""
+    batch = Batch(global_batch_size=1024, micro_batch_size=1, sequence_length=4096)
+    phase = Phase("hlat_70b", [Stage("base", int(1.4e12)), Stage("upsampled", int(400e9))])
+    optimizer = Optimizer(lr=1.5e-4)
+    config = Config(batch=batch, phase=phase, optimizer=optimizer, schedule=HLAT)
+    assert rate_at(333_786, config) == pytest.approx(3.76e-5, rel=2e-3)
+    assert rate_at(429_153, config) == pytest.approx(1.5e-5)

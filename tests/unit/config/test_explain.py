@@ -25,7 +25,7 @@ CASES = [
     ),
     (
         "schedule.name=cosin",
-        "schedule.name=cosin: Invalid value 'cosin', expected one of [cosine, hlat]",
+        "schedule.name=cosin: Invalid value 'cosin', expected one of [constant, cosine, hlat, linear, wsd]",
     ),
     ("+model=7b", "Multiple values for model"),
 ]

@@ -22,6 +22,9 @@ OTHER = [
     "data.sources.code.weight=0.4",
     "data.document_mask=true",
     "data.loss_mask=true",
+    "schedule.name=linear",
+    "optimizer.decay_norms=false",
+    "phase.timeline=[{name: base, lr: 1e-3}]",
 ]
 
 
@@ -49,3 +52,14 @@ def test_a_mask_may_change_when_a_run_goes_on(compose, key):
     before, after = (resolve(compose(f"{key}={value}")) for value in ("false", "true"))
     assert fixed(before) == fixed(after)
     assert differences(adjustable(before), adjustable(after)) == [f"{key} was False, is True"]
+
+
+def test_a_stages_own_rate_may_change_when_a_run_goes_on_and_is_told(compose):
+    before, after = (
+        resolve(compose(f"phase.timeline=[{{name: base, lr: {rate}}}]")) for rate in (1e-3, 2e-3)
+    )
+    assert fixed(before) == fixed(after)
+    (line,) = differences(adjustable(before), adjustable(after))
+    assert line.startswith("phase.timeline was [{'name': 'base'")
+    assert "'lr': 0.001" in line
+    assert "'lr': 0.002" in line

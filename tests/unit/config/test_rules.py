@@ -64,6 +64,46 @@ REFUSED = [
     ),
     (["parallelism.dp=2"], "is 2 processes, hardware.nodes=1 x processes_per_node=1 gives 1"),
     (["schedule.warmup_steps=400"], "is not below schedule.total_steps=256"),
+    (
+        ["schedule.name=wsd"],
+        "schedule.name=wsd reads schedule.decay_steps, which is null; set it, for example to 51",
+    ),
+    (
+        ["schedule.decay_steps=10"],
+        "schedule.name=cosine does not read schedule.decay_steps=10; use schedule.decay_steps=null",
+    ),
+    (
+        ["schedule=linear", "schedule.min_lr_ratio=null"],
+        "schedule.name=linear reads schedule.min_lr_ratio, which is null; set it, for example to 0.1",
+    ),
+    (
+        ["schedule.name=constant"],
+        "schedule.name=constant does not read schedule.min_lr_ratio=0.1; use schedule.min_lr_ratio=null",
+    ),
+    (
+        ["schedule=wsd", "schedule.decay_steps=240"],
+        "schedule.decay_steps=240 exceeds the 231 steps between schedule.warmup_steps=25 and "
+        "schedule.total_steps=256; use 231 or less",
+    ),
+    (["schedule=wsd", "schedule.decay_steps=0"], "schedule.decay_steps=0 is too small; use 1"),
+    (
+        ["phase.timeline=[{name: a, lr: -1e-4}]"],
+        "phase.timeline.0.lr=-0.0001 is not a rate; use 0 or more",
+    ),
+    (
+        ["phase.timeline=[{name: a, lr: 1e-4, end_lr: inf}]"],
+        "phase.timeline.0.end_lr=inf is not a rate; use 0 or more",
+    ),
+    (
+        ["phase.timeline=[{name: a, end_lr: 1e-4}]"],
+        "phase.timeline.0.end_lr=0.0001 needs phase.timeline.0.lr, which is null; "
+        "set it to the rate that the stage begins with",
+    ),
+    (
+        ["phase.timeline=[{name: a, tokens: 524288},{name: b, tokens: 2049, lr: 1e-4, end_lr: 0}]"],
+        "phase.timeline.1.end_lr=0.0 is reached at step 258, and schedule.total_steps=256 ends the run "
+        "before; use schedule.total_steps=258 or shorter stages",
+    ),
     (["schedule.min_lr_ratio=1.5"], "schedule.min_lr_ratio=1.5 is outside [0, 1]"),
     (["optimizer.lr=0"], "optimizer.lr=0.0 is not a positive number"),
     (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
@@ -184,6 +224,9 @@ def test_every_violation_is_told_at_once(compose: Compose) -> None:
     [
         [],
         *([f"precision={name}"] for name in ("fp32", "bf16", "bf16_sr", "bf16_sr_master", "mixed")),
+        *([f"schedule={name}"] for name in ("constant", "linear", "wsd", "small", "hlat")),
+        ["schedule=wsd", "schedule.decay_steps=231"],
+        ["phase.timeline=[{name: a, tokens: 4096},{name: b, lr: 0, end_lr: 1e-4}]"],
         ["parallelism.activation_checkpointing=selective"],
         ["compiler=inductor"],
         ["model=160m"],
