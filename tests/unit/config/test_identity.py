@@ -1,8 +1,11 @@
 """The same run is found again by the same command; another run never is."""
 
+import json
+
 import pytest
 
-from hlat.config.identity import adjustable, default_name, fixed
+from hlat.config.errors import ConfigError
+from hlat.config.identity import ORIGIN, adjustable, default_name, fixed, model
 from hlat.config.resolve import resolve
 from hlat.state import differences
 
@@ -14,6 +17,7 @@ SAME = [
     "checkpoint.every_steps=9",
     "data.encoder=fast",
 ]
+SINGLE = ["hardware=cpu", "parallelism=single", "precision=fp32"]
 OTHER = [
     "optimizer.lr=1e-2",
     "run.seed=1",
@@ -22,6 +26,7 @@ OTHER = [
     "data.sources.code.weight=0.4",
     "data.document_mask=true",
     "data.loss_mask=true",
+    "model.init_from=folder",
 ]
 
 
@@ -49,3 +54,16 @@ def test_a_mask_may_change_when_a_run_goes_on(compose, key):
     before, after = (resolve(compose(f"{key}={value}")) for value in ("false", "true"))
     assert fixed(before) == fixed(after)
     assert differences(adjustable(before), adjustable(after)) == [f"{key} was False, is True"]
+
+
+def test_runs_from_before_init_from_keep_their_names(compose):
+    assert ORIGIN not in fixed(resolve(compose()))
+    assert fixed(resolve(compose("model.init_from=folder")))[ORIGIN] == "folder"
+
+
+def test_a_saved_model_comes_back_from_what_is_fixed(compose):
+    config = resolve(compose("model=70b", *SINGLE, "model.scaled_init=layer"))
+    saved = json.loads(json.dumps(fixed(config)))
+    assert model(saved) == config.model
+    with pytest.raises(ConfigError, match="was saved by another version of hlat"):
+        model(saved | {"model.num_experts": 8})

@@ -65,6 +65,10 @@ REFUSED = [
     (["parallelism.dp=2"], "is 2 processes, hardware.nodes=1 x processes_per_node=1 gives 1"),
     (["schedule.warmup_steps=400"], "is not below schedule.total_steps=256"),
     (["schedule.min_lr_ratio=1.5"], "schedule.min_lr_ratio=1.5 is outside [0, 1]"),
+    (
+        ["checkpoint.start_from=a", "model.init_from=b"],
+        "checkpoint.start_from=a and model.init_from=b both say what the run begins from; set one of them to null",
+    ),
     (["optimizer.lr=0"], "optimizer.lr=0.0 is not a positive number"),
     (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
     (["optimizer.eps=nan"], "optimizer.eps=nan is too small; use 0 or more"),
