@@ -6,13 +6,12 @@ ready.
 """
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from hlat.config.arguments import Parser
 from hlat.config.errors import ConfigError, Exit
 from hlat.data import embedded, library
 from hlat.data.corpus import Corpus
@@ -31,19 +30,8 @@ examples:
 The same command goes on after Ctrl-C, a kill or a full disk."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells a misspelled flag in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
-        known = [flag for action in self._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(unknown, known, 1) if unknown != message else []
-        hint = f"; did you mean {near[0]}?" if near else "; --help lists what there is"
-        self.exit(Exit.CONFIGURATION, f"hlat.prepare: {message}{hint}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m hlat.prepare",
         description="Convert documents to the Arrow files that a run maps, or look into them. "
         "Without arguments:\nprepare the embedded corpus, the documents of Python's library, in "

@@ -183,6 +183,11 @@ def check_files(path: Path) -> Manifest:
     return manifest
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder claims to be a checkpoint; `verify` tells whether it is one."""
+    return (path / _MARKER).exists() or step_of(path) is not None
+
+
 def step_name(step: int) -> str:
     """Name of a step's folder."""
     return f"step_{step:08d}"

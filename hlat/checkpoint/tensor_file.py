@@ -35,14 +35,18 @@ DTYPES = {
 _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
-def parts(tensors: dict[str, tuple[tuple[int, ...], torch.Tensor]]) -> Iterator[bytes | memoryview]:
+def parts(
+    tensors: dict[str, tuple[tuple[int, ...], torch.Tensor]],
+    metadata: dict[str, str] | None = None,
+) -> Iterator[bytes | memoryview]:
     """Bytes of a safetensors file, in order; each tensor is fetched from its device when due.
 
     Args:
         tensors: By key: the shape to write, and values with as many elements, of any strides.
+        metadata: What the file says of itself.
     """
     by_alignment = sorted(tensors, key=lambda key: (-tensors[key][1].element_size(), key))
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for key in by_alignment:
         shape, values = tensors[key]
@@ -53,8 +57,13 @@ def parts(tensors: dict[str, tuple[tuple[int, ...], torch.Tensor]]) -> Iterator[
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for key in by_alignment:
-        flat = tensors[key][1].detach().cpu().contiguous().reshape(-1)
-        yield flat.view(torch.uint8).numpy().data
+        yield to_bytes(tensors[key][1])
+
+
+def to_bytes(values: torch.Tensor) -> memoryview:
+    """A tensor's elements in row-major order, as they are written to disk."""
+    flat = values.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
 
 
 class Reader:

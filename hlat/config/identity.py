@@ -9,9 +9,18 @@ import dataclasses
 import enum
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
+from omegaconf.errors import OmegaConfBaseException
+
+from hlat.config.errors import ConfigError
+from hlat.config.model import Model
+from hlat.config.plain import from_plain
 from hlat.config.run import Config
+
+ORIGIN = "model.init_from"
+"""The setting that says which weights the first step found."""
 
 
 def fixed(config: Config) -> dict[str, Any]:
@@ -19,7 +28,25 @@ def fixed(config: Config) -> dict[str, Any]:
 
     What the saved position in the data depends on is the loader's own fingerprint.
     """
-    return _group(config, "model")
+    settings = _group(config, "model")
+    if config.model.init_from is None:
+        del settings[ORIGIN]  # runs from before there was the key keep their names
+    return settings
+
+
+def model(fixed: Mapping[str, Any]) -> Model:
+    """Return the model that was saved with the settings `fixed`.
+
+    Raises:
+        ConfigError: Another version of hlat, with other settings, wrote them.
+    """
+    try:
+        fields = {key: value for key, value in fixed.items() if key.startswith("model.")}
+        return from_plain(Model, {key.removeprefix("model."): v for key, v in fields.items()})
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"the model was saved by another version of hlat ({str(error).splitlines()[0]})"
+        ) from error
 
 
 def adjustable(config: Config) -> dict[str, Any]:

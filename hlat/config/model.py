@@ -49,6 +49,9 @@ class Model:
     """Standard deviation of every initial matrix."""
     scaled_init: ScaledInit = ScaledInit.depth
     """Scaling of o_proj and down_proj at initialisation."""
+    init_from: str | None = None
+    """A Hugging Face Llama folder (config.json, *.safetensors) whose weights a run without
+    checkpoints begins from, at step 0 with a fresh optimizer; null: random initial values."""
 
     @property
     def head_dim(self) -> int:

@@ -233,6 +233,16 @@ def folder_names(config: Config) -> Iterator[str]:
             yield f"{key}={name!r} cannot name a folder; use letters, digits, '-', '_' and '.'"
 
 
+def one_origin(config: Config) -> Iterator[str]:
+    """A run begins from a whole state, from weights alone, or from neither."""
+    state, weights = config.checkpoint.start_from, config.model.init_from
+    if state is not None and weights is not None:
+        yield (
+            f"checkpoint.start_from={state} and model.init_from={weights} both say what the run "
+            "begins from; set one of them to null"
+        )
+
+
 def executable(config: Config) -> Iterator[str]:
     """What the engines of this version can execute; the rest composes, but does not run."""
     if config.engine.name is not Backend.native:
@@ -311,6 +321,7 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     folder_names,
     inductor,
     recipe,
+    one_origin,
     executable,
 )
 """Every rule, in the order in which violations are told."""

@@ -11,6 +11,10 @@ from enum import Enum
 
 from hlat.config.model import Model, ScaledInit
 
+LOGITS_AT_ONCE = 1 << 23
+"""Logits that the loss makes at a time, 32 MiB in fp32: where matrix products run at full speed
+already and the softmax still finds most of them in the cache."""
+
 
 class Kind(Enum):
     """How a parameter is initialised."""

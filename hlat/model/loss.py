@@ -17,11 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hlat.model.canonical import LOGITS_AT_ONCE
+
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
-CHUNK = 1 << 23
-"""Logits made at a time, 32 MiB in fp32: where matrix products are already at full speed and the
-softmax still works on what lies in the cache."""
 
 
 def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
@@ -81,7 +80,7 @@ class _HeadLoss(torch.autograd.Function):
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
         nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
-        rows = max(1, CHUNK // len(head_VH))
+        rows = max(1, LOGITS_AT_ONCE // len(head_VH))
         for start in range(0, len(x_NH), rows):
             chunk = slice(start, start + rows)
             x_CH = x_NH[chunk]

@@ -1,5 +1,7 @@
 """Whether a configuration that obeys every rule can also run: does it fit, does the SDK know it."""
 
+from pathlib import Path
+
 from hlat import compiler
 from hlat.config.errors import ConfigError
 from hlat.config.model import Model
@@ -13,7 +15,7 @@ def refuse_infeasible(config: Config) -> None:
     Raises:
         ConfigError: Every reason why it cannot, one line each.
     """
-    problems = [*compiler.problems(config.compiler), *_memory(config)]
+    problems = [*compiler.problems(config.compiler), *_memory(config), *_origin(config)]
     if problems:
         raise ConfigError(*problems)
 
@@ -41,6 +43,22 @@ def _memory(config: Config) -> list[str]:
         f"hardware={config.hardware.name} has {_gib(have)}; use a smaller model, a narrower "
         "precision, more parallelism.tp or pp, or a smaller batch.micro_batch_size"
     ]
+
+
+def _origin(config: Config) -> list[str]:
+    """Why the run cannot begin from model.init_from; one that has saved never looks there again."""
+    if config.model.init_from is None:
+        return []
+    assert config.run.name is not None, "resolve names every run"
+    if any((Path(config.run.root) / config.run.name / "checkpoints").glob("step_*")):
+        return []
+    from hlat.checkpoint import pretrained  # its library may be missing on a login node
+
+    try:
+        pretrained.check(config.model.init_from, config.model)
+    except ConfigError as error:
+        return list(error.problems)
+    return []
 
 
 def _gib(size: float) -> str:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from hlat.config.hardware import Hardware
 from hlat.config.model import Model
 from hlat.config.parallelism import ActivationCheckpointing
+from hlat.config.precision import Operator
 from hlat.config.run import Config
-from hlat.model.canonical import parameters
+from hlat.model.canonical import LOGITS_AT_ONCE, parameters
 from hlat.parallelism.mesh import Degrees, degrees
 from hlat.parallelism.plan import local_numel, stage_layers
 from hlat.precision import bytes_of, bytes_per_parameter
@@ -98,11 +99,15 @@ def _activations(config: Config, mesh: Degrees) -> float:
 
 
 def _logits(config: Config) -> float:
-    """Bytes of the logits in the compute dtype, and in fp32 with their gradient, for the loss."""
+    """Bytes of the logits that the loss makes at once, and of the head's gradient that it sums.
+
+    Of a chunk there are the logits, log-probabilities and their gradient, the first and the last in
+    the compute dtype. Sums of the head's gradient in fp32 come on top of that gradient.
+    """
+    model, precision = config.model, config.precision
     tokens = config.batch.micro_batch_size * config.batch.sequence_length
-    return (
-        tokens
-        * config.model.vocab_size
-        * (bytes_of(config.precision.compute) + 8)
-        / config.parallelism.tp
-    )
+    compute = bytes_of(precision.compute)
+    softmax = 4 if Operator.loss in precision.fp32_operators else compute
+    chunk = min(tokens * model.vocab_size, LOGITS_AT_ONCE) * (2 * compute + softmax)
+    head = model.vocab_size * model.hidden_size * softmax if softmax > compute else 0
+    return (chunk + head) / config.parallelism.tp

@@ -1,13 +1,14 @@
 """Saves the whole state of a run, and finds the state to go on from.
 
-A run looks into its own folder first and at checkpoint.start_from only when that holds nothing, so
-a restart never rewinds a run to the checkpoint that it once began from.
+A run looks into its own folder first and at checkpoint.start_from or model.init_from only when
+that holds nothing, so a restart never rewinds a run to what it once began from.
 """
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from hlat.checkpoint import retention, store
+from hlat.checkpoint import pretrained, retention, store
 from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.config import identity
 from hlat.config.errors import ConfigError
@@ -23,18 +24,21 @@ def resume(
 ) -> TrainingState:
     """Fill engine and loader from the checkpoint to go on from; open the attempt there.
 
+    Without a checkpoint the engine keeps its initial weights, or gets those of model.init_from.
+
     Raises:
-        ConfigError: The checkpoint belongs to a run with other fixed settings or other data.
+        ConfigError: The checkpoint belongs to a run with other fixed settings or other data, or
+            model.init_from is not the model's.
     """
     fresh = TrainingState(fixed=identity.fixed(config), adjustable=identity.adjustable(config))
     path, refused = _newest(config, folder)
     for reason in refused:
         tracker.say(f"WARNING: {reason}")
     if path is None:
-        tracker.begin(0, **_told(refused=refused))
+        tracker.begin(0, **_told(refused=refused), **_begin(config, engine, tracker))
         return fresh
     state = TrainingState.from_json(store.load_state(path))
-    if changed := differences(state.fixed, fresh.fixed):
+    if changed := differences(_inherited(state.fixed, path, folder), fresh.fixed):
         raise ConfigError(
             *(
                 f"{path} cannot go on: {line}; set it back or choose another run.name"
@@ -82,6 +86,22 @@ def _prune(checkpoints: Path, keep_last: int, tracker: Tracker) -> None:
         retention.prune(checkpoints, keep_last)
     except OSError as error:
         tracker.say(f"WARNING: cannot remove old checkpoints: {error}")
+
+
+def _begin(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:
+    """Give the engine the weights of model.init_from; return what the record should say of them."""
+    origin = config.model.init_from
+    if origin is None:
+        return {}
+    digest = pretrained.fill(origin, config.model, engine.chunks())
+    tracker.say(f"starting from the weights in {origin}")
+    return {"init_from": origin, "init_from_fingerprint": digest}
+
+
+def _inherited(fixed: dict[str, Any], path: Path, folder: Path) -> dict[str, Any]:
+    """Return the settings that `path` binds a run to; a branch need not name its trunk's origin."""
+    own = path.parent == folder / "checkpoints"
+    return {key: value for key, value in fixed.items() if own or key != identity.ORIGIN}
 
 
 def _told(**lists: list[str]) -> dict[str, list[str]]:

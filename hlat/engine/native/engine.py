@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hlat import optimizer
+from hlat import compiler, optimizer
 from hlat.checkpoint.chunk import Chunk
 from hlat.config.errors import ConfigError
-from hlat.config.precision import Operator
+from hlat.config.precision import Operator, Rounding
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine.interface import Numbers, World
@@ -26,6 +26,7 @@ from hlat.model.canonical_views import canonical_views
 from hlat.model.initialise import initial_values
 from hlat.model.llama import Llama
 from hlat.model.loss import head_loss, next_token_targets
+from hlat.precision import rounds_by_itself
 
 
 class NativeEngine:
@@ -38,6 +39,7 @@ class NativeEngine:
         self.config = config
         self._device = _device(config.engine.device)
         self.device = str(self._device)
+        os.environ.update(device_environment(config, self._device.type))
         if config.engine.deterministic:
             # torch's notes on reproducibility ask for it
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -158,6 +160,22 @@ class NativeEngine:
         for name, view in canonical_views(self.config.model, tensors):
             shape = self._parameters[name].shape
             yield Chunk(f"{kind}/{name}", shape, (0,) * len(shape), shape, view)
+
+
+def device_environment(config: Config, device_type: str) -> dict[str, str]:
+    """The variables that compiler and recipe want set before the device is used.
+
+    Raises:
+        ConfigError: The hardware is to round stochastically, and no SDK is pinned to tell it so.
+    """
+    variables = compiler.environment(config.compiler, config.precision)
+    stochastic = config.precision.rounding is Rounding.stochastic
+    if stochastic and rounds_by_itself(device_type) and not variables:
+        raise ConfigError(
+            f"precision.rounding=stochastic is the hardware's on engine.device={device_type}, and "
+            "compiler.neuron_sdk=null sets no mode; use compiler=neuron_2_33 or another pin"
+        )
+    return variables
 
 
 def _device(name: str) -> torch.device:

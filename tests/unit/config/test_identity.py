@@ -1,8 +1,11 @@
 """The same run is found again by the same command; another run never is."""
 
+import json
+
 import pytest
 
-from hlat.config.identity import adjustable, default_name, fixed
+from hlat.config.errors import ConfigError
+from hlat.config.identity import ORIGIN, adjustable, default_name, fixed, model
 from hlat.config.resolve import resolve
 from hlat.state import differences
 
@@ -14,6 +17,7 @@ SAME = [
     "checkpoint.every_steps=9",
     "data.encoder=fast",
 ]
+SINGLE = ["hardware=cpu", "parallelism=single", "precision=fp32"]
 OTHER = [
     "optimizer.lr=1e-2",
     "run.seed=1",
@@ -25,6 +29,7 @@ OTHER = [
     "schedule.name=linear",
     "optimizer.decay_norms=false",
     "phase.timeline=[{name: base, lr: 1e-3}]",
+    "model.init_from=folder",
 ]
 
 
@@ -63,3 +68,16 @@ def test_a_stages_own_rate_may_change_when_a_run_goes_on_and_is_told(compose):
     assert line.startswith("phase.timeline was [{'name': 'base'")
     assert "'lr': 0.001" in line
     assert "'lr': 0.002" in line
+
+
+def test_runs_from_before_init_from_keep_their_names(compose):
+    assert ORIGIN not in fixed(resolve(compose()))
+    assert fixed(resolve(compose("model.init_from=folder")))[ORIGIN] == "folder"
+
+
+def test_a_saved_model_comes_back_from_what_is_fixed(compose):
+    config = resolve(compose("model=70b", *SINGLE, "model.scaled_init=layer"))
+    saved = json.loads(json.dumps(fixed(config)))
+    assert model(saved) == config.model
+    with pytest.raises(ConfigError, match="was saved by another version of hlat"):
+        model(saved | {"model.num_experts": 8})

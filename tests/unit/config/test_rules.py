@@ -105,6 +105,10 @@ REFUSED = [
         "before; use schedule.total_steps=258 or shorter stages",
     ),
     (["schedule.min_lr_ratio=1.5"], "schedule.min_lr_ratio=1.5 is outside [0, 1]"),
+    (
+        ["checkpoint.start_from=a", "model.init_from=b"],
+        "checkpoint.start_from=a and model.init_from=b both say what the run begins from; set one of them to null",
+    ),
     (["optimizer.lr=0"], "optimizer.lr=0.0 is not a positive number"),
     (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
     (["optimizer.eps=nan"], "optimizer.eps=nan is too small; use 0 or more"),

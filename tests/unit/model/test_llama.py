@@ -52,7 +52,7 @@ def reference(model: Model) -> torch.nn.Module:
         rms_norm_eps=model.rms_norm_eps,
         rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
         tie_word_embeddings=model.tie_embeddings,
-        initializer_range=0.2,
+        initializer_range=min(0.2, model.hidden_size**-0.5),
         attn_implementation="eager",
     )
     peer = transformers.LlamaForCausalLM(config)
@@ -87,6 +87,28 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
         return float((found - expected).norm() / expected.norm())
 
 
+def random_model(seed: int) -> Model:
+    """Any group size, even head sizes, and widths and vocabularies that nothing divides."""
+    generator = np.random.default_rng(seed)
+    kv_heads, group = generator.integers(1, 5, 2).tolist()
+    heads = kv_heads * group
+    return Model(
+        f"random{seed}",
+        num_layers=int(generator.integers(1, 4)),
+        hidden_size=heads * 2 * int(generator.integers(1, 25)),
+        intermediate_size=int(generator.integers(1, 200)),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=int(generator.integers(2, 400)),
+        rope_theta=float(generator.choice([1e4, 5e5, 123.0])),
+        rms_norm_eps=float(generator.choice([1e-5, 1e-6])),
+        tie_embeddings=bool(generator.random() < 0.3),
+    )
+
+
+@pytest.mark.parametrize(
+    "model", [*MODELS.values(), *map(random_model, range(20))], ids=lambda model: model.name
+)
 def test_logits_loss_and_every_gradient(model: Model) -> None:
     peer = reference(model)
     ours = filled(model, peer)

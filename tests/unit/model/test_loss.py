@@ -23,7 +23,7 @@ def _seed() -> Iterator[None]:
 
 @pytest.fixture(params=SIZES.values(), ids=SIZES)
 def chunk(request, monkeypatch) -> int:
-    monkeypatch.setattr(loss, "CHUNK", request.param)
+    monkeypatch.setattr(loss, "LOGITS_AT_ONCE", request.param)
     return request.param
 
 
@@ -103,7 +103,7 @@ def test_without_gradients_none_are_made(monkeypatch) -> None:
 
 
 def test_logits_never_exist_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(loss, "CHUNK", 4 * VOCABULARY)
+    monkeypatch.setattr(loss, "LOGITS_AT_ONCE", 4 * VOCABULARY)
     x, head, targets = example()
     seen = []
     whole = torch.log_softmax

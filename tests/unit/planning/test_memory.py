@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.errors import ConfigError
+from hlat.config.resolve import resolve
 from hlat.planning.feasibility import check_vocabulary, refuse_infeasible
 from hlat.planning.memory import device_memory, estimate
 
@@ -91,3 +92,15 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(config):
     with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is smaller than the 4096 ids"):
         check_vocabulary(model, 4096)
     check_vocabulary(model, 100)
+
+
+def test_weights_to_begin_from_are_looked_at_unless_the_run_has_saved(compose, tmp_path):
+    wanted = resolve(compose("model.init_from=nowhere", f"run.root={tmp_path}", "run.name=x"))
+    with pytest.raises(ConfigError) as caught:
+        refuse_infeasible(wanted)
+    assert str(caught.value) == (
+        "model.init_from=nowhere: there is no such folder; name a folder with config.json and "
+        "*.safetensors"
+    )
+    (tmp_path / "x/checkpoints/step_00000005").mkdir(parents=True)
+    refuse_infeasible(wanted)

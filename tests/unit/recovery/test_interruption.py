@@ -1,6 +1,5 @@
 """The first signal is remembered, the second obeyed, and handlers come back."""
 
-import os
 import signal
 
 import pytest
@@ -13,13 +12,13 @@ def test_the_first_signal_is_remembered(number):
     before = signal.getsignal(number)
     with Interruption() as interruption:
         assert interruption.signal_name is None
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert interruption.signal_name == number.name
     assert signal.getsignal(number) is before
 
 
 def test_the_second_ctrl_c_acts():
     with Interruption():
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
