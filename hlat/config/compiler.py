@@ -11,11 +11,11 @@ class Compiler:
 
     name: str = MISSING
     """The preset's name."""
-    inductor: bool = False
-    """Compile each decoder layer with torch.compile; needs a C++ compiler on a CPU, else Triton."""
     neuron_sdk: str | None = None
     """Pinned Neuron SDK release, e.g. "2.28"; it decides which variables exist. Null: no Neuron."""
     cc_flags: list[str] = field(default_factory=list)
     """Flags for neuronx-cc, joined into NEURON_CC_FLAGS."""
     environment: dict[str, str] = field(default_factory=dict)
     """Further environment variables of the compiler, runtime and network."""
+    inductor: bool = False
+    """Compile each decoder layer with torch.compile; needs a C++ compiler on a CPU, else Triton."""

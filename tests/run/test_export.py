@@ -3,10 +3,8 @@
 import contextlib
 import io
 import json
-import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -302,7 +300,10 @@ def test_mistakes_are_told_in_one_sentence_and_leave_nothing(trained, runner, do
 
 
 def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
-    monkeypatch.setattr(export, "_tell", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "_tell", interrupt)
     done = do("runs/whole", "--output", "out")
     assert (done.code, done.err) == (130, "\ninterrupted; nothing of out is left\n")
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}

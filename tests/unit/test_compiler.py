@@ -4,7 +4,7 @@ import pytest
 
 from hlat.compiler import environment, problems
 from hlat.config.compiler import Compiler
-from hlat.config.precision import Dtype, Precision, Rounding
+from hlat.config.precision import Dtype, Operator, Precision, Rounding
 
 FP32, BF16 = Dtype.fp32, Dtype.bf16
 RECIPES = {
@@ -14,9 +14,7 @@ RECIPES = {
     "bf16_sr_master": Precision(
         "bf16_sr_master", *[BF16] * 5, FP32, FP32, rounding=Rounding.stochastic
     ),
-    "mixed": Precision(
-        "mixed", BF16, BF16, BF16, FP32, FP32, FP32, FP32, ["norm", "softmax", "logits", "loss"]
-    ),
+    "mixed": Precision("mixed", BF16, BF16, BF16, FP32, FP32, FP32, FP32, list(Operator)),
 }
 
 

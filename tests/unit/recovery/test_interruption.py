@@ -17,6 +17,15 @@ def test_the_first_signal_is_remembered(number):
     assert signal.getsignal(number) is before
 
 
+@pytest.fixture
+def _ctrl_c_acts():
+    """As in a terminal; a process that a shell started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_acts")
 def test_the_second_ctrl_c_acts():
     with Interruption():
         signal.raise_signal(signal.SIGINT)
