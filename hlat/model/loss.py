@@ -83,39 +83,54 @@ class _HeadLoss(torch.autograd.Function):
         rows = max(1, LOGITS_AT_ONCE // len(head_VH))
         for start in range(0, len(x_NH), rows):
             chunk = slice(start, start + rows)
-            x_CH = x_NH[chunk]
-            log_p_CV = torch.log_softmax((x_CH @ head_VH.t()).to(dtype), dim=-1)
-            nats += _nats(log_p_CV, targets_N[chunk])
+            x_CH, targets_C = x_NH[chunk], targets_N[chunk]
+            e_CV = (x_CH @ head_VH.t()).to(dtype)
+            sums_C1, nats_C1 = _exponentials_(e_CV, targets_C)
+            nats += nats_C1.sum()
             if grad_x_NH is not None and grad_head_VH is not None:
-                grad_CV = _logit_gradient_(log_p_CV, targets_N[chunk], scale).to(x_NH.dtype)
+                grad_CV = _logit_gradient_(e_CV, sums_C1, targets_C, scale).to(x_NH.dtype)
                 torch.mm(grad_CV, head_VH, out=grad_x_NH[chunk])
                 _add_product_(grad_head_VH, grad_CV.t(), x_CH)
         if grad_head_VH is not None:
-            ctx.save_for_backward(grad_x_NH, grad_head_VH.to(head_VH.dtype))
+            ctx.gradients = grad_x_NH, grad_head_VH.to(head_VH.dtype)
         return nats * scale
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x_NH, grad_head_VH = ctx.saved_tensors
-        return grad_x_NH * grad, grad_head_VH * grad, None, None, None
+        grad_x_NH, grad_head_VH = ctx.gradients
+        del ctx.gradients  # nobody else holds them now, so autograd need not copy them
+        return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None
 
 
-def _nats(log_p_CV: Tensor, targets_C: Tensor) -> Tensor:
-    """Sum of the counted targets' cross-entropy, fp32."""
-    counted_C = targets_C != IGNORED
-    log_p_C = log_p_CV.gather(1, targets_C.where(counted_C, 0).unsqueeze(1)).squeeze(1)
-    return -log_p_C.float().where(counted_C, 0).sum()
+def _exponentials_(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn logits into what softmax divides by its sum, in their memory.
+
+    Each pass over all logits counts: torch's own log_softmax takes as long as all these together.
+
+    Returns:
+        The sums, and the cross-entropy of the counted targets, fp32; both [C, 1].
+    """
+    logits_CV -= logits_CV.amax(1, keepdim=True)
+    counted_C1, at_target = _targets(targets_C)
+    target_C1 = logits_CV[at_target].float()
+    sums_C1 = logits_CV.exp_().sum(1, keepdim=True)
+    return sums_C1, (sums_C1.float().log() - target_C1).where(counted_C1, 0)
 
 
-def _logit_gradient_(log_p_CV: Tensor, targets_C: Tensor, scale: float) -> Tensor:
-    """(softmax - one at the target) x scale, 0 where nothing counts, in the memory of log_p_CV."""
-    counted_C = targets_C != IGNORED
-    targets_C1 = targets_C.where(counted_C, 0).unsqueeze(1)
-    p_CV = log_p_CV.exp_()
-    p_CV.scatter_(1, targets_C1, p_CV.gather(1, targets_C1) - 1)
-    factors_C1 = (counted_C * scale).unsqueeze(1)  # fp32: bf16 would change the scale itself
-    return p_CV.mul_(factors_C1)
+def _logit_gradient_(e_CV: Tensor, sums_C1: Tensor, targets_C: Tensor, scale: float) -> Tensor:
+    """(softmax - one at the target) x scale, 0 where nothing counts, in the memory of e_CV."""
+    counted_C1, at_target = _targets(targets_C)
+    e_CV[at_target] -= sums_C1
+    return e_CV.mul_((counted_C1 * scale / sums_C1).to(e_CV.dtype))
+
+
+def _targets(targets_C: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Which targets count, [C, 1], and where they stand in a tensor [C, V]."""
+    rows_C1 = torch.arange(len(targets_C), device=targets_C.device).unsqueeze(1)
+    targets_C1 = targets_C.unsqueeze(1)
+    counted_C1 = targets_C1 != IGNORED
+    return counted_C1, (rows_C1, targets_C1.where(counted_C1, 0))
 
 
 def _add_product_(sum_VH: Tensor, a_VC: Tensor, b_CH: Tensor) -> None:
