@@ -1,0 +1,108 @@
+"""Who takes part, and the one interface through which all are driven.
+
+A contestant is a module with `open_trainer(settings)`, which returns an object with `step()` (one
+optimizer step on the fixed batch), `loss()` (of the last step) and `num_parameters`. Modules import
+their libraries at the top, so that what a process holds before `open_trainer` leaves imports out.
+"""
+
+import importlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from numpy.typing import NDArray
+
+from hlat.config.compose import register
+from hlat.config.folders import folder
+from hlat.config.resolve import resolve
+from hlat.config.run import Config
+
+SMALL = ["num_layers=8", "hidden_size=256", "intermediate_size=704", "vocab_size=32000"]
+SHAPES = {
+    "tiny": ["model=tiny"],
+    "small": [
+        "model=tiny",
+        *(f"model.{setting}" for setting in SMALL),
+        "batch.global_batch_size=4",
+        "batch.micro_batch_size=4",
+        "batch.sequence_length=512",
+    ],
+    "1b": ["model=1b", "batch.sequence_length=4096", "batch.global_batch_size=4"],
+}
+"""Overrides of the configuration that all contestants read their shape from; one micro batch."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one process of the benchmark trains."""
+
+    module: str
+    shape: str
+    recipe: str
+    """Precision: fp32, bf16 (weights and optimizer too), mixed (bf16 compute, fp32 weights)."""
+    device: str = "cpu"
+    options: dict[str, Any] = field(default_factory=dict)
+    """The contestant's own."""
+
+    @property
+    def compiled(self) -> bool:
+        return bool(self.options.get("compiled", False))
+
+    @cached_property
+    def config(self) -> Config:
+        """The run as hlat would be told it."""
+        overrides = [
+            *SHAPES[self.shape],
+            f"precision={self.options.get('precision', self.recipe)}",
+            f"compiler={'inductor' if self.compiled else 'none'}",
+            f"engine.device={self.device}",
+            "parallelism=single",
+        ]
+        register()
+        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+            return resolve(compose("config", overrides))
+
+    def tokens(self) -> NDArray[np.int32]:
+        """The batch of every step, [sequences, tokens]."""
+        batch = self.config.batch
+        size = (batch.global_batch_size, batch.sequence_length)
+        generator = np.random.default_rng(self.config.run.seed)
+        return generator.integers(0, self.config.model.vocab_size, size, np.int32)
+
+
+class Trainer(Protocol):
+    """What a contestant's `open_trainer` returns."""
+
+    num_parameters: int
+
+    def step(self) -> None:
+        """Forward, backward, clipping and update; nothing waits for the device."""
+
+    def loss(self) -> float:
+        """Mean loss of the last step, before its update."""
+
+
+CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ours": ("ours", {}),
+    "ours, compiled": ("ours", {"compiled": True}),
+    "transformers": ("hugging_face", {}),
+    "transformers, compiled": ("hugging_face", {"compiled": True}),
+    "litgpt": ("light", {}),
+    "litgpt, compiled": ("light", {"compiled": True}),
+    "torchtitan": ("titan", {}),
+    "torchtitan, compiled": ("titan", {"compiled": True}),
+}
+"""Module and options by the name that tables show."""
+
+
+def make_settings(name: str, shape: str, recipe: str, device: str) -> Settings:
+    """The settings of a contestant."""
+    module, options = CONTESTANTS[name]
+    return Settings(module, shape, recipe, device, options)
+
+
+def load_module(settings: Settings) -> Any:
+    """Import a contestant and, with it, all that it needs."""
+    return importlib.import_module(settings.module)

@@ -1,0 +1,30 @@
+"""hlat's own engine, through the calls that its training loop makes."""
+
+from contestants import Settings
+
+from hlat.data.sequences import Sequences
+from hlat.engine.native.engine import NativeEngine
+from hlat.model.canonical import num_parameters
+
+
+class Ours:
+    """A native engine and one batch."""
+
+    def __init__(self, settings: Settings) -> None:
+        config = settings.config
+        self.engine = NativeEngine()
+        self.engine.build(config)
+        self.rate = config.optimizer.lr
+        self.sequences = Sequences(settings.tokens())
+        self.num_parameters = num_parameters(config.model)
+
+    def step(self) -> None:
+        self.pending = self.engine.train_step(self.sequences, self.rate)
+
+    def loss(self) -> float:
+        return self.engine.read(self.pending).loss
+
+
+def open_trainer(settings: Settings) -> Ours:
+    """Build the engine."""
+    return Ours(settings)

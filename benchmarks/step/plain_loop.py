@@ -1,0 +1,58 @@
+"""The loop that PyTorch's users write, around a peer's model."""
+
+from collections.abc import Callable
+
+import torch
+from contestants import Settings
+from torch import Tensor, nn
+
+Loss = Callable[[Tensor], Tensor]
+IGNORED = -100
+
+
+class PlainLoop:
+    """Forward, backward, clip_grad_norm_, fused AdamW, zero_grad.
+
+    Recipe `mixed` is torch's own: weights in fp32, matrix products in bf16 under autocast.
+    """
+
+    def __init__(self, settings: Settings, model: nn.Module, loss_of: Loss) -> None:
+        self.config = settings.config
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.tokens = torch.from_numpy(settings.tokens()).long().to(settings.device)
+        self.parameters = list(model.parameters())
+        self.loss_of = loss_of
+        self.autocast = torch.autocast(
+            settings.device.partition(":")[0], torch.bfloat16, enabled=settings.recipe == "mixed"
+        )
+        optimizer = self.config.optimizer
+        self.optimizer = torch.optim.AdamW(
+            self.parameters,
+            lr=optimizer.lr,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+
+    def step(self) -> None:
+        with self.autocast:
+            loss = self.loss_of(self.tokens)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.last = loss.detach()
+
+    def loss(self) -> float:
+        return self.last.item()
+
+
+def weights_dtype(settings: Settings) -> torch.dtype:
+    """What the weights are kept in."""
+    return torch.bfloat16 if settings.recipe == "bf16" else torch.float32
+
+
+def next_tokens(tokens: Tensor) -> Tensor:
+    """The target of each position; the last one has none."""
+    return nn.functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)

@@ -1,0 +1,157 @@
+"""How many tokens a second of one step, ours beside its peers.
+
+Usage: python benchmarks/step/run.py [--device cuda] [--shapes small] [--rounds 5] [--only TEXT ...]
+
+Every contestant is a process of its own (measure.py). All of one shape and recipe live at once and
+take turns of a few steps, so that a busy moment of the machine falls on all of them; a ratio is
+taken within a round. Compilers begin with an empty cache.
+Writes result.json beside itself, or replaces rows of it.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from contestants import CONTESTANTS
+
+from benchmarks.common import describe_machine, spread
+
+HERE = Path(__file__).resolve().parent
+LIBRARIES = ["torch", "transformers", "litgpt", "numpy"]
+RECIPES = ["fp32", "bf16", "mixed"]
+REFERENCE = "transformers"
+MATMUL = "matmul"
+"""The machine's best matrix product, measured in every round."""
+Entry = tuple[str, str, str, str]
+Runs = dict[Entry, list[dict[str, Any]]]
+KEYS = ("contestant", "shape", "recipe", "device")
+
+
+class Worker:
+    """A process of measure.py."""
+
+    def __init__(self, entry: Entry, seconds: float, cache: str) -> None:
+        name, shape, recipe, device = entry
+        request = {"name": name, "shape": shape, "recipe": recipe, "device": device}
+        environment = os.environ | {
+            "PYTHONPATH": str(HERE.parent.parent),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TRITON_CACHE_DIR": cache,
+        }
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it lives as long as the process
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "measure.py"), json.dumps(request | {"seconds": seconds})],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+        )
+        self.started = self.listen()
+
+    def turn(self) -> dict[str, Any]:
+        """Let it train for a moment."""
+        if self.process.poll() is not None:
+            return self.listen()
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return self.listen()
+
+    def listen(self) -> dict[str, Any]:
+        """Its answer, or what it said last when it failed."""
+        for line in self.process.stdout:
+            if line.startswith("RESULT "):
+                return json.loads(line.removeprefix("RESULT "))
+        self.log.seek(0)
+        return {"failure": (self.log.read().strip().splitlines() or ["killed"])[-1]}
+
+    def close(self) -> None:
+        """Let it end."""
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def take_turns(entries: list[Entry], rounds: int, seconds: float, cache: str) -> Runs:
+    """Start a process for each entry, one after the other, and let each train in every round."""
+    workers = {}
+    for entry in entries:
+        workers[entry] = Worker(entry, seconds, cache)
+        print("started", *entry, workers[entry].started, flush=True)
+    runs: Runs = {entry: [worker.started] for entry, worker in workers.items()}
+    for repetition in range(rounds):
+        for entry, worker in workers.items():
+            runs[entry].append(worker.turn())
+            print(repetition, *entry, runs[entry][-1], flush=True)
+    for worker in workers.values():
+        worker.close()
+    return runs
+
+
+def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
+    """One row of the result: spreads over the rounds, and ratios within them."""
+    row: dict[str, Any] = dict(zip(KEYS, entry, strict=True))
+    started, *turns = runs[entry]
+    failures = [run["failure"] for run in runs[entry] if "failure" in run]
+    if failures:
+        return row | {"failure": failures[-1]}
+    row |= {key: round(value, 3) for key, value in started.items()}
+    row |= {key: spread([turn[key] for turn in turns]) for key in turns[0]}
+    peers = runs.get((REFERENCE, *entry[1:]), [{"failure": "not run"}])[1:]
+    if entry[0] != MATMUL and not any("failure" in peer for peer in peers):
+        for key in ("tokens_per_second", "tokens_per_cpu_second"):
+            ratios = [turn[key] / peer[key] for turn, peer in zip(turns, peers, strict=True)]
+            row[f"{key}_ratio"] = spread(ratios)
+    return row
+
+
+def read_rows(path: Path) -> dict[Entry, dict[str, Any]]:
+    """Rows of an earlier call, by entry."""
+    if not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["rows"]
+    return {tuple(row[key] for key in KEYS): row for row in rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--shapes", nargs="+", default=["tiny", "small"])
+    parser.add_argument("--recipes", nargs="+", default=RECIPES)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="contestants whose name contains one of these"
+    )
+    parser.add_argument("--exact", action="store_true", help="... or is one of these")
+    parser.add_argument("--output", type=Path, default=HERE / "result.json")
+    arguments = parser.parse_args()
+    texts = arguments.only
+    names = [
+        name
+        for name in CONTESTANTS
+        if (name in texts if arguments.exact else any(text in name for text in texts))
+    ]
+    rows = read_rows(arguments.output)
+    with tempfile.TemporaryDirectory() as cache:
+        for shape, recipe in itertools.product(arguments.shapes, arguments.recipes):
+            entries = [(name, shape, recipe, arguments.device) for name in [MATMUL, *names]]
+            runs = take_turns(entries, arguments.rounds, arguments.seconds, cache)
+            rows |= {entry: summarise(entry, runs) for entry in entries}
+    protocol = {"rounds": arguments.rounds, "seconds": arguments.seconds}
+    result = {
+        "machine": describe_machine(LIBRARIES),
+        "protocol": protocol,
+        "rows": [*rows.values()],
+    }
+    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
