@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 from count import count_documents
-from machine import describe_machine
-from run import HERE, environment, spread
+from run import HERE, LIBRARIES, environment
+
+from benchmarks.common import describe_machine, spread
 
 CONTESTANTS = [
     "ours",
@@ -129,7 +130,7 @@ def main() -> None:
             rows[name] = study(name, arguments.documents, scratch / f"resume-{number}", scratch)
             print(json.dumps(rows[name]), flush=True)
             ordered = [rows[contestant] for contestant in CONTESTANTS if contestant in rows]
-            result = {"machine": describe_machine(), "rows": ordered}
+            result = {"machine": describe_machine(LIBRARIES), "rows": ordered}
             arguments.output.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -12,15 +12,28 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine
+from benchmarks.common import describe_machine, spread
 
 HERE = Path(__file__).resolve().parent
+LIBRARIES = [
+    "tokenizers",
+    "gigatoken",
+    "transformers",
+    "sentencepiece",
+    "datasets",
+    "torch",
+    "torchdata",
+    "grain",
+    "mosaicml-streaming",
+    "pyarrow",
+    "numpy",
+]
+"""Whose versions a result records."""
 PEERS = [
     "torchtitan main, map",
     "torchtitan main, streaming",
@@ -77,12 +90,6 @@ def environment(scratch: Path) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "HLAT_CACHE": str(scratch / "cache" / "hlat"),
     }
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    """Median and range, to four digits."""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return {k: float(f"{v:.4g}") for k, v in (("median", middle), ("min", low), ("max", high))}
 
 
 def summarise(entry: Entry, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -142,7 +149,12 @@ def main() -> None:
     add_fractions(rows)
     corpus = json.loads((scratch / "corpus.json").read_text())
     protocol = {"rounds": arguments.rounds, "seconds": arguments.seconds}
-    result = {"machine": describe_machine(), "corpora": corpus, "protocol": protocol, "rows": rows}
+    result = {
+        "machine": describe_machine(LIBRARIES),
+        "corpora": corpus,
+        "protocol": protocol,
+        "rows": rows,
+    }
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from contestants import LENGTH, ROWS, load_module, make_settings
-from machine import describe_machine
-from run import HERE, environment, spread
+from run import HERE, LIBRARIES, environment
 
+from benchmarks.common import describe_machine, spread
 from hlat.data.permutation import Permutation
 
 ROWS_OF_FILE = 1_000_000
@@ -190,7 +190,7 @@ def main() -> None:
         os._exit(0)
     sizes = (arguments.files, arguments.documents, arguments.seconds)
     result = {
-        "machine": describe_machine(),
+        "machine": describe_machine(LIBRARIES),
         "permutation": [permutation(10**exponent) for exponent in (6, 8, 10)],
         **{encoder: study(scratch, encoder, *sizes) for encoder in NAMES},
     }
