@@ -22,9 +22,18 @@ RATE = 1e-3
 NAMES = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
 
 
-@pytest.fixture(params=RECIPES)
+OWN = {
+    "bf16 summed in fp32": ("precision=bf16", "precision.accumulation=fp32"),
+    "mixed summed in bf16": ("precision=mixed", "precision.accumulation=bf16"),
+    "bf16_sr summed in fp32": ("precision=bf16_sr", "precision.accumulation=fp32"),
+}
+"""Recipes that a user can put together from the table."""
+ALL = {name: (f"precision={name}",) for name in RECIPES} | OWN
+
+
+@pytest.fixture(params=ALL.values(), ids=ALL)
 def config(request, compose, small):
-    return resolve(compose(*small, f"precision={request.param}", "batch.micro_batch_size=2"))
+    return resolve(compose(*small, *request.param, "batch.micro_batch_size=2"))
 
 
 def build(config, **groups):

@@ -1,4 +1,4 @@
-"""AdamW where gradients, weights and moments need not have one dtype, and bf16 is rounded by lot.
+"""AdamW where gradients, weights and moments need not have one dtype, and bf16 may round by lot.
 
 An update is mostly smaller than half the distance between two values of bf16, so rounding to
 nearest loses it; rounding stochastically keeps it on average (HLAT paper, section III-D). The
@@ -17,16 +17,20 @@ from hlat.engine.native.noise import Draw, Rounding, chunks
 
 
 class ChunkedAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW for tensors in fp32, or in bf16 that is rounded stochastically."""
+    """torch.optim.AdamW for tensors in fp32 or bf16, whose gradients may be in the other."""
 
     def __init__(
-        self, groups: Iterable[dict[str, Any]], draw: Callable[[Tensor], Draw], **settings: Any
+        self,
+        groups: Iterable[dict[str, Any]],
+        draw: Callable[[Tensor], Draw] | None,
+        **settings: Any,
     ) -> None:
         """Make no state yet.
 
         Args:
             groups: Parameter groups; moments take the dtype of the parameters.
-            draw: The bits that round a bf16 parameter's next update, given the parameter.
+            draw: The bits that round a bf16 parameter's next update, given the parameter; None:
+                to nearest.
             **settings: lr, betas, eps and weight_decay, as of torch.optim.AdamW.
         """
         super().__init__(list(groups), settings)
@@ -47,13 +51,16 @@ class ChunkedAdamW(torch.optim.Optimizer):
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
             state["exp_avg"] = torch.zeros_like(weight)
             state["exp_avg_sq"] = torch.zeros_like(weight)
-        draw = None if weight.dtype == torch.float32 else self._draw(weight)
+        narrow = weight.dtype != torch.float32
+        draw = self._draw(weight) if narrow and self._draw is not None else None
         tensors = (gradient, weight, state["exp_avg"], state["exp_avg_sq"])
         for rows, stored in chunks(*tensors):
             values = [self._fp32(str(i), tensor) for i, tensor in enumerate(stored)]
             _adamw(values, state["step"].clone(), group)
             if draw is not None:
                 self._store(stored[1:], values[1:], self._rounding.bits(draw, rows))
+            elif narrow:
+                torch._foreach_copy_(stored[1:], values[1:])
         state["step"] += 1
 
     def _fp32(self, slot: str, tensor: Tensor) -> Tensor:

@@ -35,36 +35,38 @@ class Weights:
         """
         precision = config.precision
         self._computing: dict[str, nn.Parameter] = dict(model.named_parameters())
-        self._masters: dict[str, Tensor] | None = None
-        if (master := precision.master_weights) is not None:
-            self._masters = {
-                name: torch.empty_like(weight, dtype=DTYPES[master], requires_grad=False)
-                for name, weight in self._computing.items()
-            }
         self._noise, self._rounding = self._make_noise(config), noise.Rounding()
         self._sums = self._make_sums(config)
+        self._copied = precision.master_weights is not None
+        self._holders: dict[str, Tensor] = dict(self._computing)
+        """What the optimizer is given: tensors of their own, unless autograd adds up gradients."""
+        if precision.master_weights is not None:
+            dtype = DTYPES[precision.master_weights]
+            self._holders = {
+                name: torch.empty_like(weight, dtype=dtype, requires_grad=False)
+                for name, weight in self._computing.items()
+            }
+        elif self._sums is not None:
+            self._holders = {name: weight.detach() for name, weight in self._computing.items()}
         self._optimizer = self._make_optimizer(config)
-        self._make_moments()
+        self._make_moments(DTYPES[precision.accumulation])
 
     @property
     def updated(self) -> dict[str, Tensor]:
         """What the optimizer updates: the master weights, or without them the weights."""
-        if self._masters is not None:
-            return self._masters
-        return {name: weight.detach() for name, weight in self._computing.items()}
+        return {name: holder.detach() for name, holder in self._holders.items()}
 
     def state(self, name: str) -> dict[str, Tensor]:
         """The optimizer's state of a parameter: MOMENTS and step, the count of its updates."""
-        state: dict[str, Tensor] = self._optimizer.state[self._holders()[name]]
+        state: dict[str, Tensor] = self._optimizer.state[self._holders[name]]
         return state
 
     def gradients(self) -> list[Tensor]:
         """The gradients that the backward passes of this step have added up."""
-        holders = self._holders()
         if self._sums is not None:
             for name, gradient in self._sums.take().items():
-                holders[name].grad = gradient
-        return [holder.grad for holder in holders.values() if holder.grad is not None]
+                self._holders[name].grad = gradient
+        return [holder.grad for holder in self._holders.values() if holder.grad is not None]
 
     def update(self, learning_rate: float) -> None:
         """Update by the gradients and drop them."""
@@ -80,16 +82,14 @@ class Weights:
 
         The copy depends on nothing else but the count of updates, so it may be repeated at will.
         """
-        for name, master in (self._masters or {}).items():
-            weight = self._computing[name]
+        if not self._copied:
+            return
+        for name, weight in self._computing.items():
+            master = self._holders[name]
             if self._noise is None:
                 weight.copy_(master)
             else:
                 self._rounding.write(weight, master, self._draw(name, _COPY))
-
-    def _holders(self) -> dict[str, Tensor]:
-        """The tensors that the optimizer was given."""
-        return dict(self._computing) if self._masters is None else self._masters
 
     def _draw(self, name: str, number: int) -> noise.Draw:
         assert self._noise is not None
@@ -107,31 +107,28 @@ class Weights:
         """None where autograd's own sums are what the recipe asks for."""
         precision = config.precision
         in_place = precision.accumulation is precision.gradients and self._noise is None
-        if in_place and self._masters is None:
+        if in_place and precision.master_weights is None:
             return None
         rounded = self._noise is not None and precision.accumulation is Dtype.bf16
         draw = self._draw if rounded else None
         return GradientSums(self._computing, DTYPES[precision.accumulation], draw)
 
     def _make_optimizer(self, config: Config) -> torch.optim.Optimizer:
-        holders = self._holders()
-        precision = config.precision
+        holders, precision = self._holders, config.precision
         one_dtype = precision.accumulation is (precision.master_weights or precision.weights)
-        if one_dtype and (self._noise is None or self._masters is not None):
+        if one_dtype and (self._noise is None or self._copied):
             return optimizer.build(config.optimizer, holders.values())
         for holder in holders.values():
             holder.grad_dtype = DTYPES[precision.accumulation]
         names = {weight: name for name, weight in holders.items()}
-        return ChunkedAdamW(
-            optimizer.groups(config.optimizer, holders.values()),
-            lambda weight: self._draw(names[weight], _UPDATE),
-            **optimizer.settings(config.optimizer),
-        )
+        draw = None if self._noise is None else lambda weight: self._draw(names[weight], _UPDATE)
+        groups = optimizer.groups(config.optimizer, holders.values())
+        return ChunkedAdamW(groups, draw, **optimizer.settings(config.optimizer))
 
-    def _make_moments(self) -> None:
+    def _make_moments(self, dtype: torch.dtype) -> None:
         """Let the optimizer make its state: an update with zero gradients at rate zero."""
-        for holder in self._holders().values():
-            holder.grad = torch.zeros_like(holder, dtype=holder.grad_dtype)
+        for holder in self._holders.values():
+            holder.grad = torch.zeros_like(holder, dtype=dtype)
         for group in self._optimizer.param_groups:
             group["lr"] = 0.0
         self._optimizer.step()
