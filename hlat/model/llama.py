@@ -13,13 +13,12 @@ cos_SD and sin_SD have a B in front.
 
 # ruff: noqa: N812  F is what the field calls it.
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hlat.config.model import Model
+from hlat.model.coalesced import gate_up_block
 
 
 class Linear(nn.Linear):
@@ -151,7 +150,11 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """The whole decoder."""
+    """The whole decoder; or, of one that is cut into parts, one of them.
+
+    A part has a model's modules but for those that it leaves to others: embed_tokens, norm and
+    lm_head are then None, and layers holds fewer.
+    """
 
     def __init__(self, model: Model, fp32_norms: bool = False) -> None:
         """Make the modules; their weights are whatever memory holds.
@@ -162,29 +165,38 @@ class Llama(nn.Module):
         """
         super().__init__()
         self.head_dim, self.rope_theta = model.head_dim, model.rope_theta
-        self.embed_tokens = Embedding(model.vocab_size, model.hidden_size)
-        self.layers = nn.ModuleList(Layer(model, fp32_norms) for _ in range(model.num_layers))
-        self.norm = RMSNorm(model.hidden_size, model.rms_norm_eps, fp32_norms)
+        self.embed_tokens: Embedding | None = Embedding(model.vocab_size, model.hidden_size)
+        self.layers = nn.ModuleDict(
+            {str(layer): Layer(model, fp32_norms) for layer in range(model.num_layers)}
+        )
+        self.norm: RMSNorm | None = RMSNorm(model.hidden_size, model.rms_norm_eps, fp32_norms)
         untied = not model.tie_embeddings
         self.lm_head = Linear(model.hidden_size, model.vocab_size) if untied else None
 
     @property
     def head(self) -> Tensor:
         """Weight of the output head, [V, H]; the embedding's if they are tied."""
-        return self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
+        module = self.embed_tokens if self.lm_head is None else self.lm_head
+        assert module is not None, "this part has no head"
+        return module.weight
 
-    def forward(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-        """What the output head reads at each position.
+    def forward(
+        self, tokens_BS: Tensor, documents_BS: Tensor | None = None, x_BSH: Tensor | None = None
+    ) -> Tensor:
+        """What the output head, or the part after this one, reads at each position.
 
         Args:
             tokens_BS: Token ids, int32 or int64.
             documents_BS: Which document of its row each token belongs to; attention then stays
                 inside a document and positions restart at 0 in each. Without, a row is one text.
+            x_BSH: What the part before this one gave; None: this one embeds the tokens.
 
         Returns:
             y_BSH in the dtype of the weights.
         """
-        x_BSH = self.embed_tokens(tokens_BS)
+        if x_BSH is None:
+            assert self.embed_tokens is not None, "this part needs what the one before it gave"
+            x_BSH = self.embed_tokens(tokens_BS)
         if documents_BS is None:
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
             bias_B1SS = None
@@ -193,25 +205,14 @@ class Llama(nn.Module):
             positions_S = visible_BSS.sum(-1) - 1  # as many tokens as it sees before itself
             bias_B1SS = attention_bias(visible_BSS, x_BSH.dtype).unsqueeze(1)
         cos_SD, sin_SD = rotations(positions_S, self.head_dim, self.rope_theta, x_BSH.dtype)
-        for layer in self.layers:
+        for layer in self.layers.values():
             x_BSH = layer(x_BSH, cos_SD, sin_SD, bias_B1SS)
-        y_BSH: Tensor = self.norm(x_BSH)
+        y_BSH: Tensor = x_BSH if self.norm is None else self.norm(x_BSH)
         return y_BSH
 
     def logits(self, tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
         """Logits of the token after each position, [B, S, V]; training never makes all of them."""
         return F.linear(self(tokens_BS, documents_BS), self.head)
-
-
-def gate_up_block(model: Model) -> int:
-    """Rows of a block of gates, and of the block of ups that follows it, in gate_up_proj.
-
-    A tensor-parallel degree divides the query heads and I, hence gcd(I, heads), which is the number
-    of block pairs: these are the longest blocks of which every shard holds whole pairs. Long blocks
-    keep the product of gate and up contiguous in memory; from single rows it takes twice as long
-    on a CPU.
-    """
-    return model.intermediate_size // math.gcd(model.intermediate_size, model.num_attention_heads)
 
 
 def within_documents(documents_BS: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ def prepare_blocks(model: Llama, config: Config, device: torch.device) -> None:
     mode = config.parallelism.activation_checkpointing
     if config.compiler.inductor:
         _require_compiler(device)
-    for layer in model.layers:
+    for layer in model.layers.values():
         assert isinstance(layer, Layer)
         for module in _recomputed(layer, mode):
             module.forward = partial(_recompute, module.forward)

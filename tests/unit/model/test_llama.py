@@ -9,9 +9,10 @@ from torch import Tensor
 
 from hlat.config.model import Model
 from hlat.data.sequences import document_ordinals
-from hlat.model import llama
+from hlat.model import coalesced, llama
 from hlat.model.canonical import num_parameters, parameters
 from hlat.model.canonical_views import canonical_views
+from hlat.model.canonical_views import views as views_of
 from hlat.model.llama import Llama
 from hlat.model.loss import head_loss, next_token_targets
 
@@ -160,7 +161,7 @@ def test_rows_between_groups_are_a_tensor_parallel_shard() -> None:
     model = MODELS["gqa"]
     ours = filled(model, reference(model))
     x = torch.randn(2, 9, model.hidden_size)
-    layer = ours.layers[0]
+    layer = ours.layers["0"]
     cos, sin = torch.randn(2, 9, model.head_dim)
     whole = (layer.self_attn(x, cos, sin), layer.mlp(x))
     weights = [layer.self_attn.qkv_proj, layer.mlp.gate_up_proj]
@@ -180,11 +181,18 @@ def test_views_of_a_shard_are_shards_of_the_views() -> None:
     model = MODELS["gqa"]
     ours = filled(model, reference(model))
     name = "layers.0.mlp.gate_up_proj.weight"
-    whole = ours.layers[0].mlp.gate_up_proj.weight.detach()
-    shards = [dict(canonical_views(model, {name: half})) for half in whole.chunk(2)]
+    whole = ours.layers["0"].mlp.gate_up_proj.weight.detach()
+    half = len(whole) // 2
+    every = coalesced.rows(model, name, len(whole))
+    parts = [coalesced.cut(every, 0, half), coalesced.cut(every, half, len(whole))]
     for canonical, view in canonical_views(model, {name: whole}):
-        halves = [shard[canonical].flatten(0, 1) for shard in shards]
-        assert torch.equal(torch.cat(halves), view.flatten(0, 1))
+        halves = [
+            found.reshape(-1, 96)
+            for part, tensor in zip(parts, whole.chunk(2), strict=True)
+            for rows, found, _ in views_of(part, tensor)
+            if rows.name == canonical
+        ]
+        assert torch.equal(torch.cat(halves), view.reshape(-1, 96))
 
 
 def test_views_write_through() -> None:
