@@ -7,14 +7,18 @@ from hlat.config.hardware import Hardware
 from hlat.config.precision import Dtype
 
 
-def peak_flops(hardware: Hardware, dtype: Dtype) -> float | None:
+def peak_flops(hardware: Hardware, num_processes: int, dtype: Dtype) -> float | None:
     """Dense peak of all devices of the run in FLOP/s; None when that of this dtype is not known."""
     peak = hardware.peak_tflops.get(dtype.value)
-    return None if peak is None else peak * 1e12 * hardware.num_processes
+    return None if peak is None else peak * 1e12 * num_processes
 
 
 def mfu(
-    tokens_per_second: float, flops_per_token: float, hardware: Hardware, dtype: Dtype
+    tokens_per_second: float,
+    flops_per_token: float,
+    hardware: Hardware,
+    num_processes: int,
+    dtype: Dtype,
 ) -> float | None:
     """Model FLOPs utilisation: the share of the peak that the model's own arithmetic uses.
 
@@ -23,13 +27,14 @@ def mfu(
     Args:
         tokens_per_second: Throughput of the whole run.
         flops_per_token: See hlat.model.canonical.flops_per_token.
-        hardware: Devices of the run.
+        hardware: Kind of the devices.
+        num_processes: Processes of the run, each with a device.
         dtype: Type of the matrix products.
 
     Returns:
         A share between 0 and 1; None when the peak is not known.
     """
-    peak = peak_flops(hardware, dtype)
+    peak = peak_flops(hardware, num_processes, dtype)
     return None if peak is None else tokens_per_second * flops_per_token / peak
 
 

@@ -18,8 +18,9 @@ class Chunk:
         offset: Where this slice begins, per dimension.
         size: Extent of this slice, per dimension.
         tensor: The values: a view into the engine's memory with prod(size) elements in the slice's
-        row-major order, of
-            any shape and strides. The store reads it to save and copies into it to restore.
+            row-major order, of any shape and strides. The store reads it to save and copies into it
+            to restore.
+        saved: Whether this process saves it; of copies of a slice, one is.
     """
 
     name: str
@@ -27,3 +28,4 @@ class Chunk:
     offset: tuple[int, ...]
     size: tuple[int, ...]
     tensor: "torch.Tensor"
+    saved: bool = True

@@ -21,8 +21,8 @@ class Hardware:
     """Instance type or a name of the kind."""
     nodes: int = 1
     """Nodes of the run."""
-    processes_per_node: int = MISSING
-    """Training processes (devices) per node."""
+    processes_per_node: int | None = MISSING
+    """Training processes (devices) per node; null: one node with as many as the layout asks for."""
     memory_gib: float | None = None
     """Memory of one device in GiB; null: read from the machine."""
     memory_bandwidth_gb_per_s: float | None = None
@@ -44,8 +44,3 @@ class Hardware:
     """When the price was valid."""
     source: str | None = None
     """Where the figures stand."""
-
-    @property
-    def num_processes(self) -> int:
-        """Processes of the whole run."""
-        return self.nodes * self.processes_per_node

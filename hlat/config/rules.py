@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from hlat.config import schedule_rules
 from hlat.config.engine import Backend
+from hlat.config.parallelism import PipelineSchedule
 from hlat.config.precision import Dtype, Operator, Rounding
 from hlat.config.run import Config
 
@@ -28,6 +29,8 @@ def at_least(config: Config) -> Iterator[str]:
         "parallelism.tp": 1,
         "parallelism.pp": 1,
         "parallelism.dp": 1,
+        "parallelism.zero": 0,
+        "parallelism.stages_per_rank": 1,
         "data.heldout_documents": 1,
         "data.workers": 0,
         "data.prefetch": 0,
@@ -152,8 +155,15 @@ def world(config: Config) -> Iterator[str]:
     """The layout uses exactly the processes there are."""
     tp, pp, dp = config.parallelism.tp, config.parallelism.pp, config.parallelism.dp
     hardware = config.hardware
-    have, per_replica = hardware.num_processes, tp * pp
+    have, per_replica = config.num_processes, tp * pp
     if min(have, per_replica) < 1:
+        return
+    if hardware.processes_per_node is None:
+        if hardware.nodes > 1:
+            yield (
+                f"hardware.nodes={hardware.nodes} needs hardware.processes_per_node, which is "
+                "null; say how many processes each node runs"
+            )
         return
     there = (
         f"hardware.nodes={hardware.nodes} x processes_per_node={hardware.processes_per_node} "
@@ -174,7 +184,7 @@ def world(config: Config) -> Iterator[str]:
 def batch_cuts_evenly(config: Config) -> Iterator[str]:
     """Every data-parallel rank runs the same whole number of micro batches."""
     total, micro = config.batch.global_batch_size, config.batch.micro_batch_size
-    layout, processes = config.parallelism, config.hardware.num_processes
+    layout, processes = config.parallelism, config.num_processes
     replica = layout.tp * layout.pp
     if min(total, micro, processes, replica) < 1:
         return
@@ -249,10 +259,50 @@ def executable(config: Config) -> Iterator[str]:
         name = config.engine.name.value
         yield f"engine.name={name} {_NOT_YET}; use engine=native"
         return
-    if (processes := config.hardware.num_processes) > 1:
+    if (zero := config.parallelism.zero) > 1:
+        yield f"parallelism.zero={zero} {_NOT_YET}; use parallelism.zero=0 or 1"
+
+
+def pipeline_schedule(config: Config) -> Iterator[str]:
+    """Stages per rank and micro batches fit the schedule, and the recipe what it can sum."""
+    layout, batch, precision = config.parallelism, config.batch, config.precision
+    name, stages = layout.pipeline_schedule.value, layout.stages_per_rank
+    several = layout.pipeline_schedule is not PipelineSchedule.one_f_one_b
+    if min(layout.pp, stages, batch.micro_batch_size) < 1:
+        return
+    if not several and stages > 1:
         yield (
-            f"hardware.nodes x processes_per_node={processes} with engine.name=native {_NOT_YET}; "
-            "use hardware=cpu hardware.nodes=1 parallelism=single"
+            f"parallelism.stages_per_rank={stages} needs parallelism.pipeline_schedule=interleaved "
+            f"or zero_bubble, not {name}; set it to 1"
+        )
+    if several and layout.pp == 1:
+        yield (f"parallelism.pipeline_schedule={name} needs parallelism.pp > 1; use one_f_one_b")
+    if (count := layout.pp * stages) > config.model.num_layers > 0 and stages > 1:
+        yield (
+            f"parallelism.pp={layout.pp} x stages_per_rank={stages} is {count} stages, and "
+            f"model.num_layers={config.model.num_layers}; use fewer"
+        )
+    if several and layout.pp > 1:
+        replica = config.num_processes // (layout.tp * layout.pp)
+        micro = batch.global_batch_size // (batch.micro_batch_size * max(1, replica))
+        if micro % layout.pp:
+            yield (
+                f"parallelism.pipeline_schedule={name} runs micro batches in rounds of "
+                f"parallelism.pp={layout.pp}, and a step has {micro}; change batch.micro_batch_size"
+                " or batch.global_batch_size"
+            )
+    if layout.pipeline_schedule is PipelineSchedule.zero_bubble and (
+        precision.accumulation is not precision.gradients
+        or precision.rounding is Rounding.stochastic
+    ):
+        yield (
+            "parallelism.pipeline_schedule=zero_bubble adds up gradients in their own dtype, "
+            f"rounded to nearest, and precision={precision.name} does not; use interleaved"
+        )
+    if layout.pp > 1 and config.model.tie_embeddings:
+        yield (
+            f"model.tie_embeddings=true needs the embedding on the first and the last stage of "
+            f"parallelism.pp={layout.pp}; use parallelism.pp=1"
         )
 
 
@@ -314,6 +364,7 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     tensor_parallel,
     sequence_parallel,
     pipeline_stages,
+    pipeline_schedule,
     world,
     batch_cuts_evenly,
     sources_are_mixed,

@@ -57,3 +57,18 @@ class Config:
     recovery: Recovery = field(default_factory=Recovery)
     tracking: Tracking = field(default_factory=Tracking)
     evaluation: Evaluation = field(default_factory=Evaluation)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the run: as many as the hardware has, or else as the layout asks for."""
+        per_node, layout = self.hardware.processes_per_node, self.parallelism
+        if per_node is None:
+            return layout.tp * layout.pp * (layout.dp or 1)
+        return self.hardware.nodes * per_node
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro batches of a step on each data-parallel rank."""
+        layout, batch = self.parallelism, self.batch
+        dp = self.num_processes // (layout.tp * layout.pp)
+        return batch.global_batch_size // (batch.micro_batch_size * dp)

@@ -20,11 +20,12 @@ from hlat.data.corpora import Corpora, open_corpora
 from hlat.data.heldout import HeldOut, pack_heldout
 from hlat.data.ledger import Chapter, Entry, sum_chapters
 from hlat.data.mixture import Stage
-from hlat.data.peers import Group, SharedProducer
+from hlat.data.peers import SharedProducer
 from hlat.data.producer import Producer, ThreadProducer, WorkerDiedError
 from hlat.data.rows import Point, Rows, States, Tokens
 from hlat.data.sequences import Sequences, in_documents
 from hlat.data.workers import Task, WorkerProducer
+from hlat.parallelism.group import Group
 
 MOST_DEATHS = 3
 """Times that workers may end in the same batch before the run does."""

@@ -7,24 +7,13 @@ data stands and any of them could save it.
 """
 
 import json
-from typing import Protocol
 
 import numpy as np
 
 from hlat.config.errors import ConfigError
 from hlat.data.producer import Producer, WorkerDiedError
 from hlat.data.rows import Point, States, Tokens
-
-
-class Group(Protocol):
-    """The ranks that hold parts of one replica of the model."""
-
-    leads: bool
-    """Whether this rank is the one that draws."""
-
-    def broadcast(self, message: bytes | None) -> bytes:
-        """Send the leader's message to all ranks, and return it; the others pass None."""
-
+from hlat.parallelism.group import Group
 
 _ERRORS = {error.__name__: error for error in (ConfigError, WorkerDiedError)}
 """What a loader knows how to deal with; anything else ends every rank."""

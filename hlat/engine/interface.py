@@ -6,13 +6,13 @@ reads the same on every engine.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hlat.checkpoint.chunk import Chunk
 from hlat.config.run import Config
-from hlat.data.peers import Group
 from hlat.data.sequences import Sequences
+from hlat.parallelism.group import Alone, Group
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,12 @@ class World:
     """Place of this process among all processes of the run."""
 
     rank: int = 0
-    size: int = 1
     dp_rank: int = 0
     dp_size: int = 1
-    tp_rank: int = 0
-    tp_size: int = 1
-    pp_rank: int = 0
-    pp_size: int = 1
     peers: Group | None = None
     """The ranks that hold parts of the same replica of the model; None: this one holds all."""
+    everyone: Group = field(default_factory=Alone)
+    """All ranks of the run."""
 
     @property
     def chief(self) -> bool:

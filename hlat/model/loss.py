@@ -10,6 +10,8 @@ Names end in dimensions as in llama.py; N rows are B x S positions.
 
 # ruff: noqa: N812  F is what the field calls it.
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -44,8 +46,30 @@ def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) ->
     return F.pad(next_BS, (0, 1), value=IGNORED)
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """A head that holds some tokens of the vocabulary, while others hold the rest.
+
+    Attributes:
+        first: The token of the head's first row.
+        stack: Stacks a tensor in front with those that the others have at the same place.
+    """
+
+    first: int
+    stack: Callable[[Tensor], Tensor]
+
+
+WHOLE = Vocabulary(0, lambda tensor: tensor.unsqueeze(0))
+"""A head that holds all tokens."""
+
+
 def head_loss(
-    x_BSH: Tensor, head_VH: Tensor, targets_BS: Tensor, scale: float = 1.0, fp32: bool = True
+    x_BSH: Tensor,
+    head_VH: Tensor,
+    targets_BS: Tensor,
+    scale: float = 1.0,
+    fp32: bool = True,
+    vocabulary: Vocabulary = WHOLE,
 ) -> Tensor:
     """Cross-entropy of the targets, in nats, summed and scaled.
 
@@ -57,6 +81,8 @@ def head_loss(
             gradients are rounded to the dtype of x, which a factor of the result is not.
         fp32: Whether logits are cast to fp32 before the softmax, and the head's gradient is summed
             over chunks in fp32; otherwise in the dtype of x.
+        vocabulary: Which tokens the head holds. If not all, the gradient of x is the part that they
+            give; the loss is that of all.
 
     Returns:
         A scalar, fp32.
@@ -64,7 +90,9 @@ def head_loss(
     x_NH, targets_N = x_BSH.flatten(0, 1), targets_BS.flatten()
     if not torch.is_grad_enabled():  # which a Function cannot tell
         x_NH, head_VH = x_NH.detach(), head_VH.detach()
-    loss: Tensor = _HeadLoss.apply(x_NH, head_VH, targets_N, scale, fp32)  # type: ignore[no-untyped-call]
+    loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        x_NH, head_VH, targets_N, scale, fp32, vocabulary
+    )
     return loss
 
 
@@ -73,7 +101,13 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NH: Tensor, head_VH: Tensor, targets_N: Tensor, scale: float, fp32: bool
+        ctx: Any,
+        x_NH: Tensor,
+        head_VH: Tensor,
+        targets_N: Tensor,
+        scale: float,
+        fp32: bool,
+        vocabulary: Vocabulary,
     ) -> Tensor:
         dtype = torch.float32 if fp32 else x_NH.dtype
         differentiated = any(ctx.needs_input_grad)
@@ -85,10 +119,11 @@ class _HeadLoss(torch.autograd.Function):
             chunk = slice(start, start + rows)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             e_CV = (x_CH @ head_VH.t()).to(dtype)
-            sums_C1, nats_C1 = _exponentials_(e_CV, targets_C)
+            sums_C1, nats_C1 = _exponentials_(e_CV, targets_C, vocabulary)
             nats += nats_C1.sum()
             if grad_x_NH is not None and grad_head_VH is not None:
-                grad_CV = _logit_gradient_(e_CV, sums_C1, targets_C, scale).to(x_NH.dtype)
+                grad_CV = _logit_gradient_(e_CV, sums_C1, targets_C, scale, vocabulary)
+                grad_CV = grad_CV.to(x_NH.dtype)
                 torch.mm(grad_CV, head_VH, out=grad_x_NH[chunk])
                 _add_product_(grad_head_VH, grad_CV.t(), x_CH)
         if grad_head_VH is not None:
@@ -99,38 +134,51 @@ class _HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x_NH, grad_head_VH = ctx.gradients
+        if torch._C._autograd._get_current_graph_task_keep_graph():  # it will be asked again
+            return grad_x_NH * grad, grad_head_VH * grad, None, None, None, None
         del ctx.gradients  # nobody else holds them now, so autograd need not copy them
-        return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None
+        return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None
 
 
-def _exponentials_(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+def _exponentials_(
+    logits_CV: Tensor, targets_C: Tensor, vocabulary: Vocabulary
+) -> tuple[Tensor, Tensor]:
     """Turn logits into what softmax divides by its sum, in their memory.
 
     Each pass over all logits counts: torch's own log_softmax takes as long as all these together.
 
     Returns:
-        The sums, and the cross-entropy of the counted targets, fp32; both [C, 1].
+        The sums over the whole vocabulary, and the cross-entropy of the counted targets, fp32; both
+        [C, 1].
     """
-    logits_CV -= logits_CV.amax(1, keepdim=True)
-    counted_C1, at_target = _targets(targets_C)
-    target_C1 = logits_CV[at_target].float()
+    logits_CV -= vocabulary.stack(logits_CV.amax(1, keepdim=True)).amax(0)
+    here_C1, at_target = _targets(targets_C, logits_CV.shape[1], vocabulary)
+    target_C1 = logits_CV[at_target].float().where(here_C1, 0)
     sums_C1 = logits_CV.exp_().sum(1, keepdim=True)
+    both_C2 = vocabulary.stack(torch.cat((sums_C1.float(), target_C1), 1)).sum(0)
+    sums_C1, target_C1 = both_C2[:, :1].to(sums_C1.dtype), both_C2[:, 1:]
+    counted_C1 = (targets_C != IGNORED).unsqueeze(1)
     return sums_C1, (sums_C1.float().log() - target_C1).where(counted_C1, 0)
 
 
-def _logit_gradient_(e_CV: Tensor, sums_C1: Tensor, targets_C: Tensor, scale: float) -> Tensor:
+def _logit_gradient_(
+    e_CV: Tensor, sums_C1: Tensor, targets_C: Tensor, scale: float, vocabulary: Vocabulary
+) -> Tensor:
     """(softmax - one at the target) x scale, 0 where nothing counts, in the memory of e_CV."""
-    counted_C1, at_target = _targets(targets_C)
-    e_CV[at_target] -= sums_C1
+    here_C1, at_target = _targets(targets_C, e_CV.shape[1], vocabulary)
+    e_CV[at_target] -= sums_C1.where(here_C1, 0)
+    counted_C1 = (targets_C != IGNORED).unsqueeze(1)
     return e_CV.mul_((counted_C1 * scale / sums_C1).to(e_CV.dtype))
 
 
-def _targets(targets_C: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Which targets count, [C, 1], and where they stand in a tensor [C, V]."""
+def _targets(
+    targets_C: Tensor, num_tokens: int, vocabulary: Vocabulary
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Which targets count and stand in a tensor [C, V] of this head, [C, 1], and where they do."""
     rows_C1 = torch.arange(len(targets_C), device=targets_C.device).unsqueeze(1)
-    targets_C1 = targets_C.unsqueeze(1)
-    counted_C1 = targets_C1 != IGNORED
-    return counted_C1, (rows_C1, targets_C1.where(counted_C1, 0))
+    places_C1 = targets_C.unsqueeze(1) - vocabulary.first
+    here_C1 = (targets_C.unsqueeze(1) != IGNORED) & (places_C1 >= 0) & (places_C1 < num_tokens)
+    return here_C1, (rows_C1, places_C1.where(here_C1, 0))
 
 
 def _add_product_(sum_VH: Tensor, a_VC: Tensor, b_CH: Tensor) -> None:

@@ -39,13 +39,13 @@ def estimate(config: Config) -> Memory:
 
     Each term is that of the stage where it is largest, so a pipeline's sum is slightly high.
     """
-    mesh = degrees(config.parallelism, config.hardware.num_processes)
+    mesh = degrees(config.parallelism, config.num_processes)
     held = max(_stage_parameters(config.model, mesh))
     cost = bytes_per_parameter(config.precision)
     return Memory(
         weights=held * cost.weights,
         gradients=held * cost.gradients,
-        optimizer=held * cost.optimizer / (mesh.dp if config.parallelism.zero1 else 1),
+        optimizer=held * cost.optimizer / (mesh.dp if config.parallelism.zero else 1),
         activations=_activations(config, mesh),
         logits=_logits(config),
     )

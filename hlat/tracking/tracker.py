@@ -97,5 +97,11 @@ class Tracker:
             self._console.close()
 
     def _mfu(self, tokens_per_second: float) -> float | None:
-        hardware_, dtype = self._config.hardware, self._config.precision.compute
-        return hardware.mfu(tokens_per_second, self._flops_per_token, hardware_, dtype)
+        config = self._config
+        return hardware.mfu(
+            tokens_per_second,
+            self._flops_per_token,
+            config.hardware,
+            config.num_processes,
+            config.precision.compute,
+        )

@@ -157,7 +157,7 @@ def test_numbers_equal_plain_pytorch(build, tokens, config, decay_norms):
     engine = build(optimizer={"decay_norms": decay_norms, "weight_decay": 10.0})
     model = Llama(config.model)
     with torch.no_grad():
-        for copy, original in zip(model.parameters(), engine.model.parameters(), strict=True):
+        for copy, original in zip(model.parameters(), engine.parts[0].parameters(), strict=True):
             copy.copy_(original)
     ours = engine.read(engine.train_step(tokens[0], RATE))
     batch = torch.from_numpy(tokens[0].tokens)
@@ -185,7 +185,7 @@ def test_numbers_equal_plain_pytorch(build, tokens, config, decay_norms):
     optimizer.step()
     assert ours.loss == pytest.approx(loss.item(), rel=1e-6)
     assert ours.grad_norm == pytest.approx(norm.item(), rel=1e-6)
-    for copy, original in zip(model.parameters(), engine.model.parameters(), strict=True):
+    for copy, original in zip(model.parameters(), engine.parts[0].parameters(), strict=True):
         # A first Adam step has size RATE whatever the gradient's, so its error is measured against
         # RATE; the decay, 1% of a weight, is far above that error
         torch.testing.assert_close(copy, original, rtol=1e-6, atol=RATE * 2e-2)
@@ -201,7 +201,7 @@ def test_each_mask_does_its_own_part(build, packed, document_mask, loss_mask):
         labels = labels.where(tokens[:, :-1] != EOS, -100)
     with torch.no_grad():
         documents = documents if document_mask else None
-        logits = engine.model.logits(tokens, documents)[:, :-1]
+        logits = engine.parts[0].logits(tokens, documents)[:, :-1]
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert engine.read(engine.eval_step(packed)).loss == pytest.approx(expected.item(), rel=1e-6)
     assert engine.read(engine.train_step(packed, 0.0)).loss == pytest.approx(

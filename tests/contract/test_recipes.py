@@ -72,7 +72,7 @@ def only(dtypes):
 def test_the_running_engine_has_the_dtypes_of_the_table(config, batches, monkeypatch):
     engine = build(config)
     seen = {"gradients": [], "sums": [], "norm": [], "logits": [], "products": []}
-    for weight in engine.model.parameters():
+    for weight in engine.parts[0].parameters():
         weight.register_hook(lambda gradient: seen["gradients"].append(gradient.dtype))
     watch(monkeypatch, torch.nn.functional, "rms_norm", seen["norm"])
     watch(monkeypatch, loss, "_exponentials_", seen["logits"])
@@ -83,7 +83,7 @@ def test_the_running_engine_has_the_dtypes_of_the_table(config, batches, monkeyp
     )
     train(engine, batches[:1])
     precision = config.precision
-    assert only(weight.dtype for weight in engine.model.parameters()) is precision.weights
+    assert only(weight.dtype for weight in engine.parts[0].parameters()) is precision.weights
     assert only(seen["products"]) is precision.compute
     assert only(seen["gradients"]) is precision.gradients
     assert only(seen["sums"]) is precision.accumulation
@@ -124,14 +124,14 @@ def test_what_lives_from_step_to_step_has_the_bytes_of_the_table(config, batches
     monkeypatch.setattr(type(engine.weights), "gradients", measured)
     train(engine, batches[:1])
     cost, count = bytes_per_parameter(config.precision), num_parameters(config.model)
-    weights = sum(weight.nbytes for weight in engine.model.parameters())
+    weights = sum(weight.nbytes for weight in engine.parts[0].parameters())
     assert weights == count * cost.weights
     assert sizes == [count * cost.gradients]
     masters = sum(tensor.nbytes for tensor in engine.weights.updated.values())
     assert cost.master_weights in (0, masters / count)
     moments = [tensor.nbytes for name, tensor in state(engine).items() if name.startswith("exp_")]
     assert sum(moments) == count * cost.moments
-    assert all(weight.grad is None for weight in engine.model.parameters())
+    assert all(weight.grad is None for weight in engine.parts[0].parameters())
 
 
 def test_it_learns(config, batches):
@@ -164,7 +164,7 @@ def test_weights_follow_from_what_is_updated(config, batches):
     """Each weight is its master rounded: to nearest, or to one of the two values around it."""
     engine = build(config)
     train(engine, batches[:2])
-    for name, weight in engine.model.named_parameters():
+    for name, weight in engine.parts[0].named_parameters():
         master = engine.weights.updated[name].float()
         if config.precision.rounding is Rounding.nearest:
             assert torch.equal(weight, master.to(weight.dtype))

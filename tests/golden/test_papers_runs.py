@@ -16,7 +16,7 @@ PAPER = {
         "parallelism.tp": 32,
         "parallelism.pp": 8,
         "parallelism.sequence_parallel": True,
-        "parallelism.zero1": True,
+        "parallelism.zero": 1,
         "parallelism.activation_checkpointing": "selective",
         "batch.global_batch_size": 1024,
         "batch.micro_batch_size": 1,
@@ -38,7 +38,7 @@ PAPER = {
         "parallelism.tp": 8,
         "parallelism.pp": 1,
         "parallelism.sequence_parallel": True,
-        "parallelism.zero1": False,
+        "parallelism.zero": 0,
         "batch.global_batch_size": 1024,
         "batch.sequence_length": 4096,
         "optimizer.lr": 3e-4,
@@ -81,7 +81,7 @@ def test_preset_is_the_papers(compose, choice):
 def test_experiments_fill_their_nodes(compose, experiment, nodes, dp):
     config = OmegaConf.to_object(compose(f"experiment={experiment}"))
     assert config.hardware.nodes == nodes
-    assert config.hardware.num_processes == config.parallelism.tp * config.parallelism.pp * dp
+    assert config.num_processes == config.parallelism.tp * config.parallelism.pp * dp
 
 
 def test_70b_upsamples_with_the_shares_of_table_3_after_1400_billion_tokens(compose):

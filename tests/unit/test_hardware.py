@@ -28,7 +28,9 @@ def test_peak_of_the_run() -> None:
 def test_mfu_that_neuron_publishes(
     model: Model, sequences_per_second: float, published: float
 ) -> None:
-    found = mfu(sequences_per_second * 4096, flops_per_token(model, 4096), trn1(32), Dtype.bf16)
+    found = mfu(
+        sequences_per_second * 4096, flops_per_token(model, 4096), trn1(32), 1024, Dtype.bf16
+    )
     assert found is not None
     assert 100 * found == pytest.approx(published, abs=0.15)
 
@@ -42,6 +44,6 @@ def test_cost_of_hlat_7b(nodes: int, tokens_per_second: float, usd: float) -> No
 
 
 def test_what_is_not_known_is_none() -> None:
-    assert peak_flops(trn1(1), Dtype.fp32) is None
-    assert mfu(1e6, 1e9, trn1(1), Dtype.fp32) is None
+    assert peak_flops(trn1(1), 32, Dtype.fp32) is None
+    assert mfu(1e6, 1e9, trn1(1), 32, Dtype.fp32) is None
     assert cost_per_4m_tokens(trn1(1, price=None), 1e6) is None

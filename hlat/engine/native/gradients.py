@@ -36,6 +36,10 @@ class GradientSums:
         for name, weight in weights.items():
             weight.register_post_accumulate_grad_hook(partial(self._add, name))  # type: ignore[no-untyped-call]
 
+    def of(self, name: str) -> Tensor:
+        """The sum of a parameter so far."""
+        return self._sums[name]
+
     def take(self) -> dict[str, Tensor]:
         """The sums of a step, by parameter name, which begin anew with it."""
         sums, self._sums, self._counts = self._sums, {}, {}

@@ -7,14 +7,13 @@ gives them, on any device and without a word from the host.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from hlat.config.model import Model
-from hlat.model.canonical_views import canonical_views
+from hlat.engine.shards import Shard
 
 _GOLDEN = -7046029254386353131
 """2^64 over the golden ratio: the step of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
@@ -58,27 +57,18 @@ class Noise:
         """
         return Draw(_mix(self.rows ^ _mix(number * _GOLDEN)).to(torch.int32), self.columns)
 
+    def cut(self, rows: slice) -> "Noise":
+        """The noise of some rows of a matrix."""
+        return self if len(self.rows) == 1 else Noise(self.rows[rows], self.columns)
 
-def make_noise(model: Model, seed: int, tensors: Mapping[str, Tensor]) -> dict[str, Noise]:
-    """The noise of tensors that hold whole canonical ones.
 
-    Args:
-        model: Shape of the model.
-        seed: Seed of the run.
-        tensors: By parameter name of llama.Llama.
-    """
-    rows = {
-        name: torch.empty((len(matrix(tensor)), 1), dtype=torch.int64, device=tensor.device)
-        for name, tensor in tensors.items()
-    }
-    for canonical, view in canonical_views(model, rows):
-        digest = hashlib.blake2b(f"{seed} {canonical}".encode(), digest_size=8).digest()
-        ordinals = torch.arange(view.numel(), device=view.device) * _GOLDEN
-        view.copy_(_mix(ordinals + int.from_bytes(digest, "little", signed=True)).view(view.shape))
-    return {
-        name: Noise(rows[name], _column_keys(matrix(tensor).shape[1], tensor.device))
-        for name, tensor in tensors.items()
-    }
+def make_noise(shard: Shard, seed: int, device: torch.device) -> Noise:
+    """The noise of a tensor that holds a part of a parameter, as its part of the whole's."""
+    if shard.columns is None:
+        (part,) = shard.rows
+        return Noise(_row_keys(seed, part.name, 0, 1, device), _column_keys(0, part.count, device))
+    keys = [_row_keys(seed, part.name, part.first, part.count, device) for part in shard.rows]
+    return Noise(torch.cat(keys), _column_keys(*shard.columns, device))
 
 
 class Rounding:
@@ -169,8 +159,14 @@ def matrix(tensor: Tensor) -> Tensor:
     return tensor if tensor.dim() == 2 else tensor.view(1, -1)
 
 
-def _column_keys(width: int, device: torch.device) -> Tensor:
-    keys = _mix(torch.arange(1, width + 1, device=device) * _GOLDEN)
+def _row_keys(seed: int, name: str, first: int, count: int, device: torch.device) -> Tensor:
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    ordinals = torch.arange(first, first + count, device=device) * _GOLDEN
+    return _mix(ordinals + int.from_bytes(digest, "little", signed=True)).unsqueeze(1)
+
+
+def _column_keys(first: int, count: int, device: torch.device) -> Tensor:
+    keys = _mix(torch.arange(first + 1, first + count + 1, device=device) * _GOLDEN)
     return keys.to(torch.int32).unsqueeze(0)
 
 

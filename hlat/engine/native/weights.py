@@ -1,9 +1,12 @@
-"""The weights of a model as a precision recipe keeps them, and what updates them.
+"""The weights of a rank as a precision recipe keeps them, and what updates them.
 
 A recipe decides how many copies of a weight there are, what is summed and stored in which dtype and
-how it is rounded. All of it is here, so that a step reads the same for every recipe: backward,
-gradients, clip, update.
+how it is rounded; ZeRO decides which rows this rank updates. All of it is here, so that a step
+reads the same for every recipe and layout: backward, gradients, clip, update.
 """
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,41 +16,61 @@ from hlat.config.precision import Dtype, Rounding
 from hlat.config.run import Config
 from hlat.engine.native import noise
 from hlat.engine.native.chunked_adamw import ChunkedAdamW
+from hlat.engine.native.dtypes import DTYPES
 from hlat.engine.native.gradients import GradientSums
+from hlat.engine.native.mesh import Mesh
+from hlat.engine.native.replicas import Reducer, Replicas, Sum
+from hlat.engine.shards import Shard
 from hlat.precision import rounds_by_itself
 
-DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _DRAWS_PER_STEP = 1 << 20
 _UPDATE, _COPY = 0, 1
 """Which draw of a step rounds what; those of GradientSums, numbered by micro batch, begin at 2."""
 
 
+@dataclass(frozen=True)
+class Weight:
+    """One parameter of this rank.
+
+    Attributes:
+        computing: What the model reads.
+        memory: The same, with the rows that ZeRO may need beyond it.
+        shard: What it holds.
+    """
+
+    computing: nn.Parameter
+    memory: Tensor
+    shard: Shard
+
+
 class Weights:
     """Weights by parameter name of llama.Llama: their copies, gradients and optimizer."""
 
-    def __init__(self, model: nn.Module, config: Config) -> None:
+    def __init__(self, weights: Mapping[str, Weight], config: Config, mesh: Mesh) -> None:
         """Make copies, state and sums; weights are whatever memory holds.
 
         Args:
-            model: Its parameters lie on one device, in the recipe's dtype.
-            config: Recipe, optimizer, shape of the model and seed.
+            weights: On one device, in the recipe's dtype.
+            config: Recipe, layout, optimizer, shape of the model and seed.
+            mesh: The other ranks.
         """
         precision = config.precision
-        self._computing: dict[str, nn.Parameter] = dict(model.named_parameters())
+        self._weights, self._precision, self._mesh = weights, precision, mesh
+        self._replicas = Replicas(mesh.dp, config.parallelism.zero > 0)
+        self._own = {
+            name: self._replicas.own(weight.shard.shape) for name, weight in weights.items()
+        }
+        self._computing = {name: weight.computing for name, weight in weights.items()}
         self._noise, self._rounding = self._make_noise(config), noise.Rounding()
-        self._sums = self._make_sums(config)
+        self._num_micro_batches = config.num_micro_batches
+        self._sums = self._make_sums()
+        self._reducer = self._make_reducer()
         self._copied = precision.master_weights is not None
-        self._holders: dict[str, Tensor] = dict(self._computing)
+        self._holders = self._make_holders()
         """What the optimizer is given: tensors of their own, unless autograd adds up gradients."""
-        if precision.master_weights is not None:
-            dtype = DTYPES[precision.master_weights]
-            self._holders = {
-                name: torch.empty_like(weight, dtype=dtype, requires_grad=False)
-                for name, weight in self._computing.items()
-            }
-        elif self._sums is not None:
-            self._holders = {name: weight.detach() for name, weight in self._computing.items()}
+        self.shards = {name: self._held(name) for name in self._holders}
+        """What each of `updated` holds."""
         self._optimizer = self._make_optimizer(config)
         self._make_moments(DTYPES[precision.accumulation])
 
@@ -61,12 +84,33 @@ class Weights:
         state: dict[str, Tensor] = self._optimizer.state[self._holders[name]]
         return state
 
-    def gradients(self) -> list[Tensor]:
-        """The gradients that the backward passes of this step have added up."""
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that all backward passes of this step have added up, on all ranks."""
+        if self._reducer is not None:
+            sums = self._reducer.finish()
+            self._sum_vectors(sums)
+            for name, weight in self._computing.items():
+                weight.grad = None
+                if name in self._holders:
+                    self._holders[name].grad = sums[name].to(DTYPES[self._precision.accumulation])
         if self._sums is not None:
             for name, gradient in self._sums.take().items():
-                self._holders[name].grad = gradient
-        return [holder.grad for holder in self._holders.values() if holder.grad is not None]
+                if self._reducer is None:
+                    self._holders[name].grad = gradient
+        return {name: h.grad for name, h in self._holders.items() if h.grad is not None}
+
+    def counted(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Of tensors of what is updated, the rows that no other rank counts in a norm."""
+        return [
+            tensor[: self.shards[name].num_owned]
+            for name, tensor in tensors.items()
+            if self.counts(name) and self.shards[name].num_owned
+        ]
+
+    def counts(self, name: str) -> bool:
+        """Whether of all data-parallel ranks with the same rows, this one is to count them."""
+        whole = self._own[name] == slice(0, len(self._computing[name]))
+        return not whole or self._mesh.dp.rank == 0
 
     def update(self, learning_rate: float) -> None:
         """Update by the gradients and drop them."""
@@ -78,40 +122,102 @@ class Weights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy master weights, where a recipe has them, to the weights that the model reads.
+        """Let the weights that the model reads follow what was updated, here and on other ranks.
 
-        The copy depends on nothing else but the count of updates, so it may be repeated at will.
+        A copy of master weights depends on nothing else but the count of updates, so it may be
+        repeated at will.
         """
-        if not self._copied:
-            return
-        for name, weight in self._computing.items():
-            master = self._holders[name]
-            if self._noise is None:
-                weight.copy_(master)
-            else:
-                self._rounding.write(weight, master, self._draw(name, _COPY))
+        for name, weight in self._weights.items():
+            if self._copied and name in self._holders:
+                self._copy(name, weight.memory[self._own[name]])
+            self._replicas.share(weight.memory)
 
-    def _draw(self, name: str, number: int) -> noise.Draw:
+    def _copy(self, name: str, weight: Tensor) -> None:
+        master = self._holders[name]
+        if self._noise is None:
+            weight.copy_(master)
+        else:
+            self._rounding.write(weight, master, self._draw(name, _COPY, self._own[name]))
+
+    def _sum_vectors(self, sums: dict[str, Tensor]) -> None:
+        """Under sequence parallelism a norm's gradient is of this rank's tokens: add them up."""
+        if not self._mesh.sequence_parallel:
+            return
+        vectors = [tensor for tensor in sums.values() if tensor.dim() == 1]
+        every = torch.cat(vectors)
+        self._mesh.tp.sum_(every)
+        torch._foreach_copy_(vectors, list(torch.split(every, [len(vector) for vector in vectors])))
+
+    def _draw(self, name: str, number: int, rows: slice = slice(None)) -> noise.Draw:
         assert self._noise is not None
-        updates = self.state(name)["step"].to(torch.int64)
-        return self._noise[name].draw(updates * _DRAWS_PER_STEP + number)
+        updates = self._updates(name).to(torch.int64)
+        return self._noise[name].cut(rows).draw(updates * _DRAWS_PER_STEP + number)
+
+    def _draw_sum(self, name: str, count: int) -> noise.Draw:
+        """Micro batches have the same numbers, whichever rank of however many runs them."""
+        return self._draw(name, 1 + self._mesh.dp.rank * self._num_micro_batches + count)
+
+    def _updates(self, name: str) -> Tensor:
+        """The count of updates, the same for all; this rank may update nothing of a parameter."""
+        held = name if name in self._holders else next(iter(self._holders))
+        return self.state(held)["step"]
+
+    def _held(self, name: str) -> Shard:
+        rows = self._own[name]
+        return self._weights[name].shard.cut(rows.start, rows.stop)
 
     def _make_noise(self, config: Config) -> dict[str, noise.Noise] | None:
         device = next(iter(self._computing.values())).device
         stochastic = config.precision.rounding is Rounding.stochastic
         if not stochastic or rounds_by_itself(device.type):
             return None
-        return noise.make_noise(config.model, config.run.seed, self._computing)
+        return {
+            name: noise.make_noise(weight.shard, config.run.seed, device)
+            for name, weight in self._weights.items()
+        }
 
-    def _make_sums(self, config: Config) -> GradientSums | None:
+    def _make_sums(self) -> GradientSums | None:
         """None where autograd's own sums are what the recipe asks for."""
-        precision = config.precision
+        precision = self._precision
         in_place = precision.accumulation is precision.gradients and self._noise is None
         if in_place and precision.master_weights is None:
             return None
         rounded = self._noise is not None and precision.accumulation is Dtype.bf16
-        draw = self._draw if rounded else None
+        draw = self._draw_sum if rounded else None
         return GradientSums(self._computing, DTYPES[precision.accumulation], draw)
+
+    def _make_reducer(self) -> Reducer | None:
+        """None where no other rank has a part in any gradient."""
+        mesh = self._mesh
+        if mesh.dp.size == mesh.kv.size == 1 and not mesh.sequence_parallel:
+            return None
+        return Reducer(self._computing, self._complete, self._start, self._num_micro_batches)
+
+    def _complete(self, name: str) -> Tensor:
+        """The gradient of a parameter over all micro batches, in the dtype of the reduction."""
+        gradient = self._computing[name].grad if self._sums is None else self._sums.of(name)
+        assert gradient is not None
+        gradient = gradient.to(DTYPES[self._precision.reduction])
+        if self._mesh.kv.size > 1 and name.endswith(".qkv_proj.weight"):
+            queries = self._weights[name].shard.rows[0].count
+            self._mesh.kv.sum_(gradient[queries:])
+        return gradient
+
+    def _start(self, gradient: Tensor) -> Sum:
+        return self._replicas.start_sum(gradient)
+
+    def _make_holders(self) -> dict[str, Tensor]:
+        master = self._precision.master_weights
+        if master is None and self._sums is None and not self._replicas.cuts:
+            return dict(self._computing)
+        holders = {}
+        for name, weight in self._weights.items():
+            held = weight.memory.detach()[self._own[name]]
+            if master is not None:
+                held = torch.empty_like(held, dtype=DTYPES[master])
+            if held.numel():
+                holders[name] = held
+        return holders
 
     def _make_optimizer(self, config: Config) -> torch.optim.Optimizer:
         holders, precision = self._holders, config.precision
@@ -121,9 +227,14 @@ class Weights:
         for holder in holders.values():
             holder.grad_dtype = DTYPES[precision.accumulation]
         names = {weight: name for name, weight in holders.items()}
-        draw = None if self._noise is None else lambda weight: self._draw(names[weight], _UPDATE)
+
+        def draw(weight: Tensor) -> noise.Draw:
+            name = names[weight]
+            return self._draw(name, _UPDATE, self._own[name])
+
         groups = optimizer.groups(config.optimizer, holders.values())
-        return ChunkedAdamW(groups, draw, **optimizer.settings(config.optimizer))
+        rounding = None if self._noise is None else draw
+        return ChunkedAdamW(groups, rounding, **optimizer.settings(config.optimizer))
 
     def _make_moments(self, dtype: torch.dtype) -> None:
         """Let the optimizer make its state: an update with zero gradients at rate zero."""

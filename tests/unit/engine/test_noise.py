@@ -8,7 +8,8 @@ import torch
 
 from hlat.config.model import Model
 from hlat.engine.native import noise
-from hlat.engine.native.noise import Draw, Noise, Rounding, make_noise
+from hlat.engine.native.noise import Draw, Noise, Rounding
+from hlat.engine.shards import shard
 from hlat.model.canonical_views import canonical_views
 from hlat.model.llama import Llama
 
@@ -20,6 +21,14 @@ def tensors(model: Model = MODEL) -> dict[str, torch.Tensor]:
     return {
         name: torch.zeros_like(weight, dtype=torch.bfloat16)
         for name, weight in Llama(model).named_parameters()
+    }
+
+
+def make_noise(model: Model, seed: int, tensors: dict[str, torch.Tensor]) -> dict[str, Noise]:
+    """The noise of whole parameters."""
+    return {
+        name: noise.make_noise(shard(model, name, tuple(tensor.shape), 1, 0), seed, tensor.device)
+        for name, tensor in tensors.items()
     }
 
 

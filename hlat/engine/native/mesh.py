@@ -1,0 +1,121 @@
+"""All ranks of a run on the native engine: their places, their axes, and what they agree on.
+
+Groups are made once, each rank only those that it belongs to, and what all must know travels axis
+by axis: so what starting costs a rank does not grow with the world.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hlat.config.run import Config
+from hlat.engine.interface import World
+from hlat.engine.native.axis import Axis
+from hlat.engine.shards import kv_copies
+from hlat.parallelism.group import Alone, Group
+from hlat.parallelism.mesh import coordinates, degrees, rank
+
+
+class Mesh:
+    """The axes of this process.
+
+    Attributes:
+        dp: Ranks with the same part of the model and other sequences.
+        tp: Ranks with the same layers and sequences, and other rows or columns.
+        pp: Ranks with other layers.
+        kv: Of the tensor-parallel ranks, those that hold the same key/value head.
+        sequence_parallel: Whether tensor-parallel ranks share the tokens between regions.
+    """
+
+    def __init__(self, config: Config, number: int = 0) -> None:
+        """Make the groups of a process; `number` is its rank in the world that there is."""
+        shape = degrees(config.parallelism, config.num_processes)
+        self.place = place = coordinates(number, shape)
+        self.number, self.size = number, shape.num_processes
+        self.sequence_parallel = config.parallelism.sequence_parallel
+
+        def axis(name: str, members: range) -> Axis:
+            return Axis([rank(replace(place, **{name: i}), shape) for i in members], number)
+
+        self.tp = axis("tp", range(shape.tp))
+        self.dp = axis("dp", range(shape.dp))
+        self.pp = axis("pp", range(shape.pp))
+        copies = kv_copies(config.model, shape.tp)
+        first = place.tp // copies * copies
+        self.kv = self.tp if copies == shape.tp else axis("tp", range(first, first + copies))
+
+    @property
+    def world(self) -> World:
+        """What the story of a run asks."""
+        alone = self.size == 1
+        replica = [self.pp, self.tp]
+        return World(
+            rank=self.number,
+            dp_rank=self.dp.rank,
+            dp_size=self.dp.size,
+            peers=None if self.pp.size * self.tp.size == 1 else Ranks(replica),
+            everyone=Alone() if alone else Ranks([self.pp, self.dp, self.tp]),
+        )
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Add up over all ranks, in place."""
+        for axis in (self.tp, self.dp, self.pp):
+            axis.sum_(tensor)
+
+
+class Ranks(Group):
+    """All ranks that some axes span, the last of which varies fastest in their order."""
+
+    def __init__(self, axes: list[Axis]) -> None:
+        self._axes = axes
+        self.leads = all(axis.rank == 0 for axis in axes)
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """Along the first axis, then from there along the next."""
+        for i, axis in enumerate(self._axes):
+            if all(later.rank == 0 for later in self._axes[i + 1 :]):
+                message = axis.broadcast(message if axis.rank == 0 else None)
+        assert message is not None
+        return message
+
+    def collect(self, value: Any) -> list[Any]:
+        """Along the last axis, then from its first ranks along the one before."""
+        values = [value]
+        for i, axis in reversed([*enumerate(self._axes)]):
+            if all(later.rank == 0 for later in self._axes[i + 1 :]):
+                messages = axis.collect(json.dumps(values).encode())
+                values = [value for message in messages for value in json.loads(message)]
+        return values if self.leads else []
+
+    def any(self, flag: bool) -> bool:
+        """The largest of ones and zeros."""
+        found = torch.tensor([int(flag)])
+        for axis in self._axes:
+            axis.max_(found)
+        return bool(found)
+
+
+def join_world(number: int, size: int, device: torch.device) -> bool:
+    """Meet all other processes of the run, with the backend of the device and one for the host.
+
+    MASTER_ADDR and MASTER_PORT say where.
+
+    Returns:
+        Whether there was anybody to meet, and nobody has yet.
+    """
+    if size == 1 or dist.is_initialized():
+        return False
+    backend = dist.get_default_backend_for_device(device)
+    if device.type != "cpu":
+        backend = f"cpu:gloo,{device.type}:{backend}"
+    dist.init_process_group(backend, rank=number, world_size=size)
+    return True
+
+
+def leave_world() -> None:
+    """Wait for all other processes, then part."""
+    dist.barrier()
+    dist.destroy_process_group()

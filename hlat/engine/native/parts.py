@@ -1,0 +1,68 @@
+"""This rank's part of the model: its stages' modules, with memory for its shards alone.
+
+The whole model exists on the meta device only; what a rank does not hold is never made.
+"""
+
+import torch
+from torch import nn
+
+from hlat.config.precision import Operator
+from hlat.config.run import Config
+from hlat.engine.native.dtypes import DTYPES
+from hlat.engine.native.mesh import Mesh
+from hlat.engine.native.replicas import Replicas
+from hlat.engine.native.tensor_parallel import Regions, parallelize
+from hlat.engine.native.weights import Weight
+from hlat.engine.shards import shard
+from hlat.model.llama import Llama
+from hlat.parallelism.plan import stage_layers
+
+
+def make_parts(
+    config: Config, mesh: Mesh, regions: Regions, device: torch.device
+) -> tuple[dict[int, Llama], dict[str, Weight]]:
+    """The parts of a rank by number of their stage, and all their weights by parameter name.
+
+    Weights are whatever memory holds.
+    """
+    layout = config.parallelism
+    layers = stage_layers(config.model.num_layers, layout.pp * layout.stages_per_rank)
+    parts: dict[int, Llama] = {}
+    weights: dict[str, Weight] = {}
+    for number in range(mesh.pp.rank, len(layers), layout.pp):
+        with torch.device("meta"):
+            part = Llama(config.model, Operator.norm in config.precision.fp32_operators)
+        _keep(part, layers[number], number == 0, number == len(layers) - 1)
+        weights |= _allocate(part, config, mesh, device)
+        parallelize(part, config.model, regions)
+        parts[number] = part
+    return parts, weights
+
+
+def _keep(part: Llama, layers: range, first: bool, last: bool) -> None:
+    """Take away what other stages have; every pp-th stage is a rank's."""
+    for name in [*part.layers]:
+        if int(name) not in layers:
+            del part.layers[name]
+    if last and part.lm_head is None:
+        return  # a tied head: the rules see to it that there is but one stage
+    if not first:
+        part.embed_tokens = None
+    if not last:
+        part.norm = part.lm_head = None
+
+
+def _allocate(part: Llama, config: Config, mesh: Mesh, device: torch.device) -> dict[str, Weight]:
+    dtype = DTYPES[config.precision.weights]
+    replicas = Replicas(mesh.dp, config.parallelism.zero > 0)
+    weights = {}
+    for name, whole in [*part.named_parameters()]:
+        held = shard(config.model, name, tuple(whole.shape), mesh.tp.size, mesh.tp.rank)
+        rows = held.shape[0]
+        padded = rows if len(held.shape) == 1 else replicas.padded(rows)
+        memory = torch.empty((padded, *held.shape[1:]), dtype=dtype, device=device)
+        computing = nn.Parameter(memory[:rows])
+        module, _, leaf = name.rpartition(".")
+        setattr(part.get_submodule(module), leaf, computing)
+        weights[name] = Weight(computing, memory, held)
+    return weights

@@ -1,0 +1,109 @@
+"""What data-parallel ranks do together: add up gradients, and share what each has updated.
+
+Without ZeRO every rank gets the whole sum. With it a rank gets the sum of its own rows, updates
+these and sends them to the others (Rajbhandari et al., arXiv 1910.02054, stage 1). Vectors are not
+worth cutting. A gradient is sent as soon as its last micro batch has gone back, while the backward
+pass goes on.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hlat.engine.native.axis import Axis
+
+
+class Replicas:
+    """The data-parallel axis as the weights see it."""
+
+    def __init__(self, axis: Axis, zero: bool) -> None:
+        """Cut matrices by rows over the axis if `zero`."""
+        self.axis, self.cuts = axis, zero and axis.size > 1
+
+    def padded(self, num_rows: int) -> int:
+        """Rows that memory of a matrix needs, so that all ranks have equally many."""
+        return self._step(num_rows) * self.axis.size if self.cuts else num_rows
+
+    def own(self, shape: tuple[int, ...]) -> slice:
+        """The rows of a tensor that this rank updates."""
+        if not self.cuts or len(shape) == 1:
+            return slice(0, shape[0])
+        step = self._step(shape[0])
+        start = min(self.axis.rank * step, shape[0])
+        return slice(start, min(start + step, shape[0]))
+
+    def share(self, memory: Tensor) -> None:
+        """Fill the rows of a matrix that the other ranks have updated; memory is padded."""
+        if self.cuts and memory.dim() > 1:
+            parts = torch.unflatten(memory, 0, (self.axis.size, -1))
+            self.axis.gather_into(memory, parts[self.axis.rank])
+
+    def start_sum(self, gradient: Tensor) -> "Sum":
+        """Begin to add up a gradient over ranks."""
+        if not self.cuts or gradient.dim() == 1:
+            return Sum(gradient, self.axis.sum_(gradient, wait=False))
+        missing = self.padded(len(gradient)) - len(gradient)
+        if missing:
+            gradient = torch.cat((gradient, gradient.new_zeros((missing, *gradient.shape[1:]))))
+        every = torch.unflatten(gradient, 0, (self.axis.size, -1))
+        own, work = self.axis.start_sum_and_scatter(every)
+        rows = self.own((len(gradient) - missing, 1))
+        return Sum(own[: rows.stop - rows.start], work)
+
+    def _step(self, num_rows: int) -> int:
+        return -(-num_rows // self.axis.size)
+
+
+class Sum:
+    """A sum that is being made."""
+
+    def __init__(self, tensor: Tensor, work: Any) -> None:
+        self._tensor, self._work = tensor, work
+
+    def wait(self) -> Tensor:
+        """The sum, or this rank's rows of it."""
+        if self._work is not None:
+            self._work.wait()
+        return self._tensor
+
+
+class Reducer:
+    """Starts the sum over ranks of each gradient when it is complete on this one."""
+
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        complete: Callable[[str], Tensor],
+        start: Callable[[Tensor], Sum],
+        num_micro_batches: int,
+    ) -> None:
+        """Watch matrices; whoever adds up micro batches watches them already.
+
+        Args:
+            weights: By parameter name.
+            complete: The sum of a parameter's gradient over the micro batches, given its name.
+            start: Begins a sum over ranks.
+            num_micro_batches: Backward passes of a step.
+        """
+        self._names, self._complete, self._start = list(weights), complete, start
+        self._num_micro_batches = num_micro_batches
+        self._counts: dict[str, int] = {}
+        self._started: dict[str, Sum] = {}
+        for name, weight in weights.items():
+            weight.register_post_accumulate_grad_hook(partial(self._count, name))  # type: ignore[no-untyped-call]
+
+    def finish(self) -> dict[str, Tensor]:
+        """The sums over ranks of a step, by parameter name."""
+        for name in self._names:  # whose hooks were not called: a schedule added them up itself
+            if name not in self._started:
+                self._started[name] = self._start(self._complete(name))
+        started, self._started, self._counts = self._started, {}, {}
+        return {name: started[name].wait() for name in self._names}
+
+    def _count(self, name: str, weight: Tensor) -> None:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if self._counts[name] == self._num_micro_batches:
+            self._started[name] = self._start(self._complete(name))

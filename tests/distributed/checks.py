@@ -1,0 +1,53 @@
+"""What a rank does in a test; each function returns what the test compares."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.config.run import Config
+from hlat.data.sequences import Sequences
+from hlat.engine.native.engine import NativeEngine
+
+RATE = 1e-3
+
+
+def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
+    """Global batches."""
+    size = (config.batch.global_batch_size, config.batch.sequence_length)
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, config.model.vocab_size, size, np.int32) for _ in range(steps)]
+
+
+def own(batch: NDArray[np.int32], engine: NativeEngine) -> Sequences:
+    """The rows of a data-parallel rank."""
+    return Sequences(batch[engine.world.dp_rank :: engine.world.dp_size])
+
+
+def train(config: Config, steps: int) -> list[tuple[float, ...]]:
+    """Loss, gradient norm and weights' norm of each step, and the loss on the first batch after."""
+    engine = NativeEngine()
+    engine.build(config)
+    every = batches(config, steps)
+    rows = [
+        dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
+        for batch in every
+    ]
+    after = engine.read(engine.eval_step(Sequences(every[0][:5])))
+    engine.close()
+    return [*rows, (after.loss,)]
+
+
+def moments(config: Config) -> dict[str, Any]:
+    """After one step, the first moment of every slice that this rank is to save."""
+    engine = NativeEngine()
+    engine.build(config)
+    engine.train_step(own(batches(config, 1)[0], engine), RATE)
+    found = {
+        (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
+        for chunk in engine.chunks()
+        if chunk.saved and chunk.name.startswith("exp_avg/")
+    }
+    engine.close()
+    return found

@@ -1,0 +1,82 @@
+"""Processes that stay for all distributed tests, and run on request what a test asks of them.
+
+Starting eight processes that import torch takes ten times as long as most checks.
+"""
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+SECONDS = 60
+
+
+class Ranks:
+    """Processes on this machine, of which each check makes a world."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    @property
+    def alive(self) -> bool:
+        """Whether nothing has broken them."""
+        return bool(self._pipes)
+
+    def run(self, size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a function of a test module returns on each of the first ranks."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        for pipe in self._pipes[:size]:
+            pipe.send((size, port, check, arguments))
+        results: dict[Connection, Any] = {}
+        deadline = time.monotonic() + SECONDS
+        while len(results) < size:
+            waiting = [pipe for pipe in self._pipes[:size] if pipe not in results]
+            for pipe in wait(waiting, max(0.0, deadline - time.monotonic())):
+                kind, results[pipe] = pipe.recv()
+                if kind == "raised":
+                    self.close()
+                    raise RuntimeError(results[pipe])
+            if time.monotonic() > deadline:
+                self.close()
+                raise TimeoutError(f"{len(waiting)} ranks have not answered for {SECONDS} s")
+        return [results[pipe] for pipe in self._pipes[:size]]
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._pipes = []
+
+
+def _serve(rank: int, pipe: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        size, port, check, arguments = pipe.recv()
+        os.environ |= {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank),
+        }
+        try:
+            pipe.send(("returned", check(*arguments)))
+        except Exception:
+            pipe.send(("raised", f"rank {rank}:\n{traceback.format_exc()}"))
