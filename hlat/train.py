@@ -8,6 +8,7 @@ asking for help or being told of a typo takes a fraction of a second and works w
 torch.
 """
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,14 +30,18 @@ if TYPE_CHECKING:
 
 def main(composed: DictConfig) -> Exit:
     """Train the composed configuration; return the exit code."""
+    from hlat.engine import processes
     from hlat.planning.feasibility import refuse_infeasible
 
-    config = resolve(composed)
+    config, overrides = resolve(composed), entry.overrides()
     if config.data.preview:
         return preview(config)
     refuse_infeasible(config)
     composed.run.name = config.run.name
-    return run(config, OmegaConf.to_yaml(composed), entry.overrides())
+    if processes.must_start(config):
+        return processes.start(config, entry.command(sys.executable, overrides))
+    with processes.recording():
+        return run(config, OmegaConf.to_yaml(composed), overrides)
 
 
 def preview(config: Config) -> Exit:
@@ -51,6 +56,7 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     """Set up engine and data in the run's folder, restore, train, report; return the exit code."""
     from hlat.data.loader import open_loader
     from hlat.engine.create import create_engine
+    from hlat.engine.processes import place
     from hlat.planning.feasibility import check_vocabulary
     from hlat.recovery.interruption import Interruption
     from hlat.recovery.resume import resume
@@ -60,17 +66,17 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     from hlat.tracking.farewell import farewell
     from hlat.tracking.tracker import Tracker
 
-    with run_folder.claimed(config.run) as folder:
+    with run_folder.claimed(config.run, leads=place().rank == 0) as folder:
         engine = create_engine(config.engine)
         engine.build(config)
         world = engine.world
-        place = (world.dp_rank, world.dp_size, world.peers)
-        loader = open_loader(config.data, config.phase, config.batch, config.run.seed, *place)
+        share = (world.dp_rank, world.dp_size, world.peers)
+        loader = open_loader(config.data, config.phase, config.batch, config.run.seed, *share)
         check_vocabulary(config.model, loader.vocab_size)
-        tracker = Tracker(folder, config)
+        tracker = Tracker(folder, config, world.chief)
         try:
             state = resume(config, folder, engine, loader, tracker)
-            if state.step < total_steps(config):
+            if world.chief and state.step < total_steps(config):
                 origin = provenance.collect(engine.device, loader.fingerprint)
                 run_folder.describe(folder, config_yaml, overrides, origin)
             with Interruption() as interruption:
@@ -78,12 +84,14 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
                     config, folder, engine, loader, tracker, state, interruption
                 )
                 tracker.close()
-                try_report(folder)
+                if world.chief:
+                    try_report(folder)
         finally:
             tracker.close()
             loader.close()
-            engine.close()
-        farewell(folder, exit_code, step, entry.resume_command(exit_code, overrides))
+        if world.chief:
+            farewell(folder, exit_code, step, entry.resume_command(exit_code, overrides))
+        engine.close()
     return exit_code
 
 
@@ -106,8 +114,8 @@ def train(
     total, every = total_steps(config), config.evaluation.every_steps
     heldout = loader.heldout(config.evaluation.sequences_per_source)
     spikes = SpikeWatch(config.recovery, tracker.recent("grad_norm", config.recovery.spike_window))
-    stage = loader.stage
-    if not tracker.happened("evaluate"):
+    stage, everyone = loader.stage, engine.world.everyone
+    if not everyone.any(tracker.happened("evaluate")):
         evaluate(engine, heldout, tracker, state.step)
     while state.step < total:
         sequences = loader.next()
@@ -120,7 +128,7 @@ def train(
         state = state.after_step(config.batch.tokens_per_step)
 
         last = state.step == total
-        stop = interruption.signal_name is not None and not last
+        stop = everyone.any(interruption.signal_name is not None) and not last
         saving = stop or last or state.step % config.checkpoint.every_steps == 0
         if saving or state.step % config.run.log_every == 0:
             numbers = engine.read(pending)

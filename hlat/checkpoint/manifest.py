@@ -108,7 +108,7 @@ def from_json(content: bytes) -> Manifest:
                 f"manifest.json has format {document['format']!r}; this version reads {FORMAT}"
             )
         files = {name: FileRecord(**record) for name, record in document["files"].items()}
-        tensors = {name: _tensor(record) for name, record in document["tensors"].items()}
+        tensors = {name: tensor_record(record) for name, record in document["tensors"].items()}
         manifest = Manifest(int(document["step"]), files, tensors)
         _check_names(manifest)
         return manifest
@@ -118,7 +118,8 @@ def from_json(content: bytes) -> Manifest:
         raise CorruptCheckpointError(f"manifest.json cannot be understood: {error!r}") from error
 
 
-def _tensor(record: dict[str, Any]) -> TensorRecord:
+def tensor_record(record: dict[str, Any]) -> TensorRecord:
+    """Read a tensor's record from what JSON made of it."""
     slices = tuple(
         SliceRecord(tuple(piece["offset"]), tuple(piece["size"]), piece["file"])
         for piece in record["slices"]

@@ -6,7 +6,7 @@ it can hold code. So a kill at any moment, a full disk or a damaged file cost at
 checkpoint, and never silently:
 
     step_00001000/
-      rank_00000.safetensors    slices of tensors, one file per process
+      rank_00000.safetensors    slices of tensors, one file per process that has any to save
       state.json                what the caller passed: step, data state, ...
       manifest.json             size and hash of each file; shape, dtype and slices of each tensor
       COMMITTED                 hash of manifest.json
@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,11 @@ from hlat.checkpoint.manifest import (
     collect,
     from_json,
     slice_key,
+    tensor_record,
     to_json,
 )
 from hlat.config.errors import ConfigError
+from hlat.parallelism.group import Alone, Group, tell, together
 
 TEMPORARY = ".tmp-"
 """Beginning of the names of folders that are being written or removed."""
@@ -48,7 +51,14 @@ _MARKER = "COMMITTED"
 _STEP_FOLDER = re.compile(r"step_(\d{8,})")
 
 
-def save(folder: Path, step: int, chunks: Iterable[Chunk], state: dict[str, Any]) -> Path:
+def save(
+    folder: Path,
+    step: int,
+    chunks: Iterable[Chunk],
+    state: dict[str, Any],
+    rank: int = 0,
+    everyone: Group | None = None,
+) -> Path:
     """Write a checkpoint and return when it would survive a power cut.
 
     A valid checkpoint of this step is left as it is: a committed checkpoint never changes. A
@@ -58,9 +68,13 @@ def save(folder: Path, step: int, chunks: Iterable[Chunk], state: dict[str, Any]
     Args:
         folder: Folder of the run's checkpoints; made if missing.
         step: Optimizer steps that the state has seen.
-        chunks: Slices that together cover every tensor exactly once; their tensors are read one
-            at a time.
-        state: Everything else, as JSON knows it: string keys, lists instead of tuples.
+        chunks: Slices of which those that are `saved` cover, over all processes, every tensor
+            exactly once; their tensors are read one at a time.
+        state: Everything else, as JSON knows it: string keys, lists instead of tuples. The first
+            process's is written.
+        rank: Number of this process.
+        everyone: All processes of the run, each of which writes its own slices into the same folder
+            and raises when any of them does; None: there is but this one.
 
     Returns:
         The checkpoint's folder.
@@ -73,23 +87,19 @@ def save(folder: Path, step: int, chunks: Iterable[Chunk], state: dict[str, Any]
         ValueError: The chunks disagree about a tensor or do not cover it, or have a dtype that
             safetensors lacks.
     """
+    everyone = everyone or Alone()
     target = folder / step_name(step)
-    if target.exists():
-        try:
-            verify(target)
-            return target
-        except CorruptCheckpointError:
-            durable.rename(target, _unused_name(target))
-    durable.make_folder(folder)
-    temporary = folder / f"{TEMPORARY}{target.name}-{os.getpid()}"
-    if temporary.exists():
-        shutil.rmtree(temporary)
+    begun = together(everyone, lambda: _begin(target) if everyone.leads else None)
+    name = tell(everyone, begun[0] if everyone.leads else None)
+    if name is None:
+        return target
+    temporary = folder / name
     try:
-        temporary.mkdir()
-        _write(temporary, step, chunks, state)
-        durable.rename(temporary, target)
+        parts = together(everyone, lambda: _write_slices(temporary, rank, chunks))
+        together(everyone, lambda: _commit(temporary, target, step, parts, state, everyone.leads))
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if everyone.leads:
+            shutil.rmtree(temporary, ignore_errors=True)
         raise
     return target
 
@@ -199,19 +209,59 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def _write(folder: Path, step: int, chunks: Iterable[Chunk], state: dict[str, Any]) -> None:
-    tensors_name = "rank_00000.safetensors"
+def _begin(target: Path) -> str | None:
+    """Make the folder that becomes a checkpoint and return its name; None: it is there already."""
+    if target.exists():
+        try:
+            verify(target)
+            return None
+        except CorruptCheckpointError:
+            durable.rename(target, _unused_name(target))
+    durable.make_folder(target.parent)
+    temporary = target.with_name(f"{TEMPORARY}{target.name}-{os.getpid()}")
+    if temporary.exists():
+        shutil.rmtree(temporary)
+    temporary.mkdir()
+    return temporary.name
+
+
+def _write_slices(folder: Path, rank: int, chunks: Iterable[Chunk]) -> list[Any]:
+    """Write what this process saves; returns records of its file and slices, if there are any."""
+    file_name = f"rank_{rank:05d}.safetensors"
     entries, tensors = [], {}
     for chunk in chunks:
-        box = Box(chunk.offset, chunk.size)
-        entries.append((chunk.name, _record(chunk, tensors_name)))
-        tensors[slice_key(chunk.name, chunk.shape, box)] = (chunk.size, chunk.tensor)
+        if chunk.saved:
+            box = Box(chunk.offset, chunk.size)
+            entries.append((chunk.name, asdict(_record(chunk, file_name))))
+            tensors[slice_key(chunk.name, chunk.shape, box)] = (chunk.size, chunk.tensor)
+    if not tensors:
+        return []
+    record = durable.write(folder / file_name, tensor_file.parts(tensors))
+    return [file_name, asdict(record), entries]
+
+
+def _commit(
+    folder: Path,
+    target: Path,
+    step: int,
+    parts: list[Any],
+    state: dict[str, Any],
+    leads: bool,
+) -> None:
+    """Write what leads to every slice, and give the folder its name."""
+    if not leads:
+        return
+    written = [part for part in parts if part]
+    entries = [
+        (name, tensor_record(record)) for _, _, records in written for name, record in records
+    ]
     manifest = Manifest(step, {}, collect(entries))
-    manifest.files[tensors_name] = durable.write(folder / tensors_name, tensor_file.parts(tensors))
+    manifest.files.update({name: FileRecord(**record) for name, record, _ in written})
     manifest.files[_STATE] = durable.write(folder / _STATE, [json.dumps(state).encode()])
     manifest_record = durable.write(folder / _MANIFEST, [to_json(manifest)])
     durable.write(folder / _MARKER, [manifest_record.sha256.encode()])
     durable.sync_folder(folder)
+    durable.rename(folder, target)
 
 
 def _record(chunk: Chunk, file: str) -> TensorRecord:

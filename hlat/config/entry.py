@@ -81,8 +81,13 @@ def resume_command(exit_code: Exit, overrides: list[str]) -> str:
     kept = [
         o for o in overrides if exit_code is not Exit.FINISHED or not o.startswith("run.steps=")
     ]
+    return shlex.join(command(_python(), kept))
+
+
+def command(python: str, overrides: list[str]) -> list[str]:
+    """Return the words of a command that trains what this one composes."""
     flags = config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
-    return shlex.join([_python(), "-m", "hlat.train", *flags, *kept])
+    return [python, "-m", "hlat.train", *flags, *overrides]
 
 
 def config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:

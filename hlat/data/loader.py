@@ -124,13 +124,22 @@ class Loader:
         self._started = False
         return list(changed.values())
 
-    def ledger(self) -> dict[str, Entry]:
-        """What the rank's streams have read from each source, up to the last returned batch."""
-        return ledger.entries(ledger.totals(self._point.states), self._documents_per_epoch())
+    def ledger(self, state: Mapping[str, Any] | None = None) -> dict[str, Entry]:
+        """What streams have read from each source, up to the last returned batch.
 
-    def ledger_by_stage(self) -> list[dict[str, Any]]:
+        Args:
+            state: Whose streams: those of a state of these data; None: the rank's own.
+        """
+        states = self._point.states if state is None else _states(state)
+        return ledger.entries(ledger.totals(states), self._documents_per_epoch())
+
+    def ledger_by_stage(self, state: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
         """The same for each stage of the phase so far; after a resume the sum over ranks is."""
-        return ledger.by_stage(self._chapters, self._point, self._documents_per_epoch())
+        point, chapters = self._point, self._chapters
+        if state is not None:
+            point = Point(point.step, point.stage, _states(state))
+            chapters = [Chapter.from_json(chapter) for chapter in state["chapters"]]
+        return ledger.by_stage(chapters, point, self._documents_per_epoch())
 
     def heldout(self, sequences_per_source: int) -> dict[str, HeldOut]:
         """Held-out sequences of every source, the same on every rank; see `pack_heldout`.
@@ -144,10 +153,10 @@ class Loader:
             for name, source in self._corpora.sources.items()
         }
 
-    def news(self) -> list[str]:
+    def news(self, state: Mapping[str, Any] | None = None) -> list[str]:
         """A sentence, once, for each source that has been read more often than data.warn_epochs."""
-        limit = self._data.warn_epochs
-        often = {name: e["epochs"] for name, e in self.ledger().items() if e["epochs"] > limit}
+        limit, read = self._data.warn_epochs, self.ledger(state)
+        often = {name: e["epochs"] for name, e in read.items() if e["epochs"] > limit}
         told, self._told = self._told, self._told | set(often)
         return [
             f"data.sources.{name} has been read {epochs:.1f} times, more than "
@@ -231,6 +240,11 @@ def _producer(task: Task, corpora: Corpora) -> Producer:
     if data.workers:
         return WorkerProducer(task, data.workers, data.prefetch)
     return ThreadProducer(Rows(corpora, task.batch, task.numbers), data.prefetch)
+
+
+def _states(state: Mapping[str, Any]) -> States:
+    """The rows of all streams of a state."""
+    return np.array([*state["streams"].values()], np.int64)
 
 
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ as many as the layout asks for through TorchElastic, shows the first one's conso
 them when one fails.
 """
 
+import ctypes
 import json
 import os
 import re
@@ -35,6 +36,8 @@ _STARTERS = {
 }
 """The variables that tell rank, size and local rank, by who sets them."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+_PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
 _SECONDS_TO_END = 5
 """Given to the others when one has failed; what can be saved was saved before."""
 
@@ -142,6 +145,7 @@ def recording() -> Iterator[None]:
     if _RECORDS not in os.environ:
         yield
         return
+    _end_with_parent()
     try:
         yield
     except Exception as error:
@@ -152,6 +156,12 @@ def recording() -> Iterator[None]:
         sys.stdout.flush()
         # Other threads, of collectives that wait for lost peers, would keep it alive
         os._exit(Exit.FAILED if problems is None else Exit.CONFIGURATION)
+
+
+def _end_with_parent() -> None:
+    """Ask Linux to kill this process when the one that started it is gone, however it went."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _tell(failures: "dict[int, ProcessFailure]", records: Path) -> Exit:

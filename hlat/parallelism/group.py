@@ -1,5 +1,7 @@
 """Ranks that act as one, as those see it who do not know what connects them."""
 
+import json
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -36,3 +38,30 @@ class Alone:
     def any(self, flag: bool) -> bool:
         """Its own flag."""
         return flag
+
+
+def tell(group: Group, value: Any) -> Any:
+    """The leader's value, as JSON knows it, on all ranks."""
+    message = group.broadcast(json.dumps(value).encode() if group.leads else None)
+    return json.loads(message)
+
+
+def together(group: Group, action: Callable[[], Any]) -> list[Any]:
+    """Let all ranks act, and wait for them; returns what `collect` does of their results.
+
+    Raises:
+        OSError: On all ranks, if any of them raised it.
+    """
+    result, own = None, None
+    try:
+        result = action()
+    except OSError as error:
+        own = error
+    outcomes = group.collect([result, None if own is None else str(own)])
+    problems = [problem for _, problem in outcomes if problem is not None]
+    problem = tell(group, problems[:1])
+    if own is not None:
+        raise own
+    if problem:
+        raise OSError(problem[0])
+    return [found for found, _ in outcomes]

@@ -13,8 +13,9 @@ from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.config import identity
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
-from hlat.data.loader import Loader
+from hlat.data.loader import Loader, merge_states
 from hlat.engine.interface import Engine
+from hlat.parallelism.group import tell
 from hlat.state import TrainingState, differences
 from hlat.tracking.tracker import Tracker
 
@@ -31,7 +32,9 @@ def resume(
             model.init_from is not the model's.
     """
     fresh = TrainingState(fixed=identity.fixed(config), adjustable=identity.adjustable(config))
-    path, refused = _newest(config, folder)
+    everyone = engine.world.everyone
+    newest, refused = tell(everyone, _newest(config, folder) if everyone.leads else None)
+    path = None if newest is None else Path(newest)
     for reason in refused:
         tracker.say(f"WARNING: {reason}")
     if path is None:
@@ -62,10 +65,14 @@ def save(
     state: TrainingState,
 ) -> bool:
     """Save everything that `resume` needs; tell of a disk that refuses, and return whether not."""
-    state = dataclasses.replace(state, data=loader.state())
-    checkpoints = folder / "checkpoints"
+    world, checkpoints = engine.world, folder / "checkpoints"
+    draws = world.peers is None or world.peers.leads
+    states = world.everyone.collect(loader.state() if draws else None)
+    data = merge_states([one for one in states if one is not None]) if states else {}
+    contents = dataclasses.replace(state, data=data).to_json()
+    place = (world.rank, world.everyone)
     try:
-        path = store.save(checkpoints, state.step, engine.chunks(), state.to_json())
+        path = store.save(checkpoints, state.step, engine.chunks(), contents, *place)
     except OSError as error:
         tracker.say(f"WARNING: no checkpoint at step {state.step}: {error}; older ones are intact")
         tracker.event("checkpoint_failed", state.step, reason=str(error))
@@ -73,10 +80,11 @@ def save(
     finally:
         tracker.restart_clock(state.step)
     tracker.event("checkpoint", state.step, path=str(path))
-    tracker.event("ledger", state.step, stages=loader.ledger_by_stage())
-    for sentence in loader.news():
-        tracker.say(f"WARNING: {sentence}")
-    _prune(checkpoints, config.checkpoint.keep_last, tracker)
+    if world.everyone.leads:
+        tracker.event("ledger", state.step, stages=loader.ledger_by_stage(data))
+        for sentence in loader.news(data):
+            tracker.say(f"WARNING: {sentence}")
+        _prune(checkpoints, config.checkpoint.keep_last, tracker)
     tracker.restart_clock(state.step)
     return True
 
@@ -109,7 +117,7 @@ def _told(**lists: list[str]) -> dict[str, list[str]]:
     return {name: sentences for name, sentences in lists.items() if sentences}
 
 
-def _newest(config: Config, folder: Path) -> tuple[Path | None, list[str]]:
+def _newest(config: Config, folder: Path) -> tuple[str | None, list[str]]:
     """Return the checkpoint to go on from, and why newer ones were refused."""
     path, refused = retention.newest_valid(folder / "checkpoints")
     if path is None and refused:
@@ -125,4 +133,4 @@ def _newest(config: Config, folder: Path) -> tuple[Path | None, list[str]]:
             raise ConfigError(
                 f"checkpoint.start_from={path}: {error}; name a complete checkpoint folder"
             ) from error
-    return path, refused
+    return None if path is None else str(path), refused

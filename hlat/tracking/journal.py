@@ -79,6 +79,17 @@ class Journal:
         self._warned = True
 
 
+class Nowhere(Journal):
+    """A journal that keeps nothing."""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Forget the row."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """There are none."""
+        return []
+
+
 def _finite(value: Any) -> Any:
     """Return `value` with null for every number that is not finite."""
     if isinstance(value, dict):

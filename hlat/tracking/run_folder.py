@@ -16,14 +16,21 @@ from hlat.config.run import Run
 
 
 @contextmanager
-def claimed(run: Run) -> Iterator[Path]:
-    """Make `<run.root>/<run.name>` and hold it for this process.
+def claimed(run: Run, leads: bool = True) -> Iterator[Path]:
+    """Make `<run.root>/<run.name>` and hold it for this process and those that it leads.
+
+    Args:
+        run: The run.
+        leads: Whether this process is the first of the run's; the others just get the path.
 
     Raises:
         ConfigError: It cannot be made or written to, or another process holds it.
     """
     assert run.name is not None, "resolve names every run"
     path = Path(run.root) / run.name
+    if not leads:
+        yield path
+        return
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = (path / ".lock").open("w")

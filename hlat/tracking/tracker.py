@@ -12,7 +12,7 @@ from hlat.config.run import Config
 from hlat.model.canonical import flops_per_token
 from hlat.state import total_steps
 from hlat.tracking.console import Console, tell
-from hlat.tracking.journal import Journal
+from hlat.tracking.journal import Journal, Nowhere
 
 
 class Tracker:
@@ -21,11 +21,14 @@ class Tracker:
     Args:
         folder: The run folder.
         config: The run's configuration.
+        chief: Whether this process writes the record; of the others it hears nothing.
     """
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        self._metrics = Journal(folder / "metrics.jsonl")
-        self._events = Journal(folder / "events.jsonl")
+    def __init__(self, folder: Path, config: Config, chief: bool = True) -> None:
+        self._chief = chief
+        journal = Journal if chief else Nowhere
+        self._metrics = journal(folder / "metrics.jsonl")
+        self._events = journal(folder / "events.jsonl")
         self._config = config
         self._flops_per_token = flops_per_token(config.model, config.batch.sequence_length)
         self._console: Console | None = None
@@ -36,7 +39,8 @@ class Tracker:
         """Open the attempt at `step`; rows beyond it will be written again."""
         self._metrics.keep(step)
         self.event("resume" if step else "start", step, **details)
-        self._console = Console(self._config.tracking.console, total_steps(self._config), step)
+        if self._chief:
+            self._console = Console(self._config.tracking.console, total_steps(self._config), step)
         self.restart_clock(step)
 
     def wait(self, seconds: float) -> None:
@@ -82,10 +86,10 @@ class Tracker:
 
     def say(self, text: str) -> None:
         """Tell the user something without breaking the progress bar."""
-        if self._console is None:
-            tell(text)
-        else:
+        if self._console is not None:
             self._console.say(text)
+        elif self._chief:
+            tell(text)
 
     def restart_clock(self, step: int) -> None:
         """Time from here on, so that an evaluation or a save does not count as training."""

@@ -26,13 +26,13 @@ class Runner:
     def __init__(self, folder: Path, small: list[str]) -> None:
         self.folder = folder
         self.environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        self._small = small
+        self.small = small
 
     def run(self, *overrides: str, small: bool = True) -> "subprocess.CompletedProcess[str]":
         """Run the entry in this process, which saves the seconds that importing torch takes."""
         flags = [word for word in overrides if word.startswith("-")]
         typed = [word for word in overrides if word not in flags]
-        words = ["hlat.train", *flags, *(self._small if small else []), *typed]
+        words = ["hlat.train", *flags, *(self.small if small else []), *typed]
         out, err = io.StringIO(), io.StringIO()
         code = 0
         with (
@@ -53,7 +53,7 @@ class Runner:
         flags = [word for word in arguments if word.startswith("-")]
         overrides = [word for word in arguments if word not in flags]
         return subprocess.Popen(
-            [sys.executable, "-m", "hlat.train", *flags, *self._small, *overrides],
+            [sys.executable, "-m", "hlat.train", *flags, *self.small, *overrides],
             cwd=self.folder,
             env=self.environment,
             text=True,
