@@ -1,6 +1,7 @@
 """What a rank does in a test; each function returns what the test compares."""
 
 import dataclasses
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences
 from hlat.engine.native.engine import NativeEngine
+from hlat.model.canonical_views import views
 
 RATE = 1e-3
 
@@ -49,5 +51,21 @@ def moments(config: Config) -> dict[str, Any]:
         for chunk in engine.chunks()
         if chunk.saved and chunk.name.startswith("exp_avg/")
     }
+    engine.close()
+    return found
+
+
+def digests(config: Config, steps: int) -> dict[Any, str]:
+    """After some steps, a digest of each canonical slice that the model reads on this rank."""
+    engine = NativeEngine()
+    engine.build(config)
+    for batch in batches(config, steps):
+        engine.train_step(own(batch, engine), RATE)
+    found = {}
+    for weight in engine.weights.held.values():
+        for rows, view, _ in views(weight.shard.rows, weight.computing.detach()):
+            content = view.float().contiguous().numpy().tobytes()
+            key = (rows, weight.shard.columns)
+            found[key] = hashlib.sha256(content).hexdigest()
     engine.close()
     return found

@@ -1,7 +1,9 @@
 """Every layout trains like one process: losses, norms and gradients."""
 
+import numpy as np
 import pytest
 
+from hlat.checkpoint.box import Box, tiles
 from hlat.config.resolve import resolve
 from hlat.config.run import Config
 from tests.distributed import checks
@@ -74,3 +76,52 @@ def test_numbers_are_those_of_one_process(
         for row, expected in zip(rows, alone, strict=True):
             assert row == pytest.approx(expected, rel=1e-5)
     assert all(rows == found[0] for rows in found)
+
+
+ONE_STEP = ["tp4+sp+dp2+zero1", "tp2+pp2+dp2+zero1", "tp4", "pp4", "dp4"]
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_every_gradient_is_that_of_one_process(ranks: Ranks, configure, name: str) -> None:
+    """The first moment after one step is the clipped gradient times 1 - beta1."""
+    config = configure(LAYOUTS[name])
+    pieces: dict[str, list[tuple[Box, np.ndarray]]] = {}
+    for found in ranks.run(config.num_processes, checks.moments, config):
+        for (parameter, offset), values in found.items():
+            pieces.setdefault(parameter, []).append((Box(offset, values.shape), values))
+    expected = {parameter: values for (parameter, _), values in checks.moments(configure()).items()}
+    assert pieces.keys() == expected.keys()
+    for parameter, whole in expected.items():
+        assert tiles([box for box, _ in pieces[parameter]], whole.shape)
+        joined = np.empty_like(whole)
+        every = Box((0,) * whole.ndim, whole.shape)
+        for box, values in pieces[parameter]:
+            joined[box.within(every)] = values
+        assert np.abs(joined - whole).max() <= 1e-5 * np.abs(whole).max(), parameter
+
+
+# Layouts add up in other orders: about sqrt(steps) roundings of bf16, 2^-9, of the largest part
+RECIPES = {"fp32": 1e-5, "mixed": 2e-3, "bf16": 4e-3, "bf16_sr": 4e-3, "bf16_sr_master": 4e-3}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_runs_in_three_dimensions(ranks: Ranks, configure, recipe: str) -> None:
+    layout = "tp=2 sequence_parallel=true pp=2 dp=2 zero=1"
+    config = configure(layout, f"precision={recipe}")
+    found = ranks.run(8, checks.train, config, 6)
+    alone = checks.train(configure("", f"precision={recipe}"), 6)
+    assert all(rows == found[0] for rows in found)
+    for row, expected in zip(found[0], alone, strict=True):
+        assert row[0] == pytest.approx(expected[0], rel=RECIPES[recipe])
+        assert row[1:] == pytest.approx(expected[1:], rel=10 * RECIPES[recipe])
+
+
+@pytest.mark.parametrize("recipe", ["bf16_sr", "mixed"])
+def test_copies_of_a_weight_stay_copies(ranks: Ranks, configure, recipe: str) -> None:
+    """Replicated norms and key/value heads, and the weights of all replicas, after some steps."""
+    config = configure("tp=4 sequence_parallel=true dp=2 zero=1", f"precision={recipe}")
+    digests: dict[tuple, set[str]] = {}
+    for found in ranks.run(8, checks.digests, config, 4):
+        for key, digest in found.items():
+            digests.setdefault(key, set()).add(digest)
+    assert all(len(same) == 1 for same in digests.values())

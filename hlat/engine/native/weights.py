@@ -56,7 +56,7 @@ class Weights:
             mesh: The other ranks.
         """
         precision = config.precision
-        self._weights, self._precision, self._mesh = weights, precision, mesh
+        self.held, self._precision, self._mesh = weights, precision, mesh
         self._replicas = Replicas(mesh.dp, config.parallelism.zero > 0)
         self._own = {
             name: self._replicas.own(weight.shard.shape) for name, weight in weights.items()
@@ -127,7 +127,7 @@ class Weights:
         A copy of master weights depends on nothing else but the count of updates, so it may be
         repeated at will.
         """
-        for name, weight in self._weights.items():
+        for name, weight in self.held.items():
             if self._copied and name in self._holders:
                 self._copy(name, weight.memory[self._own[name]])
             self._replicas.share(weight.memory)
@@ -164,7 +164,7 @@ class Weights:
 
     def _held(self, name: str) -> Shard:
         rows = self._own[name]
-        return self._weights[name].shard.cut(rows.start, rows.stop)
+        return self.held[name].shard.cut(rows.start, rows.stop)
 
     def _make_noise(self, config: Config) -> dict[str, noise.Noise] | None:
         device = next(iter(self._computing.values())).device
@@ -173,7 +173,7 @@ class Weights:
             return None
         return {
             name: noise.make_noise(weight.shard, config.run.seed, device)
-            for name, weight in self._weights.items()
+            for name, weight in self.held.items()
         }
 
     def _make_sums(self) -> GradientSums | None:
@@ -199,7 +199,7 @@ class Weights:
         assert gradient is not None
         gradient = gradient.to(DTYPES[self._precision.reduction])
         if self._mesh.kv.size > 1 and name.endswith(".qkv_proj.weight"):
-            queries = self._weights[name].shard.rows[0].count
+            queries = self.held[name].shard.rows[0].count
             self._mesh.kv.sum_(gradient[queries:])
         return gradient
 
@@ -211,7 +211,7 @@ class Weights:
         if master is None and self._sums is None and not self._replicas.cuts:
             return dict(self._computing)
         holders = {}
-        for name, weight in self._weights.items():
+        for name, weight in self.held.items():
             held = weight.memory.detach()[self._own[name]]
             if master is not None:
                 held = torch.empty_like(held, dtype=DTYPES[master])
