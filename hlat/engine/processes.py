@@ -126,16 +126,21 @@ def start(config: Config, command: list[str]) -> Exit:
     Raises:
         ConfigError: One of them raised it.
     """
-    assert config.run.name is not None, "resolve names every run"
-    need = config.num_processes
-    threads = max(1, (os.cpu_count() or 1) // need)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    logs = Path(config.run.root) / config.run.name / "logs"
+    from hlat.tracking import run_folder
+
+    with run_folder.claimed(config.run) as folder:
+        logs = folder / "logs"
+    threads = max(1, (os.cpu_count() or 1) // config.num_processes)
     with tempfile.TemporaryDirectory(prefix="hlat-") as records:
-        os.environ[_RECORDS] = records
-        agent = _agent(command, need, logs)
-        with _forwarding(agent):
-            result = agent.run()
+        variables = {
+            _RECORDS: records,
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
+        }
+        with _environment(variables):
+            agent = _agent(command, config.num_processes, logs)
+            with _forwarding(agent):
+                result = agent.run()
         return _tell(result.failures, Path(records)) if result.is_failed() else Exit.FINISHED
 
 
@@ -203,7 +208,6 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
                 destination.error_files[rank] = os.devnull
             return destination
 
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"  # the others are ours
     parameters = RendezvousParameters("c10d", "localhost:0", str(os.getpid()), 1, 1)
     spec = WorkerSpec(
         role="hlat",
@@ -215,6 +219,21 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
         local_addr="localhost",
     )
     return LocalElasticAgent(spec, Logs(), shutdown_timeout=_SECONDS_TO_END)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables for those that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

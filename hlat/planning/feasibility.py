@@ -34,7 +34,7 @@ def check_vocabulary(model: Model, tokenizer_size: int) -> None:
 
 
 def _memory(config: Config) -> list[str]:
-    need, have = estimate(config), device_memory(config.hardware)
+    need, have = estimate(config), device_memory(config)
     if need.total <= have:
         return []
     terms = ", ".join(f"{name} {_gib(size)}" for name, size in vars(need).items())

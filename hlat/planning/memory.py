@@ -7,7 +7,6 @@ before a node is booked.
 import os
 from dataclasses import dataclass
 
-from hlat.config.hardware import Hardware
 from hlat.config.model import Model
 from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.precision import Operator
@@ -51,11 +50,13 @@ def estimate(config: Config) -> Memory:
     )
 
 
-def device_memory(hardware: Hardware) -> float:
-    """Return the bytes of one device: as configured, or the machine's main memory."""
+def device_memory(config: Config) -> float:
+    """Return the bytes of one device: as configured, or a process's share of this machine's."""
+    hardware = config.hardware
     if hardware.memory_gib is not None:
         return hardware.memory_gib * 2**30
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    whole = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return whole * hardware.nodes / config.num_processes
 
 
 def _stage_parameters(model: Model, mesh: Degrees) -> list[int]:

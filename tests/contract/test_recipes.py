@@ -107,7 +107,7 @@ def watch(monkeypatch, module, name, seen):
 
 
 def record(tensors, seen):
-    seen.extend(tensor.dtype for tensor in tensors)
+    seen.extend(tensor.dtype for tensor in tensors.values())
     return tensors
 
 
@@ -118,7 +118,7 @@ def test_what_lives_from_step_to_step_has_the_bytes_of_the_table(config, batches
 
     def measured(self):
         found = gradients(self)
-        sizes.append(sum(tensor.nbytes for tensor in found))
+        sizes.append(sum(tensor.nbytes for tensor in found.values()))
         return found
 
     monkeypatch.setattr(type(engine.weights), "gradients", measured)
@@ -150,7 +150,7 @@ def test_saved_and_restored_it_goes_on_to_the_last_bit(config, batches, tmp_path
     other = build(config)
     store.restore(path, other.chunks())
     assert train(other, batches[2:]) == train(engine, batches[2:])
-    found, expected = (dict(e.model.named_parameters()) for e in (other, engine))
+    found, expected = (dict(e.parts[0].named_parameters()) for e in (other, engine))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 

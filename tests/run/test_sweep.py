@@ -40,7 +40,7 @@ def test_hydras_own_launcher_runs_every_point_too(runner):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["hardware.processes_per_node=1,2"], "processes_per_node=2 with engine.name=native"),
+        (["parallelism.tp=1,3"], "parallelism.tp=3 does not divide"),
         (["run.name=x", "optimizer.lr=1e-3,2e-3"], "would train in runs/x, as"),
         (["batch.micro_batch_size=1,2"], "would train in runs/tiny-"),
     ],

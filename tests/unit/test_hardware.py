@@ -19,7 +19,7 @@ def trn1(nodes: int, price: float | None = 21.5) -> Hardware:
 
 
 def test_peak_of_the_run() -> None:
-    assert peak_flops(trn1(4), Dtype.bf16) == pytest.approx(4 * 3040e12)
+    assert peak_flops(trn1(4), 128, Dtype.bf16) == pytest.approx(4 * 3040e12)
 
 
 @pytest.mark.parametrize(

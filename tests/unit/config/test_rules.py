@@ -58,11 +58,48 @@ REFUSED = [
     ),
     (["parallelism.pp=5"], "parallelism.pp=5 exceeds model.num_layers=4; use at most 4"),
     (
-        ["parallelism.tp=2"],
+        ["parallelism.tp=2", "hardware.processes_per_node=3"],
         "parallelism.tp=2 x pp=1 needs a multiple of 2 processes, hardware.nodes=1 x "
-        "processes_per_node=1 gives 1; use more nodes or a smaller layout, such as parallelism=single",
+        "processes_per_node=3 gives 3; use more nodes or a smaller layout, such as parallelism=single",
     ),
-    (["parallelism.dp=2"], "is 2 processes, hardware.nodes=1 x processes_per_node=1 gives 1"),
+    (
+        ["parallelism.dp=2", "hardware.processes_per_node=1"],
+        "is 2 processes, hardware.nodes=1 x processes_per_node=1 gives 1",
+    ),
+    (["hardware.nodes=2"], "hardware.nodes=2 needs hardware.processes_per_node, which is null"),
+    (["parallelism.zero=4"], "parallelism.zero=4 cannot be executed by this version of hlat"),
+    (
+        ["parallelism.pp=2", "parallelism.stages_per_rank=2"],
+        "parallelism.stages_per_rank=2 needs parallelism.pipeline_schedule=interleaved",
+    ),
+    (
+        ["parallelism.pipeline_schedule=interleaved"],
+        "parallelism.pipeline_schedule=interleaved needs parallelism.pp > 1; use one_f_one_b",
+    ),
+    (
+        [
+            "parallelism.pp=2",
+            "parallelism.pipeline_schedule=interleaved",
+            "parallelism.stages_per_rank=3",
+        ],
+        "parallelism.pp=2 x stages_per_rank=3 is 6 stages, and model.num_layers=4; use fewer",
+    ),
+    (
+        [
+            "parallelism.pp=2",
+            "parallelism.pipeline_schedule=interleaved",
+            "batch.micro_batch_size=8",
+        ],
+        "runs micro batches in rounds of parallelism.pp=2, and a step has 1",
+    ),
+    (
+        ["parallelism.pp=2", "parallelism.pipeline_schedule=zero_bubble", "precision=mixed"],
+        "rounded to nearest, and precision=mixed does not; use interleaved",
+    ),
+    (
+        ["parallelism.pp=2", "model.tie_embeddings=true"],
+        "model.tie_embeddings=true needs the embedding on the first and the last stage",
+    ),
     (["schedule.warmup_steps=400"], "is not below schedule.total_steps=256"),
     (
         ["schedule.name=wsd"],
@@ -190,8 +227,8 @@ REFUSED = [
         "compiler.inductor=true needs engine.name=native, not nxd; set it to false",
     ),
     (
-        ["hardware.processes_per_node=2"],
-        "processes_per_node=2 with engine.name=native cannot be executed",
+        ["parallelism.zero=2"],
+        "parallelism.zero=2 cannot be executed by this version of hlat; use parallelism.zero=0 or 1",
     ),
     (
         ["+optimizer.beta3=1"],
@@ -216,7 +253,7 @@ def test_refusals_name_keys_values_and_remedies(
 
 def test_every_violation_is_told_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
-        resolve(compose("model=70b", "precision.compute=fp32"))
+        resolve(compose("model=70b", "precision.compute=fp32", "hardware.processes_per_node=1"))
     told = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 2
     for key in ("parallelism.tp=32", "precision.compute=fp32"):
@@ -242,16 +279,6 @@ def test_what_can_run_is_accepted(compose: Compose, overrides: list[str]) -> Non
     assert resolve(compose(*overrides)).run.name
 
 
-def test_tensor_parallel_above_the_kv_heads_is_a_matter_of_the_engine_not_of_the_layout(
-    compose: Compose,
-) -> None:
-    overrides = (
-        "experiment=hlat_70b",
-        "engine=native",
-        "precision=fp32",
-        "parallelism.activation_checkpointing=none",
-    )
-    with pytest.raises(ConfigError) as caught:
-        resolve(compose(*overrides))
-    assert len(caught.value.problems) == 1
-    assert "processes_per_node=8192 with engine.name=native" in str(caught.value)
+def test_tensor_parallel_above_the_kv_heads_is_no_violation(compose: Compose) -> None:
+    config = resolve(compose("experiment=hlat_70b", "engine=native", "compiler=none"))
+    assert config.parallelism.tp > config.model.num_key_value_heads

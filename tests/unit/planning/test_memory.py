@@ -53,8 +53,10 @@ def test_a_pipelines_first_stage_keeps_pp_micro_batches(config):
 
 
 def test_memory_is_the_hardwares_or_the_machines(config):
-    assert device_memory(config("hardware=trn1_32xl").hardware) == 16 * 2**30
-    assert device_memory(config().hardware) > 2**30
+    assert device_memory(config("hardware=trn1_32xl")) == 16 * 2**30
+    assert device_memory(config()) > 2**30
+    shared = device_memory(config("parallelism.tp=2", "parallelism.pp=2"))
+    assert shared == device_memory(config()) / 4
 
 
 def test_a_model_that_does_not_fit_is_refused_with_every_term(config):
