@@ -5,6 +5,7 @@ by axis: so what starting costs a rank does not grow with the world.
 """
 
 import json
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from hlat.config.run import Config
 from hlat.engine.interface import World
 from hlat.engine.native.axis import Axis
+from hlat.engine.processes import rendezvous
 from hlat.engine.shards import kv_copies
 from hlat.parallelism.group import Alone, Group
 from hlat.parallelism.mesh import coordinates, degrees, rank
@@ -101,13 +103,14 @@ class Ranks(Group):
 def join_world(number: int, size: int, device: torch.device) -> bool:
     """Meet all other processes of the run, with the backend of the device and one for the host.
 
-    MASTER_ADDR and MASTER_PORT say where.
+    MASTER_ADDR and MASTER_PORT say where, or Slurm's own variables.
 
     Returns:
         Whether there was anybody to meet, and nobody has yet.
     """
     if size == 1 or dist.is_initialized():
         return False
+    os.environ.update(rendezvous())
     backend = dist.get_default_backend_for_device(device)
     if device.type != "cpu":
         backend = f"cpu:gloo,{device.type}:{backend}"

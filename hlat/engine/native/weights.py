@@ -57,6 +57,7 @@ class Weights:
         """
         precision = config.precision
         self.held, self._precision, self._mesh = weights, precision, mesh
+        """What this rank holds."""
         self._replicas = Replicas(mesh.dp, config.parallelism.zero > 0)
         self._own = {
             name: self._replicas.own(weight.shard.shape) for name, weight in weights.items()
@@ -69,7 +70,7 @@ class Weights:
         self._copied = precision.master_weights is not None
         self._holders = self._make_holders()
         """What the optimizer is given: tensors of their own, unless autograd adds up gradients."""
-        self.shards = {name: self._held(name) for name in self._holders}
+        self.shards = {name: self._updated_part(name) for name in self._holders}
         """What each of `updated` holds."""
         self._optimizer = self._make_optimizer(config)
         self._make_moments(DTYPES[precision.accumulation])
@@ -162,7 +163,7 @@ class Weights:
         held = name if name in self._holders else next(iter(self._holders))
         return self.state(held)["step"]
 
-    def _held(self, name: str) -> Shard:
+    def _updated_part(self, name: str) -> Shard:
         rows = self._own[name]
         return self.held[name].shard.cut(rows.start, rows.stop)
 
