@@ -53,7 +53,8 @@ def test_who_starts_what(compose, monkeypatch) -> None:
     found["place"] = Place(1, 4, 1, "Slurm")
     with pytest.raises(ConfigError, match="needs 2 processes, Slurm started 4; start 2, or set"):
         must_start(config)
+    found["place"] = Place()
     nodes = ("hardware.nodes=2", "hardware.processes_per_node=1")
+    spread = resolve(compose("parallelism.tp=2", *nodes))
     with pytest.raises(ConfigError, match=r"hardware\.nodes=2, and this is one process"):
-        found["place"] = Place()
-        must_start(resolve(compose("parallelism.tp=2", *nodes)))
+        must_start(spread)
