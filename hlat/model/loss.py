@@ -21,6 +21,8 @@ from hlat.model.canonical import LOGITS_AT_ONCE
 
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
+_WIDENED = {"cpu": 1 << 19}
+"""Logits cast to fp32 at a time, by device type; elsewhere a whole chunk."""
 
 
 def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
@@ -80,17 +82,16 @@ class _HeadLoss(torch.autograd.Function):
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
         nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
-        rows = max(1, LOGITS_AT_ONCE // len(head_VH))
+        rows = _num_rows(LOGITS_AT_ONCE, len(head_VH))
+        memory = x_NH.new_empty(min(rows, len(x_NH)), len(head_VH))
         for start in range(0, len(x_NH), rows):
             chunk = slice(start, start + rows)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
-            e_CV = (x_CH @ head_VH.t()).to(dtype)
-            sums_C1, nats_C1 = _exponentials_(e_CV, targets_C)
-            nats += nats_C1.sum()
+            logits_CV = torch.mm(x_CH, head_VH.t(), out=memory[: len(x_CH)])
+            nats += _to_gradient_(logits_CV, targets_C, scale, dtype, differentiated)
             if grad_x_NH is not None and grad_head_VH is not None:
-                grad_CV = _logit_gradient_(e_CV, sums_C1, targets_C, scale).to(x_NH.dtype)
-                torch.mm(grad_CV, head_VH, out=grad_x_NH[chunk])
-                _add_product_(grad_head_VH, grad_CV.t(), x_CH)
+                torch.mm(logits_CV, head_VH, out=grad_x_NH[chunk])
+                _add_product_(grad_head_VH, logits_CV.t(), x_CH)
         if grad_head_VH is not None:
             ctx.gradients = grad_x_NH, grad_head_VH.to(head_VH.dtype)
         return nats * scale
@@ -101,6 +102,31 @@ class _HeadLoss(torch.autograd.Function):
         grad_x_NH, grad_head_VH = ctx.gradients
         del ctx.gradients  # nobody else holds them now, so autograd need not copy them
         return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None
+
+
+def _num_rows(at_once: int, width: int) -> int:
+    """Rows of a chunk; a matrix product is fastest with a multiple of 64, its blocks' length."""
+    rows = max(1, at_once // width)
+    return rows - rows % 64 or rows
+
+
+def _to_gradient_(
+    logits_CV: Tensor, targets_C: Tensor, scale: float, dtype: torch.dtype, differentiated: bool
+) -> Tensor:
+    """Turn logits into their gradient, in their memory, by way of `dtype`; returns the nats."""
+    rows = len(logits_CV)
+    if logits_CV.dtype != dtype:
+        rows = _num_rows(_WIDENED.get(logits_CV.device.type, LOGITS_AT_ONCE), logits_CV.shape[1])
+    nats = torch.zeros((), dtype=torch.float32, device=logits_CV.device)
+    for logits, targets in zip(
+        *(torch.split(x, rows) for x in (logits_CV, targets_C)), strict=True
+    ):
+        e = logits.to(dtype)
+        sums, losses = _exponentials_(e, targets)
+        nats += losses.sum()
+        if differentiated:
+            logits.copy_(_logit_gradient_(e, sums, targets, scale))
+    return nats
 
 
 def _exponentials_(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
