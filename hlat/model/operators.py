@@ -33,7 +33,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
         wide_BSH = x_BSH.float()
-        scale_BS1 = wide_BSH.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        scale_BS1 = torch.rsqrt(wide_BSH.square().mean(-1, keepdim=True).add_(eps))
         ctx.save_for_backward(x_BSH, weight_H, scale_BS1)
         return (wide_BSH * scale_BS1).mul_(weight_H.float()).to(x_BSH.dtype)
 
