@@ -10,6 +10,8 @@ Names end in dimensions as in llama.py; N rows are B x S positions.
 
 # ruff: noqa: N812  F is what the field calls it.
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,7 +49,12 @@ def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) ->
 
 
 def head_loss(
-    x_BSH: Tensor, head_VH: Tensor, targets_BS: Tensor, scale: float = 1.0, fp32: bool = True
+    x_BSH: Tensor,
+    head_VH: Tensor,
+    targets_BS: Tensor,
+    scale: float = 1.0,
+    fp32: bool = True,
+    compiled: bool = False,
 ) -> Tensor:
     """Cross-entropy of the targets, in nats, summed and scaled.
 
@@ -59,6 +66,8 @@ def head_loss(
             gradients are rounded to the dtype of x, which a factor of the result is not.
         fp32: Whether logits are cast to fp32 before the softmax, and the head's gradient is summed
             over chunks in fp32; otherwise in the dtype of x.
+        compiled: Whether the passes over the logits go through torch.compile, where x is narrower
+            than fp32; in fp32 torch's own are as fast.
 
     Returns:
         A scalar, fp32.
@@ -66,7 +75,8 @@ def head_loss(
     x_NH, targets_N = x_BSH.flatten(0, 1), targets_BS.flatten()
     if not torch.is_grad_enabled():  # which a Function cannot tell
         x_NH, head_VH = x_NH.detach(), head_VH.detach()
-    loss: Tensor = _HeadLoss.apply(x_NH, head_VH, targets_N, scale, fp32)  # type: ignore[no-untyped-call]
+    compiled = compiled and x_NH.dtype != torch.float32
+    loss: Tensor = _HeadLoss.apply(x_NH, head_VH, targets_N, scale, fp32, compiled)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -75,9 +85,16 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_NH: Tensor, head_VH: Tensor, targets_N: Tensor, scale: float, fp32: bool
+        ctx: Any,
+        x_NH: Tensor,
+        head_VH: Tensor,
+        targets_N: Tensor,
+        scale: float,
+        fp32: bool,
+        compiled: bool,
     ) -> Tensor:
         dtype = torch.float32 if fp32 else x_NH.dtype
+        to_gradient_ = _compiled_to_gradient_() if compiled else _to_gradient_
         differentiated = any(ctx.needs_input_grad)
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
@@ -88,7 +105,7 @@ class _HeadLoss(torch.autograd.Function):
             chunk = slice(start, start + rows)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             logits_CV = torch.mm(x_CH, head_VH.t(), out=memory[: len(x_CH)])
-            nats += _to_gradient_(logits_CV, targets_C, scale, dtype, differentiated)
+            nats += to_gradient_(logits_CV, targets_C, scale, dtype, differentiated)
             if grad_x_NH is not None and grad_head_VH is not None:
                 torch.mm(logits_CV, head_VH, out=grad_x_NH[chunk])
                 _add_product_(grad_head_VH, logits_CV.t(), x_CH)
@@ -101,7 +118,7 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x_NH, grad_head_VH = ctx.gradients
         del ctx.gradients  # nobody else holds them now, so autograd need not copy them
-        return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None
+        return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None
 
 
 def _num_rows(at_once: int, width: int) -> int:
@@ -113,20 +130,32 @@ def _num_rows(at_once: int, width: int) -> int:
 def _to_gradient_(
     logits_CV: Tensor, targets_C: Tensor, scale: float, dtype: torch.dtype, differentiated: bool
 ) -> Tensor:
-    """Turn logits into their gradient, in their memory, by way of `dtype`; returns the nats."""
+    """`_rows_to_gradient_`, where a copy is made of a few rows at a time."""
     rows = len(logits_CV)
     if logits_CV.dtype != dtype:
         rows = _num_rows(_WIDENED.get(logits_CV.device.type, LOGITS_AT_ONCE), logits_CV.shape[1])
     nats = torch.zeros((), dtype=torch.float32, device=logits_CV.device)
-    for logits, targets in zip(
-        *(torch.split(x, rows) for x in (logits_CV, targets_C)), strict=True
-    ):
-        e = logits.to(dtype)
-        sums, losses = _exponentials_(e, targets)
-        nats += losses.sum()
-        if differentiated:
-            logits.copy_(_logit_gradient_(e, sums, targets, scale))
+    for start in range(0, len(logits_CV), rows):
+        few = slice(start, start + rows)
+        nats += _rows_to_gradient_(logits_CV[few], targets_C[few], scale, dtype, differentiated)
     return nats
+
+
+@cache
+def _compiled_to_gradient_() -> Callable[..., Tensor]:
+    """`_rows_to_gradient_` as a few kernels, which need no copy."""
+    return torch.compile(_rows_to_gradient_, fullgraph=True)
+
+
+def _rows_to_gradient_(
+    logits_CV: Tensor, targets_C: Tensor, scale: float, dtype: torch.dtype, differentiated: bool
+) -> Tensor:
+    """Turn logits into their gradient, in their memory, by way of `dtype`; returns the nats."""
+    e_CV = logits_CV.to(dtype)
+    sums_C1, nats_C1 = _exponentials_(e_CV, targets_C)
+    if differentiated:
+        logits_CV.copy_(_logit_gradient_(e_CV, sums_C1, targets_C, scale))
+    return nats_C1.sum()
 
 
 def _exponentials_(logits_CV: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:

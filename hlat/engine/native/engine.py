@@ -146,7 +146,8 @@ class NativeEngine:
         fp32 = Operator.loss in self.config.precision.fp32_operators
         outputs = self.model(tokens, documents if data.document_mask else None)
         targets = next_token_targets(tokens, documents if data.loss_mask else None)
-        return head_loss(outputs, self.model.head, targets, scale, fp32)
+        compiled = self.config.compiler.inductor
+        return head_loss(outputs, self.model.head, targets, scale, fp32, compiled)
 
     def _num_counted(self, sequences: Sequences) -> int:
         """Terms of the loss over all sequences, known without asking the device; at least 1.
