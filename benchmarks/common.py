@@ -1,13 +1,37 @@
-"""What all benchmarks share: a summary of repetitions, and what they were measured on."""
+"""What benchmarks share: summaries, what was measured on, tables in a README, and a look."""
 
 import os
 import platform
+import re
 import statistics
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import hlat
+
+INK, MUTED, GRID = "#1c2024", "#5a6470", "#dfe3e8"
+OURS, PEER = "#0072b2", "#a3adb8"
+STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "x",
+    "grid.color": GRID,
+    "ytick.left": False,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "hlat",
+}
+"""Of figures with a line for each contestant."""
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -29,3 +53,26 @@ def describe_machine(libraries: list[str]) -> dict[str, Any]:
         "versions": {"hlat": hlat.__version__}
         | {name: metadata.version(name) for name in libraries},
     }
+
+
+def machine(result: dict[str, Any]) -> str:
+    """Where a result was measured."""
+    here = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
+    return (
+        f"{here['processor']}, {here['cores']} cores, load {here['load_at_end']} at the end, "
+        f"Python {here['python']}, {versions}."
+    )
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, its first column left and the others right aligned."""
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+
+
+def write_between(readme: Path, name: str, lines: str) -> None:
+    """Replace what stands between the two markers of a table."""
+    body = f"<!-- {name} -->\n\n{lines}\n\n<!-- end -->"
+    old = rf"<!-- {name} -->.*?<!-- end -->"
+    readme.write_text(re.sub(old, lambda _: body, readme.read_text(), flags=re.DOTALL))

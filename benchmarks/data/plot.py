@@ -12,29 +12,11 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.common import OURS, PEER, STYLE
+
 HERE = Path(__file__).resolve().parent
-INK, MUTED, GRID = "#1c2024", "#5a6470", "#dfe3e8"
-OURS, PEER, ALONE = "#0072b2", "#a3adb8", "#e3e7ec"
+ALONE = "#e3e7ec"
 SHADES = ["#56b4e9", "#0072b2", "#00456b"]
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "xtick.color": MUTED,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "x",
-    "grid.color": GRID,
-    "ytick.left": False,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "hlat",
-}
 NEMO_HOURS = 154
 """To tokenise 2 T tokens before training, as the HLAT paper (section III-B) states of NeMo."""
 TITLES = {"bytes": "byte-level BPE", "pieces": "SentencePiece BPE"}

@@ -4,19 +4,14 @@ Usage: python benchmarks/data/render.py     (each table goes between its two mar
 """
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import machine, table, write_between
+
 HERE = Path(__file__).resolve().parent
 Json = dict[str, Any]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, its first column left and the others right aligned."""
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
 def thousands(value: Json) -> str:
@@ -137,16 +132,6 @@ def permutation_row(entry: Json) -> list[str]:
     ]
 
 
-def machine(result: Json) -> str:
-    """Where it was measured."""
-    here = result["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
-    return (
-        f"{here['processor']}, {here['cores']} cores, load {here['load_at_end']} at the end, "
-        f"Python {here['python']}, {versions}."
-    )
-
-
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
     "throughput": ("result.json", render_throughput),
     "resume": ("resume.json", render_resume),
@@ -155,14 +140,10 @@ TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
 
 
 def main() -> None:
-    readme = HERE / "README.md"
-    text = readme.read_text()
     for name, (file, render) in TABLES.items():
         if (HERE / file).exists():
             lines = render(json.loads((HERE / file).read_text()))
-            body = f"<!-- {name} -->\n\n{lines}\n\n<!-- end -->"
-            text = re.sub(rf"<!-- {name} -->.*?<!-- end -->", lambda _, b=body: b, text, flags=re.S)
-    readme.write_text(text)
+            write_between(HERE / "README.md", name, lines)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ Usage: python benchmarks/step/run.py [--device cuda] [--shapes small] [--rounds 
 
 Every contestant is a process of its own (measure.py). All of one shape and recipe live at once and
 take turns of a few steps, so that a busy moment of the machine falls on all of them; a ratio is
-taken within a round. Compilers begin with an empty cache.
+taken within a round. On an accelerator, whose memory they would share, they run one after the
+other. Compilers begin with an empty cache.
 Writes result.json beside itself, or replaces rows of it.
 """
 
@@ -18,9 +19,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contestants import CONTESTANTS
+from contestants import CONTESTANTS, make_settings
 
 from benchmarks.common import describe_machine, spread
+from hlat.model.canonical import flops_per_token
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "transformers", "litgpt", "numpy"]
@@ -94,6 +96,22 @@ def take_turns(entries: list[Entry], rounds: int, seconds: float, cache: str) ->
     return runs
 
 
+def measure(entries: list[Entry], rounds: int, seconds: float, cache: str) -> Runs:
+    """All at once on a CPU, one at a time elsewhere."""
+    device = entries[0][-1]
+    together = [entries] if device == "cpu" else [[entry] for entry in entries]
+    runs: Runs = {}
+    for group in together:
+        runs |= take_turns(group, rounds, seconds, cache)
+    return runs
+
+
+def flops(entry: Entry) -> float:
+    """What training spends on one token of an entry's shape."""
+    config = make_settings(*entry).config
+    return flops_per_token(config.model, config.batch.sequence_length)
+
+
 def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
     """One row of the result: spreads over the rounds, and ratios within them."""
     row: dict[str, Any] = dict(zip(KEYS, entry, strict=True))
@@ -103,12 +121,21 @@ def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
         return row | {"failure": failures[-1]}
     row |= {key: round(value, 3) for key, value in started.items()}
     row |= {key: spread([turn[key] for turn in turns]) for key in turns[0]}
+    if entry[0] == MATMUL:
+        return row
     peers = runs.get((REFERENCE, *entry[1:]), [{"failure": "not run"}])[1:]
-    if entry[0] != MATMUL and not any("failure" in peer for peer in peers):
+    if not any("failure" in peer for peer in peers):
         for key in ("tokens_per_second", "tokens_per_cpu_second"):
             ratios = [turn[key] / peer[key] for turn, peer in zip(turns, peers, strict=True)]
             row[f"{key}_ratio"] = spread(ratios)
-    return row
+    products = runs[(MATMUL, *entry[1:])][1:]
+    second = "cpu_second" if entry[-1] == "cpu" else "second"
+    token = flops(entry)
+    used = [
+        token * turn[f"tokens_per_{second}"] / product[f"flops_per_{second}"]
+        for turn, product in zip(turns, products, strict=True)
+    ]
+    return row | {"mfu": spread(used)}
 
 
 def read_rows(path: Path) -> dict[Entry, dict[str, Any]]:
@@ -142,7 +169,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as cache:
         for shape, recipe in itertools.product(arguments.shapes, arguments.recipes):
             entries = [(name, shape, recipe, arguments.device) for name in [MATMUL, *names]]
-            runs = take_turns(entries, arguments.rounds, arguments.seconds, cache)
+            runs = measure(entries, arguments.rounds, arguments.seconds, cache)
             rows |= {entry: summarise(entry, runs) for entry in entries}
     protocol = {"rounds": arguments.rounds, "seconds": arguments.seconds}
     result = {

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from hlat.config.model import Model
 from hlat.model.coalesced import gate_up_block
+from hlat.model.operators import rms_norm, swiglu
 
 
 class Linear(nn.Linear):
@@ -41,12 +42,16 @@ class Embedding(nn.Embedding):
 class RMSNorm(nn.RMSNorm):
     """Root mean square normalization, of bf16 in fp32 if asked to."""
 
+    eps: float
+
     def __init__(self, size: int, eps: float, fp32: bool) -> None:
         super().__init__(size, eps)
         self.fp32 = fp32
 
     def forward(self, x_BSH: Tensor) -> Tensor:
         """Scale each position to a mean square of one, then each element by its weight."""
+        if x_BSH.is_cpu:  # where torch has no kernel for it
+            return rms_norm(x_BSH, self.weight, self.eps)
         if not self.fp32:
             return super().forward(x_BSH)
         y_BSH = F.rms_norm(x_BSH.float(), self.normalized_shape, self.weight.float(), self.eps)
@@ -110,8 +115,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, blocks_BS2I: Tensor) -> Tensor:
         """Multiply each gate with its up; [B, S, 2 I] to [B, S, I]."""
-        gate, up = torch.unflatten(blocks_BS2I, -1, (-1, 2, self.block)).unbind(-2)
-        return (F.silu(gate) * up).flatten(-2)
+        return swiglu(blocks_BS2I, self.block)
 
 
 class MLP(nn.Module):

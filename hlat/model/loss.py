@@ -12,6 +12,7 @@ Names end in dimensions as in llama.py; N rows are B x S positions.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from hlat.model.canonical import LOGITS_AT_ONCE
 
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
+_WIDENED = {"cpu": 1 << 19}
+"""Logits cast to fp32 at a time, by device type; elsewhere a whole chunk."""
 
 
 def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
@@ -69,6 +72,7 @@ def head_loss(
     targets_BS: Tensor,
     scale: float = 1.0,
     fp32: bool = True,
+    compiled: bool = False,
     vocabulary: Vocabulary = WHOLE,
 ) -> Tensor:
     """Cross-entropy of the targets, in nats, summed and scaled.
@@ -81,6 +85,8 @@ def head_loss(
             gradients are rounded to the dtype of x, which a factor of the result is not.
         fp32: Whether logits are cast to fp32 before the softmax, and the head's gradient is summed
             over chunks in fp32; otherwise in the dtype of x.
+        compiled: Whether the passes over the logits go through torch.compile, where x is narrower
+            than fp32 and the head whole; in fp32 torch's own are as fast.
         vocabulary: Which tokens the head holds. If not all, the gradient of x is the part that they
             give; the loss is that of all.
 
@@ -90,8 +96,9 @@ def head_loss(
     x_NH, targets_N = x_BSH.flatten(0, 1), targets_BS.flatten()
     if not torch.is_grad_enabled():  # which a Function cannot tell
         x_NH, head_VH = x_NH.detach(), head_VH.detach()
+    compiled = compiled and x_NH.dtype != torch.float32 and vocabulary is WHOLE
     loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        x_NH, head_VH, targets_N, scale, fp32, vocabulary
+        x_NH, head_VH, targets_N, scale, fp32, compiled, vocabulary
     )
     return loss
 
@@ -107,25 +114,26 @@ class _HeadLoss(torch.autograd.Function):
         targets_N: Tensor,
         scale: float,
         fp32: bool,
+        compiled: bool,
         vocabulary: Vocabulary,
     ) -> Tensor:
         dtype = torch.float32 if fp32 else x_NH.dtype
+        eager = partial(_to_gradient_, vocabulary=vocabulary)
+        to_gradient_ = _compiled_to_gradient_() if compiled else eager
         differentiated = any(ctx.needs_input_grad)
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
         nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
-        rows = max(1, LOGITS_AT_ONCE // len(head_VH))
+        rows = _num_rows(LOGITS_AT_ONCE, len(head_VH))
+        memory = x_NH.new_empty(min(rows, len(x_NH)), len(head_VH))
         for start in range(0, len(x_NH), rows):
             chunk = slice(start, start + rows)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
-            e_CV = (x_CH @ head_VH.t()).to(dtype)
-            sums_C1, nats_C1 = _exponentials_(e_CV, targets_C, vocabulary)
-            nats += nats_C1.sum()
+            logits_CV = torch.mm(x_CH, head_VH.t(), out=memory[: len(x_CH)])
+            nats += to_gradient_(logits_CV, targets_C, scale, dtype, differentiated)
             if grad_x_NH is not None and grad_head_VH is not None:
-                grad_CV = _logit_gradient_(e_CV, sums_C1, targets_C, scale, vocabulary)
-                grad_CV = grad_CV.to(x_NH.dtype)
-                torch.mm(grad_CV, head_VH, out=grad_x_NH[chunk])
-                _add_product_(grad_head_VH, grad_CV.t(), x_CH)
+                torch.mm(logits_CV, head_VH, out=grad_x_NH[chunk])
+                _add_product_(grad_head_VH, logits_CV.t(), x_CH)
         if grad_head_VH is not None:
             ctx.gradients = grad_x_NH, grad_head_VH.to(head_VH.dtype)
         return nats * scale
@@ -135,9 +143,61 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_x_NH, grad_head_VH = ctx.gradients
         if torch._C._autograd._get_current_graph_task_keep_graph():  # it will be asked again
-            return grad_x_NH * grad, grad_head_VH * grad, None, None, None, None
+            return grad_x_NH * grad, grad_head_VH * grad, None, None, None, None, None
         del ctx.gradients  # nobody else holds them now, so autograd need not copy them
-        return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None
+        return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None, None
+
+
+def _num_rows(at_once: int, width: int) -> int:
+    """Rows of a chunk; a matrix product is fastest with a multiple of 64, its blocks' length."""
+    rows = max(1, at_once // width)
+    return rows - rows % 64 or rows
+
+
+def _to_gradient_(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    differentiated: bool,
+    vocabulary: Vocabulary,
+) -> Tensor:
+    """`_rows_to_gradient_`, where a copy is made of a few rows at a time.
+
+    Not of a part of the vocabulary: shards would have to talk for every few rows.
+    """
+    rows = len(logits_CV)
+    if logits_CV.dtype != dtype and vocabulary is WHOLE:
+        rows = _num_rows(_WIDENED.get(logits_CV.device.type, LOGITS_AT_ONCE), logits_CV.shape[1])
+    nats = torch.zeros((), dtype=torch.float32, device=logits_CV.device)
+    for start in range(0, len(logits_CV), rows):
+        few = slice(start, start + rows)
+        nats += _rows_to_gradient_(
+            logits_CV[few], targets_C[few], scale, dtype, differentiated, vocabulary
+        )
+    return nats
+
+
+@cache
+def _compiled_to_gradient_() -> Callable[..., Tensor]:
+    """`_rows_to_gradient_` as a few kernels, which need no copy."""
+    return torch.compile(partial(_rows_to_gradient_, vocabulary=WHOLE), fullgraph=True)
+
+
+def _rows_to_gradient_(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    differentiated: bool,
+    vocabulary: Vocabulary,
+) -> Tensor:
+    """Turn logits into their gradient, in their memory, by way of `dtype`; returns the nats."""
+    e_CV = logits_CV.to(dtype)
+    sums_C1, nats_C1 = _exponentials_(e_CV, targets_C, vocabulary)
+    if differentiated:
+        logits_CV.copy_(_logit_gradient_(e_CV, sums_C1, targets_C, scale, vocabulary))
+    return nats_C1.sum()
 
 
 def _exponentials_(

@@ -78,8 +78,8 @@ def _activations(config: Config, mesh: Degrees) -> float:
 
     Per token and layer, in elements: the inputs of both norms, of q/k/v, of the output projection
     and of gate/up, 5 h; q, k and v before and after rotation (v is a view that keeps them alive),
-    2 h + 3 h_kv; gate, up, silu(gate) and the product, 4 I. Selective checkpointing recomputes the
-    last two, full checkpointing keeps a layer's input. (After Korthikanti et al., arXiv 2205.05198,
+    2 h + 3 h_kv; gate, up and the product, 3 I. Selective checkpointing recomputes the last, full
+    checkpointing keeps a layer's input. (After Korthikanti et al., arXiv 2205.05198,
     section 4, for SwiGLU without dropout and with fused attention.) A 1F1B pipeline keeps
     min(micro batches, pp) micro batches on its first stage. With data.document_mask, the layers
     share a bias of s elements per token.
@@ -87,7 +87,7 @@ def _activations(config: Config, mesh: Degrees) -> float:
     model, batch = config.model, config.batch
     attention = 7 * model.hidden_size + 3 * model.num_key_value_heads * model.head_dim
     elements = {
-        ActivationCheckpointing.none: attention + 4 * model.intermediate_size,
+        ActivationCheckpointing.none: attention + 3 * model.intermediate_size,
         ActivationCheckpointing.selective: attention + 2 * model.intermediate_size,
         ActivationCheckpointing.full: model.hidden_size,
     }[config.parallelism.activation_checkpointing]
@@ -102,13 +102,14 @@ def _activations(config: Config, mesh: Degrees) -> float:
 def _logits(config: Config) -> float:
     """Bytes of the logits that the loss makes at once, and of the head's gradient that it sums.
 
-    Of a chunk there are the logits, log-probabilities and their gradient, the first and the last in
-    the compute dtype. Sums of the head's gradient in fp32 come on top of that gradient.
+    A chunk of logits becomes its gradient in place, or by way of a copy in fp32. Sums of the head's
+    gradient in fp32 come on top of that gradient.
     """
     model, precision = config.model, config.precision
     tokens = config.batch.micro_batch_size * config.batch.sequence_length
     compute = bytes_of(precision.compute)
     softmax = 4 if Operator.loss in precision.fp32_operators else compute
-    chunk = min(tokens * model.vocab_size, LOGITS_AT_ONCE) * (2 * compute + softmax)
-    head = model.vocab_size * model.hidden_size * softmax if softmax > compute else 0
-    return (chunk + head) / config.parallelism.tp
+    chunk = min(tokens * model.vocab_size, LOGITS_AT_ONCE)
+    widened = softmax if softmax > compute else 0
+    head = model.vocab_size * model.hidden_size * widened
+    return (chunk * (compute + widened) + head) / config.parallelism.tp

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from hlat.engine.native.noise import Draw, Rounding, chunks
 
@@ -53,46 +52,52 @@ class ChunkedAdamW(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(weight)
         narrow = weight.dtype != torch.float32
         draw = self._draw(weight) if narrow and self._draw is not None else None
+        state["step"] += 1
         tensors = (gradient, weight, state["exp_avg"], state["exp_avg_sq"])
         for rows, stored in chunks(*tensors):
             values = [self._fp32(str(i), tensor) for i, tensor in enumerate(stored)]
-            _adamw(values, state["step"].clone(), group)
+            _adamw(values, state["step"], group)
             if draw is not None:
-                self._store(stored[1:], values[1:], self._rounding.bits(draw, rows))
+                self._store(stored[1:], values[1:], self._rounding.numbers(draw, rows))
             elif narrow:
                 torch._foreach_copy_(stored[1:], values[1:])
-        state["step"] += 1
 
     def _fp32(self, slot: str, tensor: Tensor) -> Tensor:
         """The tensor itself if it is fp32, else a copy."""
         return tensor if tensor.dtype == torch.float32 else self._rounding.fp32(slot, tensor)
 
-    def _store(self, stored: tuple[Tensor, ...], values: list[Tensor], bits: Tensor) -> None:
-        """Write weights and moments back, each rounded by bits of its own."""
+    def _store(
+        self, stored: tuple[Tensor, ...], values: list[Tensor], numbers: tuple[Tensor, ...]
+    ) -> None:
+        """Write weights and moments back, each rounded by a number of its own.
+
+        A NaN in a moment is one in its weight, too, and stays there. So weights alone are guarded.
+        """
         rounding = self._rounding
-        stored[0].copy_(rounding.rounded(values[0], rounding.low(bits)))
-        stored[1].copy_(rounding.rounded(values[1], rounding.high(bits)))
-        bits.mul_(-1640531535)  # of Knuth's multiplicative hash: another number of 16 bits
-        stored[2].copy_(rounding.rounded(values[2], rounding.high(bits)))
+        stored[0].copy_(rounding.rounded(values[0], numbers[0]))
+        for into, value, number in zip(stored[1:], values[1:], numbers[1:], strict=True):
+            into.copy_(rounding.rounded_number(value, number))
 
 
 def _adamw(values: list[Tensor], step: Tensor, group: dict[str, Any]) -> None:
-    """Update, of gradient, weights and both moments in fp32, all but the first."""
+    """Update, of gradient, weights and both moments in fp32, all but the first.
+
+    This is torch's kernel itself: torch.optim's function around it takes as long as a small chunk.
+    """
     gradient, weight, exp_avg, exp_avg_sq = values
     beta1, beta2 = group["betas"]
-    adamw(
+    torch._fused_adamw_(
         [weight],
         [gradient],
         [exp_avg],
         [exp_avg_sq],
         [],
         [step],
-        fused=True,
-        amsgrad=False,
+        lr=group["lr"],
         beta1=beta1,
         beta2=beta2,
-        lr=group["lr"],
         weight_decay=group["weight_decay"],
         eps=group["eps"],
+        amsgrad=False,
         maximize=False,
     )

@@ -142,8 +142,9 @@ class NativeEngine:
     def _loss(self, part: Llama, outputs: Tensor, targets: Tensor, scale: float) -> Tensor:
         """Scaled sum of the loss of a micro batch."""
         fp32 = Operator.loss in self.config.precision.fp32_operators
-        inputs = self._regions.enter(outputs)
-        return head_loss(inputs, part.head, targets, scale, fp32, self._regions.vocabulary)
+        compiled = self.config.compiler.inductor
+        inputs, vocabulary = self._regions.enter(outputs), self._regions.vocabulary
+        return head_loss(inputs, part.head, targets, scale, fp32, compiled, vocabulary)
 
     def _num_counted(self, sequences: Sequences) -> int:
         """Terms of the loss over some sequences, known without asking the device.

@@ -134,3 +134,16 @@ def test_the_first_token_of_a_document_is_no_target() -> None:
     tokens = torch.tensor([[3, 1, 4, 1]])
     documents = torch.tensor([[0, 0, 1, 2]])
     assert next_token_targets(tokens, documents).tolist() == [[1, IGNORED, IGNORED, IGNORED]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fp32", [True, False])
+def test_compiled_passes_agree(fp32, chunk) -> None:
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        x, head, targets = example(torch.bfloat16)
+        found = head_loss(x, head, targets, 1 / 29, fp32, compiled)
+        results.append((found.detach(), *torch.autograd.grad(found, (x, head))))
+    for one, other in zip(*results, strict=True):
+        assert error(one, other) < (1e-3 if fp32 else 1e-2)

@@ -1,0 +1,102 @@
+"""Write the tables of README.md from the recorded results.
+
+Usage: python benchmarks/step/render.py     (each table goes between its two markers)
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import machine, table, write_between
+
+HERE = Path(__file__).resolve().parent
+Json = dict[str, Any]
+MATMUL = "matmul"
+
+
+def measured(value: Json, form: str, scale: float = 1) -> str:
+    """A median with its range."""
+    low, middle, high = (format(value[key] / scale, form) for key in ("min", "median", "max"))
+    return f"{middle} ({low} to {high})"
+
+
+def render_step(result: Json) -> str:
+    """A table for each device, shape and recipe."""
+    groups: dict[tuple[str, str, str], list[Json]] = {}
+    for row in result["rows"]:
+        groups.setdefault((row["device"], row["shape"], row["recipe"]), []).append(row)
+    parts = []
+    for (device, shape, recipe), rows in groups.items():
+        parts.append(f"Shape `{shape}`, recipe `{recipe}`, device `{device}`:")
+        parts.append(step_table("cpu_second" if device == "cpu" else "second", rows))
+    return "\n\n".join([*parts, machine(result)])
+
+
+def step_table(second: str, rows: list[Json]) -> str:
+    """All contestants of one group, by what counts as a second on their device."""
+    header = [
+        "",
+        f"tokens per {'CPU-second' if second == 'cpu_second' else 'second'}",
+        "of transformers",
+        "MFU",
+        "peak memory, MB",
+        "first step, s",
+    ]
+    told = [table(header, [step_row(second, row) for row in rows if row["contestant"] != MATMUL])]
+    for row in rows:
+        if row["contestant"] == MATMUL and "failure" not in row:
+            peak = measured(row[f"flops_per_{second}"], ",.0f", 1e9)
+            told.append(f"The best matrix product: {peak} GFLOP/s.")
+    return "\n\n".join(told)
+
+
+def step_row(second: str, row: Json) -> list[str]:
+    """One contestant."""
+    if "failure" in row:
+        return [row["contestant"], f"failed: {row['failure']}", *[""] * 4]
+    ratio, mfu = row.get(f"tokens_per_{second}_ratio"), row.get("mfu")
+    return [
+        row["contestant"],
+        measured(row[f"tokens_per_{second}"], ",.0f"),
+        measured(ratio, ".2f") if ratio else "",
+        measured(mfu, ".0%") if mfu else "",
+        f"{row['peak_bytes']['max'] / 1e6:,.0f}",
+        f"{row['first_step_seconds']:.1f}",
+    ]
+
+
+def render_update(result: Json) -> str:
+    """CPU time per weight."""
+    header = ["", "ns per weight", "of operator by operator", "first update, s"]
+    rows = [
+        [
+            row["contestant"],
+            measured(row["nanoseconds_per_parameter"], ".2f"),
+            measured(row["ratio"], ".2f"),
+            f"{row['first_step_seconds']:.1f}",
+        ]
+        for row in result["rows"]
+    ]
+    return table(header, rows) + "\n\n" + machine(result)
+
+
+TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
+    "step": ("result.json", render_step),
+    "update": ("update.json", render_update),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=HERE, help="of README.md and the results")
+    folder = parser.parse_args().folder
+    for name, (file, render) in TABLES.items():
+        if (folder / file).exists():
+            lines = render(json.loads((folder / file).read_text()))
+            write_between(folder / "README.md", name, lines)
+
+
+if __name__ == "__main__":
+    main()

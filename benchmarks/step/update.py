@@ -1,0 +1,115 @@
+"""Nanoseconds of CPU that an update of one bf16 weight takes, ours beside others' AdamW.
+
+Usage: python benchmarks/step/update.py [--shape small] [--rounds 10] [--output update.json]
+
+All contestants live in one process, each with weights of its own in the shapes of a model, and take
+turns; a ratio is taken within a round. Gradients are random and stay what they are.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from contestants import SHAPES, make_settings
+from torch import Tensor, nn
+from torchao.optim import _AdamW as TorchaoAdamW
+
+from benchmarks.common import describe_machine, spread
+from hlat.config.model import Model
+from hlat.engine.native.chunked_adamw import ChunkedAdamW
+from hlat.engine.native.noise import make_noise
+from hlat.model.llama import Llama
+
+HERE = Path(__file__).resolve().parent
+LIBRARIES = ["torch", "torchao"]
+SECONDS = 0.5
+"""Of CPU time, that a contestant's turn takes."""
+SETTINGS: dict[str, Any] = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+REFERENCE = "torch, operator by operator"
+Weights = dict[str, nn.Parameter]
+Step = Callable[[], Any]
+
+
+def make_weights(model: Model) -> Weights:
+    """Weights and gradients by name, in bf16."""
+    with torch.device("meta"):
+        shapes = {name: weight.shape for name, weight in Llama(model).named_parameters()}
+    weights = {name: nn.Parameter(torch.randn(shape).bfloat16()) for name, shape in shapes.items()}
+    for weight in weights.values():
+        weight.grad = torch.randn(weight.shape).mul(1e-3).bfloat16()
+    return weights
+
+
+def ours(model: Model, weights: Weights, stochastic: bool) -> Step:
+    """The engine's own, its weights rounded by lot or to nearest."""
+    tensors: dict[str, Tensor] = {name: weight.detach() for name, weight in weights.items()}
+    names = {weight: name for name, weight in weights.items()}
+    noise, number = make_noise(model, 0, tensors), torch.tensor(7)
+    draw = (lambda weight: noise[names[weight]].draw(number)) if stochastic else None
+    return ChunkedAdamW([{"params": list(weights.values())}], draw, **SETTINGS).step
+
+
+def open_contestants(model: Model) -> dict[str, Step]:
+    """A step of each, by the name that the table shows."""
+
+    def fresh() -> list[nn.Parameter]:
+        return list(make_weights(model).values())
+
+    return {
+        "ours, stochastic": ours(model, make_weights(model), stochastic=True),
+        "ours, nearest": ours(model, make_weights(model), stochastic=False),
+        REFERENCE: torch.optim.AdamW(fresh(), **SETTINGS, foreach=False).step,
+        "torch, foreach": torch.optim.AdamW(fresh(), **SETTINGS, foreach=True).step,
+        "torch, fused": torch.optim.AdamW(fresh(), **SETTINGS, fused=True).step,
+        "torchao, stochastic": TorchaoAdamW(fresh(), **SETTINGS, bf16_stochastic_round=True).step,
+    }
+
+
+def seconds(step: Step, least: float = 0.0) -> float:
+    """CPU time of a call, the median over a stretch of at least so long."""
+    times: list[float] = []
+    while sum(times) <= least:
+        start = time.process_time()
+        step()
+        times.append(time.process_time() - start)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--output", type=Path, default=HERE / "update.json")
+    arguments = parser.parse_args()
+    model = make_settings("ours", arguments.shape, "bf16", "cpu").config.model
+    count = sum(weight.numel() for weight in make_weights(model).values())
+    steps = open_contestants(model)
+    first = {name: seconds(step) for name, step in steps.items()}
+    rounds = [
+        {name: seconds(step, SECONDS) for name, step in steps.items()}
+        for _ in range(arguments.rounds)
+    ]
+    rows = [
+        {
+            "contestant": name,
+            "first_step_seconds": round(first[name], 3),
+            "nanoseconds_per_parameter": spread([times[name] / count * 1e9 for times in rounds]),
+            "ratio": spread([times[name] / times[REFERENCE] for times in rounds]),
+        }
+        for name in steps
+    ]
+    result = {
+        "machine": describe_machine(LIBRARIES),
+        "protocol": {"rounds": arguments.rounds, "shape": arguments.shape, "parameters": count},
+        "rows": rows,
+    }
+    arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
