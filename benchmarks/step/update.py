@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 from contestants import SHAPES, make_settings
-from torch import Tensor, nn
+from torch import nn
 from torchao.optim import _AdamW as TorchaoAdamW
 
 from benchmarks.common import describe_machine, spread
 from hlat.config.model import Model
 from hlat.engine.native.chunked_adamw import ChunkedAdamW
 from hlat.engine.native.noise import make_noise
+from hlat.engine.shards import shard
 from hlat.model.llama import Llama
 
 HERE = Path(__file__).resolve().parent
@@ -47,10 +48,12 @@ def make_weights(model: Model) -> Weights:
 
 def ours(model: Model, weights: Weights, stochastic: bool) -> Step:
     """The engine's own, its weights rounded by lot or to nearest."""
-    tensors: dict[str, Tensor] = {name: weight.detach() for name, weight in weights.items()}
-    names = {weight: name for name, weight in weights.items()}
-    noise, number = make_noise(model, 0, tensors), torch.tensor(7)
-    draw = (lambda weight: noise[names[weight]].draw(number)) if stochastic else None
+    noise = {
+        weight: make_noise(shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device)
+        for name, weight in weights.items()
+    }
+    number = torch.tensor(7)
+    draw = (lambda weight: noise[weight].draw(number)) if stochastic else None
     return ChunkedAdamW([{"params": list(weights.values())}], draw, **SETTINGS).step
 
 

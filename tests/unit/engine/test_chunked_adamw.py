@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hlat.config.model import Model
 from hlat.engine.native import noise
 from hlat.engine.native.chunked_adamw import ChunkedAdamW
+from hlat.engine.shards import shard
 
 MODEL = Model("test", 1, 48, 40, 4, 2, 131)
 SETTINGS = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -36,8 +37,8 @@ def test_in_fp32_it_is_torchs(monkeypatch) -> None:
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_what_is_not_a_number_stays_in_its_weight(odd) -> None:
     weight = nn.Parameter(torch.ones(131, 48, dtype=torch.bfloat16))
-    made = noise.make_noise(MODEL, 1, {"lm_head.weight": weight.detach()})["lm_head.weight"]
-    draw = made.draw(torch.tensor(3))
+    held = shard(MODEL, "lm_head.weight", (131, 48), 1, 0)
+    draw = noise.make_noise(held, 1, weight.device).draw(torch.tensor(3))
     gradients = some_gradients()
     gradients[0][5, 7] = odd
     train(ChunkedAdamW([{"params": [weight]}], lambda _: draw, **SETTINGS), weight, gradients)
