@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.run import Config
-from hlat.data.sequences import Sequences
+from hlat.data.sequences import Sequences, document_ordinals
 from hlat.engine.native.engine import NativeEngine
 from hlat.model.canonical_views import views
 
 RATE = 1e-3
+EOS = 7
 
 
 def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
@@ -24,7 +25,8 @@ def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
 
 def own(batch: NDArray[np.int32], engine: NativeEngine) -> Sequences:
     """The rows of a data-parallel rank."""
-    return Sequences(batch[engine.world.dp_rank :: engine.world.dp_size])
+    rows = batch[engine.world.dp_rank :: engine.world.dp_size]
+    return Sequences(rows, document_ordinals(rows, EOS))
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
@@ -36,7 +38,9 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
         dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
         for batch in every
     ]
-    after = engine.read(engine.eval_step(Sequences(every[0][:5])))
+    after = engine.read(
+        engine.eval_step(Sequences(every[0][:5], document_ordinals(every[0][:5], EOS)))
+    )
     engine.close()
     return [*rows, (after.loss,)]
 

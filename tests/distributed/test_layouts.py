@@ -116,6 +116,25 @@ def test_every_recipe_runs_in_three_dimensions(ranks: Ranks, configure, recipe: 
         assert row[1:] == pytest.approx(expected[1:], rel=10 * RECIPES[recipe])
 
 
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_what_is_computed_again_says_the_same(ranks: Ranks, configure, alone, mode: str) -> None:
+    layout = f"tp=2 sequence_parallel=true pp=2 activation_checkpointing={mode}"
+    config = configure(layout)
+    for found in ranks.run(config.num_processes, checks.train, config, 4):
+        for row, expected in zip(found[:4], alone[:4], strict=True):
+            assert row == pytest.approx(expected, rel=1e-5)
+
+
+def test_documents_are_heard_of_on_every_rank(ranks: Ranks, configure) -> None:
+    """Masks of documents, and a loss whose terms differ from rank to rank."""
+    masks = ("data.document_mask=true", "data.loss_mask=true")
+    config = configure("tp=2 sequence_parallel=true pp=2 dp=2", *masks)
+    alone = checks.train(configure("", *masks), 4)
+    for found in ranks.run(config.num_processes, checks.train, config, 4):
+        for row, expected in zip(found, alone, strict=True):
+            assert row == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("recipe", ["bf16_sr", "mixed"])
 def test_copies_of_a_weight_stay_copies(ranks: Ranks, configure, recipe: str) -> None:
     """Replicated norms and key/value heads, and the weights of all replicas, after some steps."""
