@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch._dynamo  # which the first optimizer of a process imports, if nobody has
+import torch._inductor.compile_fx  # which some peers import and others need later
 from contestants import Settings, Trainer, load_module, make_settings
 
 from hlat.model.canonical import num_parameters

@@ -136,9 +136,9 @@ def test_the_first_token_of_a_document_is_no_target() -> None:
     assert next_token_targets(tokens, documents).tolist() == [[1, IGNORED, IGNORED, IGNORED]]
 
 
-@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, several
 @pytest.mark.parametrize("fp32", [True, False])
-def test_compiled_passes_agree(fp32, chunk) -> None:
+def test_compiled_passes_agree(fp32) -> None:
     results = []
     for compiled in (False, True):
         torch.manual_seed(0)
