@@ -8,19 +8,23 @@ first one seed by seed: the difference is not blurred by what the seeds differ i
 """
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hydra import compose, initialize_config_dir
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from hlat.config.compose import register
 from hlat.config.folders import folder
+from hlat.config.resolve import resolve
 from hlat.reporting.record import Record, numbers, read
 
 HERE = Path(__file__).resolve().parent
@@ -47,19 +51,35 @@ STYLE: dict[Any, Any] = {
 Json = dict[str, Any]
 
 
+SEED = "run.seed"
+
+
 def axes_of(study: str) -> dict[str, list[str]]:
-    """What a study sweeps besides the seed: keys and their values, in its order."""
+    """What a study sweeps: keys and their values, in its order."""
     sweep = OmegaConf.load(folder("sweeps") / f"{study}.yaml")
-    axes = OmegaConf.select(sweep, "hydra.sweeper.params")
-    return {key: str(axes[key]).split(",") for key in axes if key != "run.seed"}
+    axes = OmegaConf.to_container(OmegaConf.select(sweep, "hydra.sweeper.params"))
+    assert isinstance(axes, dict)
+    return {str(key): str(values).split(",") for key, values in axes.items()}
 
 
-def overrides_of(run: Path) -> dict[str, str]:
-    """What a run was started with, by key."""
-    file = run / "overrides.yaml"
-    lines = file.read_text().splitlines() if file.exists() else []
-    typed = [json.loads(line.removeprefix("- ")) for line in lines]
-    return dict(override.lstrip("+").split("=", 1) for override in typed if "=" in override)
+def points_of(study: str) -> dict[str, dict[str, str]]:
+    """The name of every run of a study, by point and seed.
+
+    Runs are found by the name that their settings give them: a point that two studies share was
+    trained once.
+    """
+    axes = axes_of(study)
+    names: dict[str, dict[str, str]] = {}
+    register()
+    with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+        for values in itertools.product(*axes.values()):
+            overrides = dict(zip(axes, values, strict=True))
+            typed = [f"{key}={value}" for key, value in overrides.items()]
+            seed = overrides.pop(SEED)
+            point = ", ".join(f"{key}={value}" for key, value in overrides.items())
+            config = resolve(compose("config", [f"+sweep={study}", *typed]))
+            names.setdefault(point, {})[seed] = str(config.run.name)
+    return names
 
 
 def variance_around_line(values: NDArray[np.float64]) -> float:
@@ -93,32 +113,23 @@ def sum_up(record: Record) -> Json:
 
 def collect(study: str, runs: Path) -> Json:
     """Every run of a study by point and seed; one that did not finish only with how it ended."""
-    axes = axes_of(study)
-    result: Json = {"study": study, "axes": axes, "points": {}, "machines": []}
-    for path in sorted(runs.iterdir()):
-        overrides = overrides_of(path)
-        if overrides.get("sweep") != study:
-            continue
-        record = read(path)
-        point = ", ".join(f"{key}={overrides[key]}" for key in axes)
-        ended = record.last_attempt[-1]["event"]
-        summary = sum_up(record) if ended == "finish" else {"run": record.name, "ended": ended}
-        result["points"].setdefault(point, {})[overrides["run.seed"]] = summary
-        origin = record.provenance
-        machine = {key: origin[key] for key in ("python", "platform", "device", "git_revision")}
-        machine["torch"] = origin["packages"]["torch"]
-        if machine not in result["machines"]:
-            result["machines"].append(machine)
+    result: Json = {"study": study, "points": {}, "machines": []}
+    for point, seeds in points_of(study).items():
+        for seed, name in seeds.items():
+            if not (runs / name / "events.jsonl").exists():
+                continue
+            record = read(runs / name)
+            ended = record.last_attempt[-1]["event"]
+            summary = sum_up(record) if ended == "finish" else {"run": name, "ended": ended}
+            result["points"].setdefault(point, {})[seed] = summary
+            origin = record.provenance
+            machine = {key: origin[key] for key in ("python", "platform", "device", "git_revision")}
+            machine["torch"] = origin["packages"]["torch"]
+            if machine not in result["machines"]:
+                result["machines"].append(machine)
     if not result["points"]:
         sys.exit(f"{runs} holds no run of {study}; start them with -m +sweep={study}")
-    result["points"] = dict(sorted(result["points"].items(), key=lambda item: order(item[0], axes)))
     return result
-
-
-def order(point: str, axes: dict[str, list[str]]) -> list[int]:
-    """Where a point stands in its study."""
-    values = [pair.partition("=")[2] for pair in point.split(", ")]
-    return [axes[key].index(value) for key, value in zip(axes, values, strict=True)]
 
 
 def finished(runs: Json) -> Json:
