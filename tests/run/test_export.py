@@ -253,7 +253,7 @@ def test_an_export_from_elsewhere_finds_a_tokenizer_beside_the_runs(runner, do, 
 
 
 def _paths(runner) -> dict[str, str]:
-    root = next(word.partition("=")[2] for word in runner._small if word.startswith("data.root="))
+    root = next(word.partition("=")[2] for word in runner.small if word.startswith("data.root="))
     return {name: f"{root}/{name}.arrow" for name in ("code", "prose", "data")}
 
 
