@@ -12,7 +12,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-SECONDS = 60
+SECONDS = 300
 
 
 class Ranks:

@@ -32,7 +32,7 @@ def children(process: subprocess.Popen) -> list[int]:
 
 
 def gone(numbers: list[int]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while any(Path(f"/proc/{number}").exists() for number in numbers):
         if time.monotonic() > deadline:
             return False
@@ -94,7 +94,7 @@ def test_the_first_exception_is_the_one_that_is_told(runner, tmp_path):
     assert "hlat: rank 3 failed:" in failed.stderr
     assert "ZeroDivisionError" in failed.stderr
     assert failed.stderr.count("Traceback") == 1
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300
 
 
 def test_a_mistake_that_one_rank_finds_is_told_kindly(runner, tmp_path):
@@ -117,7 +117,7 @@ def test_a_killed_rank_ends_all(runner):
     _, err = process.communicate()
     assert process.returncode == 1
     assert "was ended by SIGKILL" in err
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
     assert gone(workers)
 
 
