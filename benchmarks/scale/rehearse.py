@@ -113,7 +113,7 @@ class OneStage(Pipeline):
     def __init__(self, parts: dict[int, Llama], config: Config, axis: Axis, loss: Loss) -> None:
         with mock.patch("hlat.engine.native.pipeline._schedule"):
             super().__init__(parts, config, axis, loss)
-        self._micro_batch_size = config.batch.micro_batch_size
+        self._micro_batch_size = config.micro_batch_size
 
     def backward(self, batch: Batch, scale: float) -> Tensor:
         total = torch.zeros(())

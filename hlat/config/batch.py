@@ -15,8 +15,8 @@ class Batch:
 
     global_batch_size: int = MISSING
     """Sequences per optimizer step, over all data-parallel ranks."""
-    micro_batch_size: int = MISSING
-    """Sequences per forward pass on one data-parallel rank."""
+    micro_batch_size: int | None = MISSING
+    """Sequences per forward pass on one data-parallel rank; null: all that it has of a step."""
     sequence_length: int = MISSING
     """Tokens per sequence."""
 

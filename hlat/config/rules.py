@@ -183,7 +183,7 @@ def world(config: Config) -> Iterator[str]:
 
 def batch_cuts_evenly(config: Config) -> Iterator[str]:
     """Every data-parallel rank runs the same whole number of micro batches."""
-    total, micro = config.batch.global_batch_size, config.batch.micro_batch_size
+    total, micro = config.batch.global_batch_size, config.micro_batch_size
     layout, processes = config.parallelism, config.num_processes
     replica = layout.tp * layout.pp
     if min(total, micro, processes, replica) < 1:
@@ -265,10 +265,10 @@ def executable(config: Config) -> Iterator[str]:
 
 def pipeline_schedule(config: Config) -> Iterator[str]:
     """Stages per rank and micro batches fit the schedule, and the recipe what it can sum."""
-    layout, batch, precision = config.parallelism, config.batch, config.precision
+    layout, precision = config.parallelism, config.precision
     name, stages = layout.pipeline_schedule.value, layout.stages_per_rank
     several = layout.pipeline_schedule is not PipelineSchedule.one_f_one_b
-    if min(layout.pp, stages, batch.micro_batch_size) < 1:
+    if min(layout.pp, stages, config.micro_batch_size) < 1:
         return
     if not several and stages > 1:
         yield (
@@ -283,8 +283,7 @@ def pipeline_schedule(config: Config) -> Iterator[str]:
             f"model.num_layers={config.model.num_layers}; use fewer"
         )
     if several and layout.pp > 1:
-        replica = config.num_processes // (layout.tp * layout.pp)
-        micro = batch.global_batch_size // (batch.micro_batch_size * max(1, replica))
+        micro = config.num_micro_batches
         if micro % layout.pp:
             yield (
                 f"parallelism.pipeline_schedule={name} runs micro batches in rounds of "

@@ -67,8 +67,19 @@ class Config:
         return self.hardware.nodes * per_node
 
     @property
+    def micro_batch_size(self) -> int:
+        """Sequences per forward pass on one data-parallel rank."""
+        if self.batch.micro_batch_size is not None:
+            return self.batch.micro_batch_size
+        return max(1, self.batch.global_batch_size // self._dp)
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro batches of a step on each data-parallel rank."""
-        layout, batch = self.parallelism, self.batch
-        dp = self.num_processes // (layout.tp * layout.pp)
-        return batch.global_batch_size // (batch.micro_batch_size * dp)
+        return self.batch.global_batch_size // (self.micro_batch_size * self._dp)
+
+    @property
+    def _dp(self) -> int:
+        """The data-parallel degree; at least 1, even of a layout that the rules refuse."""
+        layout = self.parallelism
+        return max(1, self.num_processes // max(1, layout.tp * layout.pp))

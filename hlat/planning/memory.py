@@ -93,8 +93,8 @@ def _activations(config: Config, mesh: Degrees) -> float:
     }[config.parallelism.activation_checkpointing]
     layers = max(len(stage) for stage in stage_layers(model.num_layers, mesh.pp))
     bias = batch.sequence_length if config.data.document_mask else 0
-    kept = min(batch.global_batch_size // (batch.micro_batch_size * mesh.dp), mesh.pp)
-    tokens = batch.micro_batch_size * batch.sequence_length
+    kept = min(config.num_micro_batches, mesh.pp)
+    tokens = config.micro_batch_size * batch.sequence_length
     per_token = layers * elements / mesh.tp + bias
     return tokens * kept * per_token * bytes_of(config.precision.compute)
 
@@ -106,7 +106,7 @@ def _logits(config: Config) -> float:
     gradient in fp32 come on top of that gradient.
     """
     model, precision = config.model, config.precision
-    tokens = config.batch.micro_batch_size * config.batch.sequence_length
+    tokens = config.micro_batch_size * config.batch.sequence_length
     compute = bytes_of(precision.compute)
     softmax = 4 if Operator.loss in precision.fp32_operators else compute
     chunk = min(tokens * model.vocab_size, LOGITS_AT_ONCE)

@@ -67,7 +67,7 @@ def plot():
     return module
 
 
-def write_run(folder, overrides, losses, bits, end="finish"):
+def write_run(folder, losses, bits, end="finish"):
     folder.mkdir(parents=True)
     rows = [{"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)]
     events = [
@@ -80,20 +80,33 @@ def write_run(folder, overrides, losses, bits, end="finish"):
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
     origin = {"python": "3", "platform": "x", "device": "cpu", "git_revision": None}
     (folder / "provenance.json").write_text(json.dumps(origin | {"packages": {"torch": "2"}}))
-    (folder / "overrides.yaml").write_text("".join(f"- {json.dumps(o)}\n" for o in overrides))
 
 
-def test_runs_are_summed_up_seed_by_seed(plot, tmp_path):
+def test_studies_share_their_defaults(plot):
+    shared = [
+        plot.points_of(study)[point]["2"]
+        for study, point in (
+            ("weight_decay", "optimizer.decay_norms=true"),
+            ("init", "model.scaled_init=depth"),
+            ("precision", "precision=fp32"),
+        )
+    ]
+    assert len(set(shared)) == 1
+
+
+def test_runs_are_summed_up_seed_by_seed(plot, tmp_path, monkeypatch):
     line = np.linspace(8, 4, 400)
     noise = np.random.default_rng(0).normal(0, 0.1, 400)
-    for seed in (1, 2, 3):
-        for value, above, scale in (("true", 0.0, 1), ("false", 0.01, 3)):
-            typed = ["+sweep=weight_decay", f"optimizer.decay_norms={value}", f"run.seed={seed}"]
-            bits = 2.0 + 0.1 * seed + above
-            write_run(tmp_path / f"runs/{value}{seed}", typed, line + scale * noise, bits)
-    typed = ["+sweep=weight_decay", "optimizer.decay_norms=false", "run.seed=4"]
-    write_run(tmp_path / "runs/bad", typed, line, 9.0, end="diverge")
-    write_run(tmp_path / "runs/other", ["+sweep=init", "run.seed=1"], line, 1.0)
+    names = plot.points_of("weight_decay")
+    true, false = names.values()
+    for seed in ("1", "2", "3"):
+        bits = 2.0 + 0.1 * int(seed)
+        write_run(tmp_path / "runs" / true[seed], line + noise, bits)
+        write_run(tmp_path / "runs" / false[seed], line + 3 * noise, bits + 0.01)
+    names["optimizer.decay_norms=false"]["4"] = "bad"
+    monkeypatch.setattr(plot, "points_of", lambda study: names)
+    write_run(tmp_path / "runs/bad", line, 9.0, end="diverge")
+    write_run(tmp_path / "runs/other", line, 1.0)
     result = plot.collect("weight_decay", tmp_path / "runs")
     assert list(result["points"]) == ["optimizer.decay_norms=true", "optimizer.decay_norms=false"]
     first, second = (plot.finished(runs) for runs in result["points"].values())

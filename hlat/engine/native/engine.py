@@ -70,7 +70,7 @@ class NativeEngine:
         """Measure the mean loss of some sequences, the same on every rank."""
         self._refresh()
         scale = 1 / max(1, self._num_counted(sequences))
-        micro_batches = self._batch(sequences).split(self.config.batch.micro_batch_size)
+        micro_batches = self._batch(sequences).split(self.config.micro_batch_size)
         loss = torch.stack([self._passage.forward(micro, scale) for micro in micro_batches]).sum()
         self._mesh.pp.sum_(loss)
         return {"loss": loss}
@@ -107,7 +107,7 @@ class NativeEngine:
     def _make_passage(self) -> Passage:
         if self._mesh.pp.size > 1:
             return Pipeline(self.parts, self.config, self._mesh.pp, self._loss)
-        return Straight(self.parts[0], self.config.batch.micro_batch_size, self._loss)
+        return Straight(self.parts[0], self.config.micro_batch_size, self._loss)
 
     @torch.no_grad()
     def _initialise(self) -> None:

@@ -187,7 +187,7 @@ def _between(config: Config) -> Tensor:
     """What one stage gives to the next for a micro batch, without its content."""
     layout, batch = config.parallelism, config.batch
     shares = layout.tp if layout.sequence_parallel else 1
-    size = (batch.micro_batch_size, batch.sequence_length // shares, config.model.hidden_size)
+    size = (config.micro_batch_size, batch.sequence_length // shares, config.model.hidden_size)
     dtype = DTYPES[config.precision.compute]
     # That it requires a gradient tells the stages to send one back
     return torch.empty(size, dtype=dtype, device="meta", requires_grad=True)

@@ -33,14 +33,14 @@ def test_70b_shards_its_optimizer_over_dp(config):
 
 def test_activations_and_logits_of_the_tiny_model(config):
     memory = estimate(config())
-    tokens = config().batch.micro_batch_size * config().batch.sequence_length
+    tokens = config().micro_batch_size * config().batch.sequence_length
     assert memory.activations == tokens * 4 * (7 * 128 + 3 * 64 + 3 * 352) * 4
     assert memory.logits == tokens * 4096 * 4
 
 
 def test_a_document_mask_is_kept_once_for_all_layers(config):
     batch = config().batch
-    mask = batch.micro_batch_size * batch.sequence_length**2 * 4
+    mask = config().micro_batch_size * batch.sequence_length**2 * 4
     masked = estimate(config("data.document_mask=true"))
     assert masked.activations == estimate(config()).activations + mask
 
