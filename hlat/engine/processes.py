@@ -7,6 +7,7 @@ them when one fails.
 
 import ctypes
 import json
+import logging
 import os
 import re
 import signal
@@ -208,6 +209,8 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
                 destination.error_files[rank] = os.devnull
             return destination
 
+    # It logs every exit code but 0 as an error, below what the run has said itself
+    logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     parameters = RendezvousParameters("c10d", "localhost:0", str(os.getpid()), 1, 1)
     spec = WorkerSpec(
         role="hlat",
