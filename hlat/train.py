@@ -40,8 +40,7 @@ def main(composed: DictConfig) -> Exit:
     composed.run.name = config.run.name
     if processes.must_start(config):
         return processes.start(config, entry.command(sys.executable, overrides))
-    with processes.recording():
-        return run(config, OmegaConf.to_yaml(composed), overrides)
+    return processes.recorded(lambda: run(config, OmegaConf.to_yaml(composed), overrides))
 
 
 def preview(config: Config) -> Exit:

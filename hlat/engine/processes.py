@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,26 +142,31 @@ def start(config: Config, command: list[str]) -> Exit:
             agent = _agent(command, config.num_processes, logs)
             with _forwarding(agent):
                 result = agent.run()
-        return _tell(result.failures, Path(records)) if result.is_failed() else Exit.FINISHED
+        if result.is_failed():
+            return _tell(result.failures, Path(records))
+        return Exit(json.loads((Path(records) / "0.json").read_text())["exit"])
 
 
-@contextmanager
-def recording() -> Iterator[None]:
-    """Leave what this process raises to the one that started it, if hlat did."""
+def recorded(run: Callable[[], Exit]) -> Exit:
+    """Run, and leave word of how it ended to the process that started this one, if hlat did.
+
+    TorchElastic ends all processes as soon as one of them exits with anything but 0. So an end that
+    all have agreed on exits with 0, and says in its record what the exit code is to be.
+    """
     if _RECORDS not in os.environ:
-        yield
-        return
+        return run()
     _end_with_parent()
+    path = Path(os.environ[_RECORDS]) / f"{place().rank}.json"
     try:
-        yield
+        path.write_text(json.dumps({"exit": run()}))
     except Exception as error:
         problems = error.problems if isinstance(error, ConfigError) else None
         record = {"time": time.time(), "problems": problems, "trace": traceback.format_exc()}
-        path = Path(os.environ[_RECORDS]) / f"{place().rank}.json"
         path.write_text(json.dumps(record))
         sys.stdout.flush()
         # Other threads, of collectives that wait for lost peers, would keep it alive
         os._exit(Exit.FAILED if problems is None else Exit.CONFIGURATION)
+    return Exit.FINISHED
 
 
 def _end_with_parent() -> None:
@@ -177,7 +182,8 @@ def _tell(failures: "dict[int, ProcessFailure]", records: Path) -> Exit:
             name = signal.Signals(-failure.exitcode).name
             print(f"hlat: the process of rank {number} was ended by {name}", file=sys.stderr)
             return Exit.FAILED
-    raised = [(json.loads(path.read_text()), path.stem) for path in records.glob("*.json")]
+    told = [(json.loads(path.read_text()), path.stem) for path in records.glob("*.json")]
+    raised = [(record, rank) for record, rank in told if "trace" in record]
     if raised:
         first, rank = min(raised, key=lambda pair: pair[0]["time"])
         if first["problems"] is not None:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.run.conftest import Runner
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
-LAYOUT = ("parallelism.tp=2", "parallelism.pp=2", "batch.micro_batch_size=2")
+LAYOUT = ("parallelism.tp=2", "parallelism.sequence_parallel=true")
 BROKEN = """
 import os
 if os.environ.get("RANK") == "{rank}":
@@ -47,25 +47,30 @@ def broken(runner, folder: Path, rank: int, statement: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory, small):
-    """A run of four processes that nothing happened to."""
-    runner = Runner(tmp_path_factory.mktemp("four"), small)
-    done = runner.run_process("run.name=four", *LAYOUT)
+def two(tmp_path_factory, small):
+    """A run of two processes that nothing happened to."""
+    runner = Runner(tmp_path_factory.mktemp("two"), small)
+    done = runner.run_process("run.name=two", *LAYOUT)
     assert done.returncode == 0, done.stderr
-    return runner, done
+    return runner
 
 
-def test_one_command_starts_them_all(four, uninterrupted):
-    runner, done = four
-    for found, expected in zip(runner.losses("four"), uninterrupted.losses("whole"), strict=True):
+def test_one_command_starts_them_all_and_another_layout_goes_on(runner, uninterrupted):
+    four = ("parallelism.tp=2", "parallelism.pp=2", "batch.micro_batch_size=2")
+    done = runner.run_process("run.name=x", "run.steps=10", *four)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("complete at step 10") == 1
+    assert done.stderr.count("step 10/10") <= 1
+    assert (
+        runner.run_process("run.name=x", "parallelism.dp=2", "parallelism.zero=3").returncode == 0
+    )
+    assert [row["step"] for row in runner.rows("x", "metrics.jsonl")] == [*range(1, 21)]
+    for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
-    assert done.stdout.count("complete at step 20") == 1
-    assert done.stderr.count("step 20/20") <= 1
-    assert [row["step"] for row in runner.rows("four", "metrics.jsonl")] == [*range(1, 21)]
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 75), (signal.SIGKILL, -9)])
-def test_the_same_command_goes_on_to_the_last_bit(runner, four, sent, code):
+def test_the_same_command_goes_on_to_the_last_bit(runner, two, sent, code):
     stopped = runner.run_until(7, sent, "run.name=x", *LAYOUT)
     assert stopped.returncode == code, stopped.stderr
     if code == 75:
@@ -75,23 +80,15 @@ def test_the_same_command_goes_on_to_the_last_bit(runner, four, sent, code):
     else:
         again = runner.run_process("run.name=x", *LAYOUT)
     assert again.returncode == 0
-    assert runner.losses("x") == four[0].losses("four")
-
-
-def test_another_layout_goes_on_as_well(runner, uninterrupted):
-    assert runner.run_process("run.name=x", "run.steps=10", *LAYOUT).returncode == 0
-    other = ("parallelism.dp=2", "parallelism.zero=1")
-    assert runner.run_process("run.name=x", *other).returncode == 0
-    for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)
+    assert runner.losses("x") == two.losses("two")
 
 
 def test_the_first_exception_is_the_one_that_is_told(runner, tmp_path):
-    broken(runner, tmp_path, 3, "NativeEngine.read = lambda *_: 1 / 0")
+    broken(runner, tmp_path, 1, "NativeEngine.read = lambda *_: 1 / 0")
     begun = time.monotonic()
     failed = runner.run_process("run.name=x", *LAYOUT)
     assert failed.returncode == 1
-    assert "hlat: rank 3 failed:" in failed.stderr
+    assert "hlat: rank 1 failed:" in failed.stderr
     assert "ZeroDivisionError" in failed.stderr
     assert failed.stderr.count("Traceback") == 1
     assert time.monotonic() - begun < 300
@@ -111,8 +108,8 @@ def test_a_killed_rank_ends_all(runner):
     while not runner.rows("x", "metrics.jsonl"):
         time.sleep(0.02)
     workers = children(process)
-    assert len(workers) == 4
-    os.kill(workers[2], signal.SIGKILL)
+    assert len(workers) == 2
+    os.kill(workers[1], signal.SIGKILL)
     begun = time.monotonic()
     _, err = process.communicate()
     assert process.returncode == 1
