@@ -11,7 +11,7 @@ train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
