@@ -40,7 +40,7 @@ class Parallelism:
     """Split the activations between tensor-parallel regions along the sequence; needs tp > 1."""
     zero: int = 0
     """What is sharded over the data-parallel ranks (ZeRO stage): 0 nothing, 1 optimizer states and
-    master weights, 2 gradients too, 3 weights too."""
+    master weights, 2 sums of gradients too, 3 weights too."""
     pipeline_schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
     """Order of the micro batches in a pipeline."""
     stages_per_rank: int = 1

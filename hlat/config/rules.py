@@ -258,9 +258,27 @@ def executable(config: Config) -> Iterator[str]:
     if config.engine.name is not Backend.native:
         name = config.engine.name.value
         yield f"engine.name={name} {_NOT_YET}; use engine=native"
+
+
+def zero_stage(config: Config) -> Iterator[str]:
+    """From stage 2 on torch's FSDP2 casts weights and adds up gradients, in its own way."""
+    layout, precision = config.parallelism, config.precision
+    key = f"parallelism.zero={layout.zero}"
+    if layout.zero > 3:
+        yield f"{key} is no stage of ZeRO; use 0, 1, 2 or 3"
+    if layout.zero < 2:
         return
-    if (zero := config.parallelism.zero) > 1:
-        yield f"parallelism.zero={zero} {_NOT_YET}; use parallelism.zero=0 or 1"
+    if precision.master_weights is not None and precision.rounding is Rounding.stochastic:
+        yield (
+            f"{key} casts master weights to nearest, and precision={precision.name} "
+            "stochastically; use parallelism.zero=1"
+        )
+    if layout.pipeline_schedule is PipelineSchedule.zero_bubble:
+        yield (
+            f"{key} adds up gradients when a layer has gone back, and "
+            "parallelism.pipeline_schedule=zero_bubble later; use interleaved, or "
+            "parallelism.zero=1"
+        )
 
 
 def pipeline_schedule(config: Config) -> Iterator[str]:
@@ -373,6 +391,7 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     recipe,
     one_origin,
     executable,
+    zero_stage,
 )
 """Every rule, in the order in which violations are told."""
 

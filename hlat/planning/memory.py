@@ -41,10 +41,17 @@ def estimate(config: Config) -> Memory:
     mesh = degrees(config.parallelism, config.num_processes)
     held = max(_stage_parameters(config.model, mesh))
     cost = bytes_per_parameter(config.precision)
+    zero = config.parallelism.zero if mesh.dp > 1 else 0
+    own, joined = held / mesh.dp, held
+    if zero > 2:  # FSDP2 joins the next layer while one computes
+        layer = _layer_parameters(config.model, mesh)
+        joined -= layer * max(0, config.model.num_layers // mesh.pp - 2)
+    # The rows that a rank keeps beside what is joined may be the master weights themselves
+    kept = own if zero > 1 and config.precision.master_weights is None else 0
     return Memory(
-        weights=held * cost.weights,
-        gradients=held * cost.gradients,
-        optimizer=held * cost.optimizer / (mesh.dp if config.parallelism.zero else 1),
+        weights=(joined + kept) * cost.weights,
+        gradients=(own if zero > 1 else held) * cost.gradients,
+        optimizer=(own if zero else held) * cost.optimizer,
         activations=_activations(config, mesh),
         logits=_logits(config),
     )
@@ -71,6 +78,15 @@ def _stage_parameters(model: Model, mesh: Degrees) -> list[int]:
         else:
             counts[0 if parameter.name.startswith("model.embed_tokens") else -1] += numel
     return counts
+
+
+def _layer_parameters(model: Model, mesh: Degrees) -> int:
+    """Weights of one layer that one rank holds."""
+    return sum(
+        local_numel(parameter.name, parameter.shape, model, mesh.tp)
+        for parameter in parameters(model)
+        if parameter.layer == 0
+    )
 
 
 def _activations(config: Config, mesh: Degrees) -> float:

@@ -12,8 +12,22 @@ from hlat.data.sequences import Sequences, document_ordinals
 from hlat.engine.native.engine import NativeEngine
 from hlat.model.canonical_views import views
 
+MODEL = [
+    "model.hidden_size=64",
+    "model.intermediate_size=96",
+    "model.num_attention_heads=4",
+    "model.num_key_value_heads=2",
+    "model.vocab_size=131",
+    "batch.global_batch_size=16",
+    "batch.sequence_length=32",
+]
 RATE = 1e-3
 EOS = 7
+
+
+def layers(layout: str) -> str:
+    """Enough to give stages unequal shares; few where each costs collectives."""
+    return f"model.num_layers={6 if 'pp=' in layout else 2}"
 
 
 def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
@@ -45,18 +59,20 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
     return [*rows, (after.loss,)]
 
 
-def moments(config: Config) -> dict[str, Any]:
-    """After one step, the first moment of every slice that this rank is to save."""
+def slices(config: Config, kind: str) -> tuple[dict[Any, Any], float]:
+    """After one step, every slice of a kind that this rank is to save, and the loss then."""
     engine = NativeEngine()
     engine.build(config)
-    engine.train_step(own(batches(config, 1)[0], engine), RATE)
+    batch = batches(config, 1)[0]
+    engine.train_step(own(batch, engine), RATE)
+    loss = engine.read(engine.eval_step(Sequences(batch, document_ordinals(batch, EOS)))).loss
     found = {
         (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
         for chunk in engine.chunks()
-        if chunk.saved and chunk.name.startswith("exp_avg/")
+        if chunk.saved and chunk.name.startswith(f"{kind}/")
     }
     engine.close()
-    return found
+    return found, loss
 
 
 def digests(config: Config, steps: int) -> dict[Any, str]:

@@ -26,6 +26,7 @@ class Ranks:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(rank, theirs), daemon=True)
             process.start()
+            theirs.close()  # so that ours ends with the process
             self._pipes.append(ours)
             self._processes.append(process)
 
@@ -36,6 +37,7 @@ class Ranks:
 
     def run(self, size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function of a test module returns on each of the first ranks."""
+        assert self.alive, "these were broken by an earlier check"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -46,7 +48,10 @@ class Ranks:
         while len(results) < size:
             waiting = [pipe for pipe in self._pipes[:size] if pipe not in results]
             for pipe in wait(waiting, max(0.0, deadline - time.monotonic())):
-                kind, results[pipe] = pipe.recv()
+                try:
+                    kind, results[pipe] = pipe.recv()
+                except EOFError:
+                    kind, results[pipe] = "raised", "a rank has died; its last words are on stderr"
                 if kind == "raised":
                     self.close()
                     raise RuntimeError(results[pipe])

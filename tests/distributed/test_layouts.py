@@ -2,25 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
 
 from hlat.checkpoint.box import Box, tiles
-from hlat.config.resolve import resolve
-from hlat.config.run import Config
+from hlat.config.precision import Dtype
+from hlat.model import hugging_face
 from tests.distributed import checks
+from tests.distributed.checks import layers
 from tests.distributed.ranks import Ranks
 
-pytestmark = pytest.mark.distributed
+transformers = pytest.importorskip("transformers")
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
-MODEL = [
-    "model.num_layers=6",
-    "model.hidden_size=64",
-    "model.intermediate_size=96",
-    "model.num_attention_heads=4",
-    "model.num_key_value_heads=2",
-    "model.vocab_size=131",
-    "batch.global_batch_size=16",
-    "batch.sequence_length=32",
-]
 LAYOUTS = {
     "dp2": "dp=2",
     "dp4": "dp=4",
@@ -34,6 +27,9 @@ LAYOUTS = {
     "tp2+pp2": "tp=2 pp=2",
     "tp2+pp2+dp2+zero1": "tp=2 pp=2 dp=2 zero=1",
     "tp4+sp+dp2+zero1": "tp=4 sequence_parallel=true dp=2 zero=1",
+    "dp2+zero2": "dp=2 zero=2",
+    "dp4+zero3": "dp=4 zero=3",
+    "tp2+pp2+dp2+zero3": "tp=2 pp=2 dp=2 zero=3",
 }
 SEVERAL = {
     "interleaved": "pp=2 pipeline_schedule=interleaved stages_per_rank=3",
@@ -49,21 +45,13 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def configure(compose):
-    def make(layout: str = "", *overrides: str, accumulation: int = 4) -> Config:
-        settings = layout.split()
-        dp = next((int(s.removeprefix("dp=")) for s in settings if s.startswith("dp=")), 1)
-        micro = f"batch.micro_batch_size={16 // (dp * accumulation)}"
-        layout_overrides = (f"parallelism.{setting}" for setting in settings)
-        return resolve(compose(*MODEL, micro, *layout_overrides, *overrides))
-
-    return make
-
-
-@pytest.fixture(scope="module")
 def alone(configure):
-    """What one process finds."""
-    return checks.train(configure(), STEPS)
+    """What one process finds with the layers that a layout is given."""
+    found = {
+        number: checks.train(configure("", number), STEPS)
+        for number in (layers("pp=2"), layers(""))
+    }
+    return lambda layout: found[layers(layout)]
 
 
 @pytest.mark.parametrize(("layout", "accumulation"), CASES.values(), ids=CASES)
@@ -73,43 +61,83 @@ def test_numbers_are_those_of_one_process(
     config = configure(layout, accumulation=accumulation)
     found = ranks.run(config.num_processes, checks.train, config, STEPS)
     for rows in found:
-        for row, expected in zip(rows, alone, strict=True):
+        for row, expected in zip(rows, alone(layout), strict=True):
             assert row == pytest.approx(expected, rel=1e-5)
     assert all(rows == found[0] for rows in found)
 
 
-ONE_STEP = ["tp4+sp+dp2+zero1", "tp2+pp2+dp2+zero1", "tp4", "pp4", "dp4"]
+ONE_STEP = ["tp4+sp+dp2+zero1", "tp2+pp2+dp2+zero1", "tp2+pp2+dp2+zero3", "tp4", "pp4", "dp4"]
+
+
+def joined(found: list[dict]) -> dict[str, np.ndarray]:
+    """Whole parameters of the slices of all ranks, which tile them."""
+    pieces: dict[str, list[tuple[Box, np.ndarray]]] = {}
+    for (name, offset), values in (item for slices in found for item in slices.items()):
+        pieces.setdefault(name, []).append((Box(offset, values.shape), values))
+    whole = {}
+    for name, parts in pieces.items():
+        shape = tuple(
+            max(box.offset[i] + box.size[i] for box, _ in parts) for i in range(parts[0][1].ndim)
+        )
+        assert tiles([box for box, _ in parts], shape)
+        whole[name] = np.empty(shape, np.float32)
+        for box, values in parts:
+            whole[name][box.within(Box((0,) * len(shape), shape))] = values
+    return whole
 
 
 @pytest.mark.parametrize("name", ONE_STEP)
 def test_every_gradient_is_that_of_one_process(ranks: Ranks, configure, name: str) -> None:
     """The first moment after one step is the clipped gradient times 1 - beta1."""
     config = configure(LAYOUTS[name])
-    pieces: dict[str, list[tuple[Box, np.ndarray]]] = {}
-    for found in ranks.run(config.num_processes, checks.moments, config):
-        for (parameter, offset), values in found.items():
-            pieces.setdefault(parameter, []).append((Box(offset, values.shape), values))
-    expected = {parameter: values for (parameter, _), values in checks.moments(configure()).items()}
-    assert pieces.keys() == expected.keys()
+    found = ranks.run(config.num_processes, checks.slices, config, "exp_avg")
+    found = joined([slices for slices, _ in found])
+    expected, _ = checks.slices(configure("", layers(LAYOUTS[name])), "exp_avg")
+    expected = joined([expected])
+    assert found.keys() == expected.keys()
     for parameter, whole in expected.items():
-        assert tiles([box for box, _ in pieces[parameter]], whole.shape)
-        joined = np.empty_like(whole)
-        every = Box((0,) * whole.ndim, whole.shape)
-        for box, values in pieces[parameter]:
-            joined[box.within(every)] = values
-        assert np.abs(joined - whole).max() <= 1e-5 * np.abs(whole).max(), parameter
+        assert np.abs(found[parameter] - whole).max() <= 1e-5 * np.abs(whole).max(), parameter
+
+
+@pytest.mark.parametrize("name", ["tp2+pp2+dp2+zero1", "tp4+sp", "dp4+zero3"])
+def test_the_loss_is_that_of_transformers(ranks: Ranks, configure, name: str) -> None:
+    config = configure(LAYOUTS[name])
+    found = ranks.run(config.num_processes, checks.slices, config, "weights")
+    weights = joined([slices for slices, _ in found])
+    settings = hugging_face.to_config(config.model, 32, checks.EOS, Dtype.fp32)
+    peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
+    peer.load_state_dict(
+        {name.removeprefix("weights/"): torch.from_numpy(w) for name, w in weights.items()}
+    )
+    tokens = torch.from_numpy(checks.batches(config, 1)[0]).long()
+    with torch.no_grad():
+        expected = peer(input_ids=tokens, labels=tokens).loss.item()
+    assert [loss for _, loss in found] == pytest.approx([expected] * len(found), rel=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["tp=2 sequence_parallel=true", "dp=2 zero=3"])
+def test_compiled_layers_say_the_same(ranks: Ranks, configure, alone, layout: str) -> None:
+    config = configure(layout, "compiler=inductor")
+    for found in ranks.run(config.num_processes, checks.train, config, 4):
+        for row, expected in zip(found[:4], alone(layout)[:4], strict=True):
+            assert row == pytest.approx(expected, rel=1e-5)
 
 
 # Layouts add up in other orders: about sqrt(steps) roundings of bf16, 2^-9, of the largest part
 RECIPES = {"fp32": 1e-5, "mixed": 2e-3, "bf16": 4e-3, "bf16_sr": 4e-3, "bf16_sr_master": 4e-3}
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_runs_in_three_dimensions(ranks: Ranks, configure, recipe: str) -> None:
-    layout = "tp=2 sequence_parallel=true pp=2 dp=2 zero=1"
+STAGES = [(recipe, 1) for recipe in RECIPES] + [("mixed", 3), ("bf16", 2), ("bf16_sr", 3)]
+
+
+@pytest.mark.parametrize(("recipe", "zero"), STAGES)
+def test_every_recipe_runs_in_three_dimensions(
+    ranks: Ranks, configure, recipe: str, zero: int
+) -> None:
+    layout = f"tp=2 sequence_parallel=true pp=2 dp=2 zero={zero}"
     config = configure(layout, f"precision={recipe}")
     found = ranks.run(8, checks.train, config, 6)
-    alone = checks.train(configure("", f"precision={recipe}"), 6)
+    alone = checks.train(configure("", layers(layout), f"precision={recipe}"), 6)
     assert all(rows == found[0] for rows in found)
     for row, expected in zip(found[0], alone, strict=True):
         assert row[0] == pytest.approx(expected[0], rel=RECIPES[recipe])
@@ -121,15 +149,16 @@ def test_what_is_computed_again_says_the_same(ranks: Ranks, configure, alone, mo
     layout = f"tp=2 sequence_parallel=true pp=2 activation_checkpointing={mode}"
     config = configure(layout)
     for found in ranks.run(config.num_processes, checks.train, config, 4):
-        for row, expected in zip(found[:4], alone[:4], strict=True):
+        for row, expected in zip(found[:4], alone(layout)[:4], strict=True):
             assert row == pytest.approx(expected, rel=1e-5)
 
 
 def test_documents_are_heard_of_on_every_rank(ranks: Ranks, configure) -> None:
     """Masks of documents, and a loss whose terms differ from rank to rank."""
     masks = ("data.document_mask=true", "data.loss_mask=true")
-    config = configure("tp=2 sequence_parallel=true pp=2 dp=2", *masks)
-    alone = checks.train(configure("", *masks), 4)
+    layout = "tp=2 sequence_parallel=true pp=2 dp=2"
+    config = configure(layout, *masks)
+    alone = checks.train(configure("", layers(layout), *masks), 4)
     for found in ranks.run(config.num_processes, checks.train, config, 4):
         for row, expected in zip(found, alone, strict=True):
             assert row == pytest.approx(expected, rel=1e-5)

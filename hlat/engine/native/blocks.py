@@ -34,7 +34,8 @@ def prepare_blocks(model: Llama, config: Config, device: torch.device) -> None:
         for module in _recomputed(layer, mode):
             module.forward = partial(_recompute, module.forward)
         if config.compiler.inductor:
-            layer.compile(fullgraph=True)
+            # Not layer.compile: FSDP2's hooks around a layer are to stay outside
+            layer.forward = torch.compile(layer.forward, fullgraph=True)  # type: ignore[method-assign]
 
 
 def _recomputed(layer: Layer, mode: ActivationCheckpointing) -> list[nn.Module]:

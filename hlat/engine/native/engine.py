@@ -14,6 +14,7 @@ from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine import processes
 from hlat.engine.interface import Numbers, World
+from hlat.engine.native import fully_sharded
 from hlat.engine.native.blocks import prepare_blocks
 from hlat.engine.native.device import find_device, prepare_device
 from hlat.engine.native.mesh import Mesh, join_world, leave_world
@@ -73,6 +74,7 @@ class NativeEngine:
         micro_batches = self._batch(sequences).split(self.config.micro_batch_size)
         loss = torch.stack([self._passage.forward(micro, scale) for micro in micro_batches]).sum()
         self._mesh.pp.sum_(loss)
+        fully_sharded.release(self.parts.values())
         return {"loss": loss}
 
     def read(self, pending: dict[str, Tensor]) -> Numbers:

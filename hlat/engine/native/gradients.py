@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from hlat.engine.native.fully_sharded import local
 from hlat.engine.native.noise import Draw, Rounding
 
 Draws = Callable[[str, int], Draw]
@@ -46,8 +47,8 @@ class GradientSums:
         return sums
 
     def _add(self, name: str, weight: Tensor) -> None:
-        gradient, weight.grad = weight.grad, None
-        assert gradient is not None
+        assert weight.grad is not None
+        gradient, weight.grad = local(weight.grad), None
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count == 1:
             self._sums[name] = gradient.to(self._dtype)

@@ -66,7 +66,8 @@ def make_noise(shard: Shard, seed: int, device: torch.device) -> Noise:
     """The noise of a tensor that holds a part of a parameter, as its part of the whole's."""
     if shard.columns is None:
         (part,) = shard.rows
-        return Noise(_row_keys(seed, part.name, 0, 1, device), _column_keys(0, part.count, device))
+        columns = _column_keys(part.first, part.count, device)
+        return Noise(_row_keys(seed, part.name, 0, 1, device), columns)
     keys = [_row_keys(seed, part.name, part.first, part.count, device) for part in shard.rows]
     return Noise(torch.cat(keys), _column_keys(*shard.columns, device))
 

@@ -3,17 +3,21 @@
 The whole model exists on the meta device only; what a rank does not hold is never made.
 """
 
+from collections.abc import Mapping
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hlat.config.precision import Operator
 from hlat.config.run import Config
+from hlat.engine.native import fully_sharded
+from hlat.engine.native.axis import Axis
 from hlat.engine.native.dtypes import DTYPES
 from hlat.engine.native.mesh import Mesh
 from hlat.engine.native.replicas import Replicas
 from hlat.engine.native.tensor_parallel import Regions, parallelize
 from hlat.engine.native.weights import Weight
-from hlat.engine.shards import shard
+from hlat.engine.shards import Shard, shard
 from hlat.model.llama import Llama
 from hlat.parallelism.plan import stage_layers
 
@@ -33,7 +37,12 @@ def make_parts(
         with torch.device("meta"):
             part = Llama(config.model, Operator.norm in config.precision.fp32_operators)
         _keep(part, layers[number], number == 0, number == len(layers) - 1)
-        weights |= _allocate(part, config, mesh, device)
+        shards = _cut(part, config, mesh)
+        if config.parallelism.zero > 1 and mesh.dp.size > 1:
+            fully_sharded.share(part, config, mesh.dp, device)
+            weights |= _rows(part, shards, mesh.dp)
+        else:
+            weights |= _allocate(part, shards, config, mesh, device)
         parallelize(part, config.model, regions)
         parts[number] = part
     return parts, weights
@@ -52,17 +61,45 @@ def _keep(part: Llama, layers: range, first: bool, last: bool) -> None:
         part.norm = part.lm_head = None
 
 
-def _allocate(part: Llama, config: Config, mesh: Mesh, device: torch.device) -> dict[str, Weight]:
-    dtype = DTYPES[config.precision.weights]
-    replicas = Replicas(mesh.dp, config.parallelism.zero > 0)
-    weights = {}
+def _cut(part: Llama, config: Config, mesh: Mesh) -> dict[str, Shard]:
+    """Let each parameter have the shape of this rank's shard, and tell what that is."""
+    precision = config.precision
+    dtype = DTYPES[precision.master_weights or precision.weights]
+    shards = {}
     for name, whole in [*part.named_parameters()]:
         held = shard(config.model, name, tuple(whole.shape), mesh.tp.size, mesh.tp.rank)
+        shards[name] = held
+        _replace(part, name, torch.empty(held.shape, dtype=dtype, device="meta"))
+    return shards
+
+
+def _allocate(
+    part: Llama, shards: Mapping[str, Shard], config: Config, mesh: Mesh, device: torch.device
+) -> dict[str, Weight]:
+    """Give parameters memory, of matrices with the rows that ZeRO-1 needs beyond their own."""
+    dtype = DTYPES[config.precision.weights]
+    replicas = Replicas(mesh.dp, config.parallelism.zero)
+    weights = {}
+    for name, held in shards.items():
         rows = held.shape[0]
         padded = rows if len(held.shape) == 1 else replicas.padded(rows)
         memory = torch.empty((padded, *held.shape[1:]), dtype=dtype, device=device)
-        computing = nn.Parameter(memory[:rows])
-        module, _, leaf = name.rpartition(".")
-        setattr(part.get_submodule(module), leaf, computing)
-        weights[name] = Weight(computing, memory, held)
+        weights[name] = Weight(_replace(part, name, memory[:rows]), memory, held)
     return weights
+
+
+def _rows(part: Llama, shards: Mapping[str, Shard], axis: Axis) -> dict[str, Weight]:
+    """What this rank holds of parameters that data-parallel ranks hold together."""
+    weights = {}
+    for name, computing in part.named_parameters():
+        memory = fully_sharded.local(computing.detach())
+        start = axis.rank * -(-shards[name].shape[0] // axis.size)
+        weights[name] = Weight(computing, memory, shards[name].cut(start, start + len(memory)))
+    return weights
+
+
+def _replace(part: Llama, name: str, tensor: Tensor) -> nn.Parameter:
+    module, _, leaf = name.rpartition(".")
+    parameter = nn.Parameter(tensor)
+    setattr(part.get_submodule(module), leaf, parameter)
+    return parameter

@@ -2,8 +2,8 @@
 
 Without ZeRO every rank gets the whole sum. With it a rank gets the sum of its own rows, updates
 these and sends them to the others (Rajbhandari et al., arXiv 1910.02054, stage 1). Vectors are not
-worth cutting. A gradient is sent as soon as its last micro batch has gone back, while the backward
-pass goes on.
+worth cutting. Stages 2 and 3 are in fully_sharded.py. A gradient is sent as soon as its last micro
+batch has gone back, while the backward pass goes on.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,13 @@ from hlat.engine.native.axis import Axis
 class Replicas:
     """The data-parallel axis as the weights see it."""
 
-    def __init__(self, axis: Axis, zero: bool) -> None:
-        """Cut matrices by rows over the axis if `zero`."""
-        self.axis, self.cuts = axis, zero and axis.size > 1
+    def __init__(self, axis: Axis, zero: int) -> None:
+        """Know which of the states of ZeRO's stages the ranks of an axis share."""
+        self.axis = axis
+        self.cuts = zero == 1 and axis.size > 1
+        """Whether a rank updates some rows of each matrix that it holds."""
+        self.shared = zero > 1 and axis.size > 1
+        """Whether a rank holds some rows only, since torch's FSDP2 has cut everything before."""
 
     def padded(self, num_rows: int) -> int:
         """Rows that memory of a matrix needs, so that all ranks have equally many."""
@@ -35,6 +39,10 @@ class Replicas:
         start = min(self.axis.rank * step, shape[0])
         return slice(start, min(start + step, shape[0]))
 
+    def counts(self, num_rows: int, own: slice) -> bool:
+        """Whether this rank is to count rows of a tensor that it updates, in norms and saves."""
+        return self.shared or own != slice(0, num_rows) or self.axis.rank == 0
+
     def share(self, memory: Tensor) -> None:
         """Fill the rows of a matrix that the other ranks have updated; memory is padded."""
         if self.cuts and memory.dim() > 1:
@@ -43,6 +51,8 @@ class Replicas:
 
     def start_sum(self, gradient: Tensor) -> "Sum":
         """Begin to add up a gradient over ranks."""
+        if self.shared:
+            return Sum(gradient, None)
         if not self.cuts or gradient.dim() == 1:
             return Sum(gradient, self.axis.sum_(gradient, wait=False))
         missing = self.padded(len(gradient)) - len(gradient)

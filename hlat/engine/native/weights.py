@@ -58,7 +58,7 @@ class Weights:
         precision = config.precision
         self.held, self._precision, self._mesh = weights, precision, mesh
         """What this rank holds."""
-        self._replicas = Replicas(mesh.dp, config.parallelism.zero > 0)
+        self._replicas = Replicas(mesh.dp, config.parallelism.zero)
         self._own = {
             name: self._replicas.own(weight.shard.shape) for name, weight in weights.items()
         }
@@ -67,7 +67,7 @@ class Weights:
         self._num_micro_batches = config.num_micro_batches
         self._sums = self._make_sums()
         self._reducer = self._make_reducer()
-        self._copied = precision.master_weights is not None
+        self._copied = precision.master_weights is not None and not self._replicas.shared
         self._holders = self._make_holders()
         """What the optimizer is given: tensors of their own, unless autograd adds up gradients."""
         self.shards = {name: self._updated_part(name) for name in self._holders}
@@ -110,8 +110,7 @@ class Weights:
 
     def counts(self, name: str) -> bool:
         """Whether of all data-parallel ranks with the same rows, this one is to count them."""
-        whole = self._own[name] == slice(0, len(self._computing[name]))
-        return not whole or self._mesh.dp.rank == 0
+        return self._replicas.counts(self.held[name].shard.shape[0], self._own[name])
 
     def update(self, learning_rate: float) -> None:
         """Update by the gradients and drop them."""
@@ -156,7 +155,8 @@ class Weights:
 
     def _draw_sum(self, name: str, count: int) -> noise.Draw:
         """Micro batches have the same numbers, whichever rank of however many runs them."""
-        return self._draw(name, 1 + self._mesh.dp.rank * self._num_micro_batches + count)
+        rank = 0 if self._replicas.shared else self._mesh.dp.rank
+        return self._draw(name, 1 + rank * self._num_micro_batches + count)
 
     def _updates(self, name: str) -> Tensor:
         """The count of updates, the same for all; this rank may update nothing of a parameter."""
@@ -175,13 +175,14 @@ class Weights:
         return {
             name: noise.make_noise(weight.shard, config.run.seed, device)
             for name, weight in self.held.items()
+            if weight.shard.rows
         }
 
     def _make_sums(self) -> GradientSums | None:
         """None where autograd's own sums are what the recipe asks for."""
         precision = self._precision
         in_place = precision.accumulation is precision.gradients and self._noise is None
-        if in_place and precision.master_weights is None:
+        if in_place and precision.master_weights is None and not self._replicas.shared:
             return None
         rounded = self._noise is not None and precision.accumulation is Dtype.bf16
         draw = self._draw_sum if rounded else None
@@ -200,15 +201,17 @@ class Weights:
         assert gradient is not None
         gradient = gradient.to(DTYPES[self._precision.reduction])
         if self._mesh.kv.size > 1 and name.endswith(".qkv_proj.weight"):
-            queries = self.held[name].shard.rows[0].count
-            self._mesh.kv.sum_(gradient[queries:])
+            rows = self.held[name].shard.rows
+            self._mesh.kv.sum_(
+                gradient[sum(part.count for part in rows if "q_proj" in part.name) :]
+            )
         return gradient
 
     def _start(self, gradient: Tensor) -> Sum:
         return self._replicas.start_sum(gradient)
 
     def _make_holders(self) -> dict[str, Tensor]:
-        master = self._precision.master_weights
+        master = self._precision.master_weights if self._copied else None
         if master is None and self._sums is None and not self._replicas.cuts:
             return dict(self._computing)
         holders = {}

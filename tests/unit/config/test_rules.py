@@ -67,7 +67,20 @@ REFUSED = [
         "is 2 processes, hardware.nodes=1 x processes_per_node=1 gives 1",
     ),
     (["hardware.nodes=2"], "hardware.nodes=2 needs hardware.processes_per_node, which is null"),
-    (["parallelism.zero=4"], "parallelism.zero=4 cannot be executed by this version of hlat"),
+    (["parallelism.zero=4"], "parallelism.zero=4 is no stage of ZeRO; use 0, 1, 2 or 3"),
+    (
+        ["parallelism.zero=2", "precision=bf16_sr_master"],
+        "parallelism.zero=2 casts master weights to nearest, and precision=bf16_sr_master stochastically",
+    ),
+    (
+        [
+            "parallelism.zero=3",
+            "parallelism.pp=2",
+            "parallelism.pipeline_schedule=zero_bubble",
+            "batch.micro_batch_size=1",
+        ],
+        "parallelism.zero=3 adds up gradients when a layer has gone back",
+    ),
     (
         ["parallelism.pp=2", "parallelism.stages_per_rank=2"],
         "parallelism.stages_per_rank=2 needs parallelism.pipeline_schedule=interleaved",
@@ -225,10 +238,6 @@ REFUSED = [
     (
         ["compiler=inductor", "engine=nxd"],
         "compiler.inductor=true needs engine.name=native, not nxd; set it to false",
-    ),
-    (
-        ["parallelism.zero=2"],
-        "parallelism.zero=2 cannot be executed by this version of hlat; use parallelism.zero=0 or 1",
     ),
     (
         ["+optimizer.beta3=1"],

@@ -106,3 +106,18 @@ def test_weights_to_begin_from_are_looked_at_unless_the_run_has_saved(compose, t
     )
     (tmp_path / "x/checkpoints/step_00000005").mkdir(parents=True)
     refuse_infeasible(wanted)
+
+
+def test_zero_takes_one_copy_after_the_other_apart(config):
+    def terms(stage, recipe):
+        overrides = (f"parallelism.zero={stage}", "parallelism.dp=4", f"precision={recipe}")
+        memory = estimate(config(*overrides))
+        return memory.weights, memory.gradients, memory.optimizer
+
+    count = terms(0, "fp32")[0] / 4
+    assert terms(0, "mixed") == (2 * count, 4 * count, 12 * count)
+    assert terms(1, "mixed") == (2 * count, 4 * count, 3 * count)
+    assert terms(2, "mixed") == (2 * count, count, 3 * count)
+    assert terms(2, "fp32") == (5 * count, count, 2 * count)  # own rows beside what is joined
+    layer = 128 * (2 * 128 + 2 * 64 + 3 * 352 + 2)
+    assert terms(3, "fp32") == (5 * count - 2 * 4 * layer, count, 2 * count)
