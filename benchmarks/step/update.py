@@ -46,7 +46,7 @@ def make_weights(model: Model) -> Weights:
     return weights
 
 
-def ours(model: Model, weights: Weights, stochastic: bool) -> Step:
+def ours(model: Model, weights: Weights, stochastic: bool, compiled: bool = False) -> Step:
     """The engine's own, its weights rounded by lot or to nearest."""
     noise = {
         weight: make_noise(shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device)
@@ -54,7 +54,7 @@ def ours(model: Model, weights: Weights, stochastic: bool) -> Step:
     }
     number = torch.tensor(7)
     draw = (lambda weight: noise[weight].draw(number)) if stochastic else None
-    return ChunkedAdamW([{"params": list(weights.values())}], draw, **SETTINGS).step
+    return ChunkedAdamW([{"params": list(weights.values())}], draw, compiled, **SETTINGS).step
 
 
 def open_contestants(model: Model) -> dict[str, Step]:
@@ -64,8 +64,9 @@ def open_contestants(model: Model) -> dict[str, Step]:
         return list(make_weights(model).values())
 
     return {
-        "ours, stochastic": ours(model, make_weights(model), stochastic=True),
-        "ours, nearest": ours(model, make_weights(model), stochastic=False),
+        "ours, stochastic": ours(model, make_weights(model), True),
+        "ours, stochastic, compiled": ours(model, make_weights(model), True, compiled=True),
+        "ours, nearest": ours(model, make_weights(model), False),
         REFERENCE: torch.optim.AdamW(fresh(), **SETTINGS, foreach=False).step,
         "torch, foreach": torch.optim.AdamW(fresh(), **SETTINGS, foreach=True).step,
         "torch, fused": torch.optim.AdamW(fresh(), **SETTINGS, fused=True).step,

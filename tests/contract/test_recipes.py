@@ -11,7 +11,7 @@ from hlat.config.precision import Dtype, Rounding
 from hlat.config.resolve import resolve
 from hlat.data.sequences import Sequences
 from hlat.engine.create import create_engine
-from hlat.engine.native import noise
+from hlat.engine.native import rounding
 from hlat.engine.native.weights import DTYPES
 from hlat.model import loss
 from hlat.model.canonical import num_parameters
@@ -156,7 +156,7 @@ def test_saved_and_restored_it_goes_on_to_the_last_bit(config, batches, tmp_path
 
 def test_the_size_of_the_pieces_that_are_rounded_changes_no_bit(config, batches, monkeypatch):
     whole = train(build(config), batches)
-    monkeypatch.setitem(noise._CHUNK, "cpu", 1000)
+    monkeypatch.setitem(rounding._CHUNK, "cpu", 1000)
     assert train(build(config), batches) == whole
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hlat.engine.native.noise import Draw, Rounding, chunks
+from hlat.engine.native.noise import Draw
+from hlat.engine.native.rounding import Rounding, chunks
 
 
 class ChunkedAdamW(torch.optim.Optimizer):
@@ -22,6 +23,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
         self,
         groups: Iterable[dict[str, Any]],
         draw: Callable[[Tensor], Draw] | None,
+        compiled: bool = False,
         **settings: Any,
     ) -> None:
         """Make no state yet.
@@ -30,11 +32,12 @@ class ChunkedAdamW(torch.optim.Optimizer):
             groups: Parameter groups; moments take the dtype of the parameters.
             draw: The bits that round a bf16 parameter's next update, given the parameter; None:
                 to nearest.
+            compiled: Whether TorchInductor rounds.
             **settings: lr, betas, eps and weight_decay, as of torch.optim.AdamW.
         """
         super().__init__(list(groups), settings)
         self._draw = draw
-        self._rounding = Rounding()
+        self._rounding = Rounding(compiled)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -58,25 +61,13 @@ class ChunkedAdamW(torch.optim.Optimizer):
             values = [self._fp32(str(i), tensor) for i, tensor in enumerate(stored)]
             _adamw(values, state["step"], group)
             if draw is not None:
-                self._store(stored[1:], values[1:], self._rounding.numbers(draw, rows))
+                torch._foreach_copy_(stored[1:], self._rounding.round_(values[1:], draw, rows))
             elif narrow:
                 torch._foreach_copy_(stored[1:], values[1:])
 
     def _fp32(self, slot: str, tensor: Tensor) -> Tensor:
         """The tensor itself if it is fp32, else a copy."""
         return tensor if tensor.dtype == torch.float32 else self._rounding.fp32(slot, tensor)
-
-    def _store(
-        self, stored: tuple[Tensor, ...], values: list[Tensor], numbers: tuple[Tensor, ...]
-    ) -> None:
-        """Write weights and moments back, each rounded by a number of its own.
-
-        A NaN in a moment is one in its weight, too, and stays there. So weights alone are guarded.
-        """
-        rounding = self._rounding
-        stored[0].copy_(rounding.rounded(values[0], numbers[0]))
-        for into, value, number in zip(stored[1:], values[1:], numbers[1:], strict=True):
-            into.copy_(rounding.rounded_number(value, number))
 
 
 def _adamw(values: list[Tensor], step: Tensor, group: dict[str, Any]) -> None:

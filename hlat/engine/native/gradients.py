@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hlat.engine.native.fully_sharded import local
-from hlat.engine.native.noise import Draw, Rounding
+from hlat.engine.native.noise import Draw
+from hlat.engine.native.rounding import Rounding
 
 Draws = Callable[[str, int], Draw]
 """The bits that round a parameter's sum after a micro batch, by name and the batch's ordinal."""
@@ -22,7 +23,11 @@ class GradientSums:
     """What a step's backward passes have given so far, by parameter."""
 
     def __init__(
-        self, weights: Mapping[str, nn.Parameter], dtype: torch.dtype, draws: Draws | None
+        self,
+        weights: Mapping[str, nn.Parameter],
+        dtype: torch.dtype,
+        draws: Draws | None,
+        compiled: bool = False,
     ) -> None:
         """Watch the weights of a model.
 
@@ -30,8 +35,9 @@ class GradientSums:
             weights: By parameter name.
             dtype: Of the sums.
             draws: For sums in bf16 that are rounded stochastically.
+            compiled: Whether TorchInductor rounds.
         """
-        self._dtype, self._draws, self._rounding = dtype, draws, Rounding()
+        self._dtype, self._draws, self._rounding = dtype, draws, Rounding(compiled)
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         for name, weight in weights.items():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hlat import optimizer
 from hlat.config.precision import Dtype, Rounding
 from hlat.config.run import Config
-from hlat.engine.native import noise
+from hlat.engine.native import noise, rounding
 from hlat.engine.native.chunked_adamw import ChunkedAdamW
 from hlat.engine.native.dtypes import DTYPES
 from hlat.engine.native.gradients import GradientSums
@@ -63,7 +63,8 @@ class Weights:
             name: self._replicas.own(weight.shard.shape) for name, weight in weights.items()
         }
         self._computing = {name: weight.computing for name, weight in weights.items()}
-        self._noise, self._rounding = self._make_noise(config), noise.Rounding()
+        self._compiled = config.compiler.inductor
+        self._noise, self._rounding = self._make_noise(config), rounding.Rounding(self._compiled)
         self._num_micro_batches = config.num_micro_batches
         self._sums = self._make_sums()
         self._reducer = self._make_reducer()
@@ -186,7 +187,7 @@ class Weights:
             return None
         rounded = self._noise is not None and precision.accumulation is Dtype.bf16
         draw = self._draw_sum if rounded else None
-        return GradientSums(self._computing, DTYPES[precision.accumulation], draw)
+        return GradientSums(self._computing, DTYPES[precision.accumulation], draw, self._compiled)
 
     def _make_reducer(self) -> Reducer | None:
         """None where no other rank has a part in any gradient."""
@@ -237,8 +238,12 @@ class Weights:
             return self._draw(name, _UPDATE, self._own[name])
 
         groups = optimizer.groups(config.optimizer, holders.values())
-        rounding = None if self._noise is None else draw
-        return ChunkedAdamW(groups, rounding, **optimizer.settings(config.optimizer))
+        return ChunkedAdamW(
+            groups,
+            None if self._noise is None else draw,
+            self._compiled,
+            **optimizer.settings(config.optimizer),
+        )
 
     def _make_moments(self, dtype: torch.dtype) -> None:
         """Let the optimizer make its state: an update with zero gradients at rate zero."""

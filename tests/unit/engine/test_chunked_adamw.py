@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hlat.config.model import Model
-from hlat.engine.native import noise
+from hlat.engine.native import noise, rounding
 from hlat.engine.native.chunked_adamw import ChunkedAdamW
 from hlat.engine.shards import shard
 
@@ -27,7 +27,7 @@ def train(optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: lis
 
 
 def test_in_fp32_it_is_torchs(monkeypatch) -> None:
-    monkeypatch.setitem(noise._CHUNK, "cpu", 16 * 48)
+    monkeypatch.setitem(rounding._CHUNK, "cpu", 16 * 48)
     ours, theirs = (nn.Parameter(torch.ones(131, 48)) for _ in range(2))
     train(ChunkedAdamW([{"params": [ours]}], None, **SETTINGS), ours, some_gradients())
     train(torch.optim.AdamW([theirs], **SETTINGS, fused=True), theirs, some_gradients())

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hlat.config.model import Model
-from hlat.engine.native import noise
-from hlat.engine.native.noise import Draw, Noise, Rounding
+from hlat.engine.native import noise, rounding
+from hlat.engine.native.noise import Draw, Noise
 from hlat.engine.shards import shard
 from hlat.model.canonical_views import canonical_views
 from hlat.model.llama import Llama
@@ -46,7 +46,7 @@ def wide(rows: int = 1000, width: int = 1000) -> Draw:
 
 def rounded(values: torch.Tensor, draw: Draw) -> torch.Tensor:
     target = torch.empty(values.shape, dtype=torch.bfloat16)
-    Rounding().write(target, values, draw)
+    rounding.Rounding().write(target, values, draw)
     return target
 
 
@@ -106,7 +106,8 @@ def test_no_nan_becomes_a_number() -> None:
 
 
 def test_the_three_numbers_of_an_element_are_uniform_and_independent() -> None:
-    numbers = [number.flatten() for number in Rounding().numbers(wide(), slice(None))]
+    ours = rounding.Rounding()
+    numbers = [number.flatten() for number in ours.numbers(ours.bits(wide(), slice(None)))]
     for number in numbers:
         assert number.min() >= 0
         assert number.max() < 1 << 16
@@ -126,7 +127,7 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def test_draws_tensors_and_seeds_differ() -> None:
     def bits(noise: Noise, number: int) -> torch.Tensor:
-        return Rounding().bits(noise.draw(torch.tensor(number)), slice(None)).flatten()
+        return rounding.Rounding().bits(noise.draw(torch.tensor(number)), slice(None)).flatten()
 
     first = bits(some(), 0)
     for other in (
@@ -138,13 +139,13 @@ def test_draws_tensors_and_seeds_differ() -> None:
 
 
 def test_the_same_draw_gives_the_same_bits() -> None:
-    one, other = (Rounding().bits(some().draw(NUMBER), slice(None)) for _ in range(2))
+    one, other = (rounding.Rounding().bits(some().draw(NUMBER), slice(None)) for _ in range(2))
     assert torch.equal(one, other)
 
 
 def test_golden_bits() -> None:
     """A change of these changes every run with stochastic rounding."""
-    bits = Rounding().bits(some().draw(NUMBER), slice(0, 2))[:, :2]
+    bits = rounding.Rounding().bits(some().draw(NUMBER), slice(0, 2))[:, :2]
     assert bits.tolist() == GOLDEN
 
 
@@ -155,7 +156,7 @@ GOLDEN = [[1172587677, -1101341212], [591831994, -2009040830]]
 def test_the_size_of_a_chunk_does_not_matter(size: int, monkeypatch) -> None:
     values = torch.randn(80, 48)
     whole = rounded(values, some().draw(NUMBER))
-    monkeypatch.setitem(noise._CHUNK, "cpu", size)
+    monkeypatch.setitem(rounding._CHUNK, "cpu", size)
     assert torch.equal(rounded(values, some().draw(NUMBER)), whole)
 
 
@@ -173,7 +174,9 @@ def test_coalescing_does_not_matter() -> None:
     named = tensors()
     noises = make_noise(MODEL, 3, named)
     for name, target in named.items():
-        Rounding().write(target, torch.full(target.shape, 1.001), noises[name].draw(NUMBER))
+        rounding.Rounding().write(
+            target, torch.full(target.shape, 1.001), noises[name].draw(NUMBER)
+        )
     grouped = dict(canonical_views(MODEL, named))
     for canonical in ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj"):
         name = f"model.layers.0.{canonical}.weight"
@@ -197,6 +200,6 @@ def test_a_vector_is_one_row() -> None:
 
 def test_a_sum_is_rounded_once() -> None:
     total = torch.full((1000, 1000), 1.0, dtype=torch.bfloat16)
-    Rounding().add(total, torch.full((1000, 1000), 2.0**-10, dtype=torch.bfloat16), wide())
+    rounding.Rounding().add(total, torch.full((1000, 1000), 2.0**-10, dtype=torch.bfloat16), wide())
     share = float((total == 1 + 2.0**-7).double().mean())
     assert abs(share - 1 / 8) < 4 * math.sqrt(1 / 8 * 7 / 8 / 10**6)
