@@ -3,9 +3,8 @@
     compose -> resolve -> feasible? -> engine -> data -> restore
             -> loop(step, log, evaluate, save) -> final save -> report
 
-Everything heavy is imported only after the configuration has been accepted, so that composing one,
-asking for help or being told of a typo takes a fraction of a second and works where there is no
-torch.
+Everything heavy is imported only after the configuration has been accepted, so that composing one
+or being told of a typo takes a fraction of a second and works where there is no torch.
 """
 
 import sys
@@ -19,6 +18,7 @@ from hlat.config import entry
 from hlat.config.errors import Exit
 from hlat.config.resolve import resolve
 from hlat.config.run import Config
+from hlat.engine import processes
 
 if TYPE_CHECKING:
     from hlat.data.loader import Loader
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 def main(composed: DictConfig) -> Exit:
     """Train the composed configuration; return the exit code."""
-    from hlat.engine import processes
     from hlat.planning.feasibility import refuse_infeasible
 
     config, overrides = resolve(composed), entry.overrides()
@@ -55,7 +54,6 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     """Set up engine and data in the run's folder, restore, train, report; return the exit code."""
     from hlat.data.loader import open_loader
     from hlat.engine.create import create_engine
-    from hlat.engine.processes import place
     from hlat.planning.feasibility import check_vocabulary
     from hlat.recovery.interruption import Interruption
     from hlat.recovery.resume import resume
@@ -65,7 +63,7 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     from hlat.tracking.farewell import farewell
     from hlat.tracking.tracker import Tracker
 
-    with run_folder.claimed(config.run, leads=place().rank == 0) as folder:
+    with run_folder.claimed(config.run, leads=processes.place().rank == 0) as folder:
         engine = create_engine(config.engine)
         engine.build(config)
         world = engine.world
@@ -78,10 +76,8 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
             if world.chief and state.step < total_steps(config):
                 origin = provenance.collect(engine.device, loader.fingerprint)
                 run_folder.describe(folder, config_yaml, overrides, origin)
-            with Interruption() as interruption:
-                exit_code, step = train(
-                    config, folder, engine, loader, tracker, state, interruption
-                )
+            with Interruption() as signals:
+                exit_code, step = train(config, folder, engine, loader, tracker, state, signals)
                 tracker.close()
                 if world.chief:
                     try_report(folder)
@@ -101,7 +97,7 @@ def train(
     loader: "Loader",
     tracker: "Tracker",
     state: "TrainingState",
-    interruption: "Interruption",
+    signals: "Interruption",
 ) -> tuple[Exit, int]:
     """Train from `state` to the run's end, a signal, or a bad number; return why and the step."""
     from hlat.evaluation.heldout import evaluate
@@ -127,7 +123,7 @@ def train(
         state = state.after_step(config.batch.tokens_per_step)
 
         last = state.step == total
-        stop = everyone.any(interruption.signal_name is not None) and not last
+        stop = everyone.any(signals.signal_name is not None) and not last
         saving = stop or last or state.step % config.checkpoint.every_steps == 0
         if saving or state.step % config.run.log_every == 0:
             numbers = engine.read(pending)
@@ -143,8 +139,8 @@ def train(
             tracker.event("fail", state.step, reason="the last state could not be saved")
             return Exit.FAILED, state.step
         if stop:
-            tracker.event("interrupt", state.step, signal=interruption.signal_name)
-            interruption.ignore()
+            tracker.event("interrupt", state.step, signal=signals.signal_name)
+            signals.ignore()
             return Exit.PREEMPTED, state.step
     tracker.event("finish", state.step)
     return Exit.FINISHED, state.step

@@ -3,7 +3,7 @@
 Usage: python benchmarks/parallel/run.py [--rounds 3] [--steps 30]
 
 Whole runs, started as a user starts them, in turns; one process has all cores, the processes of a
-layout share them. Writes result.json beside itself.
+layout share them. Writes result.json beside itself, and the table of README.md.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import describe_machine, spread
+from benchmarks.common import describe_machine, machine, spread, table, write_between
 
 HERE = Path(__file__).resolve().parent
 WARM_UP_STEPS = 8
@@ -30,6 +30,8 @@ LAYOUTS = {
     "one process": "",
     "dp2": "dp=2",
     "dp2, zero 1": "dp=2 zero=1",
+    "dp2, zero 2": "dp=2 zero=2",
+    "dp2, zero 3": "dp=2 zero=3",
     "tp2": "tp=2",
     "tp2, sequence parallel": "tp=2 sequence_parallel=true",
     "pp2": "pp=2",
@@ -50,6 +52,20 @@ def tokens_per_second(layout: str, steps: int) -> float:
         lines = (Path(root) / "run/metrics.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines][WARM_UP_STEPS:]
     return statistics.median(row["tokens_per_second"] for row in rows)
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of README.md."""
+    lines = [
+        [
+            row["layout"],
+            f"{row['tokens_per_second']['median']:,.0f}",
+            "{median:.2f} ({min:.2f} to {max:.2f})".format(**row["ratio"]),
+        ]
+        for row in result["rows"]
+    ]
+    header = ["layout", "tokens per second", "of one process"]
+    return f"{table(header, lines)}\n\n{machine(result)}"
 
 
 def main() -> None:
@@ -79,6 +95,7 @@ def main() -> None:
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")
+    write_between(HERE / "README.md", "layouts", render(result))
 
 
 if __name__ == "__main__":

@@ -18,4 +18,5 @@ class Compiler:
     environment: dict[str, str] = field(default_factory=dict)
     """Further environment variables of the compiler, runtime and network."""
     inductor: bool = False
-    """Compile decoder layers, and a bf16 loss; needs a C++ compiler on a CPU, else Triton."""
+    """Compile decoder layers, a bf16 loss and stochastic rounding; needs a C++ compiler on a CPU,
+    else Triton."""

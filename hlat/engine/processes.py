@@ -206,11 +206,12 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
         """The first rank on the console, the others' stderr beside the run."""
 
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-            logs.mkdir(parents=True, exist_ok=True)
             destination = LogsDest()
             for rank in envs:
+                log = logs / f"rank_{rank}.log"
+                _put_aside(log)
                 destination.stdouts[rank] = os.devnull if rank else ""
-                destination.stderrs[rank] = str(logs / f"rank_{rank}.log") if rank else ""
+                destination.stderrs[rank] = str(log) if rank else ""
                 destination.tee_stdouts[rank] = destination.tee_stderrs[rank] = ""
                 destination.error_files[rank] = os.devnull
             return destination
@@ -227,7 +228,13 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
         max_restarts=0,
         local_addr="localhost",
     )
-    return LocalElasticAgent(spec, Logs(), shutdown_timeout=_SECONDS_TO_END)
+    return LocalElasticAgent(spec, Logs(str(logs)), shutdown_timeout=_SECONDS_TO_END)
+
+
+def _put_aside(log: Path) -> None:
+    """Keep what an earlier attempt has written: rank_1.log becomes rank_1.<seconds>.log."""
+    if log.exists() and (state := log.stat()).st_size:
+        log.rename(log.with_suffix(f".{state.st_mtime_ns // 10**9}.log"))
 
 
 @contextmanager

@@ -73,7 +73,9 @@ def test_less_is_kept(build, batches):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, several
-@pytest.mark.parametrize(("recipe", "tolerance"), [("fp32", 1e-5), ("mixed", 1e-2), ("bf16_sr", 2e-2)])
+@pytest.mark.parametrize(
+    ("recipe", "tolerance"), [("fp32", 1e-5), ("mixed", 1e-2), ("bf16_sr", 2e-2)]
+)
 def test_a_compiled_model_gives_the_same_numbers(build, batches, recipe, tolerance):
     groups = (f"precision={recipe}", checkpointing(MODES[1]))
     plain, compiled = (

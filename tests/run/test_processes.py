@@ -61,9 +61,12 @@ def test_one_command_starts_them_all_and_another_layout_goes_on(runner, uninterr
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("complete at step 10") == 1
     assert done.stderr.count("step 10/10") <= 1
-    assert (
-        runner.run_process("run.name=x", "parallelism.dp=2", "parallelism.zero=3").returncode == 0
-    )
+    log = runner.folder / "runs/x/logs/rank_1.log"
+    log.write_text("what rank 1 had to say")
+    again = runner.run_process("run.name=x", "parallelism.dp=2", "parallelism.zero=3")
+    assert again.returncode == 0, again.stderr
+    kept = [path.read_text() for path in log.parent.glob("rank_1.*.log")]
+    assert kept == ["what rank 1 had to say"]
     assert [row["step"] for row in runner.rows("x", "metrics.jsonl")] == [*range(1, 21)]
     for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
         assert found == pytest.approx(expected, rel=1e-5)

@@ -70,10 +70,12 @@ class NativeEngine:
     def eval_step(self, sequences: Sequences) -> dict[str, Tensor]:
         """Measure the mean loss of some sequences, the same on every rank."""
         self._refresh()
-        scale = 1 / max(1, self._num_counted(sequences))
-        micro_batches = self._batch(sequences).split(self.config.micro_batch_size)
+        scale, dp = 1 / max(1, self._num_counted(sequences)), self._mesh.dp
+        own = self._batch(sequences).share(dp.rank, dp.size)
+        micro_batches = own.split(self.config.micro_batch_size)
         loss = torch.stack([self._passage.forward(micro, scale) for micro in micro_batches]).sum()
         self._mesh.pp.sum_(loss)
+        dp.sum_(loss)
         fully_sharded.release(self.parts.values())
         return {"loss": loss}
 

@@ -34,9 +34,9 @@ def share(part: Llama, config: Config, axis: Axis, device: torch.device) -> None
     policy = MixedPrecisionPolicy(
         DTYPES[precision.weights], DTYPES[precision.reduction], cast_forward_inputs=False
     )
+    let_go = config.parallelism.zero > 2
     for layer in part.layers.values():
-        again = config.parallelism.zero > 2
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=let_go)
     # The head is read by the loss, when the part's own pass is over
     fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     for module in _shared(part):

@@ -30,6 +30,7 @@ def make_parts(
     Weights are whatever memory holds.
     """
     layout = config.parallelism
+    replicas = Replicas(mesh.dp, layout.zero)
     layers = stage_layers(config.model.num_layers, layout.pp * layout.stages_per_rank)
     parts: dict[int, Llama] = {}
     weights: dict[str, Weight] = {}
@@ -38,11 +39,11 @@ def make_parts(
             part = Llama(config.model, Operator.norm in config.precision.fp32_operators)
         _keep(part, layers[number], number == 0, number == len(layers) - 1)
         shards = _cut(part, config, mesh)
-        if config.parallelism.zero > 1 and mesh.dp.size > 1:
+        if replicas.shared:
             fully_sharded.share(part, config, mesh.dp, device)
             weights |= _rows(part, shards, mesh.dp)
         else:
-            weights |= _allocate(part, shards, config, mesh, device)
+            weights |= _allocate(part, shards, config, replicas, device)
         parallelize(part, config.model, regions)
         parts[number] = part
     return parts, weights
@@ -74,11 +75,14 @@ def _cut(part: Llama, config: Config, mesh: Mesh) -> dict[str, Shard]:
 
 
 def _allocate(
-    part: Llama, shards: Mapping[str, Shard], config: Config, mesh: Mesh, device: torch.device
+    part: Llama,
+    shards: Mapping[str, Shard],
+    config: Config,
+    replicas: Replicas,
+    device: torch.device,
 ) -> dict[str, Weight]:
     """Give parameters memory, of matrices with the rows that ZeRO-1 needs beyond their own."""
     dtype = DTYPES[config.precision.weights]
-    replicas = Replicas(mesh.dp, config.parallelism.zero)
     weights = {}
     for name, held in shards.items():
         rows = held.shape[0]

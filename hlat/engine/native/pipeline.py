@@ -19,6 +19,7 @@ from hlat.config.run import Config
 from hlat.engine.native.axis import Axis
 from hlat.engine.native.dtypes import DTYPES
 from hlat.model.llama import Llama
+from hlat.model.loss import IGNORED
 
 Loss = Callable[[Llama, Tensor, Tensor, float], Tensor]
 """Scaled sum of the loss: of the last part, what it gave, the targets and the scale."""
@@ -37,6 +38,20 @@ class Batch:
     tokens: Tensor
     documents: Tensor | None
     targets: Tensor
+
+    def share(self, rank: int, size: int) -> "Batch":
+        """Every `size`-th sequence from the `rank`-th on; all ranks have equally many.
+
+        Where sequences are missing, the first stands in, and its loss does not count.
+        """
+        if size == 1:
+            return self
+        index = rank + size * torch.arange(-(-len(self.tokens) // size), device=self.tokens.device)
+        missing = index >= len(self.tokens)
+        index = index.where(~missing, 0)
+        targets = self.targets[index].masked_fill(missing.unsqueeze(1), IGNORED)
+        documents = None if self.documents is None else self.documents[index]
+        return Batch(self.tokens[index], documents, targets)
 
     def split(self, size: int) -> "list[Batch]":
         """Cut into micro batches; the last one may be smaller."""
