@@ -76,7 +76,7 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
             if world.chief and state.step < total_steps(config):
                 origin = provenance.collect(engine.device, loader.fingerprint)
                 run_folder.describe(folder, config_yaml, overrides, origin)
-            with Interruption() as signals:
+            with Interruption(tell=world.chief) as signals:
                 exit_code, step = train(config, folder, engine, loader, tracker, state, signals)
                 tracker.close()
                 if world.chief:

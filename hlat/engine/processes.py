@@ -1,8 +1,8 @@
 """The processes of a run: those that somebody started, or those that this one starts.
 
 Under torchrun or Slurm a process finds its place in its environment. Alone on a machine, it starts
-as many as the layout asks for through TorchElastic, shows the first one's console, and ends all of
-them when one fails.
+as many as the layout asks for through TorchElastic, shows the first one's console and what the
+others have to complain of, and ends all of them when one fails.
 """
 
 import ctypes
@@ -203,7 +203,7 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
     class Logs(DefaultLogsSpecs):
-        """The first rank on the console, the others' stderr beside the run."""
+        """The first rank on the console, the others' stderr there as well, and beside the run."""
 
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
             destination = LogsDest()
@@ -212,7 +212,8 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
                 _put_aside(log)
                 destination.stdouts[rank] = os.devnull if rank else ""
                 destination.stderrs[rank] = str(log) if rank else ""
-                destination.tee_stdouts[rank] = destination.tee_stderrs[rank] = ""
+                if rank:
+                    destination.tee_stderrs[rank] = str(log)
                 destination.error_files[rank] = os.devnull
             return destination
 
@@ -228,7 +229,12 @@ def _agent(command: list[str], need: int, logs: Path) -> "LocalElasticAgent":
         max_restarts=0,
         local_addr="localhost",
     )
-    return LocalElasticAgent(spec, Logs(str(logs)), shutdown_timeout=_SECONDS_TO_END)
+    return LocalElasticAgent(
+        spec,
+        Logs(str(logs)),
+        shutdown_timeout=_SECONDS_TO_END,
+        log_line_prefix_template="[rank ${rank}] ",
+    )
 
 
 def _put_aside(log: Path) -> None:

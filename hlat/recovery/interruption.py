@@ -15,7 +15,9 @@ class Interruption:
         signal_name: Name of the signal that asked the run to stop; None while nobody did.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: bool = True) -> None:
+        """Say on stderr that a signal was heard, if `tell`."""
+        self._tell = tell
         self.signal_name: str | None = None
 
     def __enter__(self) -> "Interruption":
@@ -33,6 +35,8 @@ class Interruption:
     def _remember(self, number: int, frame: FrameType | None) -> None:
         self._restore()
         self.signal_name = signal.Signals(number).name
+        if not self._tell:
+            return
         told = f"\nhlat: {self.signal_name}: this step, then a save (again: at once)\n"
         # print is not safe in a handler, which may have interrupted one; and stderr may be gone
         with contextlib.suppress(OSError):

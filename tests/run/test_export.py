@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from hlat import export
@@ -165,8 +166,8 @@ def test_the_printed_command_composes_and_reads_the_exported_tokenizer(trained, 
     assert command[:3] == ["python", "-m", "hlat.train"]
     first = runner.run(*command[3:], "run.name=y", "run.steps=1")
     assert first.returncode == 0, first.stderr
-    config = (runner.folder / "runs/y/config.yaml").read_text()
-    assert str(runner.folder / "my out/a=b/tokenizer.json") in config
+    config = OmegaConf.load(runner.folder / "runs/y/config.yaml")
+    assert config.data.tokenizer == str(runner.folder / "my out/a=b/tokenizer.json")
 
 
 def test_own_checkpoints_come_first_and_the_folder_may_be_gone(trained, runner, do, uninterrupted):

@@ -87,10 +87,12 @@ def test_the_same_command_goes_on_to_the_last_bit(runner, two, sent, code):
 
 
 def test_the_first_exception_is_the_one_that_is_told(runner, tmp_path):
-    broken(runner, tmp_path, 1, "NativeEngine.read = lambda *_: 1 / 0")
+    unwell = "NativeEngine.read = lambda *_: (os.write(2, b'unwell\\n'), 1 / 0)"
+    broken(runner, tmp_path, 1, unwell)
     begun = time.monotonic()
     failed = runner.run_process("run.name=x", *LAYOUT)
     assert failed.returncode == 1
+    assert "[rank 1] unwell" in failed.stderr
     assert "hlat: rank 1 failed:" in failed.stderr
     assert "ZeroDivisionError" in failed.stderr
     assert failed.stderr.count("Traceback") == 1
