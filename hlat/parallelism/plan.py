@@ -16,7 +16,8 @@ class Rule(Enum):
     """Ways to cut a parameter."""
 
     vocabulary = "vocabulary"
-    """Rows, which are tokens, are cut; the vocabulary is padded so that ranks have equally many."""
+    """Rows, which are tokens, are cut; where ranks cannot have equally many, the last has fewer, or
+    rows that nobody sees."""
     column = "column"
     """Rows of the weight, which are outputs, are cut: q, k, v by whole heads, gate and up alike."""
     row = "row"

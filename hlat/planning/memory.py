@@ -36,7 +36,8 @@ class Memory:
 def estimate(config: Config) -> Memory:
     """Return what a device must hold at the height of the backward pass, term by term.
 
-    Each term is that of the stage where it is largest, so a pipeline's sum is slightly high.
+    Each term is that of the stage where it is largest, so a pipeline's sum is slightly high. The
+    gradients that FSDP2 is about to send, a layer's at a time, are not among them.
     """
     mesh = degrees(config.parallelism, config.num_processes)
     held = max(_stage_parameters(config.model, mesh))

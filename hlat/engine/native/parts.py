@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from hlat.config.precision import Operator
 from hlat.config.run import Config
 from hlat.engine.native import fully_sharded
-from hlat.engine.native.axis import Axis
 from hlat.engine.native.dtypes import DTYPES
 from hlat.engine.native.mesh import Mesh
 from hlat.engine.native.replicas import Replicas
@@ -41,7 +40,7 @@ def make_parts(
         shards = _cut(part, config, mesh)
         if replicas.shared:
             fully_sharded.share(part, config, mesh.dp, device)
-            weights |= _rows(part, shards, mesh.dp)
+            weights |= _rows(part, shards, replicas)
         else:
             weights |= _allocate(part, shards, config, replicas, device)
         parallelize(part, config.model, regions)
@@ -92,13 +91,14 @@ def _allocate(
     return weights
 
 
-def _rows(part: Llama, shards: Mapping[str, Shard], axis: Axis) -> dict[str, Weight]:
+def _rows(part: Llama, shards: Mapping[str, Shard], replicas: Replicas) -> dict[str, Weight]:
     """What this rank holds of parameters that data-parallel ranks hold together."""
     weights = {}
     for name, computing in part.named_parameters():
         memory = fully_sharded.local(computing.detach())
-        start = axis.rank * -(-shards[name].shape[0] // axis.size)
-        weights[name] = Weight(computing, memory, shards[name].cut(start, start + len(memory)))
+        rows = replicas.share_of(shards[name].shape[0])
+        assert rows.stop - rows.start == len(memory)
+        weights[name] = Weight(computing, memory, shards[name].cut(rows.start, rows.stop))
     return weights
 
 

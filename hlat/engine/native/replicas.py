@@ -35,9 +35,13 @@ class Replicas:
         """The rows of a tensor that this rank updates."""
         if not self.cuts or len(shape) == 1:
             return slice(0, shape[0])
-        step = self._step(shape[0])
-        start = min(self.axis.rank * step, shape[0])
-        return slice(start, min(start + step, shape[0]))
+        return self.share_of(shape[0])
+
+    def share_of(self, num_rows: int) -> slice:
+        """This rank's rows where all have equally many, but for the last; FSDP2 cuts alike."""
+        step = self._step(num_rows)
+        start = min(self.axis.rank * step, num_rows)
+        return slice(start, min(start + step, num_rows))
 
     def counts(self, num_rows: int, own: slice) -> bool:
         """Whether this rank is to count rows of a tensor that it updates, in norms and saves."""
