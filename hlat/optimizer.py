@@ -51,6 +51,23 @@ def build(optimizer: Optimizer, tensors: Iterable[Tensor]) -> torch.optim.Optimi
         return torch.optim.AdamW(grouped, **settings(optimizer))
 
 
+def step(optimizer: Any, skip: Tensor) -> None:
+    """Update by the gradients, or leave everything as it is.
+
+    torch's fused kernels take the decision on the device, as they do for its gradient scaler;
+    elsewhere the host must ask.
+
+    Args:
+        optimizer: One of `build`, or one that knows `found_inf`.
+        skip: Whether to leave everything as it is; a bool on the device.
+    """
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.grad_scale, optimizer.found_inf = None, skip.float()
+        optimizer.step()
+    elif not skip:
+        optimizer.step()
+
+
 def global_norm(tensors: Iterable[Tensor]) -> Tensor:
     """The l2 norm of all elements of all tensors, accumulated in fp32 whatever their dtype.
 

@@ -8,8 +8,6 @@ or being told of a typo takes a fraction of a second and works where there is no
 """
 
 import sys
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,7 +21,7 @@ from hlat.engine import processes
 if TYPE_CHECKING:
     from hlat.data.loader import Loader
     from hlat.engine.interface import Engine
-    from hlat.recovery.interruption import Interruption
+    from hlat.recovery.safety import Safety
     from hlat.state import TrainingState
     from hlat.tracking.tracker import Tracker
 
@@ -38,7 +36,9 @@ def main(composed: DictConfig) -> Exit:
     refuse_infeasible(config)
     composed.run.name = config.run.name
     if processes.must_start(config):
-        return processes.start(config, entry.command(sys.executable, overrides))
+        from hlat.recovery import supervisor
+
+        return supervisor.start(config, entry.command(sys.executable, overrides))
     return processes.recorded(lambda: run(config, OmegaConf.to_yaml(composed), overrides))
 
 
@@ -55,8 +55,8 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     from hlat.data.loader import open_loader
     from hlat.engine.create import create_engine
     from hlat.planning.feasibility import check_vocabulary
-    from hlat.recovery.interruption import Interruption
     from hlat.recovery.resume import resume
+    from hlat.recovery.safety import Safety
     from hlat.reporting.report import try_report
     from hlat.state import total_steps
     from hlat.tracking import provenance, run_folder
@@ -76,8 +76,8 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
             if world.chief and state.step < total_steps(config):
                 origin = provenance.collect(engine.device, loader.fingerprint)
                 run_folder.describe(folder, config_yaml, overrides, origin)
-            with Interruption(tell=world.chief) as signals:
-                exit_code, step = train(config, folder, engine, loader, tracker, state, signals)
+            with Safety(config, folder, engine, loader, tracker) as safety:
+                exit_code, step = train(config, state, engine, loader, tracker, safety)
                 tracker.close()
                 if world.chief:
                     try_report(folder)
@@ -92,25 +92,21 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
 
 def train(
     config: Config,
-    folder: Path,
+    state: "TrainingState",
     engine: "Engine",
     loader: "Loader",
     tracker: "Tracker",
-    state: "TrainingState",
-    signals: "Interruption",
+    safety: "Safety",
 ) -> tuple[Exit, int]:
-    """Train from `state` to the run's end, a signal, or a bad number; return why and the step."""
+    """Train from `state` to the run's end, a signal, or its divergence; return why and the step."""
     from hlat.evaluation.heldout import evaluate
-    from hlat.recovery.divergence import SpikeWatch, finite
-    from hlat.recovery.resume import save
     from hlat.schedule import rate_at
     from hlat.state import total_steps
 
     total, every = total_steps(config), config.evaluation.every_steps
     heldout = loader.heldout(config.evaluation.sequences_per_source)
-    spikes = SpikeWatch(config.recovery, tracker.recent("grad_norm", config.recovery.spike_window))
-    stage, everyone = loader.stage, engine.world.everyone
-    if not everyone.any(tracker.happened("evaluate")):
+    stage = loader.stage
+    if not engine.world.everyone.any(bool(tracker.events("evaluate"))):
         evaluate(engine, heldout, tracker, state.step)
     while state.step < total:
         sequences = loader.next()
@@ -123,24 +119,23 @@ def train(
         state = state.after_step(config.batch.tokens_per_step)
 
         last = state.step == total
-        stop = everyone.any(signals.signal_name is not None) and not last
-        saving = stop or last or state.step % config.checkpoint.every_steps == 0
+        stop = safety.step() and not last
+        saving = stop or last or safety.save_is_due(state.step)
         if saving or state.step % config.run.log_every == 0:
             numbers = engine.read(pending)
-            tracker.log(state.step, stage, learning_rate=rate, **asdict(numbers))
-            if config.recovery.stop_on_nonfinite and not finite(numbers):
-                tracker.event("diverge", state.step, numbers=repr(numbers))
+            tracker.log(state.step, stage, learning_rate=rate, **numbers.measured)
+            checked = safety.check(state, numbers)
+            if checked is None:
                 return Exit.DIVERGED, state.step
-            if spikes.is_spike(numbers.grad_norm):
-                tracker.event("spike", state.step, grad_norm=numbers.grad_norm)
+            if checked != state:
+                state = checked
+                continue
         if last or (not stop and every is not None and state.step % every == 0):
             evaluate(engine, heldout, tracker, state.step)
-        if saving and not save(config, folder, engine, loader, tracker, state) and (stop or last):
-            tracker.event("fail", state.step, reason="the last state could not be saved")
+        if saving and not safety.save(state, wait=stop or last):
             return Exit.FAILED, state.step
         if stop:
-            tracker.event("interrupt", state.step, signal=signals.signal_name)
-            signals.ignore()
+            safety.interrupt(state.step)
             return Exit.PREEMPTED, state.step
     tracker.event("finish", state.step)
     return Exit.FINISHED, state.step

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from hlat.checkpoint import durable
 from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.checkpoint.store import TEMPORARY, check_files, step_of, verify
+from hlat.checkpoint.store import TEMPORARY, check_files, step_of, unused_name, verify
 
 
-def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_valid(folder: Path, before: int | None = None) -> tuple[Path | None, list[str]]:
     """Find the checkpoint to resume from.
 
     Args:
         folder: Folder of the run's checkpoints; it need not exist.
+        before: A step that it must precede; None: the newest will do.
 
     Returns:
         The newest checkpoint that was committed and, read in full, is what was written, or None;
@@ -24,7 +25,7 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
         they are.
     """
     refused: list[str] = []
-    for path in _newest_first(folder):
+    for path in _newest_first(folder, before):
         try:
             verify(path)
             return path, refused
@@ -55,9 +56,17 @@ def prune(folder: Path, keep_last: int) -> None:
         shutil.rmtree(doomed)
 
 
-def _newest_first(folder: Path) -> list[Path]:
+def set_aside(folder: Path, after: int) -> None:
+    """Keep the checkpoints of steps after `after` under names that nobody resumes from."""
+    for path in _newest_first(folder):
+        if (step_of(path) or 0) > after:
+            durable.rename(path, unused_name(path, "diverged"))
+
+
+def _newest_first(folder: Path, before: int | None = None) -> list[Path]:
     steps = {path: step for path in folder.glob("step_*") if (step := step_of(path)) is not None}
-    return sorted(steps, key=lambda path: steps[path], reverse=True)
+    found = [path for path, step in steps.items() if before is None or step < before]
+    return sorted(found, key=lambda path: steps[path], reverse=True)
 
 
 def _intact(path: Path) -> bool:

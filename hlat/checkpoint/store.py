@@ -209,6 +209,14 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def unused_name(path: Path, why: str) -> Path:
+    """Name under which a checkpoint is kept, but not used: step_00000020_damaged_1, say."""
+    number = 1
+    while (candidate := path.with_name(f"{path.name}_{why}_{number}")).exists():
+        number += 1
+    return candidate
+
+
 def _begin(target: Path) -> str | None:
     """Make the folder that becomes a checkpoint and return its name; None: it is there already."""
     if target.exists():
@@ -216,7 +224,7 @@ def _begin(target: Path) -> str | None:
             verify(target)
             return None
         except CorruptCheckpointError:
-            durable.rename(target, _unused_name(target))
+            durable.rename(target, unused_name(target, "damaged"))
     durable.make_folder(target.parent)
     temporary = target.with_name(f"{TEMPORARY}{target.name}-{os.getpid()}")
     if temporary.exists():
@@ -298,10 +306,3 @@ def _misfit(path: Path, manifest: Manifest, chunk: Chunk) -> str | None:
             " resume with the model that was saved"
         )
     return None
-
-
-def _unused_name(path: Path) -> Path:
-    number = 1
-    while (candidate := path.with_name(f"{path.name}_damaged_{number}")).exists():
-        number += 1
-    return candidate

@@ -13,6 +13,12 @@ class Checkpoint:
     """Steps between saves."""
     keep_last: int = MISSING
     """Newest checkpoints that are kept."""
+    milestone_tokens: int | None = None
+    """Tokens between milestones, which are kept for ever: weights alone, in milestones/; null:
+    none."""
+    asynchronous: bool = True
+    """Whether training goes on while a copy of the state, in host memory, is written; false: no
+    memory for a copy."""
     start_from: str | None = None
     """A checkpoint folder (`.../checkpoints/step_00001000`) that a run without one of its own
     begins from, with its optimizer, schedule position and data position; the run's own checkpoints

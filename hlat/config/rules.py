@@ -5,7 +5,7 @@ A sentence names the key, the two values that disagree, and values that would wo
 
 from collections.abc import Callable, Iterable, Iterator
 
-from hlat.config import schedule_rules
+from hlat.config import recovery_rules, schedule_rules
 from hlat.config.engine import Backend
 from hlat.config.parallelism import PipelineSchedule
 from hlat.config.precision import Dtype, Operator, Rounding
@@ -45,7 +45,10 @@ def at_least(config: Config) -> Iterator[str]:
         "hardware.processes_per_node": 1,
         "checkpoint.every_steps": 1,
         "checkpoint.keep_last": 1,
-        "recovery.spike_window": 1,
+        "checkpoint.milestone_tokens": 1,
+        "recovery.spike_window": 2,
+        "recovery.max_restarts": 0,
+        "recovery.max_same_failures": 1,
         "evaluation.every_steps": 1,
         "evaluation.sequences_per_source": 1,
         "run.seed": 0,
@@ -377,6 +380,7 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     at_least,
     fractions,
     *schedule_rules.RULES,
+    *recovery_rules.RULES,
     attention_heads,
     tensor_parallel,
     sequence_parallel,

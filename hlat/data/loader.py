@@ -57,6 +57,7 @@ class Loader:
         self._producer = producer
         self._started = False
         self._told: set[str] = set()
+        self._left_out: list[range] = []
 
     def next(self) -> Sequences:
         """The rank's part of the next global batch.
@@ -70,13 +71,28 @@ class Loader:
             WorkerDiedError: If the batch cannot be prepared because workers end every time.
         """
         begin = time.perf_counter()
-        tokens, states = self._receive()
-        stage = self._corpora.timeline.at(self._point.step)
-        if stage != self._point.stage and self._point.step > 0:
-            self._chapters.append(self._chapter())
-        self._point = Point(self._point.step + 1, stage, states)
+        tokens = self._draw()
+        while any(self.num_drawn - 1 in batches for batches in self._left_out):
+            tokens = self._draw()
         self.wait_seconds = time.perf_counter() - begin
         return in_documents(tokens, self.eos, self._data)
+
+    def leave_out(self, batches: Sequence[range]) -> None:
+        """From now on pass over batches, counted from 0 in the order in which they are drawn."""
+        self._left_out = [*batches]
+
+    def newest(self, count: int) -> range:
+        """Batches up to the newest, among which at least `count` were returned."""
+        start = self.num_drawn
+        while count > 0 and start > 0:
+            start -= 1
+            count -= not any(start in batches for batches in self._left_out)
+        return range(start, self.num_drawn)
+
+    @property
+    def num_drawn(self) -> int:
+        """Batches drawn so far, returned or left out."""
+        return self._point.step
 
     @property
     def stage(self) -> str:
@@ -168,6 +184,14 @@ class Loader:
     def close(self) -> None:
         """Stop preparing batches and wait until all that did has ended."""
         self._producer.close()
+
+    def _draw(self) -> Tokens:
+        tokens, states = self._receive()
+        stage = self._corpora.timeline.at(self._point.step)
+        if stage != self._point.stage and self._point.step > 0:
+            self._chapters.append(self._chapter())
+        self._point = Point(self._point.step + 1, stage, states)
+        return tokens
 
     def _receive(self) -> tuple[Tokens, States]:
         for _ in range(MOST_DEATHS):

@@ -26,6 +26,8 @@ class World:
     """The ranks that hold parts of the same replica of the model; None: this one holds all."""
     everyone: Group = field(default_factory=Alone)
     """All ranks of the run."""
+    background: Group = field(default_factory=Alone)
+    """The same for a thread beside the training loop: what two threads say must not mix."""
 
     @property
     def chief(self) -> bool:
@@ -41,11 +43,19 @@ class Numbers:
         loss: Mean cross-entropy in nats per counted token, over the global batch.
         grad_norm: Global l2 norm of the gradients before clipping, fp32; None after an evaluation.
         param_norm: Global l2 norm of the weights after the step, fp32; None after an evaluation.
+        num_skipped: Steps since the engine was built that changed nothing, because their gradients
+            were not finite.
     """
 
     loss: float
     grad_norm: float | None = None
     param_norm: float | None = None
+    num_skipped: int = 0
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """Loss and norms by name."""
+        return {"loss": self.loss, "grad_norm": self.grad_norm, "param_norm": self.param_norm}
 
 
 Pending = Any
@@ -69,6 +79,8 @@ class Engine(Protocol):
 
     def train_step(self, sequences: Sequences, learning_rate: float) -> Pending:
         """Run one optimizer step over all micro batches; nothing waits for the device.
+
+        Gradients that are not finite change nothing: not a bit of weights, moments and counts.
 
         Args:
             sequences: This data-parallel rank's, [global_batch_size / dp, sequence_length].

@@ -1,4 +1,4 @@
-"""Saves the whole state of a run, and finds the state to go on from.
+"""Finds the state that a run goes on from.
 
 A run looks into its own folder first and at checkpoint.start_from or model.init_from only when
 that holds nothing, so a restart never rewinds a run to what it once began from.
@@ -13,9 +13,9 @@ from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.config import identity
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
-from hlat.data.loader import Loader, merge_states
+from hlat.data.loader import Loader
 from hlat.engine.interface import Engine
-from hlat.parallelism.group import tell
+from hlat.parallelism.group import Group, tell
 from hlat.state import TrainingState, differences
 from hlat.tracking.tracker import Tracker
 
@@ -50,50 +50,17 @@ def resume(
         )
     changed = differences(state.adjustable, fresh.adjustable)
     changed += loader.restore(state.data)
+    loader.leave_out(batches_left_out(everyone, tracker))
     store.restore(path, engine.chunks())
     tracker.say(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
     tracker.begin(state.step, checkpoint=str(path), **_told(changed=changed, refused=refused))
     return dataclasses.replace(fresh, step=state.step, tokens=state.tokens)
 
 
-def save(
-    config: Config,
-    folder: Path,
-    engine: Engine,
-    loader: Loader,
-    tracker: Tracker,
-    state: TrainingState,
-) -> bool:
-    """Save everything that `resume` needs; tell of a disk that refuses, and return whether not."""
-    world, checkpoints = engine.world, folder / "checkpoints"
-    draws = world.peers is None or world.peers.leads
-    states = world.everyone.collect(loader.state() if draws else None)
-    data = merge_states([one for one in states if one is not None]) if states else {}
-    contents = dataclasses.replace(state, data=data).to_json()
-    place = (world.rank, world.everyone)
-    try:
-        path = store.save(checkpoints, state.step, engine.chunks(), contents, *place)
-    except OSError as error:
-        tracker.say(f"WARNING: no checkpoint at step {state.step}: {error}; older ones are intact")
-        tracker.event("checkpoint_failed", state.step, reason=str(error))
-        return False
-    finally:
-        tracker.restart_clock(state.step)
-    tracker.event("checkpoint", state.step, path=str(path))
-    if world.everyone.leads:
-        tracker.event("ledger", state.step, stages=loader.ledger_by_stage(data))
-        for sentence in loader.news(data):
-            tracker.say(f"WARNING: {sentence}")
-        _prune(checkpoints, config.checkpoint.keep_last, tracker)
-    tracker.restart_clock(state.step)
-    return True
-
-
-def _prune(checkpoints: Path, keep_last: int, tracker: Tracker) -> None:
-    try:
-        retention.prune(checkpoints, keep_last)
-    except OSError as error:
-        tracker.say(f"WARNING: cannot remove old checkpoints: {error}")
+def batches_left_out(everyone: Group, tracker: Tracker) -> list[range]:
+    """The batches that rollbacks of this run have left out, on all ranks."""
+    rows = tracker.events("rollback") if everyone.leads else []
+    return [range(*batches) for batches in tell(everyone, [row["left_out"] for row in rows])]
 
 
 def _begin(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:

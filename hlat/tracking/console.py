@@ -48,6 +48,11 @@ class Console:
             left = _clock(self._seconds_left(row["step"]))
             tell(f"step {row['step']}/{self._total}  {numbers}  {left} left")
 
+    def rewind(self, step: int) -> None:
+        """Show an earlier step again."""
+        if self._bar is not None:
+            self._bar.update(step - self._bar.n)
+
     def say(self, text: str) -> None:
         """Print a sentence above the bar."""
         if self._bar is not None:

@@ -69,14 +69,20 @@ class Tracker:
             self._console.step(row)
         self.restart_clock(step)
 
-    def recent(self, number: str, count: int) -> list[float]:
-        """Return a number of the last `count` rows, oldest first, where it is finite."""
-        values = [row[number] for row in self._metrics.rows()[-count:]]
-        return [value for value in values if value is not None]
+    def rewind(self, step: int) -> None:
+        """Go back to `step` within the attempt; rows beyond it will be written again."""
+        self._metrics.keep(step)
+        if self._console is not None:
+            self._console.rewind(step)
+        self.restart_clock(step)
 
-    def happened(self, event: str) -> bool:
-        """Whether any attempt has recorded such an event."""
-        return any(row["event"] == event for row in self._events.rows())
+    def recent(self, count: int) -> list[dict[str, Any]]:
+        """Return the last `count` rows, oldest first."""
+        return self._metrics.rows()[-count:]
+
+    def events(self, event: str) -> list[dict[str, Any]]:
+        """Return such events of all attempts, oldest first."""
+        return [row for row in self._events.rows() if row["event"] == event]
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """Write one row of events.jsonl."""

@@ -35,7 +35,7 @@ LAYERS = {
 }
 ENTRIES = {room for room, layer in LAYERS.items() if layer == 5}
 FENCES = {
-    "torch": {"model", "optimizer", "engine", "checkpoint"},
+    "torch": {"model", "optimizer", "engine", "checkpoint", "recovery.supervisor"},
     "torch_xla": {"engine.nxd"},
     "neuronx_distributed": {"engine.nxd"},
     "fsspec": {"data"},

@@ -42,6 +42,10 @@ class Axis:
         if self.size > 1:
             self.group = dist.new_group(list(ranks), use_local_synchronization=True)
 
+    def again(self) -> "Axis":
+        """The same ranks with a group of their own, for another thread."""
+        return Axis(self.ranks, self.ranks[self.rank])
+
     def sum_(self, tensor: Tensor, wait: bool = True) -> Any:
         """Add up a tensor over all ranks, in place; returns the work if it is not waited for."""
         return self._all_reduce(tensor, dist.ReduceOp.SUM, wait)

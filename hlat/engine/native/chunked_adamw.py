@@ -36,6 +36,9 @@ class ChunkedAdamW(torch.optim.Optimizer):
             **settings: lr, betas, eps and weight_decay, as of torch.optim.AdamW.
         """
         super().__init__(list(groups), settings)
+        self._step_supports_amp_scaling = True
+        self.found_inf: Tensor | None = None
+        """1.0 for a step that must change nothing, as torch's own AdamW knows it; else 0.0."""
         self._draw = draw
         self._rounding = Rounding(compiled)
 
@@ -56,10 +59,12 @@ class ChunkedAdamW(torch.optim.Optimizer):
         narrow = weight.dtype != torch.float32
         draw = self._draw(weight) if narrow and self._draw is not None else None
         state["step"] += 1
+        if self.found_inf is not None:
+            state["step"] -= self.found_inf
         tensors = (gradient, weight, state["exp_avg"], state["exp_avg_sq"])
         for rows, stored in chunks(*tensors):
             values = [self._fp32(str(i), tensor) for i, tensor in enumerate(stored)]
-            _adamw(values, state["step"], group)
+            _adamw(values, state["step"], group, self.found_inf)
             if draw is not None:
                 torch._foreach_copy_(stored[1:], self._rounding.round_(values[1:], draw, rows))
             elif narrow:
@@ -70,7 +75,9 @@ class ChunkedAdamW(torch.optim.Optimizer):
         return tensor if tensor.dtype == torch.float32 else self._rounding.fp32(slot, tensor)
 
 
-def _adamw(values: list[Tensor], step: Tensor, group: dict[str, Any]) -> None:
+def _adamw(
+    values: list[Tensor], step: Tensor, group: dict[str, Any], found_inf: Tensor | None
+) -> None:
     """Update, of gradient, weights and both moments in fp32, all but the first.
 
     This is torch's kernel itself: torch.optim's function around it takes as long as a small chunk.
@@ -91,4 +98,5 @@ def _adamw(values: list[Tensor], step: Tensor, group: dict[str, Any]) -> None:
         eps=group["eps"],
         amsgrad=False,
         maximize=False,
+        found_inf=found_inf,
     )

@@ -52,6 +52,7 @@ class NativeEngine:
             prepare_blocks(part, config, self._device)
         self.weights = Weights(weights, config, self._mesh)
         self._passage = self._make_passage()
+        self._num_skipped = torch.zeros((), device=self._device)
         self._initialise()
         self._filled = True
 
@@ -63,7 +64,9 @@ class NativeEngine:
         gradients = self.weights.gradients()
         loss, grad_norm = self._over_ranks(loss, self.weights.counted(gradients))
         optimizer.clip_([*gradients.values()], self.config.optimizer.grad_clip, grad_norm)
-        self.weights.update(learning_rate)
+        skip = ~torch.isfinite(grad_norm)
+        self.weights.update(learning_rate, skip)
+        self._num_skipped += skip
         return {"loss": loss, "grad_norm": grad_norm}
 
     @torch.no_grad()
@@ -86,7 +89,9 @@ class NativeEngine:
             return Numbers(loss.item())
         updated = self.weights.counted(self.weights.updated)
         _, param_norm = self._over_ranks(loss, updated)
-        return Numbers(*torch.stack([loss, pending["grad_norm"], param_norm]).tolist())
+        numbers = torch.stack([loss, pending["grad_norm"], param_norm, self._num_skipped])
+        mean_loss, *norms, num_skipped = numbers.tolist()
+        return Numbers(mean_loss, norms[0], norms[1], int(num_skipped))
 
     def chunks(self) -> Iterator[Chunk]:
         """Weights, both moments, and the count of updates of what this rank updates.

@@ -48,6 +48,7 @@ class Mesh:
         copies = kv_copies(config.model, shape.tp)
         first = place.tp // copies * copies
         self.kv = self.tp if copies == shape.tp else axis("tp", range(first, first + copies))
+        self._background = [axis.again() for axis in (self.pp, self.dp, self.tp)]
 
     @property
     def world(self) -> World:
@@ -60,6 +61,7 @@ class Mesh:
             dp_size=self.dp.size,
             peers=None if self.pp.size * self.tp.size == 1 else Ranks(replica),
             everyone=Alone() if alone else Ranks([self.pp, self.dp, self.tp]),
+            background=Alone() if alone else Ranks(self._background),
         )
 
     def sum_(self, tensor: torch.Tensor) -> None:

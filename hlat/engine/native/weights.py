@@ -113,11 +113,16 @@ class Weights:
         """Whether of all data-parallel ranks with the same rows, this one is to count them."""
         return self._replicas.counts(self.held[name].shard.shape[0], self._own[name])
 
-    def update(self, learning_rate: float) -> None:
-        """Update by the gradients and drop them."""
+    def update(self, learning_rate: float, skip: Tensor) -> None:
+        """Update by the gradients and drop them.
+
+        Args:
+            learning_rate: Of this update.
+            skip: Whether to change nothing, weights, moments and counts, to the last bit; bool.
+        """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        self._optimizer.step()
+        optimizer.step(self._optimizer, skip)
         self._optimizer.zero_grad(set_to_none=True)
         self.refresh()
 

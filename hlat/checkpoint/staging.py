@@ -1,0 +1,33 @@
+"""A copy of the state in host memory, which is written while training changes the state itself."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from hlat.checkpoint.chunk import Chunk
+
+
+class Staging:
+    """Memory for one copy of what this process saves; each save takes it again.
+
+    New memory each time would be paged in each time, which takes longer than the copy.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    @torch.no_grad()
+    def copy(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Copy the chunks that are `saved`; the copies are good until the next call."""
+        return [
+            replace(chunk, tensor=self._take(chunk).copy_(chunk.tensor))
+            for chunk in chunks
+            if chunk.saved
+        ]
+
+    def _take(self, chunk: Chunk) -> torch.Tensor:
+        key, values = (chunk.name, chunk.offset), chunk.tensor
+        if key not in self._memory:
+            self._memory[key] = torch.empty(values.shape, dtype=values.dtype)
+        return self._memory[key]

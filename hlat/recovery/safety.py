@@ -1,0 +1,97 @@
+"""Everything that keeps a run from losing its work, as the loop sees it.
+
+Signals, saves, the watchdog and the judgement of the numbers meet here, so that the loop asks four
+questions: was it told to stop, may it go on, is a save due, was it saved.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from hlat.config.run import Config
+from hlat.data.loader import Loader
+from hlat.engine.interface import Engine, Numbers
+from hlat.recovery.checkpoints import Checkpoints
+from hlat.recovery.guard import Guard
+from hlat.recovery.interruption import Interruption
+from hlat.recovery.watchdog import Watchdog
+from hlat.state import TrainingState
+from hlat.tracking.tracker import Tracker
+
+
+class Safety:
+    """Context of a training loop, entered once engine and loader stand where it begins.
+
+    Args:
+        config: The run.
+        folder: Its folder.
+        engine: What is saved and rolled back.
+        loader: The same of the data.
+        tracker: The record.
+    """
+
+    def __init__(
+        self, config: Config, folder: Path, engine: Engine, loader: Loader, tracker: Tracker
+    ) -> None:
+        self._tracker, self._everyone = tracker, engine.world.everyone
+        self._checkpoints = Checkpoints(config, folder, engine, loader, tracker)
+        self._guard = Guard(config, folder, engine, loader, tracker)
+        self._watchdog = Watchdog(config.recovery, folder, engine.world.rank)
+        self._signals = Interruption(tell=engine.world.chief)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Safety":
+        self._stack.callback(self._checkpoints.close)
+        self._stack.enter_context(self._signals)
+        self._stack.enter_context(self._watchdog)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def step(self) -> bool:
+        """Note that a step was done; returns whether a signal has told any rank to stop."""
+        self._watchdog.step()
+        self._checkpoints.report()
+        return self._everyone.any(self._signals.signal_name is not None)
+
+    def check(self, state: TrainingState, numbers: Numbers) -> TrainingState | None:
+        """Judge a logged step.
+
+        Returns:
+            The state itself if the run may go on, an earlier one if it was rolled back, and None if
+            nothing helps.
+        """
+        if self._guard.allows(state.step, numbers):
+            return state
+        self._watchdog.pause()
+        self._checkpoints.finish()
+        return self._guard.roll_back(state, numbers)
+
+    def save_is_due(self, step: int) -> bool:
+        """Whether the configuration asks for a save after this step."""
+        return self._checkpoints.is_due(step)
+
+    def save(self, state: TrainingState, wait: bool) -> bool:
+        """Begin to save; returns whether the run may rely on it.
+
+        Args:
+            state: Where the run stands.
+            wait: Whether it ends here, and must know that it was saved.
+        """
+        self._watchdog.pause()
+        self._checkpoints.save(state, prune=self._guard.content)
+        if wait and not self._checkpoints.finish():
+            self._tracker.event("fail", state.step, reason="the last state could not be saved")
+            return False
+        return True
+
+    def interrupt(self, step: int) -> None:
+        """Write down that a signal ends the run; all is saved, so further ones change nothing."""
+        self._tracker.event("interrupt", step, signal=self._signals.signal_name)
+        self._signals.ignore()
