@@ -33,24 +33,30 @@ PALETTE = """
 """
 """The variables that a page must define: after Okabe and Ito, told apart by all kinds of eyes."""
 
-_INK, _MUTED, _GRID, _MEAN = "#00000a", "#00000b", "#00000c", "#000006"
-_SERIES = ["#000001", "#000002", "#000003", "#000004", "#000005"]
+_INK, MUTED, _GRID, _MEAN = "#00000a", "#00000b", "#00000c", "#000006"
+SERIES = ["#000001", "#000002", "#000003", "#000004", "#000005"]
 _DASHES = ["solid", "dashed", "dashdot", "dotted"]
 _VARIABLES = {
-    **{colour: f"var(--series-{i})" for i, colour in enumerate([*_SERIES, _MEAN], start=1)},
+    **{colour: f"var(--series-{i})" for i, colour in enumerate([*SERIES, _MEAN], start=1)},
     _INK: "var(--ink)",
-    _MUTED: "var(--muted)",
+    MUTED: "var(--muted)",
     _GRID: "var(--grid)",
 }
-_STYLE: dict[Any, Any] = {
+LIGHT = {
+    colour: re.findall(rf"{variable[4:-1]}: (#\w+)", PALETTE)[0]
+    for colour, variable in _VARIABLES.items()
+}
+"""What a placeholder is on white paper, for pictures that cannot follow the page."""
+
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 10,
     "text.color": _INK,
-    "axes.edgecolor": _MUTED,
-    "axes.labelcolor": _MUTED,
-    "xtick.color": _MUTED,
-    "ytick.color": _MUTED,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -145,7 +151,7 @@ def legend(record: Record) -> str:
 
 def draw(panel: Panel, record: Record) -> str:
     """Draw a panel as an SVG element, the same bytes each time, for a page that has `PALETTE`."""
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": panel.name}):
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": panel.name}):
         figure = Figure(figsize=(4.8, 2.8), layout="constrained")
         axes = figure.add_subplot()
         curves = [thin(curve) for curve in panel.curves if _drawable(curve)]
@@ -155,10 +161,15 @@ def draw(panel: Panel, record: Record) -> str:
             figure.legend(axes.lines[:], names, loc="outside upper left", ncols=4, fontsize=9)
         _draw_marks(axes, record)
         _label(axes, panel)
-        written = io.StringIO()
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(written, format="svg", transparent=True, metadata=nothing)
-    return _adopt(written.getvalue(), describe(panel))
+        return element(figure, describe(panel))
+
+
+def element(figure: Figure, description: str) -> str:
+    """Make an SVG element of a figure that was drawn in placeholder colours."""
+    written = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(written, format="svg", transparent=True, metadata=nothing)
+    return _adopt(written.getvalue(), description)
 
 
 def alone(svg: str) -> str:
@@ -183,7 +194,7 @@ def _draw_curves(axes: Axes, curves: list[Curve]) -> None:
         axes.plot(
             curve.tokens,
             curve.values,
-            color=_MEAN if is_mean else _SERIES[i % len(_SERIES)],
+            color=_MEAN if is_mean else SERIES[i % len(SERIES)],
             linestyle="solid" if is_mean else _DASHES[i % len(_DASHES)],
             linewidth=2.0 if is_mean else None,
             marker="o" if len(curve.values) < _FEW_POINTS else None,
@@ -194,7 +205,7 @@ def _draw_curves(axes: Axes, curves: list[Curve]) -> None:
 def _draw_marks(axes: Axes, record: Record) -> None:
     for linestyle, places in (("dashed", marks(record, "resume")), ("dotted", _phases(record))):
         for tokens in places:
-            axes.axvline(tokens, color=_MUTED, linestyle=linestyle, linewidth=0.8, zorder=1)
+            axes.axvline(tokens, color=MUTED, linestyle=linestyle, linewidth=0.8, zorder=1)
 
 
 def _label(axes: Axes, panel: Panel) -> None:
