@@ -1,1 +1,1 @@
-"""What a run needs, before it is started: memory, and what the pinned SDK accepts."""
+"""What a run needs and what to expect of it, before it is started: memory, the SDK, failures."""

@@ -188,7 +188,7 @@ def young_interval(scenario: Scenario) -> float:
 
 
 def daly_interval(scenario: Scenario) -> float:
-    """Return Daly's optimum interval of higher order in seconds (equation 37)."""
+    """Return Daly's optimum interval of higher order, in seconds."""
     stall, m = scenario.save_stall_s, scenario.mtbf_s
     if stall >= 2 * m:
         return m

@@ -18,11 +18,14 @@ from hlat.reporting.figures import LIGHT, MUTED, SERIES, STYLE, alone, element
 from hlat.reporting.wording import duration
 
 ENDINGS = (".png", ".svg")
-_TIMES = {
-    **{10.0**power: f"{10.0**power:g} s" for power in range(-3, 1)},
-    **{3: "3 s", 10: "10 s", 30: "30 s", 60: "1 min", 180: "3 min", 600: "10 min", 1800: "30 min"},
-    **{3600 * hours: f"{hours} h" for hours in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)},
-}
+_TIMES: dict[float, str] = dict(
+    [
+        *((10.0**power, f"{10.0**power:g} s") for power in range(-3, 1)),
+        *((seconds, f"{seconds} s") for seconds in (3, 10, 30)),
+        *((60 * minutes, f"{minutes} min") for minutes in (1, 3, 10, 30)),
+        *((3600 * hours, f"{hours} h") for hours in (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)),
+    ]
+)
 _REACH = 20
 _POINTS = 9
 

@@ -76,7 +76,7 @@ def table(plan: Mapping[str, Any]) -> list[str]:
     settings = {name: given["value"] for name, given in plan["scenario"].items()}
     simulation = plan["simulation"]
     lines = [
-        f"{settings['nodes']} nodes, together a failure every {duration(plan['system_mtbf_s'])};"
+        f"{_nodes(settings['nodes'])} a failure every {duration(plan['system_mtbf_s'])};"
         f" {whole(settings['steps'])} steps of {settings['step_s']:g} s, a save every"
         f" {whole(settings['every_steps'])}",
         "",
@@ -106,19 +106,21 @@ def _advice(plan: Mapping[str, Any]) -> list[str]:
         f"{interval['best_goodput']:.2%} in a long run (Young {duration(interval['young_s'])}, "
         f"Daly {duration(interval['daly_s'])})"
     ]
-    if best == now:
-        return [*lines, "this interval   is the best"]
-    return [
-        *lines,
-        f"this interval   {whole(now)} steps, {duration(interval['current_s'])}: loses "
-        f"{100 * interval['loses_goodput']:.2g} points, "
-        f"{duration(interval['loses_s'])} of this run",
-    ]
+    this = f"this interval   {whole(now)} steps, {duration(interval['current_s'])}"
+    points = f"{100 * interval['loses_goodput']:.2f}"
+    if float(points) == 0:
+        return [*lines, f"{this}: as good"]
+    lost = duration(interval["loses_s"])
+    return [*lines, f"{this}: loses {points} points, {lost} of this run"]
 
 
 def _assumptions(scenario: Mapping[str, Any]) -> list[str]:
     words = {name: f"{name}={_plain(given['value'])}" for name, given in scenario.items()}
     return [f"{words[name]:22}{given['source']}" for name, given in scenario.items()]
+
+
+def _nodes(number: int) -> str:
+    return "1 node," if number == 1 else f"{whole(number)} nodes, together"
 
 
 def _plain(value: float) -> str:
