@@ -37,17 +37,7 @@ def summarise(
         simulated: Its trials.
         sources: Where each number of the scenario comes from.
     """
-    expected, trials = failures.expect(scenario), _shares(simulated)
-    measures = {**trials, "wall_s": simulated.wall, "failures": simulated.failures}
-    low, high = (
-        {name: float(np.percentile(values, at)) for name, values in measures.items()}
-        for at in _SPREAD
-    )
-    pooled = {
-        name: failures.pooled(values * simulated.wall, simulated.wall)
-        for name, values in trials.items()
-    }
-    mean = failures.average(simulated)
+    expected = failures.expect(scenario)
     return {
         "scenario": {
             name: {"value": value, "source": sources[name]}
@@ -56,17 +46,7 @@ def summarise(
         "system_mtbf_s": scenario.mtbf_s,
         "formula": {**_shares(expected), "wall_s": expected.wall, "failures": expected.failures},
         "first_order_goodput": failures.first_order(scenario, scenario.interval_s),
-        "simulation": {
-            "trials": len(simulated.wall),
-            "mean": {
-                **{name: share for name, (share, _) in pooled.items()},
-                "wall_s": mean.wall,
-                "failures": mean.failures,
-            },
-            "standard_error": {name: error for name, (_, error) in pooled.items()},
-            "percentile_5": low,
-            "percentile_95": high,
-        },
+        "simulation": _simulation(simulated),
         "interval": _interval(scenario, expected.wall),
     }
 
@@ -88,6 +68,29 @@ def table(plan: Mapping[str, Any]) -> list[str]:
     lines.append(_row("wall time, days", "wall_s", plan, lambda wall: f"{wall / 86400:.2f}"))
     lines.append(_row("failures", "failures", plan, lambda count: f"{count:.4g}"))
     return [*lines, "", *_advice(plan), "", *_assumptions(plan["scenario"])]
+
+
+def _simulation(ledger: Ledger[NDArray[np.float64]]) -> dict[str, Any]:
+    shares, mean = _shares(ledger), failures.average(ledger)
+    measures = {**shares, "wall_s": ledger.wall, "failures": ledger.failures}
+    pooled = {
+        name: failures.pooled(values * ledger.wall, ledger.wall) for name, values in shares.items()
+    }
+    return {
+        "trials": len(ledger.wall),
+        "mean": {
+            **{name: share for name, (share, _) in pooled.items()},
+            "wall_s": mean.wall,
+            "failures": mean.failures,
+        },
+        "standard_error": {name: error for name, (_, error) in pooled.items()},
+        **{
+            f"percentile_{at}": {
+                name: float(np.percentile(values, at)) for name, values in measures.items()
+            }
+            for at in _SPREAD
+        },
+    }
 
 
 def _row(label: str, name: str, plan: Mapping[str, Any], write: Callable[[float], str]) -> str:
