@@ -241,3 +241,30 @@ def test_small_updates_are_kept_unless_bf16_is_rounded_to_nearest(config, batche
     assert float((moved * gradient).sum()) < 0
     # Adam's first steps are of about the size of the rate
     assert 2 * SMALL_UPDATE < float(-(moved * gradient.sign()).mean()) < 5 * SMALL_UPDATE
+
+
+@pytest.mark.parametrize("layout", ["whole", "in micro batches"])
+def test_gradients_that_are_not_finite_change_not_a_bit(config, batches, layout, monkeypatch):
+    size = {"whole": 8, "in micro batches": 2}[layout]
+    spared, hit = (build(config, batch={"micro_batch_size": size}) for _ in range(2))
+    train(hit, batches[:1])
+    before = state(hit)
+    with monkeypatch.context() as fault:
+        gradients = type(hit.weights).gradients
+
+        def poisoned(self):
+            found = gradients(self)
+            next(iter(found.values())).view(-1)[0] = float("inf")
+            return found
+
+        fault.setattr(type(hit.weights), "gradients", poisoned)
+        (numbers,) = train(hit, batches[1:2])
+    assert numbers.num_skipped == 1
+    assert not np.isfinite(numbers.grad_norm)
+    assert np.isfinite(numbers.param_norm)
+    for name, tensor in state(hit).items():
+        assert torch.equal(tensor, before[name]), name
+    after = train(hit, batches[2:])
+    expected = train(spared, [batches[0], *batches[2:]])[1:]
+    assert [numbers.measured for numbers in after] == [numbers.measured for numbers in expected]
+    assert after[-1].num_skipped == 1

@@ -1,31 +1,55 @@
-"""Spikes by the paper's definition; finite numbers by arithmetic's."""
+"""Spikes by the paper's definition; finite numbers by arithmetic's; and when a run is lost."""
+
+import math
 
 import pytest
 
 from hlat.config.recovery import Recovery
 from hlat.engine.interface import Numbers
-from hlat.recovery.divergence import SpikeWatch, finite
+from hlat.recovery.divergence import Verdict, Watch, finite
+
+GO_ON, ROLL_BACK = Verdict.GO_ON, Verdict.ROLL_BACK
+
+
+def numbers(grad_norm=1.0, loss=1.0, param_norm=1.0):
+    return Numbers(loss, grad_norm, param_norm)
+
+
+def spikes(watch, norms):
+    found = []
+    for step, norm in enumerate(norms, 1):
+        watch.judge(step, numbers(norm))
+        found.append(watch.spiked)
+    return found
+
+
+def watch_of(window, patience=1000, recent=()):
+    return Watch(Recovery(spike_window=window, rollback_after=patience), recent)
 
 
 def test_a_spike_exceeds_the_running_average_by_the_margin():
-    watch = SpikeWatch(Recovery(spike_window=20))
-    assert not any(watch.is_spike(1.0) for _ in range(20))
-    assert not watch.is_spike(1.09)
-    assert watch.is_spike(1.2)
+    watch = watch_of(20)
+    assert not any(spikes(watch, [1.0] * 20))
+    assert spikes(watch, [1.09, 1.2]) == [False, True]
 
 
 def test_nothing_is_a_spike_while_the_window_fills():
-    watch = SpikeWatch(Recovery(spike_window=3))
-    assert [watch.is_spike(norm) for norm in (1.0, 9.0, 1.0, 9.0)] == [False, False, False, True]
+    assert spikes(watch_of(3), (1.0, 9.0, 1.0, 9.0)) == [False, False, False, True]
 
 
 def test_the_window_forgets():
-    watch = SpikeWatch(Recovery(spike_window=2))
-    norms = (5.0, 5.0, 1.0, 1.0, 1.2)
-    assert [watch.is_spike(norm) for norm in norms] == [False, False, False, False, True]
+    assert spikes(watch_of(2), (5.0, 5.0, 1.0, 1.0, 1.2)) == [False, False, False, False, True]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_high_loss_is_bad_but_no_spike():
+    watch = watch_of(2)
+    for step, loss in enumerate((1.0, 1.0, 1.2), 1):
+        watch.judge(step, numbers(loss=loss))
+    assert not watch.spiked
+    assert watch.first_bad == 3
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_finite(bad):
     assert finite(Numbers(1.0, 1.0, 1.0))
     assert not finite(Numbers(bad, 1.0, 1.0))
@@ -34,15 +58,43 @@ def test_finite(bad):
 
 
 def test_a_resumed_run_judges_as_if_it_had_not_stopped():
-    norms = [1.0, 1.0, 5.0, 1.0, 1.2, 9.0]
-    whole = SpikeWatch(Recovery(spike_window=2))
-    verdicts = [whole.is_spike(norm) for norm in norms]
-    resumed = SpikeWatch(Recovery(spike_window=2), norms[1:3])
-    assert [resumed.is_spike(norm) for norm in norms[3:]] == verdicts[3:]
+    norms = [1.0, 1.0, 1.0, 5.0, 9.0, 20.0, 40.0, 1.0]
+    whole = watch_of(2, patience=4)
+    verdicts = [whole.judge(step, numbers(norm)) for step, norm in enumerate(norms)]
+    assert verdicts == [GO_ON] * 6 + [ROLL_BACK, GO_ON]
+    for cut in range(2, 8):
+        seen = [(step, numbers(norm)) for step, norm in enumerate(norms[:cut])]
+        resumed = watch_of(2, patience=4, recent=seen)
+        rest = [resumed.judge(step, numbers(norms[step])) for step in range(cut, 8)]
+        assert rest == verdicts[cut:]
 
 
 def test_a_number_that_is_not_one_does_not_spoil_the_average():
-    watch = SpikeWatch(Recovery(spike_window=2), [1.0, 1.0])
-    assert not watch.is_spike(float("nan"))
-    assert not watch.is_spike(None)
-    assert watch.is_spike(2.0)
+    watch = watch_of(2)
+    assert spikes(watch, [1.0, 1.0, math.nan, 2.0]) == [False, False, False, True]
+
+
+def test_a_run_is_lost_after_so_many_bad_steps_in_a_row_and_no_sooner():
+    watch = watch_of(20, patience=3)
+    rises = [1.0] * 20 + [2.0, 3.0, 1.0] + [4.0, 5.0, 6.0]
+    verdicts = [watch.judge(step, numbers(norm)) for step, norm in enumerate(rises, 1)]
+    assert verdicts == [GO_ON] * 25 + [ROLL_BACK]
+    assert watch.first_bad == 24
+
+
+def test_gradients_that_are_not_finite_are_bad_steps():
+    watch = watch_of(20, patience=3)
+    verdicts = [watch.judge(step, numbers(math.nan, math.nan)) for step in (1, 2, 3)]
+    assert verdicts == [GO_ON, GO_ON, ROLL_BACK]
+
+
+def test_weights_that_are_not_finite_are_lost_at_once():
+    assert watch_of(20).judge(7, numbers(param_norm=math.inf)) is ROLL_BACK
+
+
+def test_a_lasting_jump_is_noticed_before_it_is_the_average():
+    """Of a jump by d, the average of w values takes w (1 - margin / d) steps to catch up."""
+    recovery = Recovery()
+    watch = Watch(recovery)
+    norms = [1.0] * recovery.spike_window + [1.6] * recovery.spike_window
+    assert ROLL_BACK in [watch.judge(step, numbers(norm)) for step, norm in enumerate(norms)]

@@ -1,0 +1,230 @@
+"""Faults in a run that nobody looks after: what is decided, what is written down, what it costs."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from hlat.engine.native.engine import NativeEngine
+from tests.run.test_processes import broken, children
+
+SUPERVISED = ("recovery.max_restarts=9", "recovery.max_same_failures=5")
+
+
+def events(runner, *kinds):
+    return [row for row in runner.rows("x", "events.jsonl") if row["event"] in kinds]
+
+
+def steps(runner):
+    return [row["step"] for row in runner.rows("x", "metrics.jsonl")]
+
+
+@pytest.fixture
+def spoil(monkeypatch):
+    """Make the losses of some batches, by the order in which they are trained on, high."""
+    real_step, real_read = NativeEngine.train_step, NativeEngine.read
+
+    def install(is_bad):
+        trained = []
+
+        def step(self, sequences, rate):
+            trained.append(sequences.tokens.tobytes())
+            return real_step(self, sequences, rate)
+
+        def read(self, pending):
+            numbers = real_read(self, pending)
+            high = "grad_norm" in pending and is_bad(trained)
+            return numbers if not high else type(numbers)(
+                numbers.loss, numbers.grad_norm + 10.0 * len(trained), numbers.param_norm
+            )  # fmt: skip
+
+        monkeypatch.setattr(NativeEngine, "train_step", step)
+        monkeypatch.setattr(NativeEngine, "read", read)
+        return trained
+
+    return install
+
+
+QUICK = ("recovery.spike_window=4", "recovery.rollback_after=3", "recovery.spike_margin=2")
+
+
+def test_lasting_spikes_roll_the_run_back_and_their_batches_are_left_out(runner, spoil):
+    bad = set()
+
+    def is_bad(trained):
+        if len(trained) in (12, 13, 14):
+            bad.add(trained[-1])
+        return trained[-1] in bad
+
+    trained = spoil(is_bad)
+    done = runner.run("run.name=x", *QUICK)
+    assert done.returncode == 0, done.stderr
+    (rollback,) = events(runner, "rollback")
+    assert (rollback["step"], rollback["to"], rollback["left_out"]) == (14, 10, [11, 14])
+    assert "going back to step 10 without the 3 batches" in done.stdout
+    assert steps(runner) == [*range(1, 21)]
+    assert trained[14] == trained[10]  # step 11 is run again on its batch
+    assert bad.isdisjoint(trained[14:])
+    assert len(trained) == 14 + 10
+
+
+def test_a_rollback_survives_a_kill(runner, spoil, monkeypatch):
+    bad = set()
+
+    def is_bad(trained):
+        if len(trained) in (12, 13, 14):
+            bad.add(trained[-1])
+        return trained[-1] in bad
+
+    spoil(is_bad)
+    runner.run("run.name=x", *QUICK)
+    whole = runner.losses("x")
+    (runner.folder / "runs/x").rename(runner.folder / "runs/whole")
+    runner.run("run.name=x", *QUICK, "run.steps=10")
+    # The record as a kill leaves it between the rollback and the next save
+    told = (runner.folder / "runs/whole/events.jsonl").read_text().splitlines()
+    (line,) = [line for line in told if json.loads(line)["event"] == "rollback"]
+    with (runner.folder / "runs/x/events.jsonl").open("a") as file:
+        file.write(line + "\n")
+    monkeypatch.undo()
+    done = runner.run("run.name=x", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert runner.losses("x") == whole
+
+
+def test_a_rollback_that_does_not_help_is_not_repeated(runner, spoil):
+    spoil(lambda trained: len(trained) > 11)
+    done = runner.run("run.name=x", *QUICK)
+    assert done.returncode == 3, done.stderr
+    assert len(events(runner, "rollback")) == 1
+    assert events(runner, "diverge")
+    assert "recovery.max_same_failures=2" in done.stdout
+    kept = sorted(path.name for path in (runner.folder / "runs/x/checkpoints").iterdir())
+    assert kept == ["step_00000005", "step_00000010"]
+
+
+def test_what_was_saved_on_the_way_down_is_set_aside(runner, spoil):
+    bad = set()
+
+    def is_bad(trained):
+        if len(trained) in (9, 10, 11):
+            bad.add(trained[-1])
+        return trained[-1] in bad
+
+    spoil(is_bad)
+    done = runner.run("run.name=x", *QUICK, "checkpoint.keep_last=1")
+    assert done.returncode == 0, done.stderr
+    (rollback,) = events(runner, "rollback")
+    assert (rollback["to"], rollback["left_out"]) == (5, [8, 11])
+    kept = sorted(path.name for path in (runner.folder / "runs/x/checkpoints").iterdir())
+    assert kept == ["step_00000010_diverged_1", "step_00000020"]
+
+
+def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
+    from hlat.engine.native.weights import Weights
+
+    real, calls = Weights.gradients, []
+
+    def gradients(self):
+        found = real(self)
+        calls.append(0)
+        if len(calls) == 7:
+            next(iter(found.values())).view(-1)[0] = float("nan")
+        return found
+
+    monkeypatch.setattr(Weights, "gradients", gradients)
+    done = runner.run("run.name=x")
+    assert done.returncode == 0, done.stderr
+    (skip,) = events(runner, "skip")
+    assert (skip["step"], skip["count"]) == (7, 1)
+    assert steps(runner) == [*range(1, 21)]
+    assert runner.rows("x", "metrics.jsonl")[6]["grad_norm"] is None
+    assert "step 7: gradients are not finite" in done.stdout
+
+
+def hit(runner, number, *overrides, at):
+    """Start a supervised run, and send a signal to its process that trains after some step."""
+    process = runner.start("run.name=x", *SUPERVISED, *overrides)
+    while process.poll() is None:
+        if steps(runner)[-1:] >= [at]:
+            for child in children(process):
+                os.kill(child, number)
+            break
+        time.sleep(0.005)
+    out, err = process.communicate()
+    return process.returncode, out, err
+
+
+@pytest.mark.distributed
+@pytest.mark.xdist_group("processes")
+class TestSupervised:
+    def test_a_killed_process_is_started_again(self, runner, uninterrupted):
+        code, out, err = hit(runner, signal.SIGKILL, at=7)
+        assert code == 0, err
+        (restart,) = events(runner, "restart")
+        assert restart["reason"] == "rank 0 was ended by SIGKILL"
+        assert "going on from the newest checkpoint (restart 1 of 9)" in err
+        assert runner.losses("x") == uninterrupted.losses("whole")
+        assert out.count("complete at step 20") == 1
+
+    def test_a_stopped_process_hangs_and_tells_where(self, runner, uninterrupted):
+        timeouts = ("recovery.step_timeout_s=3", "recovery.start_timeout_s=60")
+        code, _, err = hit(runner, signal.SIGSTOP, *timeouts, at=7)
+        assert code == 0, err
+        (restart,) = events(runner, "restart")
+        assert "rank 0 hangs" in restart["reason"]
+        assert "train.py" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
+        assert runner.losses("x") == uninterrupted.losses("whole")
+
+    def test_a_signal_saves_and_ends_with_75(self, runner, uninterrupted):
+        code, _, err = hit(runner, signal.SIGTERM, at=7)
+        assert code == 75, err
+        assert not events(runner, "restart")
+        again = runner.run_process("run.name=x", *SUPERVISED)
+        assert again.returncode == 0, again.stderr
+        assert runner.losses("x") == uninterrupted.losses("whole")
+
+    def test_the_same_exception_at_the_same_step_ends_the_run(self, runner, tmp_path):
+        broken(runner, tmp_path, 0, "NativeEngine.read = lambda *_: 1 / 0")
+        done = runner.run_process("run.name=x", "recovery.max_restarts=9")
+        assert done.returncode == 1
+        assert len(events(runner, "restart")) == 1
+        assert len(events(runner, "give_up")) == 1
+        assert "this has happened 2 times at step 0" in done.stderr
+        assert "rank 0 failed:\nTraceback" in done.stderr
+
+    def test_a_mistake_is_never_tried_again(self, runner):
+        done = runner.run_process("run.name=x", "recovery.max_restarts=9", "data.root=nowhere")
+        assert done.returncode == 2
+        assert not events(runner, "restart")
+
+    def test_a_killed_rank_of_two_is_started_again_with_its_peer(self, runner):
+        code, _, err = hit(runner, signal.SIGKILL, "parallelism.dp=2", at=7)
+        assert code == 0, err
+        assert len(events(runner, "restart")) == 1
+        assert steps(runner) == [*range(1, 21)]
+
+
+def test_without_a_supervisor_a_run_that_hangs_ends_itself(runner, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\n"
+        "from hlat.engine.native.engine import NativeEngine\n"
+        "real, calls = NativeEngine.read, []\n"
+        "NativeEngine.read = lambda *a: (calls.append(0), len(calls) > 9 and time.sleep(99), real(*a))[2]\n"
+    )
+    runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    done = runner.run_process("run.name=x", "recovery.step_timeout_s=2")
+    assert done.returncode == 1
+    assert "sitecustomize" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
+
+
+def test_milestones_hold_the_weights_and_are_kept(runner):
+    done = runner.run("run.name=x", "checkpoint.milestone_tokens=3000", "checkpoint.keep_last=1")
+    assert done.returncode == 0, done.stderr
+    folder = runner.folder / "runs/x/milestones"
+    kept = sorted(int(path.name.removeprefix("step_")) for path in folder.iterdir())
+    assert kept == [6, 12, 18]  # of 512 tokens each
+    manifest = json.loads((folder / "step_00000012/manifest.json").read_text())
+    assert {name.partition("/")[0] for name in manifest["tensors"]} == {"weights"}
