@@ -106,6 +106,7 @@ def train(
     total, every = total_steps(config), config.evaluation.every_steps
     heldout = loader.heldout(config.evaluation.sequences_per_source)
     stage = loader.stage
+    tracker.ready(state.step)
     if not engine.world.everyone.any(bool(tracker.events("evaluate"))):
         evaluate(engine, heldout, tracker, state.step)
     while state.step < total:

@@ -5,6 +5,7 @@ byte of this very text takes.
 """
 
 import math
+import time
 from collections.abc import Mapping
 
 from hlat.data.heldout import HeldOut
@@ -16,17 +17,18 @@ def evaluate(engine: Engine, heldout: Mapping[str, HeldOut], tracker: Tracker, s
     """Measure the model as it stands on every source, and record an `evaluate` event.
 
     The event holds `loss`, the mean cross-entropy in nats per counted token, and `bits_per_byte`,
-    both by source and with `mean`, the plain mean over sources.
+    both by source and with `mean`, the plain mean over sources; and `seconds`, how long it took.
     """
+    since = time.perf_counter()
     loss = {
         name: engine.read(engine.eval_step(text.sequences)).loss for name, text in heldout.items()
     }
     bits = {name: loss[name] / math.log(2) * text.tokens_per_byte for name, text in heldout.items()}
     loss["mean"] = sum(loss.values()) / len(loss)
     bits["mean"] = sum(bits.values()) / len(bits)
-    tracker.event("evaluate", step, loss=loss, bits_per_byte=bits)
+    seconds = tracker.leave_out(since)
+    tracker.event("evaluate", step, loss=loss, bits_per_byte=bits, seconds=seconds)
     tracker.say(
         f"step {step}: held-out bits per byte "
         + ", ".join(f"{name} {value:.3f}" for name, value in bits.items())
     )
-    tracker.restart_clock(step)

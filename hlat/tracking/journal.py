@@ -47,12 +47,13 @@ class Journal:
                 self._warn(f"{self.path} has a damaged line, which is skipped")
         return rows
 
-    def keep(self, last_step: int) -> None:
-        """Drop the rows of steps after `last_step`: they will be run again."""
+    def keep(self, last_step: int) -> list[dict[str, Any]]:
+        """Drop the rows of steps after `last_step`, which will be run again, and return them."""
         rows = self.rows()
-        kept = [row for row in rows if row["step"] <= last_step]
-        if len(kept) < len(rows):
-            self._rewrite(kept)
+        dropped = [row for row in rows if row["step"] > last_step]
+        if dropped:
+            self._rewrite([row for row in rows if row["step"] <= last_step])
+        return dropped
 
     def _write(self) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -11,6 +11,8 @@ from hlat import hardware
 from hlat.config.run import Config
 from hlat.model.canonical import flops_per_token
 from hlat.state import total_steps
+from hlat.tracking import replay
+from hlat.tracking.beginning import attempt_began
 from hlat.tracking.console import Console, tell
 from hlat.tracking.journal import Journal, Nowhere
 
@@ -32,15 +34,26 @@ class Tracker:
         self._config = config
         self._flops_per_token = flops_per_token(config.model, config.batch.sequence_length)
         self._console: Console | None = None
-        self.attempt = 1 + sum(row["event"] in ("start", "resume") for row in self._events.rows())
-        self.restart_clock(0)
+        self.attempt = 1 + sum(row["event"] in replay.BEGINNINGS for row in self._events.rows())
+        self._last_step, self._last_time, self._waited = 0, time.perf_counter(), 0.0
 
     def begin(self, step: int, **details: Any) -> None:
-        """Open the attempt at `step`; rows beyond it will be written again."""
-        self._metrics.keep(step)
-        self.event("resume" if step else "start", step, **details)
+        """Open the attempt at `step`; rows beyond it will be written again.
+
+        The event tells when the attempt `began`, and what it has to do again (`replay.lost`).
+        """
+        before, dropped = self._events.rows(), self._metrics.keep(step)
+        signs = [row["time"] for row in (*before, *dropped)]
+        began = attempt_began(max(signs, default=None))
+        lost = replay.lost(dropped, before, step) if before else {}
+        self.event("resume" if step else "start", step, began=began, **lost, **details)
         if self._chief:
             self._console = Console(self._config.tracking.console, total_steps(self._config), step)
+        self.restart_clock(step)
+
+    def ready(self, step: int) -> None:
+        """Record that all is there for the first step after `step`; what comes now is training."""
+        self.event("ready", step)
         self.restart_clock(step)
 
     def wait(self, seconds: float) -> None:
@@ -49,8 +62,8 @@ class Tracker:
 
     def log(self, step: int, phase: str, **numbers: float | None) -> None:
         """Write the row of `step`; times are means over the steps since the last row."""
-        steps = step - self._last_step
-        seconds = (time.perf_counter() - self._last_time) / steps
+        steps, waited = step - self._last_step, self._waited
+        seconds = self.restart_clock(step) / steps
         tokens_per_second = self._config.batch.tokens_per_step / seconds
         row = {
             "step": step,
@@ -58,7 +71,7 @@ class Tracker:
             **numbers,
             "tokens_per_second": tokens_per_second,
             "step_seconds": seconds,
-            "data_wait_seconds": self._waited / steps,
+            "data_wait_seconds": waited / steps,
             "mfu": self._mfu(tokens_per_second),
             "phase": phase,
             "attempt": self.attempt,
@@ -67,7 +80,6 @@ class Tracker:
         self._metrics.append(row)
         if self._console is not None:
             self._console.step(row)
-        self.restart_clock(step)
 
     def rewind(self, step: int) -> None:
         """Go back to `step` within the attempt; rows beyond it will be written again."""
@@ -97,9 +109,22 @@ class Tracker:
         elif self._chief:
             tell(text)
 
-    def restart_clock(self, step: int) -> None:
-        """Time from here on, so that an evaluation or a save does not count as training."""
-        self._last_step, self._last_time, self._waited = step, time.perf_counter(), 0.0
+    def leave_out(self, since: float) -> float:
+        """Do not count what happened since then as training; return the seconds it took.
+
+        Args:
+            since: What time.perf_counter() returned before it.
+        """
+        seconds = time.perf_counter() - since
+        self._last_time += seconds
+        return seconds
+
+    def restart_clock(self, step: int) -> float:
+        """Time the steps after `step` from here on; return the seconds since the last restart."""
+        now = time.perf_counter()
+        seconds = now - self._last_time
+        self._last_step, self._last_time, self._waited = step, now, 0.0
+        return seconds
 
     def close(self) -> None:
         """End the progress display."""

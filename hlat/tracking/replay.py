@@ -1,0 +1,89 @@
+"""What a run will do again, and how long it took the first time.
+
+Rows of steps that are run again leave the record, so that it reads as if nothing had happened. The
+time they took has passed all the same: it is summed up here before they go.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+Row = dict[str, Any]
+
+BEGINNINGS = ("start", "resume")
+"""Events that open an attempt; their step is the one it goes on from."""
+BLOCKED = {
+    "evaluate": "seconds",
+    "checkpoint": "stall_seconds",
+    "checkpoint_failed": "stall_seconds",
+}
+"""Events during which no step was run, and where they hold the seconds."""
+
+
+def steps_covered(rows: Iterable[Row], events: Iterable[Row], after: int = 0) -> list[int]:
+    """Return for each row of metrics.jsonl how many steps its means are over.
+
+    Args:
+        rows: Rows in the order of the file.
+        events: Rows of events.jsonl; they hold the steps at which attempts began.
+        after: The last step that lies before all of `rows`.
+    """
+    done = {
+        event.get("attempt"): max(after, event["step"])
+        for event in events
+        if event["event"] in BEGINNINGS
+    }
+    covered = []
+    for row in rows:
+        before = done.get(row["attempt"], after)
+        covered.append(max(0, row["step"] - before))
+        done[row["attempt"]] = row["step"]
+    return covered
+
+
+def standing(events: Iterable[Row]) -> list[Row]:
+    """Return the events that no later attempt has gone back behind."""
+    kept: list[Row] = []
+    for event in events:
+        if "lost_steps" in event:
+            kept = [earlier for earlier in kept if earlier["step"] <= event["step"]]
+        kept.append(event)
+    return kept
+
+
+def blocked_seconds(event: Row) -> float:
+    """Return how long training stood still for an event; 0 if it does not say so."""
+    seconds = event.get(BLOCKED.get(event["event"], ""))
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return 0.0
+    return float(seconds)
+
+
+def lost(dropped: list[Row], events: list[Row], step: int) -> Row:
+    """Return what an event that goes back to `step` tells of the time that this costs.
+
+    Args:
+        dropped: The rows of metrics.jsonl beyond `step`.
+        events: All events before this one.
+        step: Where the run goes on.
+
+    Returns:
+        `lost_steps` and `lost_seconds`, which count the steps of `dropped` and the evaluations and
+        saves beyond `step`; `lost_by_attempt`, for each attempt that ran them, the `seconds`, and
+        the Unix time and step of its last row, `until` and `last_step`.
+    """
+    by_attempt: dict[str, Row] = {}
+    covered = steps_covered(dropped, events, step)
+    for row, steps in zip(dropped, covered, strict=True):
+        entry = by_attempt.setdefault(str(row["attempt"]), {"seconds": 0.0})
+        entry["seconds"] += steps * row["step_seconds"]
+        entry |= {"until": row["time"], "last_step": row["step"]}
+    for event in standing(events):
+        if event["step"] > step and blocked_seconds(event):
+            entry = by_attempt.setdefault(str(event["attempt"]), {"seconds": 0.0})
+            entry["seconds"] += blocked_seconds(event)
+    return {
+        "lost_steps": sum(covered),
+        "lost_seconds": sum(entry["seconds"] for entry in by_attempt.values()),
+        "lost_by_attempt": by_attempt,
+    }
