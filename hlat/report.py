@@ -12,7 +12,7 @@ from hlat.config.errors import ConfigError, Exit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report and print where it is.
+    """Write the report; print uptime and goodput, and in the last line where it is.
 
     Args:
         argv: Arguments of the command line; None: those of this process.
@@ -29,13 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run_folder", type=Path, help="folder of the run, such as runs/<run.name>")
     folder = parser.parse_args(argv).run_folder
-    from hlat.reporting import write_report  # drawing is slow to import; --help is not
+    from hlat.reporting.lifetime import sentence  # drawing is slow to import; --help is not
+    from hlat.reporting.record import read
+    from hlat.reporting.report import write
 
     try:
-        print(write_report(folder))
+        record = read(folder)
+        page = write(record, folder)
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
+    print("\n".join(filter(None, [sentence(record.lifetime), str(page)])))
     return Exit.FINISHED
 
 

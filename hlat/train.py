@@ -79,13 +79,13 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
             with Safety(config, folder, engine, loader, tracker) as safety:
                 exit_code, step = train(config, state, engine, loader, tracker, safety)
                 tracker.close()
-                if world.chief:
-                    try_report(folder)
+                uptime = try_report(folder) if world.chief else ""
         finally:
             tracker.close()
             loader.close()
         if world.chief:
-            farewell(folder, exit_code, step, entry.resume_command(exit_code, overrides))
+            command = entry.resume_command(exit_code, overrides)
+            farewell(folder, exit_code, step, command, uptime)
         engine.close()
     return exit_code
 

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median
 from typing import Any
 
@@ -120,10 +121,11 @@ def ledger(metrics: Iterable[Row], events: Iterable[Row]) -> Ledger:
         metrics: Rows of metrics.jsonl; those that lack a number are left out.
         events: Rows of events.jsonl.
     """
-    traces = _life(_traces(list(metrics), [row for row in events if _has(row, "step", "time")]))
+    told = [row for row in events if _has(row, "step", "time") and "event" in row]
+    traces = _life(_traces(list(metrics), told))
     typical = _typical([seconds for trace in traces for seconds in trace.later_steps])
     attempts = []
-    for trace, following in zip(traces, [*traces[1:], None], strict=True):
+    for trace, following in zip_longest(traces, traces[1:]):
         gap = 0.0 if following is None else max(0.0, following.began - trace.ends)
         wall = trace.ends - trace.began + gap
         seconds = trace.seconds(typical, over=following is not None) | {"down": gap}
@@ -164,7 +166,9 @@ class _Trace:
     @property
     def ends(self) -> float:
         """Unix time of the last sign of life, or when its absence was noticed."""
-        return max([*self._signs, *([] if self.noticed is None else [self.noticed])])
+        if self.noticed is None or self.ended:
+            return max(self._signs)
+        return max(*self._signs, self.noticed)
 
     @property
     def ended(self) -> bool:

@@ -33,13 +33,15 @@ PALETTE = """
 """
 """The variables that a page must define: after Okabe and Ito, told apart by all kinds of eyes."""
 
-_INK, MUTED, _GRID, _MEAN = "#00000a", "#00000b", "#00000c", "#000006"
+INK, MUTED, PAPER = "#00000a", "#00000b", "#00000d"
+_GRID, _MEAN = "#00000c", "#000006"
 SERIES = ["#000001", "#000002", "#000003", "#000004", "#000005"]
 _DASHES = ["solid", "dashed", "dashdot", "dotted"]
 _VARIABLES = {
     **{colour: f"var(--series-{i})" for i, colour in enumerate([*SERIES, _MEAN], start=1)},
-    _INK: "var(--ink)",
+    INK: "var(--ink)",
     MUTED: "var(--muted)",
+    PAPER: "var(--paper)",
     _GRID: "var(--grid)",
 }
 LIGHT = {
@@ -52,7 +54,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 10,
-    "text.color": _INK,
+    "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
     "xtick.color": MUTED,

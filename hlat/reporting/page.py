@@ -8,7 +8,7 @@ import json
 from html import escape
 from typing import Any
 
-from hlat.reporting import summary
+from hlat.reporting import bars, lifetime, summary
 from hlat.reporting.figures import PALETTE, Panel, caption, legend
 from hlat.reporting.record import Record
 from hlat.reporting.wording import anything
@@ -50,17 +50,19 @@ pre { overflow: auto; max-height: 40rem; padding: 0.8rem; margin: 0.5rem 0;
 """
 
 
-def page(record: Record, drawings: list[tuple[Panel, str]]) -> str:
+def page(record: Record, drawings: list[tuple[Panel, str]], time: str) -> str:
     """The whole report as an HTML document.
 
     Args:
         record: The run.
         drawings: Its figures, each with its SVG element.
+        time: The SVG element of where its time went; empty if no attempt is recorded.
     """
     name = escape(record.name)
     sections = [
         _numbers(record),
         _figures(record, drawings),
+        _time(record, time),
         _ledger(record),
         _events(record),
         _origin(record),
@@ -116,6 +118,45 @@ def _figures(record: Record, drawings: list[tuple[Panel, str]]) -> str:
         return "<h2>Figures</h2>\n<p>No step was logged, so there is nothing to draw.</p>\n"
     note = f"<p>{escape(legend(record))}</p>\n" if legend(record) else ""
     return f'<h2>Figures</h2>\n{note}<div class="figures">\n{"".join(drawn)}</div>\n'
+
+
+def _time(record: Record, drawing: str) -> str:
+    ledger = record.lifetime
+    if not ledger.attempts:
+        return ""
+    body = "".join(
+        f'<tr><th scope="row">{name}</th><td class="number">{time}</td>'
+        f'<td class="number">{share}</td><td>{meaning}</td></tr>\n'
+        for name, time, share, meaning in lifetime.table(ledger)
+    )
+    note = f"{bars.caption(ledger)} {lifetime.note(ledger)}".strip()
+    return (
+        f"<h2>Where the time went</h2>\n<figure>\n{drawing}"
+        f"<figcaption>{note}</figcaption>\n</figure>\n"
+        '<div class="wide" tabindex="0" role="region" aria-label="Where the time went">\n<table>\n'
+        "<caption>From the start of the first attempt to the last sign of life</caption>\n<thead>\n"
+        '<tr><th scope="col">Kind</th><th scope="col" class="number">Time</th>'
+        '<th scope="col" class="number">Share</th><th scope="col">What it is</th></tr>\n</thead>\n'
+        f"<tbody>\n{body}</tbody>\n</table>\n</div>\n{_attempts(record)}"
+    )
+
+
+def _attempts(record: Record) -> str:
+    if len(record.lifetime.attempts) < 2:
+        return ""
+    names = ("Attempt", "Began (UTC)", "Wall time", *lifetime.LABELS.values())
+    heads = "".join(f'<th scope="col" class="number">{name}</th>' for name in names)
+    body = "".join(
+        f'<tr><th scope="row" class="number">{number}</th>'
+        + "".join(f'<td class="number">{value}</td>' for value in values)
+        + "</tr>\n"
+        for number, *values in lifetime.attempts(record.lifetime)
+    )
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="Attempts">\n<table>\n'
+        "<caption>Attempt by attempt; down is what followed it</caption>\n"
+        f"<thead>\n<tr>{heads}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>\n"
+    )
 
 
 def _ledger(record: Record) -> str:

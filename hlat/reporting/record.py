@@ -7,10 +7,12 @@ is shown, and what cannot be read is counted.
 import json
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hlat.config.errors import ConfigError
+from hlat.recovery import goodput
 
 Row = dict[str, Any]
 
@@ -48,6 +50,11 @@ class Record:
         """Evaluation events by step, in order; of a step that was run twice, the newer one."""
         rows = {row["step"]: row for row in self.events if row.get("event") == "evaluate"}
         return dict(sorted(rows.items()))
+
+    @cached_property
+    def lifetime(self) -> goodput.Ledger:
+        """Where its time went."""
+        return goodput.ledger(self.metrics, self.events)
 
     @property
     def ledger(self) -> list[Row]:

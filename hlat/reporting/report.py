@@ -6,9 +6,11 @@ Each file is put in place whole, because a report may be opened while it is made
 import sys
 from pathlib import Path
 
+from hlat.reporting import bars
 from hlat.reporting.figures import alone, draw, panels
+from hlat.reporting.lifetime import sentence
 from hlat.reporting.page import page
-from hlat.reporting.record import read
+from hlat.reporting.record import Record, read
 
 
 def write_report(run_folder: Path) -> Path:
@@ -24,23 +26,40 @@ def write_report(run_folder: Path) -> Path:
         ConfigError: It is no run folder.
         OSError: The report cannot be written.
     """
-    record = read(run_folder)
+    return write(read(run_folder), run_folder)
+
+
+def write(record: Record, run_folder: Path) -> Path:
+    """Write `report.html` and `figures/*.svg` of a record into a folder; return the page.
+
+    Raises:
+        OSError: The report cannot be written.
+    """
     figures = run_folder / "figures"
     figures.mkdir(exist_ok=True)
     drawings = [(panel, draw(panel, record)) for panel in panels(record)]
     for panel, svg in drawings:
         _replace(figures / f"{panel.name}.svg", alone(svg))
+    time = bars.draw(record.lifetime) if record.lifetime.attempts else ""
+    if time:
+        _replace(figures / f"{bars.NAME}.svg", alone(time))
     report = run_folder / "report.html"
-    _replace(report, page(record, drawings))
+    _replace(report, page(record, drawings, time))
     return report
 
 
-def try_report(run_folder: Path) -> None:
-    """Write the report of a run that just ended; a disk that refuses it must not change how."""
+def try_report(run_folder: Path) -> str:
+    """Write the report of a run that just ended; a disk that refuses it must not change how.
+
+    Returns:
+        Uptime and goodput in a line, if it took more than one attempt; else nothing.
+    """
+    record = read(run_folder)
     try:
-        write_report(run_folder)
+        write(record, run_folder)
     except OSError as error:
         print(f"hlat: no report: {error}", file=sys.stderr)
+    return sentence(record.lifetime) if len(record.lifetime.attempts) > 1 else ""
 
 
 def _replace(path: Path, text: str) -> None:

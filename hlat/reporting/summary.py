@@ -6,10 +6,12 @@ They are few on purpose: a reader who wants more finds the figures and files bes
 import math
 from statistics import median
 
+from hlat.recovery.goodput import ENDINGS
 from hlat.reporting.record import Record, Row, number, numbers
-from hlat.reporting.wording import UNKNOWN, anything, duration, exact, moment, short, whole
+from hlat.reporting.wording import UNKNOWN, anything, duration, exact, moment, percent, short, whole
 
-_ENDINGS = {"finish", "interrupt", "diverge", "fail"}
+_OWN_PLACE = {"time", "attempt", "step", "event"}
+_IN_THE_LEDGER = {"began", "lost_by_attempt"}
 
 
 def summary(record: Record) -> list[tuple[str, str]]:
@@ -25,10 +27,12 @@ def summary(record: Record) -> list[tuple[str, str]]:
         ("Started (UTC)", moment(min(times, default=math.nan))),
         ("Wall time, first to last row", duration(max(times) - min(times)) if times else UNKNOWN),
         ("Tokens per second, median", whole(_median(record.metrics, "tokens_per_second"))),
-        ("Model FLOP utilisation, median", _percent(100 * _median(record.metrics, "mfu"))),
-        ("Step time waiting for data", _percent(share)),
+        ("Model FLOP utilisation, median", percent(100 * _median(record.metrics, "mfu"))),
+        ("Step time waiting for data", percent(share)),
         ("Final training loss (nats per token)", exact(number(last, "loss"))),
         ("Attempts", str(len(attempts) or UNKNOWN)),
+        ("Uptime", percent(100 * record.lifetime.uptime)),
+        ("Goodput", percent(100 * record.lifetime.goodput)),
         ("Ended", _ending(record)),
     ]
     if record.unreadable:
@@ -61,7 +65,7 @@ def ledger(record: Record) -> list[tuple[str, ...]]:
         total = sum(number(entry, "tokens") for entry in read.values())
         for name, entry in read.items():
             tokens = number(entry, "tokens")
-            share = _percent(100 * tokens / total) if total else UNKNOWN
+            share = percent(100 * tokens / total) if total else UNKNOWN
             documents = whole(number(entry, "documents"))
             epochs = exact(number(entry, "epochs"))
             rows.append((stage["name"], name, whole(tokens), share, documents, epochs))
@@ -92,21 +96,17 @@ def _median(rows: list[Row], key: str) -> float:
     return median(values) if values else math.nan
 
 
-def _percent(value: float) -> str:
-    return f"{value:.3g} %" if math.isfinite(value) else UNKNOWN
-
-
 def _tokens(value: float) -> str:
     return f"{whole(value)} ({short(value)})" if value >= 1e4 else whole(value)
 
 
 def _ending(record: Record) -> str:
-    ends = [row for row in record.last_attempt if row.get("event") in _ENDINGS]
+    ends = [row for row in record.last_attempt if row.get("event") in ENDINGS]
     if not ends:
         return "no end is recorded: it still runs, or was killed"
     return "; ".join(filter(None, [anything(ends[-1].get("event")), _details(ends[-1])]))
 
 
 def _details(row: Row) -> str:
-    shown = {"time", "attempt", "step", "event"}
-    return "; ".join(f"{key}: {anything(row[key])}" for key in row if key not in shown)
+    told = [key for key in row if key not in _OWN_PLACE | _IN_THE_LEDGER]
+    return "; ".join(f"{key}: {anything(row[key])}" for key in told)

@@ -32,6 +32,11 @@ def exact(value: float) -> str:
     return f"{value:.3f}" if math.isfinite(value) else UNKNOWN
 
 
+def percent(value: float) -> str:
+    """A share in percent, with three digits."""
+    return f"{value:.3g} %" if math.isfinite(value) else UNKNOWN
+
+
 def whole(value: float) -> str:
     """All digits of a count, in groups of three."""
     return f"{value:,.0f}" if math.isfinite(value) else UNKNOWN

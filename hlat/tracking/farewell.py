@@ -14,13 +14,23 @@ _HEADLINES = {
 }
 
 
-def farewell(folder: Path, exit_code: Exit, step: int, resume_command: str) -> None:
-    """Print the last lines; the very last is the command that resumes the run."""
+def farewell(folder: Path, exit_code: Exit, step: int, resume_command: str, uptime: str) -> None:
+    """Print the last lines; the very last is the command that resumes the run.
+
+    Args:
+        folder: The run folder.
+        exit_code: How the run ended.
+        step: Where.
+        resume_command: What to type to go on.
+        uptime: What to tell of earlier attempts; empty if there is nothing to tell.
+    """
     tell(f"\n{_HEADLINES[exit_code].format(step=step)}")
     events = Journal(folder / "events.jsonl").rows()
     measured = [row["bits_per_byte"]["mean"] for row in events if row["event"] == "evaluate"]
     if None not in measured and len(measured) > 1:
         tell(f"held-out bits per byte: {measured[0]:.3f} -> {measured[-1]:.3f}")
+    if uptime:
+        tell(uptime)
     tell(f"run folder: {folder}")
     tell(f"report:     {folder / 'report.html'}")
     tell(f"resume:     {resume_command}")

@@ -33,11 +33,10 @@ def steps_covered(rows: Iterable[Row], events: Iterable[Row], after: int = 0) ->
         for event in events
         if event["event"] in BEGINNINGS
     }
-    covered = []
+    covered, last = [], after
     for row in rows:
-        before = done.get(row["attempt"], after)
-        covered.append(max(0, row["step"] - before))
-        done[row["attempt"]] = row["step"]
+        covered.append(max(0, row["step"] - done.get(row["attempt"], last)))
+        done[row["attempt"]] = last = row["step"]
     return covered
 
 

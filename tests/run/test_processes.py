@@ -123,10 +123,14 @@ def test_a_killed_rank_ends_all(runner):
     assert gone(workers)
 
 
-def test_no_rank_outlives_the_command(runner):
+def test_no_rank_outlives_the_command_which_is_where_the_attempt_began(runner):
+    before = time.time()
     process = runner.start("run.name=x", *LAYOUT)
+    after = time.time()
     while not runner.rows("x", "metrics.jsonl"):
         time.sleep(0.02)
+    began = runner.rows("x", "events.jsonl")[0]["began"]
+    assert before - 0.02 <= began <= after + 0.02
     workers = children(process)
     process.kill()
     process.communicate()

@@ -22,6 +22,7 @@ FIGURES = [
     "loss",
     "param_norm",
     "throughput",
+    "time",
 ]
 
 START = 1_763_654_400.0
@@ -66,13 +67,14 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def make_run(folder: Path, steps: int = 50) -> Path:
     folder.mkdir(parents=True)
-    write_lines(folder / "metrics.jsonl", [metrics_row(step) for step in range(1, steps + 1)])
+    rows = [metrics_row(step, attempt=1 + (step > steps // 2)) for step in range(1, steps + 1)]
+    write_lines(folder / "metrics.jsonl", rows)
     events = [
         event_row("start", 0),
         evaluation(0, 3.9),
         event_row("resume", steps // 2, attempt=2, refused=["checkpoint step_00000030 is refused"]),
         event_row("phase", steps // 2, attempt=2, name="upsample"),
-        evaluation(steps, 2.125),
+        evaluation(steps, 2.125) | {"attempt": 2},
         event_row("finish", steps, attempt=2),
     ]
     write_lines(folder / "events.jsonl", events)
@@ -140,6 +142,7 @@ def test_the_page_shows_the_numbers_of_the_run(run: Path) -> None:
         "Step time waiting for data 1 %",
         "Final training loss (nats per token) 1.414",
         "Attempts 2",
+        "Uptime 100 %",
         "Ended finish ",
         "code 7.800 4.250 3.900 2.125",
         "docs 8.800 5.250 4.400 2.625",
@@ -201,7 +204,7 @@ def test_the_page_needs_nothing_but_itself(run: Path) -> None:
 
 def test_tables_can_be_read_aloud(run: Path) -> None:
     page = read_page(run)
-    assert len(page.attributes("caption")) == len(page.attributes("table")) == 4
+    assert len(page.attributes("caption")) == len(page.attributes("table")) == 6
     assert all("scope" in attributes for attributes in page.attributes("th"))
 
 
@@ -300,7 +303,51 @@ def test_a_long_run_says_how_it_was_thinned(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=2001)
     text = read_page(run).text
     expected = "2,001 rows, drawn as the smallest and largest value of each of 1,000 stretches."
-    assert text.count(expected) == len(FIGURES) - 1
+    assert text.count(expected) == len(FIGURES) - 2
+
+
+def test_where_the_time_went_is_told_kind_by_kind_and_attempt_by_attempt(run: Path) -> None:
+    events = [
+        event_row("start", 0, began=START - 10),
+        event_row("resume", 20, attempt=2, time=START + 45, began=START + 40),
+    ]
+    write_lines(run / "events.jsonl", events)
+    rows = [metrics_row(step) for step in range(1, 21)]
+    write_lines(run / "metrics.jsonl", rows)
+    text = read_page(run).text
+    assert "Start-up 15 s 27.273 % from the start of the process" in text
+    assert "Steps that survived 9.9 s 18.000 % steps whose" in text
+    assert "Data wait 0.1 s 0.182 % steps that waited" in text
+    assert "Down 30 s 54.545 % nobody was running" in text
+    assert "Unaccounted 0 s 0.000 % what nobody measured Wall time 55 s 100.000 %" in text
+    assert "1 2025-11-20 15:59:50 50 s 10 s 0 s 0 s 9.9 s 0.1 s 0 s 0 s 0 s 30 s 0 s" in text
+    assert "2 2025-11-20 16:00:40 5 s 5 s 0 s" in text
+    assert "add up to the wall time within 0.5%" in text
+    assert "Uptime 45.5 %" in text
+    assert "Goodput 18 %" in text
+    drawn = (run / "figures" / "time.svg").read_text()
+    assert "Where 55 s of wall time went: down 54.5 %, start-up 27.3 %, steps" in drawn
+    assert "attempt 2, 5 s" in drawn
+
+
+def test_a_ledger_that_does_not_close_says_so(run: Path) -> None:
+    write_lines(run / "events.jsonl", [event_row("start", 0, began=START - 10, time=START - 1)])
+    write_lines(run / "metrics.jsonl", [metrics_row(step) for step in range(1, 51)])
+    text = read_page(run).text
+    assert "Unaccounted 1 s" in text
+    assert "do not add up to the wall time" in text
+
+
+def test_of_many_attempts_the_figure_shows_the_last(run: Path) -> None:
+    events = [
+        event_row("start", 0, attempt=number, time=START + 60 * number, began=START + 60 * number)
+        for number in range(1, 31)
+    ]
+    write_lines(run / "events.jsonl", events)
+    text = read_page(run).text
+    assert "The last 12 of 30 attempts." in text
+    drawn = (run / "figures" / "time.svg").read_text()
+    assert ("attempt 18," in drawn, "attempt 19," in drawn) == (False, True)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -311,7 +358,9 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_the_command_prints_the_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(run)]) == 0
-    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    *told, last = capsys.readouterr().out.splitlines()
+    assert told == ["uptime 100 %, goodput 99 % over 2 attempts; 0 s lost, 0 s down"]
+    assert last == str(run / "report.html")
 
 
 def test_the_command_refuses_what_is_no_run(

@@ -45,7 +45,7 @@ def test_half_a_line_of_a_killed_process_is_cut_off(journal):
 def test_rewinding_drops_later_steps_only(journal):
     for step in range(1, 6):
         journal.append({"step": step})
-    journal.keep(3)
+    assert journal.keep(3) == [{"step": 4}, {"step": 5}]
     assert [row["step"] for row in journal.rows()] == [1, 2, 3]
 
 

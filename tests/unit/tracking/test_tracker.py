@@ -79,3 +79,52 @@ def test_an_attempt_rewinds_what_it_will_run_again(open_tracker, clock, tmp_path
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert [row["attempt"] for row in rows] == [1, 1, 2]
     assert [row["event"] for row in _rows(tmp_path, "events.jsonl")] == ["start", "resume"]
+
+
+def test_what_is_left_out_does_not_count_as_training(open_tracker, clock, tmp_path):
+    tracker = open_tracker()
+    tracker.begin(0)
+    clock.now += 3.0
+    since = clock.now
+    clock.now += 100.0
+    assert tracker.leave_out(since) == 100.0
+    clock.now += 1.0
+    tracker.log(4, "base", **NUMBERS)
+    assert _rows(tmp_path, "metrics.jsonl")[0]["step_seconds"] == 1.0
+
+
+def test_writing_a_row_counts_for_the_next_one(open_tracker, clock, tmp_path, monkeypatch):
+    tracker = open_tracker()
+    tracker.begin(0)
+    append = tracker._metrics.append
+
+    def slowly(row):
+        clock.now += 0.25
+        append(row)
+
+    monkeypatch.setattr(tracker._metrics, "append", slowly)
+    for step in (1, 2):
+        clock.now += 1.0
+        tracker.log(step, "base", **NUMBERS)
+    assert [row["step_seconds"] for row in _rows(tmp_path, "metrics.jsonl")] == [1.0, 1.25]
+
+
+def test_an_attempt_tells_when_it_began_and_what_it_does_again(open_tracker, clock, tmp_path):
+    first = open_tracker()
+    first.begin(0)
+    clock.now += 50.0
+    first.ready(0)
+    for step in (2, 3, 5):
+        clock.now += 1.0
+        first.log(step, "base", **NUMBERS)
+    first.event("evaluate", 5, seconds=4.0)
+    until = _rows(tmp_path, "metrics.jsonl")[-1]["time"]
+    open_tracker().begin(2)
+    start, ready, _, resume = _rows(tmp_path, "events.jsonl")
+    assert "lost_steps" not in start
+    assert start["began"] <= start["time"] <= ready["time"]
+    assert resume["lost_steps"] == 3
+    assert resume["lost_seconds"] == 6.0
+    entry = {"seconds": 6.0, "until": until, "last_step": 5}
+    assert resume["lost_by_attempt"] == {"1": entry}
+    assert _rows(tmp_path, "metrics.jsonl")[0]["step_seconds"] == 0.5

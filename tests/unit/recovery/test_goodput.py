@@ -1,0 +1,277 @@
+"""The ledger of a run's time, from rows made by hand: each kind of time, and what overlaps."""
+
+import math
+
+import pytest
+
+from hlat.recovery.goodput import KINDS, ledger
+from hlat.tracking import replay
+
+START = 1_763_654_400.0
+
+
+class Story:
+    """A run that is told second by second; it writes the rows that the tracker would."""
+
+    def __init__(self):
+        self.now = START
+        self.metrics, self.events = [], []
+        self.attempt, self.step = 0, 0
+
+    def pass_time(self, seconds):
+        self.now += seconds
+        return self
+
+    def event(self, event, step=None, **details):
+        row = {"event": event, "step": self.step if step is None else step}
+        self.events.append(row | {"attempt": self.attempt, "time": self.now} | details)
+        return self
+
+    def begin(self, step, startup):
+        """A process begins now, restores `step` in `startup` seconds less one, and is ready."""
+        self.attempt, self.step = self.attempt + 1, step
+        dropped = [row for row in self.metrics if row["step"] > step]
+        lost = replay.lost(dropped, self.events, step) if self.events else {}
+        self.metrics = [row for row in self.metrics if row["step"] <= step]
+        began = self.now
+        self.pass_time(startup - 1)
+        self.event("resume" if step else "start", began=began, **lost)
+        return self.pass_time(1).event("ready")
+
+    def row(self, steps, seconds, wait=0.0):
+        """`steps` steps of `seconds` each, of which `wait` waited for data."""
+        self.step += steps
+        self.pass_time(steps * seconds)
+        row = {"step": self.step, "step_seconds": seconds, "data_wait_seconds": wait}
+        self.metrics.append(row | {"attempt": self.attempt, "time": self.now})
+        return self
+
+    def evaluate(self, seconds):
+        return self.pass_time(seconds).event("evaluate", seconds=seconds)
+
+    def save(self, seconds):
+        return self.pass_time(seconds).event("checkpoint", stall_seconds=seconds, seconds=9.0)
+
+    def ledger(self):
+        return ledger(self.metrics, self.events)
+
+
+def spent(entry):
+    """What is not nothing."""
+    return {kind: pytest.approx(seconds) for kind, seconds in entry.seconds.items() if seconds}
+
+
+def test_every_kind_of_time_of_one_attempt():
+    story = Story()
+    story.attempt = 1
+    story.pass_time(4).event("preflight", seconds=3.0)
+    story.attempt = 0
+    story.now = START
+    story.begin(0, startup=10).evaluate(2)
+    story.row(1, 31.0, wait=1.0).row(1, 2.0, wait=0.5).row(10, 1.5).row(10, 1.5)
+    story.save(3).event("checkpoint_failed", stall_seconds=0.0).event("finish")
+    found = story.ledger()
+    assert spent(found) == {
+        "startup": 7.0, "preflight": 3.0, "evaluation": 2.0, "checkpoint": 3.0,
+        "compile": 28.5, "data_wait": 1.5, "steps": 1.5 + 1.5 + 30,
+    }  # fmt: skip
+    assert found.wall == pytest.approx(10 + 2 + 31 + 2 + 30 + 3)
+    assert found.unaccounted == pytest.approx(0)
+    assert found.goodput == pytest.approx(33 / 78)
+    assert found.uptime == 1
+    assert found.is_closed
+
+
+def test_a_row_of_many_steps_counts_the_compilation_once():
+    story = Story().begin(0, startup=1).row(100, 1.3).row(100, 1.0).row(100, 1.0)
+    assert spent(story.ledger()) == {"startup": 1, "compile": 30.0, "steps": 300.0}
+
+
+def test_a_first_row_that_is_no_slower_has_compiled_nothing():
+    story = Story().begin(0, startup=1).row(10, 0.9).row(10, 1.0)
+    assert spent(story.ledger()) == {"startup": 1, "steps": 19.0}
+
+
+def test_an_attempt_of_one_row_is_measured_by_the_others():
+    story = Story().begin(0, startup=1).row(1, 11.0).row(1, 1.0).save(1).event("interrupt")
+    story.begin(2, startup=1).row(1, 8.0).save(1).event("finish")
+    assert [one.seconds["compile"] for one in story.ledger().attempts] == [10, 7]
+    assert Story().begin(0, startup=1).row(1, 8.0).ledger().seconds["compile"] == 0
+
+
+def test_steps_that_are_run_again_are_lost_with_their_evaluations_and_saves():
+    story = Story().begin(0, startup=5).evaluate(2).row(5, 1.0).save(1)
+    story.row(5, 1.0, wait=0.5).evaluate(4).event("checkpoint_failed", stall_seconds=3.0)
+    story.pass_time(3).row(2, 1.0)
+    killed = story.now
+    story.pass_time(100).begin(5, startup=5)
+    beginning = story.events[-2]
+    assert beginning["lost_steps"] == 7
+    assert beginning["lost_seconds"] == 5 + 4 + 3 + 2
+    assert beginning["lost_by_attempt"] == {
+        "1": {"seconds": 14.0, "until": killed, "last_step": 12}
+    }
+    story.row(5, 1.0).evaluate(4).save(3).event("finish")
+    first, second = story.ledger().attempts
+    assert spent(first) == {
+        "startup": 5, "evaluation": 2, "steps": 5, "checkpoint": 1, "lost": 14, "down": 100,
+    }  # fmt: skip
+    assert spent(second) == {"startup": 5, "steps": 5, "evaluation": 4, "checkpoint": 3}
+    assert (first.unaccounted, second.unaccounted) == (pytest.approx(0), pytest.approx(0))
+    assert story.ledger().uptime == pytest.approx(1 - 100 / story.ledger().wall)
+
+
+def test_work_after_the_last_row_is_lost_until_somebody_notices():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1)
+    story.pass_time(30).event("restart", reason="rank 3 was ended by SIGKILL")
+    story.pass_time(7).begin(5, startup=5).row(5, 1.0).event("finish")
+    first, second = story.ledger().attempts
+    assert spent(first) == {"startup": 5, "steps": 5, "checkpoint": 1, "lost": 30, "down": 7}
+    assert spent(second) == {"startup": 5, "steps": 5}
+    assert story.ledger().is_closed
+
+
+def test_a_restart_that_is_told_without_an_attempt_belongs_to_the_last_one():
+    story = Story().begin(0, startup=5).row(5, 1.0)
+    story.pass_time(30).event("restart")
+    del story.events[-1]["attempt"]
+    story.pass_time(7).begin(0, startup=5)
+    assert spent(story.ledger().attempts[0]) == {"startup": 5, "lost": 35, "down": 7}
+
+
+def test_a_start_up_that_fails_twice_is_down_time():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1)
+    story.pass_time(2).event("restart").pass_time(60).event("restart").pass_time(8)
+    story.begin(5, startup=5).row(1, 1.0)
+    assert spent(story.ledger().attempts[0]) == {
+        "startup": 5, "steps": 5, "checkpoint": 1, "lost": 2, "down": 68,
+    }  # fmt: skip
+
+
+def test_a_sign_of_life_after_the_last_row_is_work_that_was_lost():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1).pass_time(20).event("stalled")
+    story.pass_time(4).event("restart").pass_time(1).begin(5, startup=5).row(1, 1.0)
+    assert story.ledger().attempts[0].seconds["lost"] == pytest.approx(24)
+    assert story.ledger().is_closed
+
+
+def test_an_attempt_that_dies_before_its_first_row():
+    story = Story().begin(0, startup=5).evaluate(3).pass_time(50).event("restart")
+    story.pass_time(2).begin(0, startup=5).row(1, 1.0)
+    assert spent(story.ledger().attempts[0]) == {
+        "startup": 5, "evaluation": 3, "lost": 50, "down": 2,
+    }  # fmt: skip
+
+
+def test_an_interruption_loses_nothing():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1).event("interrupt")
+    story.pass_time(9).event("restart").pass_time(11).begin(5, startup=5).row(1, 1.0)
+    story.event("finish")
+    found = story.ledger().attempts[0]
+    assert spent(found) == {"startup": 5, "steps": 5, "checkpoint": 1, "down": 20}
+
+
+def test_falling_back_behind_several_attempts_charges_each_of_them():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1).row(5, 2.0).save(1)
+    story.pass_time(10).begin(10, startup=5).row(3, 1.0).evaluate(2)
+    story.pass_time(20).begin(5, startup=5).row(8, 1.0).save(1).event("finish")
+    one, two, three = story.ledger().attempts
+    assert spent(one) == {"startup": 5, "steps": 5, "checkpoint": 1, "lost": 11, "down": 10}
+    assert spent(two) == {"startup": 5, "lost": 5, "down": 20}
+    assert spent(three) == {"startup": 5, "steps": 8, "checkpoint": 1}
+    assert all(one.unaccounted == pytest.approx(0) for one in story.ledger().attempts)
+
+
+def test_what_was_lost_once_is_not_lost_again():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1)
+    for _ in range(3):
+        story.row(4, 1.0).evaluate(2).pass_time(10).begin(5, startup=5)
+    story.row(4, 1.0).evaluate(2).save(1).event("finish")
+    assert [one.seconds["lost"] for one in story.ledger().attempts] == [6, 6, 6, 0]
+    assert story.ledger().seconds["evaluation"] == 2
+    assert story.ledger().is_closed
+
+
+def test_a_branch_begins_where_its_trunk_ended():
+    story = Story().begin(15, startup=5).row(5, 2.0).row(5, 2.0).event("finish")
+    assert spent(story.ledger()) == {"startup": 5, "steps": 20}
+
+
+def test_time_that_nobody_measured_is_shown():
+    story = Story().begin(0, startup=5).row(5, 1.0).pass_time(3).row(5, 1.0).event("finish")
+    found = story.ledger()
+    assert found.unaccounted == pytest.approx(3)
+    assert found.attempts[0].unaccounted == pytest.approx(3)
+    assert not found.is_closed
+
+
+def test_what_one_attempt_lacks_does_not_make_up_for_what_another_has_too_much():
+    story = Story().begin(0, startup=5).row(5, 1.0).pass_time(3).row(5, 1.0).event("interrupt")
+    story.begin(10, startup=5).row(5, 1.0).pass_time(-3).row(5, 1.0).event("finish")
+    assert story.ledger().unaccounted == pytest.approx(0)
+    assert not story.ledger().is_closed
+
+
+def test_half_a_percent_may_be_missing_and_no_more():
+    def missing(seconds):
+        return Story().begin(0, startup=10).row(90, 1.0).pass_time(seconds).event("finish").ledger()
+
+    assert missing(0.5).is_closed
+    assert not missing(0.51).is_closed
+
+
+def test_the_time_of_day_set_back_between_attempts():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1).event("interrupt")
+    story.pass_time(-3600).begin(5, startup=5).row(5, 1.0).event("finish")
+    found = story.ledger()
+    assert found.seconds["down"] == 0
+    assert found.wall == pytest.approx(11 + 10)
+    assert found.is_closed
+
+
+def test_the_time_of_day_set_back_within_an_attempt_is_not_hidden():
+    story = Story().begin(0, startup=5).row(50, 1.0).pass_time(-20).row(50, 1.0).event("finish")
+    found = story.ledger()
+    assert found.seconds["steps"] == pytest.approx(100)
+    assert found.unaccounted == pytest.approx(-20)
+    assert not found.is_closed
+
+
+def test_a_finished_run_lives_no_longer_because_its_command_is_typed_again():
+    story = Story().begin(0, startup=5).row(5, 1.0).event("finish")
+    once = story.ledger()
+    for _ in range(2):
+        story.pass_time(86400).begin(5, startup=5).event("finish")
+    assert story.ledger() == once
+    story.pass_time(86400).begin(5, startup=5).row(5, 1.0).event("finish")
+    assert len(story.ledger().attempts) == 4
+
+
+def test_a_run_that_still_goes_on_has_lost_nothing_yet():
+    story = Story().begin(0, startup=5).row(5, 1.0)
+    assert spent(story.ledger()) == {"startup": 5, "steps": 5}
+
+
+def test_a_record_without_measurements_is_unaccounted_for():
+    story = Story().begin(0, startup=5).evaluate(8).row(5, 1.0).save(7).event("finish")
+    for row in story.events:
+        for key in ("began", "seconds", "stall_seconds"):
+            row.pop(key, None)
+    found = story.ledger()
+    assert spent(found) == {"startup": 1, "steps": 5}
+    assert found.unaccounted == pytest.approx(15)
+
+
+def test_an_empty_record_has_no_time():
+    found = ledger([], [])
+    assert found.attempts == ()
+    assert found.wall == 0
+    assert math.isnan(found.goodput)
+    assert found.seconds == dict.fromkeys(KINDS, 0)
+
+
+def test_rows_that_lack_a_number_are_left_out():
+    story = Story().begin(0, startup=5).row(5, 1.0)
+    broken = [row | {key: None} for row in story.metrics for key in row]
+    nameless = [{"step": 1, "time": START}, {"event": "finish", "step": 5}]
+    assert ledger([*story.metrics, *broken], [*story.events, *nameless]) == story.ledger()
