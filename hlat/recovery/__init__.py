@@ -1,1 +1,1 @@
-"""What keeps a run alive, and what ends it: signals, divergence rules."""
+"""What keeps a run alive, and what ends it: signals, divergence rules; and what that cost."""

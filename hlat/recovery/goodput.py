@@ -190,9 +190,10 @@ class _Trace:
         waited = sum(n * row["data_wait_seconds"] for row, n in self._covered)
         trained = sum(n * row["step_seconds"] for row, n in self._covered) - waited
         compiled = self._first_row_excess(typical)
-        preflight = self._seconds_of(_PREFLIGHT)
+        startup = self._ready - self.began
+        preflight = min(startup, self._seconds_of(_PREFLIGHT))
         return {
-            "startup": self._ready - self.began - preflight,
+            "startup": startup - preflight,
             "preflight": preflight,
             "compile": compiled,
             "steps": trained - compiled,

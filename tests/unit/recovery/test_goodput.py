@@ -122,11 +122,13 @@ def test_steps_that_are_run_again_are_lost_with_their_evaluations_and_saves():
 
 
 def test_work_after_the_last_row_is_lost_until_somebody_notices():
-    story = Story().begin(0, startup=5).row(5, 1.0).save(1)
+    story = Story().begin(0, startup=5).evaluate(2).row(5, 1.0).save(1)
     story.pass_time(30).event("restart", reason="rank 3 was ended by SIGKILL")
     story.pass_time(7).begin(5, startup=5).row(5, 1.0).event("finish")
     first, second = story.ledger().attempts
-    assert spent(first) == {"startup": 5, "steps": 5, "checkpoint": 1, "lost": 30, "down": 7}
+    assert spent(first) == {
+        "startup": 5, "evaluation": 2, "steps": 5, "checkpoint": 1, "lost": 30, "down": 7,
+    }  # fmt: skip
     assert spent(second) == {"startup": 5, "steps": 5}
     assert story.ledger().is_closed
 
@@ -161,6 +163,16 @@ def test_an_attempt_that_dies_before_its_first_row():
     assert spent(story.ledger().attempts[0]) == {
         "startup": 5, "evaluation": 3, "lost": 50, "down": 2,
     }  # fmt: skip
+
+
+def test_a_machine_that_fails_its_checks_never_began():
+    story = Story()
+    story.attempt = 1
+    story.pass_time(4).event("preflight", seconds=3.0)
+    assert spent(story.ledger()) == {}
+    story.pass_time(60)
+    story.attempt = 0
+    assert spent(story.begin(0, startup=5).ledger()) == {"startup": 5}
 
 
 def test_an_interruption_loses_nothing():
@@ -249,7 +261,8 @@ def test_a_finished_run_lives_no_longer_because_its_command_is_typed_again():
 
 def test_a_run_that_still_goes_on_has_lost_nothing_yet():
     story = Story().begin(0, startup=5).row(5, 1.0)
-    assert spent(story.ledger()) == {"startup": 5, "steps": 5}
+    story.pass_time(9).event("checkpoint", stall_seconds=0.5, seconds=9.0)
+    assert spent(story.ledger()) == {"startup": 5, "steps": 5, "checkpoint": 0.5}
 
 
 def test_a_record_without_measurements_is_unaccounted_for():
