@@ -37,7 +37,7 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class _Save:
-    """A save that was begun: what training waited for it, and what it will have been."""
+    """A save that was begun: what training waited for its copy, and what it will have been."""
 
     step: int
     stall_seconds: float
@@ -78,8 +78,7 @@ class Checkpoints:
         else:
             outcome = Future()
             outcome.set_result(self._write(state.step, [*self._engine.chunks()], contents, prune))
-        self._begun = _Save(state.step, time.perf_counter() - begin, outcome)
-        self._tracker.restart_clock(state.step)
+        self._begun = _Save(state.step, self._tracker.leave_out(begin), outcome)
 
     def report(self) -> None:
         """Tell of the save that has ended since, if one has."""
@@ -90,7 +89,9 @@ class Checkpoints:
         """Wait for the save under way and tell of it; returns whether the last one succeeded."""
         if self._begun is not None:
             begun, self._begun = self._begun, None
-            self._tell(begun, begun.outcome.result())
+            begin = time.perf_counter()
+            outcome = begun.outcome.result()
+            self._tell(begun, outcome, begun.stall_seconds + self._tracker.leave_out(begin))
         return self._succeeded
 
     def close(self) -> None:
@@ -137,10 +138,10 @@ class Checkpoints:
             return f"cannot remove old checkpoints: {error}"
         return ""
 
-    def _tell(self, begun: _Save, outcome: _Outcome) -> None:
+    def _tell(self, begun: _Save, outcome: _Outcome, stall_seconds: float) -> None:
         tracker, step = self._tracker, begun.step
         self._succeeded = outcome.path is not None
-        seconds = {"stall_seconds": begun.stall_seconds, "seconds": outcome.seconds}
+        seconds = {"stall_seconds": stall_seconds, "seconds": outcome.seconds}
         if outcome.path is None:
             tracker.say(
                 f"WARNING: no checkpoint at step {step}: {outcome.problem}; older ones are intact"

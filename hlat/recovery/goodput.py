@@ -28,13 +28,13 @@ KINDS = {
     "data_wait": "steps that waited for their batch",
     "evaluation": "measuring held-out text",
     "checkpoint": "training stood still for a save",
-    "lost": "steps that had to be run again, with their evaluations and saves; work after the last"
-    " row until somebody noticed that it had ended",
+    "lost": "steps that had to be run again, with their evaluations and saves; going back to them;"
+    " work after the last row until somebody noticed that it had ended",
     "down": "nobody was running",
 }
 """The kinds of time, in the order in which an attempt goes through them, and what they mean."""
-NOTICED = "restart"
-"""The event of who noticed that an attempt had ended; no sign of life of the attempt itself."""
+NOTICED = {"restart", "give_up"}
+"""Events of who noticed that an attempt had ended; no signs of life of the attempt itself."""
 ENDINGS = {"finish", "interrupt", "diverge", "fail"}
 """Events with which an attempt ends of its own accord."""
 _SHARE, _SECONDS = 0.005, 0.05
@@ -200,7 +200,9 @@ class _Trace:
             "data_wait": waited,
             "evaluation": self._blocked("evaluate"),
             "checkpoint": self._blocked("checkpoint", "checkpoint_failed"),
-            "lost": self.lost + (self._tail if over or self.noticed is not None else 0.0),
+            "lost": self.lost
+            + self._seconds_of("rewind")
+            + (self._tail if over or self.noticed is not None else 0.0),
         }
 
     @property
@@ -226,7 +228,8 @@ class _Trace:
         rows = [(row["time"], row["step"]) for row in self.rows]
         rows += [] if self.last_row is None else [self.last_row]
         since, step = max(rows, default=(self._ready, -1))
-        known = sum(blocked_seconds(row) for row in self.events if row["step"] >= step)
+        later = [row for row in self.events if row["time"] >= since and row["step"] >= step]
+        known = sum(map(blocked_seconds, later))
         return max(0.0, self.ends - float(since) - known)
 
     def _first_row_excess(self, typical: float) -> float:
@@ -257,7 +260,7 @@ def _traces(metrics: list[Row], events: list[Row]) -> list[_Trace]:
     stands = {id(event) for event in standing(events)}
     newest = None
     for event in events:
-        if event["event"] == NOTICED:
+        if event["event"] in NOTICED:
             if newest is not None and traces[newest].noticed is None:
                 traces[newest].noticed = event["time"]
         elif _has(event, "attempt"):

@@ -36,7 +36,7 @@ from hlat.config.errors import ConfigError, Exit
 from hlat.config.run import Config
 from hlat.engine.processes import RECORDS, Pulse, pulse_file
 from hlat.recovery.watchdog import DUMP
-from hlat.tracking import run_folder
+from hlat.tracking import beginning, run_folder
 from hlat.tracking.journal import Journal
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
@@ -79,6 +79,7 @@ def start(config: Config, command: list[str]) -> Exit:
     with tempfile.TemporaryDirectory(prefix="hlat-") as records:
         variables = {
             RECORDS: records,
+            beginning.VARIABLE: str(beginning.process_began()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
         }

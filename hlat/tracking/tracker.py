@@ -43,7 +43,7 @@ class Tracker:
         The event tells when the attempt `began`, and what it has to do again (`replay.lost`).
         """
         before, dropped = self._events.rows(), self._metrics.keep(step)
-        signs = [row["time"] for row in (*before, *dropped)]
+        signs = [row["time"] for row in (*before, *dropped)] if self.attempt > 1 else []
         began = attempt_began(max(signs, default=None))
         lost = replay.lost(dropped, before, step) if before else {}
         self.event("resume" if step else "start", step, began=began, **lost, **details)
@@ -82,11 +82,14 @@ class Tracker:
             self._console.step(row)
 
     def rewind(self, step: int) -> None:
-        """Go back to `step` within the attempt; rows beyond it will be written again."""
-        self._metrics.keep(step)
+        """Go back to `step` within the attempt; rows beyond it will be written again.
+
+        The event tells the `seconds` since the last row, and what is done again (`replay.lost`).
+        """
+        lost = replay.lost(self._metrics.keep(step), self._events.rows(), step)
         if self._console is not None:
             self._console.rewind(step)
-        self.restart_clock(step)
+        self.event("rewind", step, seconds=self.restart_clock(step), **lost)
 
     def recent(self, count: int) -> list[dict[str, Any]]:
         """Return the last `count` rows, oldest first."""

@@ -1,12 +1,15 @@
 """The ledger of a run that is killed twice, beside the clock of the one who killed it."""
 
 import itertools
+import os
 import signal
 import time
 
 import pytest
 
 from hlat.recovery.goodput import ledger
+from tests.run.conftest import Runner
+from tests.run.test_processes import children
 
 PAUSE = 0.5
 
@@ -25,8 +28,6 @@ def until(process, happened):
 @pytest.fixture(scope="module")
 def story(tmp_path_factory, small):
     """A run killed at steps 7 and 13: the runner, what a watch beside it said, what it printed."""
-    from tests.run.conftest import Runner
-
     runner = Runner(tmp_path_factory.mktemp("killed"), small)
     watch = {"began": time.time(), "down": [], "at_kill": []}
     for step in (7, 13):
@@ -84,3 +85,22 @@ def test_the_last_lines_and_the_report_tell_of_it(story, hlat):
     page = (runner.folder / "runs/x/report.html").read_text()
     assert "Where the time went" in page
     assert f"<td>{line.split()[1]} %</td>" in page
+
+
+def test_the_ledger_of_a_supervised_run_tells_lost_work_from_down_time(runner):
+    began = time.time()
+    process = runner.start("run.name=x", "recovery.max_restarts=3")
+    until(process, lambda: len(runner.rows("x", "metrics.jsonl")) >= 7)
+    (worker,) = children(process)
+    os.kill(worker, signal.SIGKILL)
+    _, problems = process.communicate()
+    assert process.returncode == 0, problems
+    metrics, events = (runner.rows("x", f"{name}.jsonl") for name in ("metrics", "events"))
+    found = ledger(metrics, events)
+    assert found.is_closed, found
+    first, second = found.attempts
+    assert first.began == pytest.approx(began, abs=0.1)
+    (noticed,) = (row["time"] for row in events if row["event"] == "restart")
+    assert second.began - noticed == pytest.approx(first.seconds["down"])
+    assert second.began > noticed
+    assert first.seconds["lost"] > 0

@@ -46,6 +46,16 @@ class Story:
         self.metrics.append(row | {"attempt": self.attempt, "time": self.now})
         return self
 
+    def rewind(self, step, seconds):
+        """Go back within the attempt, which takes `seconds`."""
+        dropped = [row for row in self.metrics if row["step"] > step]
+        self.metrics = [row for row in self.metrics if row["step"] <= step]
+        self.pass_time(seconds)
+        lost = replay.lost(dropped, self.events, step)
+        self.event("rewind", step, seconds=seconds, **lost)
+        self.step = step
+        return self
+
     def evaluate(self, seconds):
         return self.pass_time(seconds).event("evaluate", seconds=seconds)
 
@@ -202,6 +212,23 @@ def test_what_was_lost_once_is_not_lost_again():
     assert [one.seconds["lost"] for one in story.ledger().attempts] == [6, 6, 6, 0]
     assert story.ledger().seconds["evaluation"] == 2
     assert story.ledger().is_closed
+
+
+def test_going_back_within_an_attempt_loses_the_steps_and_the_time_it_takes():
+    story = Story().begin(0, startup=5).row(5, 1.0).save(1).row(3, 1.0).evaluate(2).row(3, 1.0)
+    story.rewind(5, 4.0).row(6, 1.0).evaluate(2)
+    expected = {"startup": 5, "steps": 11, "checkpoint": 1, "evaluation": 2, "lost": 12}
+    assert spent(story.ledger()) == expected
+    assert story.ledger().unaccounted == pytest.approx(0)
+    story.pass_time(10).event("restart").begin(5, startup=5)
+    lost = 12 + 6 + 2 + 10
+    assert story.ledger().attempts[0].seconds["lost"] == pytest.approx(lost)
+    assert story.ledger().is_closed
+
+
+def test_a_run_that_is_given_up_has_lost_its_last_work():
+    story = Story().begin(0, startup=5).row(5, 1.0).pass_time(7).event("give_up")
+    assert spent(story.ledger()) == {"startup": 5, "steps": 5, "lost": 7}
 
 
 def test_a_branch_begins_where_its_trunk_ended():

@@ -1,10 +1,12 @@
 """Rows, attempts and times of a run's record."""
 
 import json
+import time
 
 import pytest
 from omegaconf import OmegaConf
 
+from hlat.tracking import beginning
 from hlat.tracking import tracker as tracker_module
 from hlat.tracking.tracker import Tracker
 
@@ -128,3 +130,34 @@ def test_an_attempt_tells_when_it_began_and_what_it_does_again(open_tracker, clo
     entry = {"seconds": 6.0, "until": until, "last_step": 5}
     assert resume["lost_by_attempt"] == {"1": entry}
     assert _rows(tmp_path, "metrics.jsonl")[0]["step_seconds"] == 0.5
+
+
+def test_going_back_within_an_attempt_tells_what_it_costs(open_tracker, clock, tmp_path):
+    tracker = open_tracker()
+    tracker.begin(0)
+    for step in (2, 4, 6):
+        clock.now += 2.0
+        tracker.log(step, "base", **NUMBERS)
+    clock.now += 3.0
+    tracker.rewind(4)
+    clock.now += 1.0
+    tracker.log(5, "base", **NUMBERS)
+    rewind = _rows(tmp_path, "events.jsonl")[-1]
+    assert (rewind["event"], rewind["step"], rewind["seconds"]) == ("rewind", 4, 3.0)
+    assert (rewind["lost_steps"], rewind["lost_seconds"]) == (2, 2.0)
+    assert [row["step"] for row in _rows(tmp_path, "metrics.jsonl")] == [2, 4, 5]
+
+
+def test_the_word_of_who_started_the_process_holds_until_an_attempt_has_begun(
+    open_tracker, tmp_path, monkeypatch
+):
+    parent = time.time() - 5
+    monkeypatch.setenv(beginning.VARIABLE, str(parent))
+    monkeypatch.setattr(beginning, "process_began", lambda: 7.0)
+    died_in_start_up = open_tracker()
+    died_in_start_up.event("restart", 0)
+    first = open_tracker()
+    first.begin(0)
+    open_tracker().begin(0)
+    begun = [row for row in _rows(tmp_path, "events.jsonl") if row["event"] == "start"]
+    assert [row["began"] for row in begun] == [parent, 7.0]
