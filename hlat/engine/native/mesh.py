@@ -116,9 +116,10 @@ def join_world(number: int, size: int, device: torch.device) -> bool:
     backend = dist.get_default_backend_for_device(device)
     if device.type != "cpu":
         backend = f"cpu:gloo,{device.type}:{backend}"
-    store, _, _ = next(dist.rendezvous("env://", number, size))
+    store, _, _ = next(dist.rendezvous("env://", number, size))  # type: ignore[attr-defined]
     # TorchElastic keeps one store over restarts, and in it the addresses of those that are gone
-    store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=number, world_size=size)
     return True
 
