@@ -11,11 +11,18 @@ from hlat.checkpoint.chunk import Chunk
 class Staging:
     """Memory for one copy of what this process saves; each save takes it again.
 
-    New memory each time would be paged in each time, which takes longer than the copy.
+    New memory must be paged in, which takes several times as long as the copy.
     """
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def prepare(self, chunks: Iterable[Chunk]) -> None:
+        """Page in the memory for the chunks that are `saved`; meant for a thread of its own."""
+        for chunk in chunks:
+            if chunk.saved:
+                # NumPy stays in this thread, where torch would start a second pool of its own
+                self._take(chunk).reshape(-1).view(torch.uint8).numpy().fill(0)
 
     @torch.no_grad()
     def copy(self, chunks: Iterable[Chunk]) -> list[Chunk]:

@@ -57,6 +57,9 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "hlat-checkpoint")
         self._begun: _Save | None = None
         self._succeeded = True
+        self._memory: Future[None] | None = None
+        if config.checkpoint.asynchronous:
+            self._memory = self._thread.submit(self._staging.prepare, [*engine.chunks()])
 
     def is_due(self, step: int) -> bool:
         """Whether the configuration asks for a save after this step."""
@@ -72,7 +75,8 @@ class Checkpoints:
         self.finish()
         begin = time.perf_counter()
         contents = self._contents(state)
-        if self._config.checkpoint.asynchronous:
+        if self._memory is not None:
+            self._memory.result()
             chunks = self._staging.copy(self._engine.chunks())
             outcome = self._thread.submit(self._write, state.step, chunks, contents, prune)
         else:
