@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from hlat.checkpoint import export, lookup, store
+    from hlat.checkpoint import export, lookup, new_folder, store
     from hlat.data import hugging_face as tokenizer_folder
     from hlat.data.tokenizer import Tokenizer
     from hlat.model import hugging_face
@@ -95,7 +95,7 @@ def _export(arguments: argparse.Namespace) -> None:
     from hlat.state import TrainingState
 
     output = arguments.output
-    export.refuse_existing(output)
+    new_folder.refuse_existing(output)
     checkpoint, refused = lookup.find(arguments.source, arguments.step)
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)

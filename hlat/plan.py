@@ -9,10 +9,11 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hlat.config.arguments import Parser, number, settings
+from hlat.config.arguments import Parser, number
 from hlat.config.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ _MAY_BE_ZERO = {
     *("detect_s", "response_s", "restart_s", "load_s", "save_stall_s", "save_write_s", "seed")
 }
 
+_DEFAULTS = {"scenario": "automatic", "trials": 1000, "seed": 0}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan; return the exit code."""
@@ -98,7 +101,7 @@ def _failures(words: Sequence[str]) -> int:
     file = arguments.figure
     if file is not None and file.suffix not in failure_figure.ENDINGS:
         raise ConfigError(f"--figure {file} must end in {' or '.join(failure_figure.ENDINGS)}")
-    scenario, sources, trials, seed = _scenario(arguments.settings)
+    scenario, sources, trials, seed = _scenario(parser, arguments.settings)
     failures.refuse_impossible(scenario, trials)
     plan = summarise(scenario, failures.simulate(scenario, trials, seed), sources)
     print(json.dumps(plan, indent=2) if arguments.json else "\n".join(table(plan)))
@@ -112,29 +115,19 @@ def _failures(words: Sequence[str]) -> int:
     return Exit.FINISHED
 
 
-def _scenario(words: Sequence[str]) -> "tuple[Scenario, dict[str, str], int, int]":
-    """The scenario that the words describe, where its numbers come from, trials and seed.
-
-    Raises:
-        ConfigError: Every word that cannot be used.
-    """
+def _scenario(parser: Parser, words: Sequence[str]) -> "tuple[Scenario, dict[str, str], int, int]":
+    """The scenario that the words describe, where its numbers come from, trials and seed."""
     from hlat.planning.failures import Scenario
     from hlat.planning.scenarios import compose
 
+    names = [field.name for field in fields(Scenario)] + ["trials", "seed"]
     whole = {field.name for field in fields(Scenario) if field.type is int} | {"trials", "seed"}
-    keys = ["scenario", *(field.name for field in fields(Scenario)), "trials", "seed"]
-    texts = settings(words, keys)
-    name = texts.pop("scenario", "automatic")
-    given: dict[str, float] = {}
-    problems: list[str] = []
-    for key, text in texts.items():
-        try:
-            given[key] = number(key, text, key in whole, positive=key not in _MAY_BE_ZERO)
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(*problems)
-    trials, seed = int(given.pop("trials", 1000)), int(given.pop("seed", 0))
+    known: dict[str, Callable[[str], Any]] = {
+        name: partial(number, whole=name in whole, positive=name not in _MAY_BE_ZERO)
+        for name in names
+    }
+    given = parser.settings(words, {"scenario": str, **known})
+    name, trials, seed = (given.pop(*default) for default in _DEFAULTS.items())
     return *compose(name, given), trials, seed
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hlat import phase
+from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 
 
@@ -18,6 +19,10 @@ class TrainingState:
         data: The loader's own state, as of the newest save.
         fixed: Settings that may not change when the run goes on (config.identity.fixed).
         adjustable: Settings whose change is allowed and told (config.identity.adjustable).
+        weights_only: Whether the checkpoint lacks what a run needs to go on, the optimizer's
+            moments and the loader's position; `data` holds no more than the fingerprint then.
+        averaged_from: Of an average, each checkpoint that went into it: its path, its step, the
+            sha256 of its manifest.json, and its weight.
     """
 
     step: int = 0
@@ -25,10 +30,17 @@ class TrainingState:
     data: dict[str, Any] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     adjustable: dict[str, Any] = field(default_factory=dict)
+    weights_only: bool = False
+    averaged_from: list[dict[str, Any]] = field(default_factory=list)
 
     def after_step(self, tokens: int) -> "TrainingState":
         """Return the state one step of `tokens` tokens later."""
         return dataclasses.replace(self, step=self.step + 1, tokens=self.tokens + tokens)
+
+    def of_weights(self) -> "TrainingState":
+        """Return the state of a checkpoint that holds the weights only."""
+        data = {key: value for key, value in self.data.items() if key == "fingerprint"}
+        return dataclasses.replace(self, data=data, weights_only=True)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as JSON knows it."""
@@ -36,7 +48,15 @@ class TrainingState:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "TrainingState":
-        """Return the state that `to_json` wrote."""
+        """Return the state that `to_json` wrote.
+
+        Raises:
+            ConfigError: It has a field that is unknown or of another type.
+        """
+        expected = cls().to_json()
+        for name, found in value.items():
+            if name not in expected or type(found) is not type(expected[name]):
+                raise ConfigError(f"state.json has a field {name!r} of another version of hlat")
         return cls(**value)
 
 

@@ -6,7 +6,7 @@ folder whose entries changed. What is written is hashed on the way, before a dis
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from hlat.checkpoint.manifest import FileRecord
@@ -30,12 +30,13 @@ def write(path: Path, parts: Iterable["bytes | memoryview"]) -> FileRecord:
         return FileRecord(file.tell(), digest.hexdigest())
 
 
-def measure(path: Path) -> FileRecord:
-    """Size and hash of a file as it lies on the disk."""
+def measure(path: Path, tell: Callable[[int], None] = lambda _: None) -> FileRecord:
+    """Size and hash of a file as it lies on the disk; `tell` hears of every further bytes read."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
+            tell(len(block))
         return FileRecord(file.tell(), digest.hexdigest())
 
 

@@ -4,27 +4,20 @@ The folder appears at once, complete, by a rename, and never holds more in memor
 files. Weights are what the store has under canonical names, so no layout is ever undone here.
 """
 
-import fcntl
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from hlat.checkpoint import durable, store, tensor_file
+from hlat.checkpoint import durable, new_folder, store, tensor_file
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.manifest import TensorRecord
 from hlat.checkpoint.pretrained import INDEX, SINGLE
-from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 from hlat.config.precision import Dtype
 from hlat.model.canonical import Parameter, parameters
-
-_TORCH_DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,7 @@ def shards(model: Model, dtype: Dtype, max_bytes: int) -> tuple[Shard, ...]:
 
     A parameter that is larger by itself has a file of its own.
     """
-    size = _TORCH_DTYPES[dtype].itemsize
+    size = tensor_file.RECIPE_DTYPES[dtype].itemsize
     groups: list[list[Parameter]] = [[]]
     for parameter in parameters(model):
         if groups[-1] and sum(p.numel for p in [*groups[-1], parameter]) * size > max_bytes:
@@ -77,9 +70,8 @@ def write(
         CorruptCheckpointError: The checkpoint was changed since it was verified.
         OSError: It could not be written. Nothing of it is left.
     """
-    durable.make_folder(output.absolute().parent)
-    with _temporary(output) as folder:
-        _refuse_full_disk(output, sum(file.num_bytes for file in files))
+    with new_folder.temporary(output) as folder:
+        new_folder.refuse_full_disk(output, sum(file.num_bytes for file in files))
         records = store.check_files(checkpoint).tensors
         with tensor_file.Reader(checkpoint) as reader:
             for file in files:
@@ -98,52 +90,6 @@ def write(
         durable.rename(folder, output.absolute())
 
 
-def refuse_existing(output: Path) -> None:
-    """Return if nothing is there yet.
-
-    Raises:
-        ConfigError: Something is; it is never written over.
-    """
-    if output.exists() or output.is_symlink():
-        raise ConfigError(f"--output {output} exists already; name a new folder, or remove it")
-
-
-@contextmanager
-def _temporary(output: Path) -> Iterator[Path]:
-    """A folder beside the output, of this process alone; removed unless it was renamed.
-
-    What a killed process left under the name goes first.
-    """
-    folder = output.absolute().with_name(f"{store.TEMPORARY}{output.name}")
-    folder.mkdir(exist_ok=True)
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"--output {output}: another process is writing it; wait until it has ended"
-            ) from error
-        try:
-            refuse_existing(output)
-            for leftover in folder.iterdir():
-                leftover.unlink()
-            yield folder
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-    finally:
-        os.close(lock)
-
-
-def _refuse_full_disk(output: Path, need: int) -> None:
-    have = shutil.disk_usage(output.absolute().parent).free
-    if have < need:
-        raise ConfigError(
-            f"--output {output} needs {need / 1e6:,.0f} MB, the disk has {have / 1e6:,.0f} MB free"
-        )
-
-
 def _read(
     reader: tensor_file.Reader,
     records: Mapping[str, TensorRecord],
@@ -153,7 +99,7 @@ def _read(
     """A whole parameter, rounded to nearest if it was saved in a wider dtype."""
     name = f"weights/{parameter.name}"
     whole = Box((0,) * len(parameter.shape), parameter.shape)
-    return reader.read(name, records[name], whole).to(_TORCH_DTYPES[dtype])
+    return reader.read(name, records[name], whole).to(tensor_file.RECIPE_DTYPES[dtype])
 
 
 def _index(files: tuple[Shard, ...]) -> bytes:

@@ -25,9 +25,7 @@ def find(source: Path, step: int | None) -> tuple[Path, list[str]]:
     Raises:
         ConfigError: There is none, or the one that was named is damaged.
     """
-    if not source.is_dir():
-        problem = "is a file" if source.exists() else "does not exist"
-        raise ConfigError(f"{source} {problem}; name a run's folder{_near(source)}")
+    refuse_missing(source)
     if store.is_checkpoint(source):
         if step is not None:
             raise ConfigError(f"{source} is one checkpoint; --step chooses from a run's folder")
@@ -35,10 +33,7 @@ def find(source: Path, step: int | None) -> tuple[Path, list[str]]:
     folder = source / "checkpoints" if (source / "checkpoints").is_dir() else source
     steps = [s for path in folder.iterdir() if (s := store.step_of(path)) is not None]
     if not steps:
-        raise ConfigError(
-            f"{source} holds no checkpoint; name a run's folder, such as runs/<run.name>, that "
-            "has saved, or one of its checkpoints"
-        )
+        raise nothing_in(source)
     if step is not None:
         if step not in steps:
             there = ", ".join(map(str, sorted(steps)))
@@ -48,6 +43,25 @@ def find(source: Path, step: int | None) -> tuple[Path, list[str]]:
     if newest is None:
         raise ConfigError(*refused, f"{source} holds no valid checkpoint")
     return newest, refused
+
+
+def refuse_missing(source: Path) -> None:
+    """Return if a folder is there.
+
+    Raises:
+        ConfigError: It is not, or is a file.
+    """
+    if not source.is_dir():
+        problem = "is a file" if source.exists() else "does not exist"
+        raise ConfigError(f"{source} {problem}; name a run's folder{_near(source)}")
+
+
+def nothing_in(source: Path) -> ConfigError:
+    """What to tell who names a folder without a checkpoint."""
+    return ConfigError(
+        f"{source} holds no checkpoint; name a run's folder, such as runs/<run.name>, that "
+        "has saved, or one of its checkpoints"
+    )
 
 
 def _verified(path: Path) -> Path:

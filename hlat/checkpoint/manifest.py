@@ -6,14 +6,20 @@ add slices to the same tensors.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
 from hlat.checkpoint.box import Box, tiles
 from hlat.checkpoint.errors import CorruptCheckpointError
 
+NAME = "manifest.json"
+"""Name of its file."""
+MARKER = "COMMITTED"
+"""Name of the file that holds its hash, and that makes a folder a checkpoint."""
 FORMAT = 1
 """Version of the layout on disk; readers refuse any other."""
 
@@ -107,10 +113,11 @@ def from_json(content: bytes) -> Manifest:
             raise CorruptCheckpointError(
                 f"manifest.json has format {document['format']!r}; this version reads {FORMAT}"
             )
-        files = {name: FileRecord(**record) for name, record in document["files"].items()}
+        files = {name: _file_record(record) for name, record in document["files"].items()}
         tensors = {name: tensor_record(record) for name, record in document["tensors"].items()}
         manifest = Manifest(int(document["step"]), files, tensors)
         _check_names(manifest)
+        _check_slices(manifest)
         return manifest
     except CorruptCheckpointError:
         raise
@@ -129,9 +136,43 @@ def tensor_record(record: dict[str, Any]) -> TensorRecord:
 
 def _check_names(manifest: Manifest) -> None:
     for name in manifest.files:
-        if PurePath(name).name != name:
+        if PurePath(name).name != name or not name.isprintable():
             raise CorruptCheckpointError(f"manifest.json names {name!r}, outside its folder")
-    for tensor in manifest.tensors.values():
+    for key, tensor in manifest.tensors.items():
+        if not key.isprintable():
+            raise CorruptCheckpointError(f"manifest.json has {key!r}, which is no tensor's name")
         for piece in tensor.slices:
             if piece.file not in manifest.files:
                 raise CorruptCheckpointError(f"manifest.json needs {piece.file!r}, not in its list")
+
+
+def _check_slices(manifest: Manifest) -> None:
+    """Refuse shapes that slices or files do not fill, before anybody makes room for them."""
+    for name, tensor in manifest.tensors.items():
+        if not _is_shape(tensor.shape) or type(tensor.dtype) is not str:
+            raise CorruptCheckpointError(f"manifest.json has {name!r} of no shape or dtype")
+        count = 0
+        for piece in tensor.slices:
+            inside = len(piece.offset) == len(piece.size) == len(tensor.shape) and all(
+                begin + extent <= whole
+                for begin, extent, whole in zip(piece.offset, piece.size, tensor.shape, strict=True)
+            )
+            known = _is_shape(piece.offset) and _is_shape(piece.size)
+            if not (known and inside and piece.box.count <= manifest.files[piece.file].size):
+                raise CorruptCheckpointError(f"manifest.json has a slice of {name!r} that is none")
+            count += piece.box.count
+        if count != prod(tensor.shape):
+            raise CorruptCheckpointError(
+                f"manifest.json has {name!r} with slices that do not fill {tensor.shape}"
+            )
+
+
+def _is_shape(extents: tuple[Any, ...]) -> bool:
+    return all(type(extent) is int and extent >= 0 for extent in extents)
+
+
+def _file_record(record: dict[str, Any]) -> FileRecord:
+    size, sha256 = record["size"], record["sha256"]
+    if type(size) is not int or not re.fullmatch("[0-9a-f]+", sha256):
+        raise ValueError("a file's record is no size and hash")
+    return FileRecord(size, sha256)

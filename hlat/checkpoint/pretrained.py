@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.checkpoint.manifest import SliceRecord, TensorRecord
+from hlat.checkpoint.manifest import MARKER, SliceRecord, TensorRecord
 from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 from hlat.model import hugging_face
@@ -104,6 +104,11 @@ def _refuse_other_folders(name: str, path: Path) -> None:
         raise ConfigError(f"there is no such folder; {hint}")
     if (path / SINGLE).is_file() or (path / INDEX).is_file():
         return
+    if (path / MARKER).is_file():
+        raise ConfigError(
+            "it is a checkpoint of hlat; write its weights as such a folder first, by "
+            f"python -m hlat.export {name} --output DIR, then model.init_from=DIR"
+        )
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
     if pickles:
         raise ConfigError(

@@ -5,6 +5,7 @@ the one to resume from nor as one of those that are kept.
 """
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from hlat.checkpoint import durable
@@ -12,12 +13,19 @@ from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.store import TEMPORARY, check_files, step_of, unused_name, verify
 
 
-def newest_valid(folder: Path, before: int | None = None) -> tuple[Path | None, list[str]]:
+def newest_valid(
+    folder: Path,
+    before: int | None = None,
+    verified: Path | None = None,
+    tell: Callable[[int], None] = lambda _: None,
+) -> tuple[Path | None, list[str]]:
     """Find the checkpoint to resume from.
 
     Args:
         folder: Folder of the run's checkpoints; it need not exist.
         before: A step that it must precede; None: the newest will do.
+        verified: A checkpoint that the caller has just written or read, and that is not read again.
+        tell: Hears of every further bytes that were read.
 
     Returns:
         The newest checkpoint that was committed and, read in full, is what was written, or None;
@@ -27,14 +35,41 @@ def newest_valid(folder: Path, before: int | None = None) -> tuple[Path | None, 
     refused: list[str] = []
     for path in _newest_first(folder, before):
         try:
-            verify(path)
+            if path != verified:
+                verify(path, tell)
             return path, refused
         except CorruptCheckpointError as error:
             refused.append(f"checkpoint {path.name} is refused: {error}")
     return None, refused
 
 
-def prune(folder: Path, keep_last: int) -> None:
+def dispensable(
+    folder: Path, newest: Path | None, keep_last: int, keep_every_steps: int | None = None
+) -> list[Path]:
+    """Checkpoints that need not be kept, and what dead writes left behind.
+
+    Args:
+        folder: Folder of the run's checkpoints; it need not exist.
+        newest: The newest valid one; None: there is none, and every checkpoint is kept.
+        keep_last: Checkpoints to keep, this one among them. Damaged ones are not counted.
+        keep_every_steps: Those whose step is a multiple of this are kept as well.
+
+    Returns:
+        Their folders, none of them the newest or newer, none damaged.
+    """
+    leftovers = sorted(folder.glob(f"{TEMPORARY}*"))
+    paths = _newest_first(folder)
+    older = paths[paths.index(newest) + 1 :] if newest else []
+    beyond = [path for path in older if _intact(path)][max(keep_last - 1, 0) :]
+    return leftovers + [path for path in beyond if not _is_multiple(path, keep_every_steps)]
+
+
+def prune(
+    folder: Path,
+    keep_last: int,
+    keep_every_steps: int | None = None,
+    verified: Path | None = None,
+) -> list[Path]:
     """Remove checkpoints beyond the newest ones, and what dead writes left behind.
 
     The newest checkpoint that is kept has been read in full; nothing is removed when no checkpoint
@@ -44,16 +79,20 @@ def prune(folder: Path, keep_last: int) -> None:
     Args:
         folder: Folder of the run's checkpoints; it need not exist.
         keep_last: Checkpoints to keep; the newest valid one is kept in any case.
+        keep_every_steps: Checkpoints whose step is a multiple of this are kept for ever; None: none
+            are.
+        verified: A checkpoint that the caller has just written or read, and that is not read again.
+
+    Returns:
+        The folders that are gone.
     """
-    for leftover in folder.glob(f"{TEMPORARY}*"):
-        shutil.rmtree(leftover)
-    newest, _ = newest_valid(folder)
-    paths = _newest_first(folder)
-    older = paths[paths.index(newest) + 1 :] if newest else []
-    for path in [path for path in older if _intact(path)][max(keep_last - 1, 0) :]:
-        doomed = path.with_name(f"{TEMPORARY}{path.name}")
-        durable.rename(path, doomed)
-        shutil.rmtree(doomed)
+    newest, _ = newest_valid(folder, verified=verified)
+    doomed = dispensable(folder, newest, keep_last, keep_every_steps)
+    for path in doomed:
+        if not path.name.startswith(TEMPORARY):
+            durable.rename(path, path.with_name(f"{TEMPORARY}{path.name}"))
+        shutil.rmtree(path.with_name(f"{TEMPORARY}{path.name.removeprefix(TEMPORARY)}"))
+    return doomed
 
 
 def set_aside(folder: Path, after: int) -> None:
@@ -67,6 +106,12 @@ def _newest_first(folder: Path, before: int | None = None) -> list[Path]:
     steps = {path: step for path in folder.glob("step_*") if (step := step_of(path)) is not None}
     found = [path for path, step in steps.items() if before is None or step < before]
     return sorted(found, key=lambda path: steps[path], reverse=True)
+
+
+def _is_multiple(path: Path, steps: int | None) -> bool:
+    step = step_of(path)
+    assert step is not None, "only checkpoints that bear the name of a step are listed"
+    return steps is not None and step % steps == 0
 
 
 def _intact(path: Path) -> bool:

@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from hlat.checkpoint import durable, tensor_file
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.checkpoint.manifest import MARKER as _MARKER
+from hlat.checkpoint.manifest import NAME as _MANIFEST
 from hlat.checkpoint.manifest import (
     FileRecord,
     Manifest,
@@ -46,8 +48,6 @@ TEMPORARY = ".tmp-"
 """Beginning of the names of folders that are being written or removed."""
 
 _STATE = "state.json"
-_MANIFEST = "manifest.json"
-_MARKER = "COMMITTED"
 _STEP_FOLDER = re.compile(r"step_(\d{8,})")
 
 
@@ -141,14 +141,20 @@ def load_state(path: Path) -> dict[str, Any]:
     if record != FileRecord(len(content), hashlib.sha256(content).hexdigest()):
         raise CorruptCheckpointError(f"{path / _STATE} is not what was written")
     try:
-        state: dict[str, Any] = json.loads(content)
-    except ValueError as error:
+        state = json.loads(content)
+    except (RecursionError, ValueError) as error:
         raise CorruptCheckpointError(f"{path / _STATE} is not JSON: {error}") from error
+    if not isinstance(state, dict):
+        raise CorruptCheckpointError(f"{path / _STATE} is not a JSON object")
     return state
 
 
-def verify(path: Path) -> None:
+def verify(path: Path, tell: Callable[[int], None] = lambda _: None) -> None:
     """Read a whole checkpoint and compare it with what was written.
+
+    Args:
+        path: A checkpoint's folder.
+        tell: Hears of every further bytes that were read.
 
     Raises:
         CorruptCheckpointError: The marker is missing, or a file is missing, unknown, shorter,
@@ -157,7 +163,7 @@ def verify(path: Path) -> None:
     manifest = check_files(path)
     for name, record in manifest.files.items():
         try:
-            found = durable.measure(path / name)
+            found = durable.measure(path / name, tell)
         except OSError as error:
             raise CorruptCheckpointError(f"{path / name} cannot be read: {error}") from error
         if found != record:
@@ -256,10 +262,27 @@ def _commit(
     state: dict[str, Any],
     leads: bool,
 ) -> None:
-    """Write what leads to every slice, and give the folder its name."""
-    if not leads:
-        return
-    written = [part for part in parts if part]
+    """Let the first process complete the checkpoint."""
+    if leads:
+        complete(folder, target, step, [part for part in parts if part], state)
+
+
+def complete(
+    folder: Path, target: Path, step: int, written: list[Any], state: dict[str, Any]
+) -> None:
+    """Write what leads to every slice of the tensors, and give the folder its name.
+
+    Args:
+        folder: Where the files of tensors are, beside the target.
+        target: The checkpoint's folder.
+        step: Optimizer steps that the state has seen.
+        written: For each file of tensors its name, its FileRecord as a dictionary, and pairs of a
+            tensor's name and its TensorRecord as a dictionary.
+        state: Everything else, as JSON knows it.
+
+    Raises:
+        OSError: It could not be written.
+    """
     entries = [
         (name, tensor_record(record)) for _, _, records in written for name, record in records
     ]

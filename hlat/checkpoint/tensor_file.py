@@ -6,8 +6,10 @@ what was meant, not of what the disk kept. Reading is the library's own.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.manifest import SliceRecord, TensorRecord, slice_key
+from hlat.config.precision import Dtype
 
 DTYPES = {
     torch.float64: "F64",
@@ -32,32 +35,47 @@ DTYPES = {
 }
 """Names that safetensors gives to torch's dtypes."""
 
-_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+RECIPE_DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
+"""torch's dtypes of a recipe's."""
+
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+"""torch's dtypes of safetensors' names."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A tensor that is nowhere as a whole: its blocks, in row-major order, are made when due."""
+
+    dtype: torch.dtype
+    blocks: Callable[[], Iterator[torch.Tensor]]
 
 
 def parts(
-    tensors: dict[str, tuple[tuple[int, ...], torch.Tensor]],
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.Tensor | Computed]],
     metadata: dict[str, str] | None = None,
 ) -> Iterator[bytes | memoryview]:
     """Bytes of a safetensors file, in order; each tensor is fetched from its device when due.
 
     Args:
-        tensors: By key: the shape to write, and values with as many elements, of any strides.
+        tensors: By key: the shape to write, and values with as many elements, of any strides, or
+            what computes them.
         metadata: What the file says of itself.
     """
-    by_alignment = sorted(tensors, key=lambda key: (-tensors[key][1].element_size(), key))
+    by_alignment = sorted(tensors, key=lambda key: (-tensors[key][1].dtype.itemsize, key))
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for key in by_alignment:
         shape, values = tensors[key]
-        begin, end = end, end + values.numel() * values.element_size()
+        begin, end = end, end + prod(shape) * values.dtype.itemsize
         dtype = DTYPES[values.dtype]
         header[key] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
     for key in by_alignment:
-        yield to_bytes(tensors[key][1])
+        values = tensors[key][1]
+        blocks = values.blocks() if isinstance(values, Computed) else [values]
+        yield from map(to_bytes, blocks)
 
 
 def to_bytes(values: torch.Tensor) -> memoryview:
@@ -97,7 +115,7 @@ class Reader:
         Raises:
             CorruptCheckpointError: The files do not hold what the record says.
         """
-        values = torch.empty(box.size, dtype=_TORCH_DTYPES[tensor.dtype])
+        values = torch.empty(box.size, dtype=TORCH_DTYPES[tensor.dtype])
         count = 0
         for piece in tensor.slices:
             overlap = box.overlap(piece.box)

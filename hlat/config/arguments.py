@@ -3,14 +3,43 @@
 import argparse
 import difflib
 import math
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
-from hlat.config.errors import ConfigError, Exit
+from hlat.config.errors import Exit
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a misspelled flag in one line."""
+    """Tells a misspelled flag or setting in one line."""
+
+    def settings(
+        self, words: Sequence[str], known: Mapping[str, Callable[[str], Any]]
+    ) -> dict[str, Any]:
+        """Read settings like `last=2`; exit with all that is wrong with them.
+
+        Args:
+            words: What was typed.
+            known: What turns the text of each setting into a value, or raises ValueError with what
+                the text should have been.
+        """
+        found: dict[str, Any] = {}
+        problems = []
+        for word in words:
+            name, _, text = word.partition("=")
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                meant = f"did you mean {near[0]}=?" if near else f"there are {', '.join(known)}"
+                problems.append(f"{word} is no setting; {meant}")
+                continue
+            if name in found:
+                problems.append(f"{name}= is given twice")
+            try:
+                found[name] = known[name](text)
+            except ValueError as error:
+                problems.append(f"{word}: {error}")
+        if problems:
+            self._refuse(*problems)
+        return found
 
     def error(self, message: str) -> NoReturn:
         """Exit with what is wrong, and the flag that was meant."""
@@ -18,44 +47,45 @@ class Parser(argparse.ArgumentParser):
         known = [flag for action in self._actions for flag in action.option_strings]
         near = difflib.get_close_matches(unknown, known, 1) if unknown != message else []
         hint = f"; did you mean {near[0]}?" if near else "; --help lists what there is"
+        self._refuse(f"{message}{hint}")
+
+    def _refuse(self, *sentences: str) -> NoReturn:
         entry = self.prog.removeprefix("python -m ")
-        self.exit(Exit.CONFIGURATION, f"{entry}: {message}{hint}\n")
+        lines = [f"{entry}: {sentence}\n" for sentence in sentences]
+        self.exit(Exit.CONFIGURATION, "".join(lines))
 
 
-def settings(words: Sequence[str], known: Sequence[str]) -> dict[str, str]:
-    """Return the values of `key=value` words; the last one of a key counts.
+def count(text: str) -> int:
+    """A positive whole number.
 
     Raises:
-        ConfigError: Every word that is none, or names a key that is not known, with the nearest.
+        ValueError: The text is none.
     """
-    given, problems = {}, []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"keys: {', '.join(known)}"
-            problems.append(f"{key} is not a key here; {hint}")
-        elif not equals or not value:
-            problems.append(f"{word} has no value; write {key}=VALUE")
-        given[key] = value
-    if problems:
-        raise ConfigError(*problems)
-    return given
+    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 18 and int(text) > 0):
+        raise ValueError("needs a whole number of 1 or more")
+    return int(text)
 
 
-def number(key: str, text: str, whole: bool, positive: bool) -> float:
-    """Return the number that `key=text` sets.
+def number(text: str, whole: bool, positive: bool) -> float:
+    """A finite number that is not negative.
+
+    Args:
+        text: What was typed.
+        whole: Whether it must be a whole one.
+        positive: Whether it must be above 0.
 
     Raises:
-        ConfigError: It is none, or a fraction or a sign that the key cannot have.
+        ValueError: The text is no such number.
     """
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    wanted = f"{'a whole' if whole else 'a'} number{' above 0' if positive else ', 0 or more'}"
+    wanted = (
+        f"needs a{' whole' if whole else ''} number{' above 0' if positive else ' of 0 or more'}"
+    )
     if not math.isfinite(value) or value < 0 or (positive and value == 0):
-        raise ConfigError(f"{key}={text} must be {wanted}")
+        raise ValueError(wanted)
     if whole and value != int(value):
-        raise ConfigError(f"{key}={text} must be {wanted}; use {key}={math.ceil(value)}")
+        raise ValueError(f"{wanted}, such as {math.ceil(value)}")
     return int(value) if whole else value

@@ -19,6 +19,9 @@ class Checkpoint:
     asynchronous: bool = True
     """Whether training goes on while a copy of the state, in host memory, is written; false: no
     memory for a copy."""
+    keep_every_steps: int | None = None
+    """Checkpoints whose step is a multiple of this are kept for ever, beside the newest; a multiple
+    of every_steps. null: none are."""
     start_from: str | None = None
     """A checkpoint folder (`.../checkpoints/step_00001000`) that a run without one of its own
     begins from, with its optimizer, schedule position and data position; the run's own checkpoints

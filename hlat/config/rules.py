@@ -49,6 +49,7 @@ def at_least(config: Config) -> Iterator[str]:
         "recovery.spike_window": 2,
         "recovery.max_restarts": 0,
         "recovery.max_same_failures": 1,
+        "checkpoint.keep_every_steps": 1,
         "evaluation.every_steps": 1,
         "evaluation.sequences_per_source": 1,
         "run.seed": 0,
@@ -246,6 +247,17 @@ def folder_names(config: Config) -> Iterator[str]:
             yield f"{key}={name!r} cannot name a folder; use letters, digits, '-', '_' and '.'"
 
 
+def kept_are_saved(config: Config) -> Iterator[str]:
+    """Only a step that is saved can be kept."""
+    every, kept = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
+    if kept is not None and min(every, kept) >= 1 and kept % every:
+        near = max(1, round(kept / every)) * every
+        yield (
+            f"checkpoint.keep_every_steps={kept} is not a multiple of "
+            f"checkpoint.every_steps={every}, so most of its steps are never saved; use {near}"
+        )
+
+
 def one_origin(config: Config) -> Iterator[str]:
     """A run begins from a whole state, from weights alone, or from neither."""
     state, weights = config.checkpoint.start_from, config.model.init_from
@@ -393,6 +405,7 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     folder_names,
     inductor,
     recipe,
+    kept_are_saved,
     one_origin,
     executable,
     zero_stage,

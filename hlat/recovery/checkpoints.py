@@ -127,17 +127,20 @@ class Checkpoints:
             path = store.save(self._folder, step, chunks, contents, *place)
             if self._is_milestone(step):
                 weights = [chunk for chunk in chunks if chunk.name.startswith("weights/")]
-                store.save(self._milestones, step, weights, contents, *place)
+                state = TrainingState.from_json(contents).of_weights() if contents else None
+                told = {} if state is None else state.to_json()
+                store.save(self._milestones, step, weights, told, *place)
         except OSError as error:
             return _Outcome(None, time.perf_counter() - begin, str(error))
         seconds = time.perf_counter() - begin
         prune = prune and world.background.leads
-        return _Outcome(path, seconds, warning=self._prune() if prune else "")
+        return _Outcome(path, seconds, warning=self._prune(path) if prune else "")
 
-    def _prune(self) -> str:
+    def _prune(self, saved: Path) -> str:
         """Remove old checkpoints; returns why that failed, if it did."""
+        keep = self._config.checkpoint
         try:
-            retention.prune(self._folder, self._config.checkpoint.keep_last)
+            retention.prune(self._folder, keep.keep_last, keep.keep_every_steps, saved)
         except OSError as error:
             return f"cannot remove old checkpoints: {error}"
         return ""

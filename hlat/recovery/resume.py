@@ -41,6 +41,12 @@ def resume(
         tracker.begin(0, **_told(refused=refused), **_begin(config, engine, tracker))
         return fresh
     state = TrainingState.from_json(store.load_state(path))
+    if state.weights_only:
+        raise ConfigError(
+            f"{path} holds weights only, and a run goes on with its optimizer and its place in the "
+            f"data too; to begin a new one from the weights: python -m hlat.export {path} --output "
+            "DIR, then model.init_from=DIR in place of checkpoint.start_from"
+        )
     if changed := differences(_inherited(state.fixed, path, folder), fresh.fixed):
         raise ConfigError(
             *(

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hlat.config.errors import ConfigError
 from hlat.config.run import Run
@@ -33,20 +33,34 @@ def claimed(run: Run, leads: bool = True) -> Iterator[Path]:
         return
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = (path / ".lock").open("w")
-        lock.write("held by the process that trains here\n")
-        lock.flush()
+        lock = hold(path)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"run.name={run.name}: another process is training in {path}; wait until it has "
+            "ended, or choose another run.name"
+        ) from error
     except OSError as error:
         raise _unwritable(path, error) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"run.name={run.name}: another process is training in {path}; wait until it has "
-                "ended, or choose another run.name"
-            ) from error
         yield path
+
+
+def hold(folder: Path) -> IO[str]:
+    """Lock a run's folder for this process until the file that is returned is closed.
+
+    Raises:
+        BlockingIOError: Another process holds it.
+        OSError: It cannot be written to.
+    """
+    lock = (folder / ".lock").open("w")
+    try:
+        lock.write("held by the process that trains here\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
 
 
 def describe(

@@ -70,7 +70,9 @@ def test_training_commands_compose(document: str, command: str, compose) -> None
 @pytest.mark.parametrize(("document", "command"), _commands("python -m hlat."))
 def test_entries_exist(document: str, command: str) -> None:
     module = shlex.split(command)[2]
-    assert (REPOSITORY / f"{module.replace('.', '/')}.py").is_file(), f"{document}: {command}"
+    path = REPOSITORY / module.replace(".", "/")
+    files = (path.with_suffix(".py"), path / "__main__.py")
+    assert any(file.is_file() for file in files), f"{document}: {command}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.checkpoint import durable
+from hlat.checkpoint import durable, retention
 from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.retention import newest_valid, prune
@@ -530,6 +530,32 @@ def test_prune_removes_nothing_when_no_checkpoint_is_valid(tmp_path: Path) -> No
         (save_state(tmp_path, step) / "state.json").write_text("{}")
     prune(tmp_path, 1)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_prune_keeps_every_nth_step_beside_the_newest_and_tells_what_is_gone(
+    tmp_path: Path,
+) -> None:
+    for step in range(1, 10):
+        save_state(tmp_path, step)
+    gone = prune(tmp_path, 2, keep_every_steps=3)
+    assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "6", "8", "9"]
+    assert [path.name[-1] for path in gone] == ["7", "5", "4", "2", "1"]
+    assert prune(tmp_path, 1, keep_every_steps=3) == [tmp_path / "step_00000008"]
+    assert prune(tmp_path, 1, keep_every_steps=3) == []
+    (tmp_path / ".tmp-step_00000010-7").mkdir()
+    assert prune(tmp_path, 1, keep_every_steps=3) == [tmp_path / ".tmp-step_00000010-7"]
+
+
+def test_prune_does_not_read_again_what_was_just_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [save_state(tmp_path, step) for step in (1, 2, 3)]
+    read: list[Path] = []
+    monkeypatch.setattr(retention, "verify", lambda path, _: read.append(path))
+    assert prune(tmp_path, 2, verified=paths[2]) == [paths[0]]
+    assert read == []
+    prune(tmp_path, 2, verified=paths[1])
+    assert read == [paths[2]]
 
 
 class Payload:

@@ -239,3 +239,11 @@ def test_a_stages_own_rate_is_the_one_that_is_used_also_after_a_resume(runner, u
     norms = [row["param_norm"] for row in runner.rows("x", "metrics.jsonl")]
     steps = [abs(after - before) for before, after in itertools.pairwise(norms)]
     assert steps[-1] < steps[10] / 4
+
+
+def test_every_nth_checkpoint_is_kept_beside_the_newest(runner):
+    keep = ("checkpoint.keep_last=1", "checkpoint.keep_every_steps=10", "checkpoint.every_steps=5")
+    done = runner.run("run.name=x", "run.steps=15", *keep)
+    assert done.returncode == 0, done.stderr
+    kept = (runner.folder / "runs/x/checkpoints").iterdir()
+    assert sorted(path.name for path in kept) == ["step_00000010", "step_00000015"]

@@ -107,19 +107,8 @@ def test_the_figure_copes_with_extremes(tmp_path, capsys, words):
     [
         ("fialures", "fialures cannot be planned; did you mean failures?"),
         ("throughput", "throughput cannot be planned; commands: failures"),
-        ("failures nods=3", "nods is not a key here; did you mean nodes?"),
-        ("failures nodes", "nodes has no value; write nodes=VALUE"),
-        ("failures nodes=1.5", "nodes=1.5 must be a whole number above 0; use nodes=2"),
-        ("failures nodes=-1.5", "nodes=-1.5 must be a whole number above 0"),
-        ("failures mtbf_h=inf", "mtbf_h=inf must be a number above 0"),
-        ("failures load_s=-1", "load_s=-1 must be a number, 0 or more"),
-        ("failures load_s=1min", "load_s=1min must be a number, 0 or more"),
         ("failures scenario=manul", "scenario=manul does not exist; did you mean manual?"),
         ("failures --figure x.pdf", "--figure x.pdf must end in .png or .svg"),
-        (
-            "failures trials=0 every_steps=x",
-            "trials=0 must be a whole number above 0\nevery_steps=x must be a whole number above 0",
-        ),
         (
             "failures save_write_s=5000",
             "save_write_s=5000 is longer than the 3303 s from a save to the next; use every_steps=1514 or more",
@@ -131,6 +120,34 @@ def test_a_mistake_is_told_in_a_line_and_exits_with_2(capsys, words, problem):
     told = capsys.readouterr()
     assert told.err == problem + "\n"
     assert told.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        ("nods=3", ["nods=3 is no setting; did you mean nodes=?"]),
+        ("nodes", ["nodes: needs a whole number above 0"]),
+        ("nodes=1.5", ["nodes=1.5: needs a whole number above 0, such as 2"]),
+        ("nodes=-1.5", ["nodes=-1.5: needs a whole number above 0"]),
+        ("nodes=1 nodes=2", ["nodes= is given twice"]),
+        ("mtbf_h=inf", ["mtbf_h=inf: needs a number above 0"]),
+        ("load_s=-1", ["load_s=-1: needs a number of 0 or more"]),
+        ("load_s=1min", ["load_s=1min: needs a number of 0 or more"]),
+        (
+            "trials=0 every_steps=x",
+            [
+                "trials=0: needs a whole number above 0",
+                "every_steps=x: needs a whole number above 0",
+            ],
+        ),
+    ],
+)
+def test_every_setting_that_cannot_be_used_is_told(capsys, words, problems):
+    with pytest.raises(SystemExit) as end:
+        plan.main(["failures", *words.split()])
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert told == "".join(f"hlat.plan failures: {problem}\n" for problem in problems)
 
 
 def test_a_misspelled_flag_names_the_near_one(capsys):

@@ -77,6 +77,45 @@ def test_another_format_is_refused_by_its_number() -> None:
         from_json(json.dumps(document).encode())
 
 
+FALSEHOODS = [
+    ("shape", [4, 3], "slices that do not fill"),
+    ("shape", [2, 2], "a slice of .w. that is none"),
+    ("shape", [4], "a slice of .w. that is none"),
+    ("shape", [4, -2], "of no shape or dtype"),
+    ("shape", [4, 2.0], "of no shape or dtype"),
+    ("shape", ["4", 2], "of no shape or dtype"),
+    ("shape", None, "cannot be understood"),
+    ("dtype", ["F32"], "of no shape or dtype"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "complaint"), FALSEHOODS)
+def test_tensors_that_cannot_be_are_refused(field: str, value: object, complaint: str) -> None:
+    document = json.loads(to_json(MANIFEST))
+    document["tensors"]["w"][field] = value
+    with pytest.raises(CorruptCheckpointError, match=complaint):
+        from_json(json.dumps(document).encode())
+
+
+def test_a_tensor_larger_than_its_files_is_refused_before_there_is_room_for_it() -> None:
+    document = json.loads(to_json(MANIFEST))
+    piece = {"offset": [0], "size": [10**15], "file": "rank_00000.safetensors"}
+    document["tensors"]["w"] |= {"shape": [10**15], "slices": [piece]}
+    with pytest.raises(CorruptCheckpointError, match="that is none"):
+        from_json(json.dumps(document).encode())
+
+
+def test_names_and_sizes_that_are_none_are_refused() -> None:
+    document = json.loads(to_json(MANIFEST))
+    document["tensors"]["\x1b[2J"] = document["tensors"]["w"]
+    with pytest.raises(CorruptCheckpointError, match="no tensor's name"):
+        from_json(json.dumps(document).encode())
+    document = json.loads(to_json(MANIFEST))
+    document["files"]["rank_00000.safetensors"]["size"] = "10"
+    with pytest.raises(CorruptCheckpointError, match="no size and hash"):
+        from_json(json.dumps(document).encode())
+
+
 def test_a_slice_in_an_unlisted_file_is_refused() -> None:
     document = json.loads(to_json(MANIFEST))
     document["tensors"]["w"]["slices"][0]["file"] = "/etc/passwd"

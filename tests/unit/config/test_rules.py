@@ -159,6 +159,14 @@ REFUSED = [
         ["checkpoint.start_from=a", "model.init_from=b"],
         "checkpoint.start_from=a and model.init_from=b both say what the run begins from; set one of them to null",
     ),
+    (
+        ["checkpoint.every_steps=20", "checkpoint.keep_every_steps=50"],
+        "checkpoint.keep_every_steps=50 is not a multiple of checkpoint.every_steps=20, so most of its steps are never saved; use 40",
+    ),
+    (
+        ["checkpoint.keep_every_steps=0"],
+        "checkpoint.keep_every_steps=0 is too small; use 1 or more",
+    ),
     (["optimizer.lr=0"], "optimizer.lr=0.0 is not a positive number"),
     (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
     (["optimizer.eps=nan"], "optimizer.eps=nan is too small; use 0 or more"),

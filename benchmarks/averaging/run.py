@@ -1,0 +1,180 @@
+"""What the mean of a run's last checkpoints is worth beside each of them, on held-out text.
+
+Usage: PYTHONPATH=. python benchmarks/averaging/run.py [--runs DIR] [--seeds N]
+       PYTHONPATH=. python benchmarks/averaging/run.py --render   (tables again, from result.json)
+
+Trains a run for each way that a learning rate can end, and evaluates its last checkpoints and their
+means as training does: by the engine, on the text that evaluation holds out. A seed takes about ten
+minutes of one core. Runs that stand in DIR already are not trained again.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+
+from benchmarks.common import describe_machine, machine, table, write_between
+from hlat.checkpoint import store
+from hlat.config.compose import register
+from hlat.config.folders import folder
+from hlat.config.resolve import resolve
+from hlat.config.run import Config
+from hlat.data.loader import open_loader
+from hlat.engine.create import create_engine
+from hlat.engine.interface import Engine
+from hlat.evaluation.heldout import evaluate
+from hlat.schedule import rate_at
+
+HERE = Path(__file__).resolve().parent
+DOCUMENT = HERE.parent.parent / "docs/averaging.md"
+Json = dict[str, Any]
+STEPS, SPACING, NUM_SINGLE = 1200, 40, 5
+RUN = [
+    "experiment=desk",
+    f"run.steps={STEPS}",
+    f"checkpoint.every_steps={SPACING}",
+    f"checkpoint.keep_last={NUM_SINGLE}",
+    "evaluation.every_steps=400",
+]
+ENDS = {
+    "zero": [f"schedule.total_steps={STEPS}"],
+    # Ends where HLAT-70B did, at 429/500 of a cosine that is clamped at a tenth of the peak
+    "tenth": ["schedule.name=hlat", "schedule.min_lr_ratio=0.1", "schedule.total_steps=1400"],
+    "constant": [
+        "schedule.name=constant",
+        "schedule.min_lr_ratio=null",
+        f"schedule.total_steps={STEPS}",
+    ],
+}
+TOLD = {
+    "zero": "The rate falls to zero in a line, as in `experiment=desk`",
+    "tenth": "The rate ends at a tenth of the peak, as HLAT-70B's",
+    "constant": "The rate stays at its peak",
+}
+AVERAGES = (2, 3, 5)
+SEEDS = (12349, 1, 2)
+LAST = f"step {STEPS}"
+
+
+class Recorder:
+    """Takes what `evaluate` tells a tracker, and keeps its numbers."""
+
+    def event(self, event: str, step: int, **numbers: Json) -> None:
+        self.numbers = numbers
+
+    def say(self, text: str) -> None: ...
+
+    def restart_clock(self, step: int) -> None: ...
+
+
+def train(run: Path, overrides: list[str]) -> None:
+    """Train a run if it is not there."""
+    if not (run / "checkpoints" / store.step_name(STEPS)).exists():
+        words = [f"run.root={run.parent}", f"run.name={run.name}"]
+        subprocess.run([sys.executable, "-m", "hlat.train", *overrides, *words], check=True)
+
+
+def averages(run: Path) -> dict[str, Path]:
+    """The means of the last checkpoints, by what they are called."""
+    last = sorted((run / "checkpoints").glob("step_*"))[-NUM_SINGLE:]
+    found = {f"step {store.step_of(path)}": path for path in last}
+    for count in AVERAGES:
+        path = run / "averages" / f"last_{count}"
+        if not path.exists():
+            words = [str(run), f"last={count}", f"--output={path}"]
+            subprocess.run([sys.executable, "-m", "hlat.average", *words], check=True)
+        found[f"average of the last {count}"] = path
+    return found
+
+
+def measure(engine: Engine, config: Config, paths: dict[str, Path]) -> dict[str, Json]:
+    """Held-out loss and bits per byte of each checkpoint, by source."""
+    loader = open_loader(config.data, config.phase, config.batch, config.run.seed)
+    heldout = loader.heldout(config.evaluation.sequences_per_source)
+    results = {}
+    for name, path in paths.items():
+        store.restore(path, [c for c in engine.chunks() if c.name.startswith("weights/")])
+        recorder = Recorder()
+        evaluate(engine, heldout, recorder, STEPS)  # type: ignore[arg-type]
+        results[name] = recorder.numbers
+    loader.close()
+    return results
+
+
+def measure_end(end: str, runs: Path, seeds: tuple[int, ...]) -> Json:
+    """Train, average and evaluate for one end of the learning rate."""
+    overrides = [*RUN, *ENDS[end]]
+    result: Json = {"overrides": overrides, "seeds": {}}
+    for seed in seeds:
+        run, seeded = runs / f"{end}_{seed}", [*overrides, f"run.seed={seed}"]
+        train(run, seeded)
+        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+            config = resolve(compose("config", seeded))
+        engine = create_engine(config.engine)
+        engine.build(config)
+        result["rates"] = {"peak": config.optimizer.lr, "last": rate_at(STEPS - 1, config)}
+        result["seeds"][seed] = measure(engine, config, averages(run))
+        engine.close()
+    return result
+
+
+def bits(found: Json, name: str, source: str) -> list[float]:
+    """Bits per byte of a checkpoint, for each seed."""
+    return [seed[name]["bits_per_byte"][source] for seed in found["seeds"].values()]
+
+
+def less_last(found: Json, name: str) -> str:
+    """Bits per byte less those of the last checkpoint: mean and standard deviation over seeds."""
+    pairs = zip(bits(found, name, "mean"), bits(found, LAST, "mean"), strict=True)
+    differences = [value - last for value, last in pairs]
+    spread = f" ± {statistics.stdev(differences):.4f}" if len(differences) > 1 else ""
+    return "" if name == LAST else f"{statistics.mean(differences):+.4f}{spread}"
+
+
+def render(result: Json) -> str:
+    """A table of bits per byte for each end: checkpoints down, sources across, as in Table IV."""
+    parts = []
+    for end, found in result["ends"].items():
+        rows = next(iter(found["seeds"].values()))
+        sources = list(rows[LAST]["bits_per_byte"])
+        cells = [
+            [
+                name,
+                *(f"{statistics.mean(bits(found, name, source)):.4f}" for source in sources),
+                less_last(found, name),
+            ]
+            for name in rows
+        ]
+        rates = "{peak:g} at the peak, {last:.2g} at the last step".format(**found["rates"])
+        header = ["bits per byte", *sources, f"mean, less that of {LAST}"]
+        parts += [f"{TOLD[end]} ({rates}):", table(header, cells)]
+    return "\n\n".join([*parts, machine(result)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, help="where runs are and stay; without it: nowhere")
+    parser.add_argument("--seeds", type=int, choices=range(1, len(SEEDS) + 1), default=1)
+    parser.add_argument("--render", action="store_true")
+    arguments = parser.parse_args()
+    recorded = HERE / "result.json"
+    if not arguments.render:
+        with tempfile.TemporaryDirectory() as temporary:
+            runs = (arguments.runs or Path(temporary)).absolute()
+            register()
+            ends = {end: measure_end(end, runs, SEEDS[: arguments.seeds]) for end in ENDS}
+        result = {"ends": ends, "machine": describe_machine(["torch"])}
+        recorded.write_text(json.dumps(result, indent=1) + "\n")
+    tables = render(json.loads(recorded.read_text()))
+    for document in (HERE / "README.md", DOCUMENT):
+        write_between(document, "averaging", tables)
+
+
+if __name__ == "__main__":
+    main()

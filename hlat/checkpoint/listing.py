@@ -1,0 +1,105 @@
+"""What checkpoints a run's folder holds, told without reading their tensors.
+
+Whoever looks at a folder of terabytes wants an answer at once, so sizes and names are compared with
+the manifest and nothing is hashed but the small files; `store.verify` reads the rest.
+"""
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hlat.checkpoint import lookup, store
+from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.checkpoint.manifest import MARKER
+from hlat.config.errors import ConfigError
+from hlat.state import TrainingState
+
+PLACES = ("checkpoints", "milestones", "averages")
+"""Folders of a run that hold checkpoints."""
+
+COMMITTED, INCOMPLETE, DAMAGED = "committed", "incomplete", "damaged"
+_SET_ASIDE = re.compile(r"step_(\d{8,})_damaged_\d+")
+_WRITTEN_FOR = re.compile(re.escape(store.TEMPORARY) + r"step_(\d{8,})")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint, or what claims to be one or will become one.
+
+    Attributes:
+        path: Its folder.
+        step: Optimizer steps; None where no name and no manifest tells.
+        tokens: Tokens that the run had consumed; None if that is not known.
+        written: When it was last changed, in seconds since 1970.
+        num_bytes: Size of its files.
+        kind: `full`, or `weights only` if no run can go on from it; None if that is not known.
+        state: `committed`; `incomplete` if it has no marker, as while it is written; `damaged` if
+            its files contradict its manifest or it was set aside as `..._damaged_<n>`.
+        problem: Why it is not committed, where there is more to say.
+    """
+
+    path: Path
+    step: int | None
+    tokens: int | None
+    written: float
+    num_bytes: int
+    kind: str | None
+    state: str
+    problem: str | None = None
+
+
+def entries(run: Path) -> list[Entry]:
+    """List a run's checkpoints: by place, then by step.
+
+    Args:
+        run: A run's folder, one of its folders of checkpoints, or a checkpoint.
+
+    Raises:
+        ConfigError: There is no such folder, or nothing in it.
+    """
+    lookup.refuse_missing(run)
+    if store.is_checkpoint(run):
+        return [_entry(run)]
+    places = [run / place for place in PLACES if (run / place).is_dir()] or [run]
+    found = [entry for place in places for entry in _in_order(place)]
+    if not found:
+        raise lookup.nothing_in(run)
+    return found
+
+
+def is_promised(path: Path) -> bool:
+    """Whether a folder is no draft and was not set aside as damaged."""
+    return not (path.name.startswith(store.TEMPORARY) or _SET_ASIDE.fullmatch(path.name))
+
+
+def _is_listed(path: Path) -> bool:
+    return path.is_dir() and (store.is_checkpoint(path) or not is_promised(path))
+
+
+def _in_order(place: Path) -> list[Entry]:
+    """What a folder holds; a run that trains there may remove any of it meanwhile."""
+    found = []
+    for path in filter(_is_listed, place.iterdir()):
+        with suppress(FileNotFoundError):
+            found.append(_entry(path))
+    return sorted(found, key=lambda e: (-1 if e.step is None else e.step, e.path.name))
+
+
+def _entry(path: Path) -> Entry:
+    named = _SET_ASIDE.fullmatch(path.name) or _WRITTEN_FOR.match(path.name)
+    step = store.step_of(path) if named is None else int(named[1])
+    files = [file.stat() for file in path.iterdir() if file.is_file()]
+    written = max((file.st_mtime for file in files), default=path.stat().st_mtime)
+    size = sum(file.st_size for file in files)
+    if path.name.startswith(store.TEMPORARY) or not (path / MARKER).exists():
+        return Entry(path, step, None, written, size, None, INCOMPLETE)
+    try:
+        manifest = store.check_files(path)
+        state = TrainingState.from_json(store.load_state(path))
+    except (ConfigError, CorruptCheckpointError) as error:
+        return Entry(path, step, None, written, size, None, DAMAGED, str(error))
+    weights = all(name.startswith("weights/") for name in manifest.tensors)
+    kind = "weights only" if weights or state.weights_only else "full"
+    known = DAMAGED if _SET_ASIDE.fullmatch(path.name) else COMMITTED
+    return Entry(path, manifest.step, state.tokens, written, size, kind, known)

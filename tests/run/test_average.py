@@ -1,0 +1,191 @@
+"""From a run to the average of its checkpoints and on, as a user does it."""
+
+import contextlib
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hlat import average, export
+from hlat.checkpoint import __main__ as checkpoint
+from hlat.checkpoint import store
+
+MEAN = "runs/whole/averages/step_00000020_of_15_20"
+
+
+@pytest.fixture
+def trained(runner, uninterrupted):
+    """A copy of the small run, of which the steps 10, 15 and 20 were kept."""
+    shutil.copytree(uninterrupted.folder / "runs/whole", runner.folder / "runs/whole")
+
+
+class Done:
+    """What an entry printed and returned."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def do(runner):
+    """Run an entry in this process, in the runner's folder."""
+
+    def run(entry, *words: str) -> Done:
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.chdir(runner.folder)
+            try:
+                code = int(entry.main(words))
+            except SystemExit as end:
+                code = int(end.code or 0)
+        return Done(code, out.getvalue(), err.getvalue())
+
+    return run
+
+
+def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    found = load_file(folder / f"runs/whole/checkpoints/step_{step:08}/rank_00000.safetensors")
+    return {n.removeprefix("weights/"): v for n, v in found.items() if n.startswith("weights/")}
+
+
+def test_a_run_is_averaged_exported_and_trained_on(trained, runner, do):
+    done = do(average, "runs/whole", "last=2")
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == [
+        "runs/whole/checkpoints/step_00000015  weight 1",
+        "runs/whole/checkpoints/step_00000020  weight 1",
+        f"averaged to {MEAN}",
+        f"export it:  python -m hlat.export {MEAN} --output DIR",
+    ]
+    done = do(export, MEAN, "--output", "out")
+    assert done.code == 0, done.err
+    written = load_file(runner.folder / "out/model.safetensors")
+    one, two = (weights(runner.folder, step) for step in (15, 20))
+    assert written.keys() == one.keys()
+    for name, values in written.items():
+        expected = ((one[name].double() + two[name].double()) / 2).float()
+        assert torch.equal(values, expected), name
+    first = runner.run("run.name=y", "model.init_from=out", "run.steps=1")
+    assert first.returncode == 0, first.stderr
+
+
+def test_the_average_stands_in_the_list_and_is_no_checkpoint_of_the_run(trained, runner, do):
+    one, two = (weights(runner.folder, step)["lm_head.weight"].double() for step in (10, 20))
+    assert do(average, "runs/whole", "steps=20,10", "weights=3,1", "--dtype", "bf16").code == 0
+    found = json.loads(do(checkpoint, "ls", "runs/whole", "--json").out)
+    path = "runs/whole/averages/step_00000020_of_10x1_20x3_bf16"
+    (mean,) = [entry for entry in found if entry["path"] == path]
+    assert (mean["kind"], mean["state"], mean["step"]) == ("weights only", "committed", 20)
+    assert do(checkpoint, "verify", "runs/whole").code == 0
+    again = runner.run("run.name=whole", "schedule.total_steps=22")
+    assert again.returncode == 0, again.stderr
+    assert "resuming from runs/whole/checkpoints/step_00000020" in again.stdout
+    values = load_file(runner.folder / path / "rank_00000.safetensors")["weights/lm_head.weight"]
+    assert torch.equal(values, ((one + 3 * two) / 4).bfloat16())
+
+
+def test_no_run_goes_on_from_an_average(trained, runner, do, refused):
+    assert do(average, "runs/whole", "last=2").code == 0
+    sentence = (
+        f"hlat: {MEAN} holds weights only, and a run goes on with its optimizer and its place in "
+        "the data too; to begin a new one from the weights: python -m hlat.export "
+        f"{MEAN} --output DIR, then model.init_from=DIR in place of checkpoint.start_from\n"
+    )
+    refused(runner.run("run.name=y", f"checkpoint.start_from={MEAN}"), sentence)
+    refused(
+        runner.run("run.name=y", f"model.init_from={MEAN}"),
+        f"hlat: model.init_from={MEAN}: it is a checkpoint of hlat; write its weights as such a "
+        f"folder first, by python -m hlat.export {MEAN} --output DIR, then model.init_from=DIR\n",
+    )
+
+
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_left(trained, runner, do):
+    path = runner.folder / "runs/whole/checkpoints/step_00000015/rank_00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    done = do(average, "runs/whole", "last=2")
+    assert done.code == 2
+    (sentence,) = [line for line in done.err.splitlines() if not line.startswith("verifying: ")]
+    assert sentence.startswith("runs/whole/checkpoints/step_00000015/rank_00000.safetensors is not")
+    assert not (runner.folder / "runs/whole/averages").exists()
+
+
+HELP = "; --help lists what there is\n"
+MISTAKES = [
+    (("rnus", "last=2"), "rnus does not exist; name a run's folder, such as runs\n"),
+    (("runs/whole",), f"hlat.average: which checkpoints: give either last=N or steps=A,B{HELP}"),
+    (
+        ("runs/whole", "last=2", "steps=5,10"),
+        f"hlat.average: which checkpoints: give either last=N or steps=A,B{HELP}",
+    ),
+    (("runs/whole", "last=1"), f"hlat.average: an average is of two checkpoints or more{HELP}"),
+    (("runs/whole", "lats=2"), "hlat.average: lats=2 is no setting; did you mean last=?\n"),
+    (
+        ("runs/whole", "steps=5,x"),
+        "hlat.average: steps=5,x: needs a whole number of 1 or more\n",
+    ),
+    (
+        ("runs/whole", "steps=5,5"),
+        f"hlat.average: steps=5,5 names a step twice; give it a weight instead{HELP}",
+    ),
+    (
+        ("runs/whole", "last=2", "weights=1,2,3"),
+        f"hlat.average: weights= has 3 numbers for 2 checkpoints; give one for each{HELP}",
+    ),
+    (
+        ("runs/whole", "last=2", "weights=1,nan"),
+        "hlat.average: weights=1,nan: needs numbers above zero, of 1e+06 or less\n",
+    ),
+    (
+        ("runs/whole", "steps=15,17"),
+        "steps=17: runs/whole has no such checkpoint, only 10, 15, 20\n",
+    ),
+    (("runs/whole", "last=4"), "last=4: runs/whole has only 3 checkpoints: 10, 15, 20\n"),
+    (
+        ("runs/whole", "last=2", "--output", "runs"),
+        "--output runs exists already; name a new folder, or remove it\n",
+    ),
+    (
+        ("runs/whole", "last=2", "--outptu", "x"),
+        "hlat.average: unrecognized arguments: --outptu x; did you mean --output?\n",
+    ),
+    (
+        ("runs", "last=2"),
+        "runs holds no checkpoint; name a run's folder, such as runs/<run.name>, that has saved, "
+        "or one of its checkpoints\n",
+    ),
+]
+
+
+def test_mistakes_are_told_in_one_sentence_and_leave_nothing(trained, runner, do):
+    for words, sentence in MISTAKES:
+        done = do(average, *words)
+        assert (done.code, done.err) == (2, sentence), words
+    assert not (runner.folder / "runs/whole/averages").exists()
+
+
+def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "complete", interrupt)
+    done = do(average, "runs/whole", "last=2")
+    assert done.code == 130
+    assert done.err.endswith("\ninterrupted; nothing of the average is left\n")
+    assert not (runner.folder / "runs/whole/averages").exists()
+
+
+def test_a_disk_that_refuses_is_told(trained, runner, do):
+    done = do(average, "runs/whole", "last=2", "--output", "/proc/nowhere/mean")
+    assert done.code == 1
+    sentence = "/proc/nowhere/mean cannot be written (No such file or directory)"
+    assert done.err.splitlines()[-1] == sentence

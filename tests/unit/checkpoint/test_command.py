@@ -1,0 +1,275 @@
+"""`python -m hlat.checkpoint` tells what there is, whether it is sound, and removes only what can
+go."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from hlat.checkpoint import __main__ as command
+from hlat.checkpoint import store
+from hlat.checkpoint.chunk import Chunk
+from hlat.config.run import Run
+from hlat.state import TrainingState
+from hlat.tracking import run_folder
+
+
+def save(folder: Path, step: int, weights_only: bool = False) -> Path:
+    kinds = ("weights",) if weights_only else ("weights", "exp_avg")
+    chunks = [Chunk(f"{kind}/w", (3,), (0,), (3,), torch.full((3,), step)) for kind in kinds]
+    state = TrainingState(step, step * 1000, weights_only=weights_only)
+    return store.save(folder, step, chunks, state.to_json())
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with the steps 5, 10, 15 and 20."""
+    monkeypatch.chdir(tmp_path)
+    for step in (5, 10, 15, 20):
+        save(Path("runs/x/checkpoints"), step)
+    return Path("runs/x")
+
+
+def flip(path: Path) -> None:
+    content = bytearray((path / "rank_00000.safetensors").read_bytes())
+    content[-1] ^= 1
+    (path / "rank_00000.safetensors").write_bytes(content)
+
+
+def names(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "checkpoints").iterdir())
+
+
+class Done:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def do(capsys: pytest.CaptureFixture[str]):
+    """Run the command in this process."""
+
+    def run(*words: str) -> Done:
+        try:
+            code = int(command.main(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        told = capsys.readouterr()
+        return Done(code, told.out, told.err)
+
+    return run
+
+
+def full_house(run: Path) -> None:
+    """One of everything that can lie in a run's folder."""
+    save(run / "milestones", 10, weights_only=True)
+    save(run, 20, weights_only=True).rename(run / "mean")
+    (run / "averages").mkdir()
+    (run / "mean").rename(run / "averages/step_00000020_of_15_20")
+    checkpoints = run / "checkpoints"
+    (checkpoints / "step_00000010").rename(checkpoints / "step_00000010_damaged_1")
+    os.truncate(checkpoints / "step_00000015/rank_00000.safetensors", 9)
+    draft = checkpoints / ".tmp-step_00000025-77"
+    draft.mkdir()
+    (draft / "rank_00000.safetensors").write_bytes(b"12345")
+    (checkpoints / "notes").mkdir()
+    (checkpoints / "step_00000020/COMMITTED").unlink()
+
+
+def test_ls_names_everything_and_what_it_is(run: Path, do) -> None:
+    full_house(run)
+    done = do("ls", "runs/x")
+    header, *rows = done.out.splitlines()
+    assert header.split() == ["step", "tokens", "written", "age", "size", "kind", "state"]
+    told = [(row.split()[0], row.split()[1], row.split()[-1]) for row in rows]
+    assert told == [
+        ("5", "5,000", "checkpoints/step_00000005"),
+        ("10", "10,000", "checkpoints/step_00000010_damaged_1"),
+        ("15", "?", "checkpoints/step_00000015"),
+        ("20", "?", "checkpoints/step_00000020"),
+        ("25", "?", "checkpoints/.tmp-step_00000025-77"),
+        ("10", "10,000", "milestones/step_00000010"),
+        ("20", "20,000", "averages/step_00000020_of_15_20"),
+    ]
+    words = [row.split("  ") for row in rows]
+    states = [[cell.strip() for cell in cells if cell.strip()][-3:-1] for cells in words]
+    assert states == [
+        ["full", "committed"],
+        ["full", "damaged"],
+        ["?", "damaged"],
+        ["?", "incomplete"],
+        ["?", "incomplete"],
+        ["weights only", "committed"],
+        ["weights only", "committed"],
+    ]
+
+
+def test_ls_as_json(run: Path, do) -> None:
+    full_house(run)
+    found = {entry["path"]: entry for entry in json.loads(do("ls", "runs/x", "--json").out)}
+    one = found["runs/x/checkpoints/step_00000005"]
+    files = list(Path(one["path"]).iterdir())
+    assert one["num_bytes"] == sum(file.stat().st_size for file in files)
+    assert one["written"] == max(file.stat().st_mtime for file in files)
+    assert (one["step"], one["tokens"], one["kind"]) == (5, 5000, "full")
+    short = found["runs/x/checkpoints/step_00000015"]
+    assert short["state"] == "damaged"
+    assert "has 9 bytes" in short["problem"]
+
+
+def test_ls_reads_no_tensors(run: Path, do) -> None:
+    flip(run / "checkpoints/step_00000015")
+    assert do("ls", "runs/x").out.count("committed") == 4
+
+
+def test_ls_of_a_forged_checkpoint_is_told_not_raised(run: Path, do) -> None:
+    for step, content in ((5, "[]"), (10, '{"format": 1, "step": 10, "files": 7, "tensors": {}}')):
+        (run / f"checkpoints/step_{step:08}/manifest.json").write_text(content)
+    done = do("ls", "runs/x")
+    assert done.code == 0
+    assert done.out.count("damaged") == 2
+
+
+def test_verify_reads_every_byte(run: Path, do) -> None:
+    assert do("verify", "runs/x").code == 0
+    path = run / "checkpoints/step_00000015"
+    flip(path)
+    save(run / "milestones", 10, weights_only=True)
+    done = do("verify", "runs/x")
+    assert done.code == 1
+    lines = done.out.splitlines()
+    assert [line for line in lines if line.endswith(": ok")] == [
+        "checkpoints/step_00000005: ok",
+        "checkpoints/step_00000010: ok",
+        "checkpoints/step_00000020: ok",
+        "milestones/step_00000010: ok",
+    ]
+    (wrong,) = [line for line in lines if not line.endswith(": ok")]
+    sha256 = json.loads((path / "manifest.json").read_text())["files"]["rank_00000.safetensors"]
+    assert wrong.startswith(f"checkpoints/step_00000015: {path}/rank_00000.safetensors is not what")
+    assert wrong.endswith(f"manifest.json has {sha256['sha256']}")
+    assert do("verify", "runs/x", "--step", "10").code == 0
+    assert do("verify", "runs/x", "--step", "15").code == 1
+    assert do("verify", str(path)).code == 1
+    assert do("verify", "runs/x/checkpoints/step_00000010").code == 0
+
+
+def test_verify_leaves_out_what_is_no_promise_and_fails_what_was_one(run: Path, do) -> None:
+    full_house(run)
+    done = do("verify", "runs/x")
+    assert done.code == 1
+    assert [line.split(":")[0].rpartition("/")[2] for line in done.out.splitlines()] == [
+        "step_00000005",
+        "step_00000015",
+        "step_00000020",
+        "step_00000010",
+        "step_00000020_of_15_20",
+    ]
+    aside = do("verify", "runs/x/checkpoints/step_00000010_damaged_1")
+    assert aside.out.endswith(": ok\n")
+
+
+def test_prune_shows_before_it_removes(run: Path, do) -> None:
+    (run / "checkpoints/.tmp-step_00000025-77").mkdir()
+    words = ("prune", "runs/x", "keep_last=2", "keep_every_steps=10")
+    before = names(run)
+    dry = do(*words)
+    assert dry.code == 0
+    assert dry.out.splitlines()[0].startswith("would remove checkpoints/.tmp-step_00000025-77")
+    assert dry.out.splitlines()[1].startswith("would remove checkpoints/step_00000005  ")
+    assert "would remove 2 of 5, " in dry.out
+    assert dry.out.endswith("; this was a dry run: --yes removes them\n")
+    assert names(run) == before
+    done = do(*words, "--yes")
+    assert done.code == 0
+    assert done.out == dry.out.replace("would remove", "removed").replace(
+        "; this was a dry run: --yes removes them", ""
+    )
+    assert names(run) == ["step_00000010", "step_00000015", "step_00000020"]
+    assert do(*words, "--yes").out == "removed 0 of 3, 0.00B\n"
+
+
+def test_prune_keeps_the_newest_valid_one_and_names_the_damaged(run: Path, do) -> None:
+    flip(run / "checkpoints/step_00000020")
+    done = do("prune", "runs/x", "keep_last=1", "--yes")
+    assert "WARNING: checkpoint step_00000020 is refused: " in done.err
+    assert names(run) == ["step_00000015", "step_00000020"]
+
+
+def test_prune_removes_nothing_where_nothing_is_valid(run: Path, do) -> None:
+    for path in (run / "checkpoints").iterdir():
+        flip(path)
+    done = do("prune", "runs/x", "keep_last=1", "--yes")
+    assert done.code == 1
+    assert done.err.endswith("runs/x holds no valid checkpoint, so nothing is removed\n")
+    assert len(names(run)) == 4
+
+
+def test_prune_never_touches_a_run_that_trains(run: Path, do) -> None:
+    with run_folder.claimed(Run(root="runs", name="x")):
+        done = do("prune", "runs/x", "keep_last=1", "--yes")
+        assert do("prune", "runs/x", "keep_last=1").code == 0
+    assert (done.code, done.err) == (
+        2,
+        "runs/x: a run is training there, and prunes by itself; wait until it has ended\n",
+    )
+    assert len(names(run)) == 4
+
+
+MISTAKES = [
+    (("ls", "rums"), "rums does not exist; name a run's folder, such as runs\n"),
+    (
+        ("ls", "."),
+        ". holds no checkpoint; name a run's folder, such as runs/<run.name>, that has saved, or "
+        "one of its checkpoints\n",
+    ),
+    (
+        ("verify", "runs/x", "--step", "7"),
+        "--step=7: runs/x has no such checkpoint, only 5, 10, 15, 20\n",
+    ),
+    (
+        ("prune", "runs/x"),
+        "hlat.checkpoint: how many to keep: give keep_last=N; --help lists what there is\n",
+    ),
+    (
+        ("prune", "runs/x", "keep_lst=2"),
+        "hlat.checkpoint: keep_lst=2 is no setting; did you mean keep_last=?\n",
+    ),
+    (
+        ("prune", "runs/x", "keep_last=0"),
+        "hlat.checkpoint: keep_last=0: needs a whole number of 1 or more\n",
+    ),
+    (
+        ("prune", "runs/x", "keep_last=2", "keep_last=3"),
+        "hlat.checkpoint: keep_last= is given twice\n",
+    ),
+    (
+        ("prune", "runs/x", "keep_last=2", "--yse"),
+        "hlat.checkpoint: unrecognized arguments: --yse; did you mean --yes?\n",
+    ),
+    (
+        ("prune", "runs", "keep_last=2"),
+        "runs holds no checkpoint; name a run's folder, such as runs/<run.name>, that has saved, "
+        "or one of its checkpoints\n",
+    ),
+    (
+        ("ls", "runs/x", "--yes"),
+        "hlat.checkpoint: only prune takes --yes; --help lists what there is\n",
+    ),
+    (
+        ("verify", "runs/x", "keep_last=2"),
+        "hlat.checkpoint: only prune takes keep_last= and keep_every_steps=; --help lists what there "
+        "is\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES)
+def test_mistakes_are_told_in_one_sentence(
+    run: Path, do, words: tuple[str, ...], sentence: str
+) -> None:
+    done = do(*words)
+    assert (done.code, done.err) == (2, sentence)
+    assert len(names(run)) == 4
