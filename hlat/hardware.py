@@ -1,7 +1,9 @@
-"""Speed and price of the machine a run is meant for, and what a throughput says against them.
+"""Speed, links and price of the machine a run is meant for, and what throughput says of them.
 
 An unknown peak or price gives None, never a guess: a wrong MFU is worse than none.
 """
+
+from collections.abc import Iterable
 
 from hlat.config.hardware import Hardware
 from hlat.config.precision import Dtype
@@ -11,6 +13,19 @@ def peak_flops(hardware: Hardware, num_processes: int, dtype: Dtype) -> float | 
     """Dense peak of all devices of the run in FLOP/s; None when that of this dtype is not known."""
     peak = hardware.peak_tflops.get(dtype.value)
     return None if peak is None else peak * 1e12 * num_processes
+
+
+def link_bandwidth(hardware: Hardware, ranks: Iterable[int]) -> float | None:
+    """Bytes/s at which each of some ranks can talk to the others; None when that is not known.
+
+    On one node it is that of the links between its chips; across nodes the network of a node,
+    shared by its processes, which all talk at the same time.
+    """
+    per_node = hardware.processes_per_node
+    if per_node is None or len({rank // per_node for rank in ranks}) == 1:
+        return None if hardware.link_gb_per_s is None else hardware.link_gb_per_s * 1e9
+    network = hardware.network_gbit_per_s
+    return None if network is None else network * 1e9 / 8 / per_node
 
 
 def mfu(

@@ -1,6 +1,6 @@
 """Trains a model: the entry, and the story of a run from composition to report.
 
-    compose -> resolve -> feasible? -> engine -> data -> restore
+    compose -> resolve -> feasible? -> engine, pre-flight -> data -> restore
             -> loop(step, log, evaluate, save) -> final save -> report
 
 Everything heavy is imported only after the configuration has been accepted, so that composing one
@@ -32,7 +32,10 @@ def main(composed: DictConfig) -> Exit:
 
     config, overrides = resolve(composed), entry.overrides()
     if config.data.preview:
-        return preview(config)
+        from hlat.data.preview import preview
+
+        print(preview(config.data, config.phase, config.batch, config.run.seed))
+        return Exit.FINISHED
     refuse_infeasible(config)
     composed.run.name = config.run.name
     if processes.must_start(config):
@@ -42,19 +45,12 @@ def main(composed: DictConfig) -> Exit:
     return processes.recorded(lambda: run(config, OmegaConf.to_yaml(composed), overrides))
 
 
-def preview(config: Config) -> Exit:
-    """Print the first sequences that training would read."""
-    from hlat.data.preview import preview
-
-    print(preview(config.data, config.phase, config.batch, config.run.seed))
-    return Exit.FINISHED
-
-
 def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     """Set up engine and data in the run's folder, restore, train, report; return the exit code."""
     from hlat.data.loader import open_loader
     from hlat.engine.create import create_engine
     from hlat.planning.feasibility import check_vocabulary
+    from hlat.recovery import preflight
     from hlat.recovery.resume import resume
     from hlat.recovery.safety import Safety
     from hlat.reporting.report import try_report
@@ -65,6 +61,8 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
 
     with run_folder.claimed(config.run, leads=processes.place().rank == 0) as folder:
         engine = create_engine(config.engine)
+        if not preflight.passed(config, folder, engine):
+            return Exit.UNHEALTHY_NODE
         engine.build(config)
         world = engine.world
         share = (world.dp_rank, world.dp_size, world.peers)

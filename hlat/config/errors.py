@@ -28,3 +28,7 @@ class ConfigError(ValueError):
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class MissingDeviceError(ConfigError):
+    """A process finds no device of its own: the layout asks for too many, or a node is broken."""

@@ -1,4 +1,4 @@
-"""What a run does when its numbers go wrong, or when a process of it dies or hangs."""
+"""What a run asks of its nodes first, and does when its numbers go wrong or a process dies."""
 
 from dataclasses import dataclass
 
@@ -32,3 +32,12 @@ class Recovery:
     start_timeout_s: float = 3600
     """The same where more than a step is done: start-up and compilation up to the second step, an
     evaluation, the last save."""
+    preflight: bool = True
+    """Examine every node before the first step, and end with exit code 4 when one is unhealthy."""
+    min_speed_share: float = 0.05
+    """Share of hardware.peak_tflops in matrix products, and of its links' bandwidth in sums over
+    ranks, below which a node is unhealthy. It is for what is broken, not for what is slow: the sums
+    of AWS's nccom-test user guide reach 0.11 to 0.15 of trn1's links."""
+    max_clock_skew_s: float = 1.0
+    """Seconds by which a node's clock may differ from the first node's before a warning; no number
+    of a run depends on it, but logs do, and signed requests to storage fail at 15 minutes."""

@@ -73,6 +73,7 @@ def fractions(config: Config) -> Iterator[str]:
         "model.init_std": config.model.init_std,
         "data.warn_epochs": config.data.warn_epochs,
         "recovery.spike_margin": config.recovery.spike_margin,
+        "recovery.max_clock_skew_s": config.recovery.max_clock_skew_s,
         "hardware.memory_gib": config.hardware.memory_gib,
         "hardware.price_usd_per_hour": config.hardware.price_usd_per_hour,
         **{f"hardware.peak_tflops.{k}": v for k, v in config.hardware.peak_tflops.items()},
@@ -83,8 +84,13 @@ def fractions(config: Config) -> Iterator[str]:
     for name in ("beta1", "beta2"):
         if not 0 <= (beta := getattr(optimizer, name)) < 1:
             yield f"optimizer.{name}={beta} is outside [0, 1)"
-    if schedule.min_lr_ratio is not None and not 0 <= schedule.min_lr_ratio <= 1:
-        yield f"schedule.min_lr_ratio={schedule.min_lr_ratio} is outside [0, 1]"
+    shares = {
+        "schedule.min_lr_ratio": schedule.min_lr_ratio,
+        "recovery.min_speed_share": config.recovery.min_speed_share,
+    }
+    for key, share in shares.items():
+        if share is not None and not 0 <= share <= 1:
+            yield f"{key}={share} is outside [0, 1]"
 
 
 def attention_heads(config: Config) -> Iterator[str]:

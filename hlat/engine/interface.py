@@ -58,6 +58,53 @@ class Numbers:
         return {"loss": self.loss, "grad_norm": self.grad_norm, "param_norm": self.param_norm}
 
 
+@dataclass(frozen=True)
+class Link:
+    """What one rank saw when the ranks along an axis of the mesh added up numbers that are known.
+
+    Attributes:
+        axis: The axis' name.
+        ranks: Global ranks along it.
+        num_wrong: Elements of the sums that came out wrong on this rank.
+        wrong_pairs: Where a sum was wrong, this rank and each, or itself, whose contribution
+            arrived here with a wrong element.
+        bytes_per_s: Bandwidth of a sum, as a ring would use each rank's link.
+        expected_bytes_per_s: The link's own, as configured; None: not known.
+        slow_pairs: Where a sum was too slow, this rank and each neighbour to whom its link is.
+    """
+
+    axis: str
+    ranks: list[int]
+    num_wrong: int
+    wrong_pairs: list[list[int]]
+    bytes_per_s: float
+    expected_bytes_per_s: float | None
+    slow_pairs: list[list[int]]
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What one rank's device and its links showed while nothing else ran, as JSON knows it.
+
+    Attributes:
+        device: The device's own name.
+        free_bytes: Memory of the device that nobody holds; None: it does not tell.
+        total_bytes: All memory of the device; None: it does not tell.
+        num_products: Matrix products of which every element was compared with the known answer.
+        num_wrong: Elements of them that were wrong.
+        flops_per_s: Speed of the products in FLOP/s.
+        links: One per axis along which there are other ranks.
+    """
+
+    device: str
+    free_bytes: int | None
+    total_bytes: int | None
+    num_products: int
+    num_wrong: int
+    flops_per_s: float
+    links: list[Link]
+
+
 Pending = Any
 """Numbers that still lie on the device; only `Engine.read` looks inside."""
 
@@ -70,8 +117,19 @@ class Engine(Protocol):
     """
 
     world: World
+    """Known, as the device is, once the engine has examined or built anything."""
     device: str
-    """The device's own name, for the record; known once the engine is built."""
+    """The device's own name, for the record."""
+
+    def examine(self, config: Config) -> Examination:
+        """Compute and add up what is known with this process's device and links; all ranks do so.
+
+        It comes before `build`, while the device's memory is free.
+
+        Raises:
+            MissingDeviceError: This process has no device.
+        """
+        ...
 
     def build(self, config: Config) -> None:
         """Make this process's share of the model, initialised by (seed, name, index)."""

@@ -1,1 +1,1 @@
-"""What keeps a run alive, and what ends it: signals, divergence rules; and what that cost."""
+"""What keeps a run alive, what ends it, and what that cost."""

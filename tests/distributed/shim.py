@@ -4,7 +4,9 @@ It stands for the accelerators that nobody has at hand. Like them it refuses to 
 of two devices, to show its memory to NumPy, and to know any name that torch gives a vendor's device.
 """
 
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -13,6 +15,9 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
 from hlat.config.run import Config
+from hlat.engine.native import examination
+from hlat.engine.native.engine import NativeEngine
+from hlat.recovery import preflight
 from tests.distributed import checks
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
@@ -114,3 +119,13 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
     """What checks.train returns, where the device is plugged in, whether it is used or not."""
     plug_in()
     return checks.train(config, steps)
+
+
+def passes(config: Config, folder: str) -> bool:
+    """Whether the device passes pre-flight, with the effort that its CPU is worth."""
+    plug_in()
+    with mock.patch.object(examination, "_ACCELERATOR", examination._CPU):
+        engine = NativeEngine()
+        well = preflight.passed(config, Path(folder), engine)
+        engine.close()
+    return well

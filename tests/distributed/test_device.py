@@ -1,5 +1,6 @@
 """The engine asks torch for its device and names none: a device that nobody knew works as well."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -39,3 +40,12 @@ def test_an_unknown_device_trains_alike(pair: Ranks, configure, layout: str, rec
     for rank, same in zip(found, expected, strict=True):
         for row, numbers in zip(rank, same, strict=True):
             assert row == pytest.approx(numbers, rel=relative)
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16"])
+def test_an_unknown_device_passes_preflight(pair: Ranks, configure, tmp_path, recipe: str) -> None:
+    config = configure("dp=2", f"precision={recipe}", "engine.device=shim")
+    assert pair.run(2, shim.passes, config, str(tmp_path)) == [True, True]
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert event["failed"] == []
+    assert {node["device"] for node in event["nodes"].values()} == {"shim:0"}

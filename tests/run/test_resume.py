@@ -28,7 +28,7 @@ def test_a_run_writes_its_folder(uninterrupted):
     assert row["tokens"] == 20 * 8 * 64
     assert row["mfu"] is None
     events = [row["event"] for row in uninterrupted.rows("whole", "events.jsonl")]
-    assert events[:3] == ["start", "ready", "evaluate"]
+    assert events[:4] == ["preflight", "start", "ready", "evaluate"]
     assert events[-1] == "finish"
     provenance = json.loads((folder / "provenance.json").read_text())
     assert provenance["packages"]["torch"]

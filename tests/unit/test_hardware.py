@@ -5,7 +5,7 @@ import pytest
 from hlat.config.hardware import Hardware
 from hlat.config.model import Model
 from hlat.config.precision import Dtype
-from hlat.hardware import cost_per_4m_tokens, mfu, peak_flops
+from hlat.hardware import cost_per_4m_tokens, link_bandwidth, mfu, peak_flops
 from hlat.model.canonical import flops_per_token
 
 LLAMA_7B = Model("7b", 32, 4096, 11008, 32, 32, 32000)
@@ -47,3 +47,12 @@ def test_what_is_not_known_is_none() -> None:
     assert peak_flops(trn1(1), 32, Dtype.fp32) is None
     assert mfu(1e6, 1e9, trn1(1), 32, Dtype.fp32) is None
     assert cost_per_4m_tokens(trn1(1, price=None), 1e6) is None
+
+
+def test_a_link_is_a_nodes_own_or_a_share_of_its_network() -> None:
+    node = Hardware("x", 2, 4, link_gb_per_s=100.0, network_gbit_per_s=800.0)
+    assert link_bandwidth(node, [4, 5, 6, 7]) == 100e9
+    assert link_bandwidth(node, [3, 4]) == 800e9 / 8 / 4
+    assert link_bandwidth(Hardware("x", 2, 4), [0, 1]) is None
+    assert link_bandwidth(Hardware("x", 2, 4), [0, 4]) is None
+    assert link_bandwidth(Hardware("x", 1, None, link_gb_per_s=1.0), [0, 400]) == 1e9

@@ -67,6 +67,17 @@ class Axis:
         elif every.data_ptr() != own.data_ptr():
             every.view(-1).copy_(own.reshape(-1))
 
+    def exchange(self, tensor: Tensor, other: int) -> Tensor:
+        """Send a tensor to the rank at another place along the axis, and return its own."""
+        arrived, there = torch.empty_like(tensor), self.ranks[other]
+        both = [
+            dist.P2POp(dist.isend, tensor, there, self.group),
+            dist.P2POp(dist.irecv, arrived, there, self.group),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        return arrived
+
     def sum_and_scatter(self, every: Tensor) -> Tensor:
         """Add up over all ranks, and return this rank's part; [size, ...] to [...]."""
         own = every.new_empty(every.shape[1:])

@@ -8,7 +8,7 @@ import os
 import torch
 
 from hlat import compiler
-from hlat.config.errors import ConfigError
+from hlat.config.errors import ConfigError, MissingDeviceError
 from hlat.config.precision import Rounding
 from hlat.config.run import Config
 from hlat.precision import rounds_by_itself
@@ -20,7 +20,8 @@ def find_device(config: Config, local_rank: int) -> torch.device:
     Of several accelerators each process of a node has the one of its own number.
 
     Raises:
-        ConfigError: The name is no device of this machine, or there are too few.
+        ConfigError: The name is no device of this machine.
+        MissingDeviceError: There are too few.
     """
     name = config.engine.device
     accelerator = (
@@ -38,7 +39,7 @@ def find_device(config: Config, local_rank: int) -> torch.device:
     if found.type == "cpu" or config.num_processes == 1:
         return found
     if local_rank >= (count := torch.accelerator.device_count()):
-        raise ConfigError(
+        raise MissingDeviceError(
             f"engine.device={found.type}: this machine has {count}, and the layout needs one for "
             f"each of {config.num_processes} processes; use a smaller layout or engine.device=cpu"
         )

@@ -13,10 +13,11 @@ from hlat.config.precision import Operator
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine import processes
-from hlat.engine.interface import Numbers, World
+from hlat.engine.interface import Examination, Numbers, World
 from hlat.engine.native import fully_sharded
 from hlat.engine.native.blocks import prepare_blocks
 from hlat.engine.native.device import find_device, prepare_device
+from hlat.engine.native.examination import examine
 from hlat.engine.native.mesh import Mesh, join_world, leave_world
 from hlat.engine.native.parts import make_parts
 from hlat.engine.native.pipeline import Batch, Passage, Pipeline, Straight
@@ -33,18 +34,16 @@ class NativeEngine:
     """The engine of hlat.engine.interface."""
 
     world = World()
+    device = ""
+
+    def examine(self, config: Config) -> Examination:
+        """Join the other processes; compute and add up what is known before memory is taken."""
+        self._join(config)
+        return examine(config, self._mesh, self._device)
 
     def build(self, config: Config) -> None:
         """Join the other processes; make this one's part of the model, with its optimizer."""
-        self.config = config
-        place = processes.place()
-        number = place.rank if config.num_processes > 1 else 0
-        self._device = find_device(config, place.local_rank)
-        self.device = str(self._device)
-        prepare_device(config, self._device)
-        self._joined = join_world(number, config.num_processes, self._device)
-        self._mesh = Mesh(config, number)
-        self.world = self._mesh.world
+        self._join(config)
         self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
         self._regions = Regions(self._mesh, config.model.vocab_size)
         self.parts, weights = make_parts(config, self._mesh, self._regions, self._device)
@@ -109,9 +108,23 @@ class NativeEngine:
 
     def close(self) -> None:
         """Release the model and its optimizer, and leave the other processes."""
-        del self.parts, self.weights, self._passage
+        for name in ("parts", "weights", "_passage"):
+            vars(self).pop(name, None)
         if self._joined:
             leave_world()
+
+    def _join(self, config: Config) -> None:
+        """Find the device and meet the other processes, unless that was done before."""
+        if self.device:
+            return
+        self.config = config
+        place = processes.place()
+        number = place.rank if config.num_processes > 1 else 0
+        self._device = find_device(config, place.local_rank)
+        prepare_device(config, self._device)
+        self._joined = join_world(number, config.num_processes, self._device)
+        self._mesh = Mesh(config, number)
+        self.world, self.device = self._mesh.world, str(self._device)
 
     def _make_passage(self) -> Passage:
         if self._mesh.pp.size > 1:

@@ -155,6 +155,8 @@ REFUSED = [
         "before; use schedule.total_steps=258 or shorter stages",
     ),
     (["schedule.min_lr_ratio=1.5"], "schedule.min_lr_ratio=1.5 is outside [0, 1]"),
+    (["recovery.min_speed_share=2"], "recovery.min_speed_share=2.0 is outside [0, 1]"),
+    (["recovery.max_clock_skew_s=0"], "recovery.max_clock_skew_s=0.0 is not a positive number"),
     (
         ["checkpoint.start_from=a", "model.init_from=b"],
         "checkpoint.start_from=a and model.init_from=b both say what the run begins from; set one of them to null",

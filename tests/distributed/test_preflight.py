@@ -1,0 +1,74 @@
+"""Of several ranks one is broken; all of them say so, and the first names it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import faults
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
+
+
+def events(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def test_well_ranks_go_on_to_build(ranks, configure, tmp_path) -> None:
+    config = configure("tp=2 dp=2")
+    assert ranks.run(4, faults.check, config, str(tmp_path), "sends", 9) == [True] * 4
+    (event,) = events(tmp_path)
+    assert event["event"] == "preflight"
+    assert event["failed"] == []
+    assert sorted(event["nodes"]) == [f"node{rank}" for rank in range(4)]
+    for node in event["nodes"].values():
+        assert node["flops_per_s"] > 1e6
+        assert sorted(node["bytes_per_s"]) == ["dp", "tp"]
+        assert min(node["bytes_per_s"].values()) > 1e4
+
+
+@pytest.mark.parametrize(
+    ("layout", "fault", "broken", "reason"),
+    [
+        ("dp=2", "sends", 1, "sums over dp=2 ranks come out wrong"),
+        ("tp=2 dp=2", "sends", 2, "sums over tp=2 ranks come out wrong"),
+        ("dp=4", "gets", 0, "sums over dp=4 ranks come out wrong"),
+        ("pp=2", "multiplies", 1, "wrong elements in"),
+    ],
+)
+def test_the_broken_rank_is_named(
+    ranks, configure, tmp_path, layout: str, fault: str, broken: int, reason: str
+) -> None:
+    config = configure(layout)
+    size = config.num_processes
+    assert ranks.run(size, faults.check, config, str(tmp_path), fault, broken) == [False] * size
+    _, event = events(tmp_path)
+    assert (event["event"], event["host"], event["ranks"]) == ("exclude", f"node{broken}", [broken])
+    assert all(f"rank {broken}: " in sentence for sentence in event["reasons"])
+    assert any(reason in sentence for sentence in event["reasons"])
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_slow_rank_is_found_among_its_neighbours(ranks, configure, tmp_path, size) -> None:
+    """A twentieth of 0.2 GB/s is asked for; 0.3 seconds a sum leaves 0.005."""
+    cut = ("batch.global_batch_size=12", "batch.micro_batch_size=1")
+    config = configure(f"dp={size}", *cut, "hardware.link_gb_per_s=0.2")
+    assert ranks.run(size, faults.check, config, str(tmp_path), "slow", 2) == [False] * size
+    _, event = events(tmp_path)
+    assert (event["event"], event["host"], event["ranks"]) == ("exclude", "node2", [2])
+    assert f"sums over dp={size} ranks reach" in event["reasons"][0]
+
+
+def test_a_clock_that_is_ahead_is_a_warning(ranks, configure, tmp_path) -> None:
+    assert ranks.run(2, faults.check, configure("tp=2"), str(tmp_path), "ahead", 1) == [True] * 2
+    (event,) = events(tmp_path)
+    (finding,) = event["failed"]
+    assert (finding["check"], finding["host"]) == ("clock", "node1")
+    assert finding["measured"] == pytest.approx(100, abs=5)
+
+
+def test_what_the_user_can_mend_is_told_by_all_ranks(ranks, configure, tmp_path) -> None:
+    """A disk that is too small: exit code 2 on each."""
+    found = ranks.run(2, faults.check, configure("tp=2"), str(tmp_path), "full", 0)
+    assert found[0] == found[1]
+    assert "two checkpoints take" in found[0][0]

@@ -1,0 +1,84 @@
+"""A node that cannot be trusted ends a run before its first step, with its name and exit code 4."""
+
+import os
+import shutil
+
+import pytest
+
+from hlat.engine.native import examination
+from hlat.recovery import host, preflight
+
+WRONG_ON_ONE_RANK = """
+import os
+if os.environ.get("RANK") == "1":
+    from hlat.engine.native import examination
+    multiply = examination._product
+    examination._product = lambda one, other: multiply(one, other).clamp(max=3)
+"""
+
+
+@pytest.fixture
+def wrong_device(monkeypatch):
+    """A device that gets one element of every product wrong, on a node called trn-7."""
+
+    def product(one, other):
+        result = one @ other
+        result[-1, -1] += 1
+        return result
+
+    monkeypatch.setattr(examination, "_product", product)
+    monkeypatch.setattr(host, "name", lambda: "trn-7")
+
+
+def test_wrong_arithmetic_ends_the_run_and_names_the_node(runner, wrong_device):
+    done = runner.run("run.name=x")
+    assert done.returncode == 4
+    lines = [line for line in done.stderr.splitlines() if "trn-7" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("hlat: node trn-7 is unhealthy: rank 0: ")
+    assert lines[0].endswith("exclude it and start the same command again")
+    assert "Traceback" not in done.stderr
+    first, second = runner.rows("x", "events.jsonl")
+    assert first["failed"][0]["check"] == "arithmetic"
+    assert (second["event"], second["host"], second["ranks"]) == ("exclude", "trn-7", [0])
+    assert "wrong elements in" in second["reasons"][0]
+    assert not runner.rows("x", "metrics.jsonl")
+
+
+def test_the_same_command_trains_on_a_sound_node(runner, wrong_device, monkeypatch, uninterrupted):
+    assert runner.run("run.name=x").returncode == 4
+    monkeypatch.undo()
+    assert runner.run("run.name=x").returncode == 0
+    assert runner.losses("x") == uninterrupted.losses("whole")
+
+
+def test_it_can_be_left_out(runner, wrong_device):
+    assert runner.run("run.name=x", "run.steps=1", "recovery.preflight=false").returncode == 0
+    assert runner.rows("x", "events.jsonl")[0]["event"] == "start"
+
+
+def test_a_disk_for_less_than_two_checkpoints_is_a_mistake(runner, refused, monkeypatch):
+    runner.run("run.name=x", "run.steps=1", "recovery.preflight=false")
+    size = sum(f.stat().st_size for f in runner.folder.glob("runs/x/checkpoints/*/*.safetensors"))
+    usage = shutil.disk_usage("/")._replace(free=int(1.5 * size))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: usage)
+    refused(
+        runner.run("run.name=y"),
+        "two checkpoints take 0.01; free some, or set run.root to a larger disk",
+    )
+    # where there is a checkpoint, there need be room for but one more
+    assert runner.run("run.name=x", "run.steps=2").returncode == 0
+
+
+@pytest.mark.distributed
+@pytest.mark.xdist_group("processes")
+def test_of_two_processes_all_end_with_the_code(runner, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(WRONG_ON_ONE_RANK)
+    runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    runner.environment["SLURMD_NODENAME"] = "trn-7"
+    done = runner.run_process("run.name=x", "parallelism.dp=2")
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.count("hlat: node trn-7 is unhealthy: rank 1: ") == 1
+    assert "Traceback" not in done.stderr
+    event = runner.rows("x", "events.jsonl")[-1]
+    assert (event["event"], event["host"], event["ranks"]) == ("exclude", "trn-7", [1])
