@@ -65,11 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = parser.settings(arguments.settings, known)
     if problem := _misuse(settings):
         parser.error(problem)
-    from hlat.checkpoint.errors import CorruptCheckpointError
-
     try:
         _average(arguments, settings)
-    except (ConfigError, CorruptCheckpointError) as error:
+    except ConfigError as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
     except OSError as error:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import identity
 from hlat.config.arguments import Parser
@@ -25,6 +24,7 @@ from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
     from hlat.checkpoint.export import Shard
+    from hlat.state import TrainingState
 
 _EXAMPLES = """\
 examples:
@@ -69,11 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.output is None:
         parser.error("where to write is missing: give --output DIR")
-    from hlat.checkpoint.errors import CorruptCheckpointError
-
     try:
         _export(arguments)
-    except (ConfigError, CorruptCheckpointError) as error:
+    except ConfigError as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
     except OSError as error:
@@ -100,11 +98,12 @@ def _export(arguments: argparse.Namespace) -> None:
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
     state = TrainingState.from_json(store.load_state(checkpoint))
-    model, data = identity.model(state.fixed), state.data["fingerprint"]
-    length, eos_token = data["batch.sequence_length"], data["data.eos_token"]
-    file = _tokenizer(arguments.tokenizer, checkpoint, data["data.tokenizer"])
+    model = identity.model(state.fixed)
+    export.refuse_other_weights(checkpoint, model)
+    length, eos_token, sha256, saved_dtype = _settings(checkpoint, state)
+    file = _tokenizer(arguments.tokenizer, checkpoint, sha256)
     eos = Tokenizer(str(file), ".", eos_token).eos
-    dtype = Dtype(arguments.dtype or state.adjustable["precision.weights"])
+    dtype = Dtype(arguments.dtype or saved_dtype)
     config = hugging_face.to_config(model, length, eos, dtype)
     documents = {
         **tokenizer_folder.documents(file, eos_token, length),
@@ -117,6 +116,23 @@ def _export(arguments: argparse.Namespace) -> None:
     print(f"exported to {output}")
     print(f"load it:   AutoModelForCausalLM.from_pretrained({str(output)!r})")
     print(f"train on:  {_command(output, eos_token)}")
+
+
+def _settings(checkpoint: Path, state: "TrainingState") -> tuple[int, str, str, Dtype]:
+    """Sequence length, EOS, hash of the tokenizer and dtype of the weights that were saved.
+
+    Raises:
+        ConfigError: The state lacks one of them.
+    """
+    try:
+        data = state.data["fingerprint"]
+        length, dtype = data["batch.sequence_length"], state.adjustable["precision.weights"]
+        eos_token, sha256 = data["data.eos_token"], data["data.tokenizer"]
+        if type(length) is not int or not isinstance(eos_token + sha256, str):
+            raise TypeError(f"a sequence length of {length!r}, or other words than text")
+        return length, eos_token, sha256, Dtype(dtype)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{checkpoint}: state.json says nothing to go by ({error!r})") from error
 
 
 def _tell(file: "Shard") -> None:
@@ -158,15 +174,15 @@ def _named_tokenizer(run: Path) -> Path:
     """What the run's configuration says about its tokenizer.
 
     Raises:
-        ConfigError: It says so by a variable that is not set here.
+        ConfigError: It says so by a variable that is not set here, or is no configuration.
     """
-    config = OmegaConf.load(run / "config.yaml")
     try:
+        config = OmegaConf.load(run / "config.yaml")
         root, name = (OmegaConf.select(config, key) for key in ("data.root", "data.tokenizer"))
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
+        return Path(root).expanduser() / Path(name).expanduser()
+    except Exception as error:  # those of YAML, of OmegaConf and of a file of another shape
+        reason = (str(error).splitlines() or [repr(error)])[0]
         raise ConfigError(f"{run / 'config.yaml'}: {reason}; use --tokenizer FILE") from error
-    return Path(root).expanduser() / Path(name).expanduser()
 
 
 def _size(text: str) -> int:

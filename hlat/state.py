@@ -8,6 +8,8 @@ from hlat import phase
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 
+_MOST = 2**63 - 1
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -47,17 +49,23 @@ class TrainingState:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "TrainingState":
+    def from_json(cls, value: Any) -> "TrainingState":
         """Return the state that `to_json` wrote.
 
         Raises:
-            ConfigError: It has a field that is unknown or of another type.
+            ConfigError: It is none: another version of hlat wrote it, or somebody else.
         """
-        expected = cls().to_json()
-        for name, found in value.items():
-            if name not in expected or type(found) is not type(expected[name]):
-                raise ConfigError(f"state.json has a field {name!r} of another version of hlat")
-        return cls(**value)
+        kinds = {key: type(one) for key, one in cls().to_json().items()}
+        known = value if isinstance(value, dict) else {}
+        given = {"weights_only": False, "averaged_from": [], **known}  # newer than the others
+        wrong = [key for key, kind in kinds.items() if type(given.get(key)) is not kind]
+        wrong += sorted(set(known) - set(kinds))
+        if wrong or not 0 <= known["step"] <= _MOST or not 0 <= known["tokens"] <= _MOST:
+            raise ConfigError(
+                "the checkpoint's state.json was not written by this version of hlat: "
+                f"{', '.join(wrong) or 'step or tokens'} cannot be understood"
+            )
+        return cls(**known)
 
 
 def total_steps(config: Config) -> int:

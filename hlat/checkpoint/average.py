@@ -111,8 +111,9 @@ def read(path: Path, weight: float, tell: Callable[[int], None]) -> Part:
     for name, record in weights.items():
         if record.dtype not in _DTYPES:
             raise ConfigError(f"{path} holds {name!r} in {record.dtype!r}, which are no weights")
+    contents = store.load_state(path)
     try:
-        state = TrainingState.from_json(store.load_state(path))
+        state = TrainingState.from_json(contents)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
     digest = durable.measure(path / manifest.NAME).sha256

@@ -15,6 +15,7 @@ from hlat.checkpoint import durable, new_folder, store, tensor_file
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.manifest import TensorRecord
 from hlat.checkpoint.pretrained import INDEX, SINGLE
+from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 from hlat.config.precision import Dtype
 from hlat.model.canonical import Parameter, parameters
@@ -88,6 +89,21 @@ def write(
             durable.write(folder / name, [content])
         durable.sync_folder(folder)
         durable.rename(folder, output.absolute())
+
+
+def refuse_other_weights(checkpoint: Path, model: Model) -> None:
+    """Return if a checkpoint holds exactly the weights of a model.
+
+    Raises:
+        ConfigError: It does not, so that what it says of its model is not so.
+    """
+    tensors = store.check_files(checkpoint).tensors
+    saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("weights/")}
+    # A number of layers that was made up must not become a list of parameters
+    if model.num_layers > len(saved) or saved != {
+        f"weights/{parameter.name}": parameter.shape for parameter in parameters(model)
+    }:
+        raise ConfigError(f"{checkpoint} does not hold the weights of the model that it describes")
 
 
 def _read(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.checkpoint import lookup, store
-from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.manifest import MARKER
 from hlat.config.errors import ConfigError
 from hlat.state import TrainingState
@@ -97,7 +96,7 @@ def _entry(path: Path) -> Entry:
     try:
         manifest = store.check_files(path)
         state = TrainingState.from_json(store.load_state(path))
-    except (ConfigError, CorruptCheckpointError) as error:
+    except ConfigError as error:
         return Entry(path, step, None, written, size, None, DAMAGED, str(error))
     weights = all(name.startswith("weights/") for name in manifest.tensors)
     kind = "weights only" if weights or state.weights_only else "full"

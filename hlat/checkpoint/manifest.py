@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -22,6 +21,19 @@ MARKER = "COMMITTED"
 """Name of the file that holds its hash, and that makes a folder a checkpoint."""
 FORMAT = 1
 """Version of the layout on disk; readers refuse any other."""
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+"""Bytes of an element of each dtype that a checkpoint may have, as safetensors names them."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +127,9 @@ def from_json(content: bytes) -> Manifest:
             )
         files = {name: _file_record(record) for name, record in document["files"].items()}
         tensors = {name: tensor_record(record) for name, record in document["tensors"].items()}
-        manifest = Manifest(int(document["step"]), files, tensors)
+        manifest = Manifest(document["step"], files, tensors)
         _check_names(manifest)
-        _check_slices(manifest)
+        _check_numbers(manifest)
         return manifest
     except CorruptCheckpointError:
         raise
@@ -146,33 +158,36 @@ def _check_names(manifest: Manifest) -> None:
                 raise CorruptCheckpointError(f"manifest.json needs {piece.file!r}, not in its list")
 
 
-def _check_slices(manifest: Manifest) -> None:
-    """Refuse shapes that slices or files do not fill, before anybody makes room for them."""
-    for name, tensor in manifest.tensors.items():
-        if not _is_shape(tensor.shape) or type(tensor.dtype) is not str:
-            raise CorruptCheckpointError(f"manifest.json has {name!r} of no shape or dtype")
-        count = 0
-        for piece in tensor.slices:
-            inside = len(piece.offset) == len(piece.size) == len(tensor.shape) and all(
-                begin + extent <= whole
-                for begin, extent, whole in zip(piece.offset, piece.size, tensor.shape, strict=True)
-            )
-            known = _is_shape(piece.offset) and _is_shape(piece.size)
-            if not (known and inside and piece.box.count <= manifest.files[piece.file].size):
-                raise CorruptCheckpointError(f"manifest.json has a slice of {name!r} that is none")
-            count += piece.box.count
-        if count != prod(tensor.shape):
-            raise CorruptCheckpointError(
-                f"manifest.json has {name!r} with slices that do not fill {tensor.shape}"
-            )
-
-
-def _is_shape(extents: tuple[Any, ...]) -> bool:
-    return all(type(extent) is int and extent >= 0 for extent in extents)
-
-
 def _file_record(record: dict[str, Any]) -> FileRecord:
     size, sha256 = record["size"], record["sha256"]
     if type(size) is not int or not re.fullmatch("[0-9a-f]+", sha256):
         raise ValueError("a file's record is no size and hash")
     return FileRecord(size, sha256)
+
+
+def _check_numbers(manifest: Manifest) -> None:
+    """Refuse sizes that no file of the checkpoint backs, before anybody makes room for them."""
+    sizes = [record.size for record in manifest.files.values()]
+    room = dict(zip(manifest.files, sizes, strict=True))
+    if not all(map(_is_count, [manifest.step, *sizes])):
+        raise CorruptCheckpointError("manifest.json has a step or size that is no count")
+    for name, tensor in manifest.tensors.items():
+        shape, boxes = tensor.shape, [piece.box for piece in tensor.slices]
+        whole = Box((0,) * len(shape), shape)
+        counts = [*shape, *(n for box in boxes for n in (*box.offset, *box.size))]
+        if (
+            tensor.dtype not in ITEM_BYTES
+            or not all(map(_is_count, counts))
+            or any(len(box.offset) != len(shape) or len(box.size) != len(shape) for box in boxes)
+            or not all(box.count == 0 or whole.overlap(box) == box for box in boxes)
+            or sum(box.count for box in boxes) != whole.count
+        ):
+            raise CorruptCheckpointError(f"manifest.json has no possible shape or slices of {name}")
+        for piece in tensor.slices:
+            room[piece.file] -= piece.box.count * ITEM_BYTES[tensor.dtype]
+    if short := [name for name, left in room.items() if left < 0]:
+        raise CorruptCheckpointError(f"manifest.json finds more in {short[0]} than it can hold")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -178,7 +178,7 @@ def _json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path.name} cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise ConfigError(f"{path.name} is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path.name} is not a JSON object")

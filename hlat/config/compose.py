@@ -15,6 +15,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
+from hlat.config import hydra_section
 from hlat.config.folders import folder
 from hlat.config.run import Config
 
@@ -22,7 +23,8 @@ _LAUNCHERS = "hydra_plugins.hlat_launchers"
 
 
 def register() -> None:
-    """Register the schema, the sweeps and the launchers with Hydra."""
+    """Register the schema, the sweeps and the launchers with Hydra, and check what it composes."""
+    hydra_section.install()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for study in sorted(folder("sweeps").glob("*.yaml")):

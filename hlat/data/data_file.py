@@ -77,7 +77,7 @@ class Folder:
         content = self.read(name)
         try:
             return json.loads(content)
-        except ValueError:
+        except (RecursionError, ValueError):
             return None
 
 

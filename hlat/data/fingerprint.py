@@ -12,6 +12,7 @@ import numpy as np
 
 from hlat.config.errors import ConfigError
 from hlat.data.rows import States
+from hlat.data.saved_state import refuse_malformed
 from hlat.data.streams import NUM_FIELDS
 
 STATE_VERSION = 2
@@ -42,13 +43,14 @@ def compare(
         For each key that differs and may, a line that tells so.
 
     Raises:
-        ConfigError: With every other difference at once.
+        ConfigError: With every other difference at once; or the state is none.
     """
-    if state["version"] != STATE_VERSION:
+    if state.get("version") != STATE_VERSION:
         raise ConfigError(
-            f"the checkpoint's data state has version {state['version']}, not {STATE_VERSION}; "
-            "resume it with the hlat that wrote it"
+            f"the checkpoint's data state has version {state.get('version')}, not "
+            f"{STATE_VERSION}; resume it with the hlat that wrote it"
         )
+    refuse_malformed(state)
     there = state["fingerprint"]
     changed = [key for key in sorted({*here, *there}) if here.get(key) != there.get(key)]
     lines = {

@@ -29,12 +29,11 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.run import Config
 from hlat.engine.processes import RECORDS, Pulse, pulse_file
+from hlat.recovery.rendezvous import LocalRendezvous
 from hlat.recovery.watchdog import DUMP
 from hlat.tracking import beginning, run_folder
 from hlat.tracking.journal import Journal
@@ -111,15 +110,13 @@ class Supervisor(LocalElasticAgent):
         self._hangs: str | None = None
         self._oom_kills = _oom_kills()
         self._failure: Failure | None = None
-        parameters = RendezvousParameters("c10d", "localhost:0", str(os.getpid()), 1, 1)
         spec = WorkerSpec(
             role="hlat",
             local_world_size=config.num_processes,
             entrypoint=command[0],
             args=tuple(command[1:]),
-            rdzv_handler=get_rendezvous_handler(parameters),
+            rdzv_handler=LocalRendezvous(str(os.getpid())),
             max_restarts=config.recovery.max_restarts,
-            local_addr="localhost",
         )
         super().__init__(
             spec,

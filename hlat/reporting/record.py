@@ -77,7 +77,7 @@ def read(folder: Path) -> Record:
     return Record(
         name=folder.resolve().name,
         metrics=metrics,
-        events=[row for row in events if isinstance(row.get("step"), int)],
+        events=[row for row in events if _is_event(row)],
         config=_text(folder / "config.yaml"),
         provenance=provenance[0] if provenance else {},
         unreadable=torn_metrics + torn_events + torn_provenance,
@@ -96,6 +96,10 @@ def numbers(row: Row, key: str) -> dict[str, float]:
     return {name: number(values, name) for name in values} if isinstance(values, dict) else {}
 
 
+def _is_event(row: Row) -> bool:
+    return isinstance(row.get("step"), int) and isinstance(row.get("event"), str)
+
+
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
@@ -105,7 +109,7 @@ def _rows(text: str) -> tuple[list[Row], int]:
     for line in filter(str.strip, text.split("\n")):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (RecursionError, ValueError):
             row = None
         if isinstance(row, dict):
             rows.append(row)

@@ -18,7 +18,9 @@ def summary(record: Record) -> list[tuple[str, str]]:
     """Names and values of the summary table."""
     last = record.metrics[-1] if record.metrics else {}
     times = _finite(record.metrics, "time") + _finite(record.events, "time")
-    attempts = {row["attempt"] for row in record.metrics + record.events if "attempt" in row}
+    attempts = {
+        anything(row["attempt"]) for row in record.metrics + record.events if "attempt" in row
+    }
     wait, step = (_finite(record.metrics, f"{key}_seconds") for key in ("data_wait", "step"))
     share = 100 * sum(wait) / sum(step) if sum(step) else math.nan
     rows = [

@@ -43,7 +43,7 @@ class Journal:
         for line in self.path.read_bytes().split(b"\n")[:-1]:
             try:
                 rows.append(json.loads(line))
-            except ValueError:
+            except (RecursionError, ValueError):
                 self._warn(f"{self.path} has a damaged line, which is skipped")
         return rows
 

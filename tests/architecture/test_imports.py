@@ -35,7 +35,10 @@ LAYERS = {
 }
 ENTRIES = {room for room, layer in LAYERS.items() if layer == 5}
 FENCES = {
-    "torch": {"model", "optimizer", "engine", "checkpoint", "recovery.supervisor"},
+    "torch": {
+        *("model", "optimizer", "engine", "checkpoint"),
+        *("recovery.supervisor", "recovery.rendezvous"),
+    },
     "torch_xla": {"engine.nxd"},
     "neuronx_distributed": {"engine.nxd"},
     "fsspec": {"data"},

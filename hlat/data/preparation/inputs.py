@@ -190,7 +190,12 @@ def _saved_files(folder: str, state: dict[str, Any]) -> set[str]:
             f"{folder}: is a selection of rows whose list lies beside them; save the data set "
             "again after flatten_indices()"
         )
-    return {str(file["filename"]) for file in state["_data_files"]}
+    files = {str(file["filename"]) for file in state["_data_files"]}
+    if outside := sorted(file for file in files if PurePosixPath(file).name != file):
+        raise ConfigError(
+            f"{folder}: its state.json names {outside[0]}, which is not in the folder"
+        )
+    return files
 
 
 def _describe(system: Any, name: str) -> Input:

@@ -343,11 +343,20 @@ def _number(
 
 
 def _undo_moves(source: Source) -> None:
-    """Take back the names that an attempt gave which was killed before it wrote the manifest."""
+    """Take back the names that an attempt gave which was killed before it wrote the manifest.
+
+    Raises:
+        ConfigError: The list of them leads out of the folder: no attempt wrote it.
+    """
     path = source.work / _MOVES
     if not path.is_file():
         return
-    for here, there in json.loads(path.read_bytes()).items():
+    moves = json.loads(path.read_bytes())
+    inside = source.folder.resolve()
+    for name in (*moves, *moves.values()):
+        if not (inside / name).resolve().is_relative_to(inside):
+            raise ConfigError(f"{path} names {name}, which is outside of {source.folder}")
+    for here, there in moves.items():
         if (source.folder / there).is_file():
             os.replace(source.folder / there, source.folder / here)
     durable.sync_folder(source.folder)

@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest | None:
         return _as_manifest(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{path}: is not a manifest of hlat.prepare ({error!r})") from error

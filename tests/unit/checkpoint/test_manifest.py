@@ -24,7 +24,10 @@ def half(begin: int, file: str, dtype: str = "F32") -> TensorRecord:
 
 MANIFEST = Manifest(
     7,
-    {"rank_00000.safetensors": FileRecord(10, "aa"), "rank_00001.safetensors": FileRecord(9, "bb")},
+    {
+        "rank_00000.safetensors": FileRecord(16, "aa"),
+        "rank_00001.safetensors": FileRecord(16, "bb"),
+    },
     collect([("w", half(0, "rank_00000.safetensors")), ("w", half(2, "rank_00001.safetensors"))]),
 )
 
@@ -71,6 +74,13 @@ def test_anything_else_is_refused(content: bytes) -> None:
         from_json(content)
 
 
+def test_more_than_a_file_can_hold_is_refused() -> None:
+    document = json.loads(to_json(MANIFEST))
+    document["files"]["rank_00001.safetensors"]["size"] = 15
+    with pytest.raises(CorruptCheckpointError, match=r"finds more in rank_00001\.safetensors"):
+        from_json(json.dumps(document).encode())
+
+
 def test_another_format_is_refused_by_its_number() -> None:
     document = {**json.loads(to_json(MANIFEST)), "format": 2}
     with pytest.raises(CorruptCheckpointError, match="format 2; this version reads 1"):
@@ -78,14 +88,14 @@ def test_another_format_is_refused_by_its_number() -> None:
 
 
 FALSEHOODS = [
-    ("shape", [4, 3], "slices that do not fill"),
-    ("shape", [2, 2], "a slice of .w. that is none"),
-    ("shape", [4], "a slice of .w. that is none"),
-    ("shape", [4, -2], "of no shape or dtype"),
-    ("shape", [4, 2.0], "of no shape or dtype"),
-    ("shape", ["4", 2], "of no shape or dtype"),
+    ("shape", [4, 3], "no possible shape or slices of w"),
+    ("shape", [2, 2], "no possible shape or slices of w"),
+    ("shape", [4], "no possible shape or slices of w"),
+    ("shape", [4, -2], "no possible shape or slices of w"),
+    ("shape", [4, 2.0], "no possible shape or slices of w"),
+    ("shape", ["4", 2], "no possible shape or slices of w"),
     ("shape", None, "cannot be understood"),
-    ("dtype", ["F32"], "of no shape or dtype"),
+    ("dtype", ["F32"], "cannot be understood"),
 ]
 
 
@@ -101,7 +111,7 @@ def test_a_tensor_larger_than_its_files_is_refused_before_there_is_room_for_it()
     document = json.loads(to_json(MANIFEST))
     piece = {"offset": [0], "size": [10**15], "file": "rank_00000.safetensors"}
     document["tensors"]["w"] |= {"shape": [10**15], "slices": [piece]}
-    with pytest.raises(CorruptCheckpointError, match="that is none"):
+    with pytest.raises(CorruptCheckpointError, match="than it can hold"):
         from_json(json.dumps(document).encode())
 
 

@@ -6,6 +6,7 @@ import pytest
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.data import Data, Encoder, Source
+from hlat.config.errors import ConfigError
 from hlat.config.phase import Phase, Stage
 from hlat.config.plain import from_plain, to_json
 
@@ -27,4 +28,10 @@ def test_sections_arrive_as_they_were() -> None:
 @pytest.mark.parametrize("fields", [{"unheard": 1}, {"prefetch": "many"}, {"encoder": "os.system"}])
 def test_what_the_schema_does_not_know_is_refused(fields) -> None:
     with pytest.raises(OmegaConfBaseException):
+        from_plain(Data, fields)
+
+
+@pytest.mark.parametrize("fields", [{"root": "${oc.env:HOME}"}, {"sources": {"${x}": {}}}])
+def test_what_stands_for_something_else_is_refused(fields) -> None:
+    with pytest.raises(ConfigError, match="is an expression"):
         from_plain(Data, fields)

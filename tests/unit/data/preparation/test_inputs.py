@@ -93,6 +93,10 @@ def test_a_saved_data_set_is_what_its_state_lists(tmp_path: Path) -> None:
     state.write_text(json.dumps({"_data_files": [], "_indices_data_files": [{"filename": "i"}]}))
     with pytest.raises(ConfigError, match="flatten_indices"):
         _names(tmp_path, "saved")
+    for name in ("../outside.arrow", "/outside.arrow", ".."):
+        state.write_text(json.dumps({"_data_files": [{"filename": name}]}))
+        with pytest.raises(ConfigError, match="is not in the folder" if name != ".." else "saved"):
+            _names(tmp_path, "saved")
 
 
 def test_splits_are_not_mixed_unawares(tmp_path: Path) -> None:

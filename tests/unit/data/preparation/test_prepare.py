@@ -179,6 +179,20 @@ def test_kills_at_every_rename_leave_nothing_wrong(root: Path) -> None:
     assert _content(root / "out") == _content(root / "whole")
 
 
+@pytest.mark.parametrize("moves", [{"../victim": "theirs"}, {"x": "../victim"}, {"/victim": "x"}])
+def test_names_to_take_back_stay_in_the_folder(root: Path, moves: dict[str, str]) -> None:
+    _prepare(root)
+    (root / "victim").write_text("precious")
+    (root / "out" / "theirs").write_text("hostile")
+    work = root / "out" / prepared.WORK
+    work.mkdir(exist_ok=True)
+    (work / "moves.json").write_text(json.dumps(moves))
+    (root / "out" / prepared.MANIFEST).unlink()
+    with pytest.raises(ConfigError, match="which is outside of"):
+        _prepare(root)
+    assert (root / "victim").read_text() == "precious"
+
+
 def test_a_changed_input_is_converted_again(root: Path, texts, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(prepare, "_complete", _interrupt)

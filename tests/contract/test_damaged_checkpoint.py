@@ -1,0 +1,195 @@
+"""A checkpoint that two processes wrote: whatever is damaged, it is never loaded, and the one before
+it is."""
+
+import os
+import random
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hlat.checkpoint import lookup
+from hlat.checkpoint.chunk import Chunk
+from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.checkpoint.retention import newest_valid
+from hlat.checkpoint.store import load_state, restore, save, verify
+
+FILES = [
+    "COMMITTED",
+    "manifest.json",
+    "rank_00000.safetensors",
+    "rank_00001.safetensors",
+    "state.json",
+]
+SHAPE = (40, 24)
+
+
+class Pair:
+    """Two threads that act as the processes of a run."""
+
+    def __init__(self) -> None:
+        self.barrier = threading.Barrier(2)
+        self.values: list[Any] = [None, None]
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        self.values[rank] = value
+        self.barrier.wait()
+        values = list(self.values)
+        self.barrier.wait()
+        return values
+
+
+class Member:
+    """One of them, as the store sees it."""
+
+    def __init__(self, pair: Pair, rank: int) -> None:
+        self.leads = rank == 0
+        self._pair, self._rank = pair, rank
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        told: bytes = self._pair.exchange(self._rank, message)[0]
+        return told
+
+    def collect(self, value: Any) -> list[Any]:
+        values = self._pair.exchange(self._rank, value)
+        return values if self.leads else []
+
+    def any(self, flag: bool) -> bool:
+        return any(self._pair.exchange(self._rank, flag))
+
+
+def make_state(step: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {f"{kind}/w": torch.randn(SHAPE, generator=generator) for kind in ("weights", "exp_avg")}
+
+
+def rows_of(state: dict[str, torch.Tensor], rank: int) -> Iterator[Chunk]:
+    """The half of every tensor that a process holds."""
+    half = SHAPE[0] // 2
+    for name, tensor in state.items():
+        part = tensor[rank * half : (rank + 1) * half]
+        yield Chunk(name, SHAPE, (rank * half, 0), (half, SHAPE[1]), part)
+
+
+def save_in_two(folder: Path, step: int) -> Path:
+    pair, state = Pair(), make_state(step)
+    threads = [
+        threading.Thread(
+            target=save,
+            args=(folder, step, list(rows_of(state, rank)), {"step": step}, rank),
+            kwargs={"everyone": Member(pair, rank)},
+        )
+        for rank in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return folder / f"step_{step:08}"
+
+
+class Pristine:
+    """Two checkpoints, and a fresh copy of the newer one as often as it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.older = save_in_two(folder, 1)
+        self.newer = save_in_two(folder, 2)
+        self._kept = folder.with_name("kept")
+        shutil.copytree(self.newer, self._kept)
+
+    def renew(self) -> Path:
+        shutil.rmtree(self.newer)
+        shutil.copytree(self._kept, self.newer)
+        return self.newer
+
+    def assert_refused(self) -> None:
+        """The newer one is never taken, nor removed; the older one is, and the reason told."""
+        with pytest.raises(CorruptCheckpointError, match="step_00000002"):
+            verify(self.newer)
+        found, (reason,) = newest_valid(self.folder)
+        assert found == self.older
+        assert "step_00000002 is refused: " in reason
+        assert lookup.find(self.folder, None) == (self.older, [reason])
+        assert self.newer.is_dir()
+
+    def assert_older_is_whole(self) -> None:
+        found = {name: torch.zeros(SHAPE) for name in make_state(1)}
+        restore(self.older, [chunk for rank in (0, 1) for chunk in rows_of(found, rank)])
+        assert all(torch.equal(found[name], tensor) for name, tensor in make_state(1).items())
+        assert load_state(self.older) == {"step": 1}
+
+
+@pytest.fixture
+def pristine(tmp_path: Path) -> Pristine:
+    made = Pristine(tmp_path / "checkpoints")
+    assert sorted(path.name for path in made.newer.iterdir()) == FILES
+    assert newest_valid(made.folder) == (made.newer, [])
+    return made
+
+
+def test_a_hundred_flipped_bits_anywhere(pristine: Pristine) -> None:
+    chance = random.Random(0)
+    sizes = [(pristine.newer / name).stat().st_size for name in FILES]
+    hit = set()
+    for _ in range(100):
+        (name,) = chance.choices(FILES, sizes)
+        file = pristine.renew() / name
+        content = bytearray(file.read_bytes())
+        position = chance.randrange(8 * len(content))
+        content[position // 8] ^= 1 << position % 8
+        file.write_bytes(content)
+        pristine.assert_refused()
+        hit.add(name)
+    assert {"rank_00000.safetensors", "rank_00001.safetensors", "manifest.json"} <= hit
+    pristine.assert_older_is_whole()
+
+
+def swap(folder: Path, name: str) -> None:
+    """Exchange a file with the next one: each is intact, and in the wrong place."""
+    other = folder / FILES[(FILES.index(name) + 1) % len(FILES)]
+    ours, theirs = (folder / name).read_bytes(), other.read_bytes()
+    (folder / name).write_bytes(theirs)
+    other.write_bytes(ours)
+
+
+DAMAGES: dict[str, Callable[[Path, str], None]] = {
+    "emptied": lambda folder, name: os.truncate(folder / name, 0),
+    "a byte short": lambda folder, name: os.truncate(
+        folder / name, (folder / name).stat().st_size - 1
+    ),
+    "half": lambda folder, name: os.truncate(folder / name, (folder / name).stat().st_size // 2),
+    "deleted": lambda folder, name: (folder / name).unlink(),
+    "swapped": swap,
+    "of the older step": lambda folder, name: shutil.copy(
+        folder.with_name("step_00000001") / name, folder / name
+    ) and None,
+    "a hard link's other name": lambda folder, name: os.link(folder / name, folder / f"{name}.1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_file_in_turn(pristine: Pristine, damage: str) -> None:
+    for name in FILES:
+        DAMAGES[damage](pristine.renew(), name)
+        pristine.assert_refused()
+    pristine.assert_older_is_whole()
+
+
+def test_a_checkpoint_without_any_of_its_files(pristine: Pristine) -> None:
+    folder = pristine.renew()
+    for name in FILES:
+        (folder / name).unlink()
+    pristine.assert_refused()
+
+
+def test_when_both_are_damaged_nothing_is_taken(pristine: Pristine) -> None:
+    for path in (pristine.older, pristine.newer):
+        os.truncate(path / "rank_00001.safetensors", 100)
+    found, reasons = newest_valid(pristine.folder)
+    assert found is None
+    assert [reason.split()[1] for reason in reasons] == ["step_00000002", "step_00000001"]

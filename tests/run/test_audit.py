@@ -1,0 +1,127 @@
+"""Every path by which hlat loads something, under an audit hook that no process can take off.
+
+audited/sitecustomize.py watches all Python processes of a run: trainer, ranks, data workers. It
+holds that none of them
+
+* unpickles anything that names a class or a function (so neither torch.load nor numpy's object
+  arrays do), but from pipes between processes of one program;
+* compiles or runs code, but that of installed files as they are imported, and what a short list of
+  libraries compose by themselves;
+* starts a shell, or any program but git, uname and this Python;
+* loads code with marshal outside of the import system, or a shared library from elsewhere than
+  where packages are installed;
+* lets YAML look up classes;
+* opens a socket to another machine, or looks up the name of one.
+
+It does not see what C++ does by itself: the sockets of gloo and of torch's TCPStore, and files that
+native libraries parse.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hlat.data.tokenizer import EMBEDDED_FILE
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def audited(tmp_path: Path, compose: object) -> Run:
+    """Run Python in a folder of its own, watched; return how it ended."""
+    import hydra_plugins.hlat_launchers
+
+    paths = [Path(__file__).with_name("audited"), REPOSITORY]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "HLAT_AUDIT": str(tmp_path / "audit"),
+        "HLAT_AUDIT_LAUNCHERS": next(iter(hydra_plugins.hlat_launchers.__path__)),
+    }
+
+    def run(*words: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *words]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+
+    return run
+
+
+def seen(folder: Path) -> str:
+    file = folder / "audit"
+    return file.read_text() if file.exists() else ""
+
+
+def test_nothing_that_is_loaded_is_run(
+    audited: Run, tmp_path: Path, small: list[str], corpus: Path
+) -> None:
+    def do(entry: str, *arguments: str) -> None:
+        done = audited("-m", f"hlat.{entry}", *arguments)
+        assert not seen(tmp_path)
+        assert done.returncode == 0, done.stderr
+
+    run = [*small, "run.name=x", "data.workers=1"]
+    do("train", *run, "run.steps=5", "parallelism.dp=2", "parallelism.zero=1")
+    do("train", *run, "run.steps=6")
+    do("export", "runs/x", "--output", "exported")
+    do("train", *small, "run.name=z", "run.steps=1", "model.init_from=exported",
+       f"data.tokenizer={EMBEDDED_FILE}")  # fmt: skip
+    do("report", "runs/x")
+    do("prepare", f"{corpus}/prose.arrow", "--output", "prepared", "--workers", "2")
+    do("prepare", "--verify", "prepared")
+    processes = (tmp_path / "audit.processes").read_text().split()
+    # Six commands, two ranks, and a data worker of each trainer
+    assert len(set(processes)) >= 6 + 2 + 4
+
+
+class Payload:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return os.getenv, ("HOME",)
+
+
+FORBIDDEN = {
+    "pickle": ("import pickle; pickle.load(open('p', 'rb'))", "pickle.find_class"),
+    "Python's own pickle": ("import pickle; pickle._load(open('p', 'rb'))", "pickle.find_class"),
+    "numpy": ("import numpy; numpy.load('a.npy', allow_pickle=True)", "pickle.find_class"),
+    "torch": ("import torch; torch.load('t', weights_only=False)", "pickle.find_class"),
+    "exec": ("exec(open('code.py').read())", "compile"),
+    "eval": ("eval(open('code.py').read())", "compile"),
+    "compile": ("compile(open('code.py').read(), 'code.py', 'exec')", "compile"),
+    "runpy": ("import runpy; runpy.run_path('code.py')", "compile"),
+    "a module beside the data": ("import sys; sys.path.insert(0, '.'); import code1", "compile"),
+    "marshal": ("import marshal; marshal.loads(marshal.dumps(1))", "marshal.loads"),
+    "a shell": ("import os; os.system('true')", "os.system"),
+    "shell=True": ("import subprocess; subprocess.run('true', shell=True)", "subprocess.Popen"),
+    "another program": ("import subprocess; subprocess.run(['true'])", "subprocess.Popen"),
+    "a shared library": ("import ctypes; ctypes.CDLL('./x.so')", "ctypes.dlopen"),
+    "yaml": ("import yaml; yaml.unsafe_load('!!python/name:os.getcwd')", "yaml"),
+    "yaml's full loader": ("import yaml; yaml.full_load('!!python/name:os.getcwd')", "yaml"),
+    "another machine": (
+        "import socket; socket.socket().connect(('192.0.2.1', 9))",
+        "socket.connect",
+    ),
+    "its name": ("import socket; socket.getaddrinfo('example.com', 9)", "socket.getaddrinfo"),
+}
+
+
+@pytest.mark.parametrize("case", FORBIDDEN)
+def test_what_may_not_happen_is_seen(audited: Run, tmp_path: Path, case: str) -> None:
+    (tmp_path / "p").write_bytes(pickle.dumps(Payload()))
+    np.save(tmp_path / "a.npy", np.array([Payload()], object), allow_pickle=True)
+    torch.save(Payload(), tmp_path / "t")
+    for name in ("code.py", "code1.py"):
+        (tmp_path / name).write_text("1\n")
+    program, event = FORBIDDEN[case]
+    done = audited("-c", f"def act():\n    {program}\nact()")
+    assert done.returncode == 1, done.stderr
+    assert "ForbiddenError" in done.stderr
+    assert seen(tmp_path).startswith(event)

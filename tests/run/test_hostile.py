@@ -1,0 +1,385 @@
+"""What somebody else wrote is refused with a sentence, or read as what it is; it is never run.
+
+A checkpoint's hashes say that it is what was written, not by whom: these files are hostile and
+sealed, with every hash made to match.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlat import export, report
+from hlat.checkpoint import pretrained, store
+from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.config.errors import ConfigError
+from hlat.data.tokenizer import EMBEDDED_EOS, EMBEDDED_FILE, Tokenizer
+
+STEP = "checkpoints/step_00000010"
+DEEP = b"[" * 100_000
+HUGE = 10**30
+TOKENIZER = ["--tokenizer", str(EMBEDDED_FILE)]
+
+
+class Payload:
+    """Pickles to code that makes a folder."""
+
+    def __init__(self, trace: Path) -> None:
+        self._trace = trace
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, (str(self._trace),)
+
+
+def refuses(act: Callable[[], object], with_what: type[ConfigError] = ConfigError) -> bool:
+    """Whether something raises this error."""
+    try:
+        act()
+    except with_what:
+        return True
+    return False
+
+
+def changed(document: Any, place: list[Any], value: Any) -> bytes:
+    """JSON of a document with another value at a place."""
+    copy = json.loads(json.dumps(document))
+    part = copy
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    return json.dumps(copy).encode()
+
+
+def states(state: Any) -> dict[str, bytes]:
+    """Hostile contents of state.json."""
+    cases = {"deep": DEEP, "list": b"[]", "nan": b"NaN", "key": b'{"x": 1}', "NUL": b"\0"}
+    values: list[tuple[list[Any], list[Any]]] = [
+        (["step"], ["5", -5, HUGE]),
+        (["fixed"], [[]]),
+        (["fixed", "model.name"], ["${oc.env:PATH}"]),
+        (["fixed", "model.hidden_size"], [-64]),
+        (["fixed", "model.num_layers"], [10**12]),
+        (["data"], [{}, {"version": 2}]),
+        (["data", "streams"], [{"0": [HUGE]}, []]),
+        (["data", "stage"], [None]),
+        (["data", "chapters"], [[["x"]]]),
+        (["data", "fingerprint"], [[1]]),
+        (["adjustable"], [[1]]),
+    ]
+    for place, several in values:
+        cases |= {f"{place}={value!r}": changed(state, place, value) for value in several}
+    return cases
+
+
+def manifests(manifest: Any) -> dict[str, bytes]:
+    """Hostile contents of manifest.json."""
+    name = next(iter(manifest["tensors"]))
+    tensor = ["tensors", name]
+    piece = [*tensor, "slices", 0]
+    nowhere = {"size": 0, "sha256": ""}
+    values: list[tuple[list[Any], list[Any]]] = [
+        (["step"], ["5", [5], float("nan"), True]),
+        (["files", "../x"], [nowhere]),
+        (["files", "/etc/passwd"], [nowhere]),
+        (["files", ".."], [nowhere]),
+        (["files", "a\0b"], [nowhere]),
+        (["files", "state.json", "size"], ["1", 1.5, -1]),
+        (["files", "state.json", "sha256"], [None]),
+        ([*tensor, "shape"], ["xx", [-1, 64], [2**62, 2**62], [[1]], [HUGE, HUGE]]),
+        ([*tensor, "dtype"], ["X9", []]),
+        ([*tensor, "slices"], [None, []]),
+        ([*piece, "offset"], [["a", "b"], [0], [-1, 0], [False, False]]),
+        ([*piece, "size"], [[1.5, 2], [HUGE, 64], [2**40, 2**40]]),
+        ([*piece, "file"], [1, [], "state.json", "../x"]),
+    ]
+    cases = {"deep": DEEP, "list": b"[]"}
+    for place, several in values:
+        cases |= {f"{place}={value!r}": changed(manifest, place, value) for value in several}
+    return cases
+
+
+def tensor_files(content: bytes) -> dict[str, bytes]:
+    """Hostile contents of a safetensors file."""
+    length = int.from_bytes(content[:8], "little")
+    header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
+    name = next(key for key in header if key != "__metadata__")
+
+    def file(head: bytes, rest: bytes = b"") -> bytes:
+        return len(head).to_bytes(8, "little") + head + rest
+
+    cases = {
+        "empty": b"",
+        "header of 2^63 bytes": (2**63).to_bytes(8, "little") + b"{}",
+        "header of 99 MB": (99_999_999).to_bytes(8, "little") + b"{}",
+        "ones": b"\xff" * 100,
+        "deep": file(b'{"a":' * 100_000),
+        "list": file(b"[]"),
+        "nan": file(b'{"a": NaN}'),
+        "no utf-8": file(b'{"\xff": 1}'),
+    }
+    values: list[tuple[str, list[Any]]] = [
+        ("data_offsets", [[-4, 0], [0, 2**63], [4, 0], [0, 4]]),
+        ("shape", [[2**40, 2**40], [-1], "x"]),
+        ("dtype", ["OBJ", "F64"]),
+    ]
+    for key, several in values:
+        for value in several:
+            head = changed(header, [name, key], value)
+            cases[f"{key}={value!r}"] = file(head, body)
+    return cases
+
+
+class Victim:
+    """A run whose only checkpoint somebody else writes."""
+
+    def __init__(self, runner: Any, trained: Path) -> None:
+        self.runner = runner
+        self.run = runner.folder / "runs/x"
+        self._trained = trained
+        self.renew()
+
+    def renew(self) -> Path:
+        """The checkpoint as it was written; the only one."""
+        shutil.rmtree(self.run, ignore_errors=True)
+        shutil.copytree(self._trained, self.run)
+        path: Path = self.run / STEP
+        for other in path.parent.iterdir():
+            if other != path:
+                shutil.rmtree(other)
+        return path
+
+    def seal(self, **contents: bytes) -> None:
+        """Write files (`state`, `manifest`, `rank`) and make every hash match."""
+        path = self.renew()
+        names = {"state": "state.json", "rank": "rank_00000.safetensors"}
+        manifest = json.loads((path / "manifest.json").read_bytes())
+        for kind, name in names.items():
+            content = contents.get(kind, (path / name).read_bytes())
+            (path / name).write_bytes(content)
+            record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            manifest["files"][name] = record
+        sealed = contents.get("manifest", json.dumps(manifest).encode())
+        (path / "manifest.json").write_bytes(sealed)
+        (path / "COMMITTED").write_text(hashlib.sha256(sealed).hexdigest())
+
+    def assert_refused(self, case: str) -> None:
+        """Neither training nor exporting goes on from it, and both say why in a sentence."""
+        done = self.runner.run("run.name=x", "run.steps=11")
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), (case, done.stderr)
+        assert done.stderr.startswith("hlat: "), case
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+            code = export.main([str(self.run), "--output", str(self.runner.folder / "out")])
+        # An export reads neither the position in the data nor how the run went on
+        if code == 0:
+            assert case.startswith(("['data'", "['adjustable'")), case
+            shutil.rmtree(self.runner.folder / "out")
+        else:
+            assert (code, len(err.getvalue()) > 20) == (2, True), (case, err.getvalue())
+
+
+@pytest.fixture
+def victim(runner, uninterrupted) -> Victim:
+    return Victim(runner, uninterrupted.folder / "runs/whole")
+
+
+def test_a_hostile_state_is_refused(victim: Victim) -> None:
+    state = json.loads((victim.run / STEP / "state.json").read_bytes())
+    for case, content in states(state).items():
+        victim.seal(state=content)
+        victim.assert_refused(case)
+
+
+def test_hostile_tensors_are_refused(victim: Victim) -> None:
+    content = (victim.run / STEP / "rank_00000.safetensors").read_bytes()
+    for case, hostile in tensor_files(content).items():
+        victim.seal(rank=hostile)
+        victim.assert_refused(case)
+
+
+def test_a_hostile_manifest_is_refused(victim: Victim) -> None:
+    manifest = json.loads((victim.run / STEP / "manifest.json").read_bytes())
+    for case, content in manifests(manifest).items():
+        victim.seal(manifest=content)
+        assert refuses(lambda: store.verify(victim.run / STEP), CorruptCheckpointError), case
+    victim.assert_refused(case)
+
+
+def test_pickles_in_place_of_every_file_run_nothing(victim: Victim, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    payload = pickle.dumps(Payload(trace))
+    victim.seal(state=payload, rank=payload)
+    victim.assert_refused("sealed")
+    path = victim.renew()
+    for name in ("COMMITTED", "manifest.json", "state.json", "rank_00000.safetensors"):
+        (path / name).write_bytes(payload)
+    victim.assert_refused("all")
+    assert not trace.exists()
+
+
+def test_a_linked_file_is_refused(victim: Victim, tmp_path: Path) -> None:
+    for name in ("COMMITTED", "manifest.json", "state.json", "rank_00000.safetensors"):
+        path = victim.renew()
+        (path / name).rename(tmp_path / "elsewhere")
+        (path / name).symlink_to(tmp_path / "elsewhere")
+        victim.assert_refused(name)
+
+
+def test_start_from_is_no_back_door(victim: Victim, refused) -> None:
+    state = json.loads((victim.run / STEP / "state.json").read_bytes())
+    victim.seal(state=changed(state, ["fixed", "model.name"], "${oc.env:PATH}"))
+    kept = victim.run.with_name("theirs")
+    victim.run.rename(kept)
+    done = victim.runner.run("run.name=y", f"checkpoint.start_from={kept / STEP}")
+    refused(done, "model.name was ${oc.env:PATH}, is tiny")
+
+
+def test_a_hostile_configuration_of_a_run_does_not_hinder_its_export(
+    victim: Victim, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = victim.runner.folder / "trace"
+    (victim.run / "config.yaml").write_text(
+        f"data: !!python/object/apply:os.mkdir ['{trace}']\n_target_: os.system\n"
+    )
+    out = victim.runner.folder / "out"
+    assert export.main([str(victim.run), "--output", str(out)]) == 2
+    assert "config.yaml: could not determine a constructor" in capsys.readouterr().err
+    assert export.main([str(victim.run), "--output", str(out), *TOKENIZER]) == 0
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "provenance.json"])
+def test_a_hostile_record_becomes_a_report_all_the_same(victim: Victim, name: str) -> None:
+    lines = [DEEP, b"[]", b"NaN", b"1", b'"x"', pickle.dumps(Payload(Path("/nowhere")))]
+    lines += [b'{"step": 1, "event": {}, "time": "x", "loss": [], "stages": 1, "phase": {}}']
+    lines += [b'{"step": 1, "event": "<script>", "refused": {"a": [{}]}, "attempt": []}']
+    with (victim.run / name).open("ab") as file:
+        file.write(b"\n".join(lines) + b"\n")
+    assert report.main([str(victim.run)]) == 0
+    assert "<script>" not in (victim.run / "report.html").read_text()
+
+
+def hugging_face(folder: Path, runner: Any) -> Path:
+    """The model of the small run, exported."""
+    assert export.main([str(runner.folder / "runs/whole"), "--output", str(folder)]) == 0
+    return folder
+
+
+def test_a_hub_folder_with_code_beside_its_weights_runs_none(
+    uninterrupted, runner, tmp_path: Path
+) -> None:
+    folder, trace = hugging_face(tmp_path / "model", uninterrupted), tmp_path / "trace"
+    config = json.loads((folder / "config.json").read_bytes())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model", "AutoConfig": "modeling.C"}
+    config["trust_remote_code"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "modeling.py").write_text(f"import os; os.mkdir({str(trace)!r})")
+    for name in ("pytorch_model.bin", "optimizer.pt", "training_args.bin"):
+        (folder / name).write_bytes(pickle.dumps(Payload(trace)))
+    done = runner.run("run.name=y", "run.steps=1", f"model.init_from={folder}",
+                      f"data.tokenizer={EMBEDDED_FILE}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (folder / "model.safetensors").unlink()
+    done = runner.run("run.name=z", f"model.init_from={folder}")
+    assert done.returncode == 2
+    assert "is a pickle, which can run code" in done.stderr
+    assert not trace.exists()
+
+
+def test_hostile_hub_folders_are_refused(uninterrupted, compose, tmp_path: Path) -> None:
+    folder = hugging_face(tmp_path / "model", uninterrupted)
+    model = runner_model(uninterrupted)
+    config = json.loads((folder / "config.json").read_bytes())
+    weights = (folder / "model.safetensors").read_bytes()
+    files: dict[str, dict[str, bytes]] = {
+        "config.json": {"deep": DEEP, "list": b"[]", "nan": b"NaN", "pickle": pickle.dumps(1)}
+        | {
+            f"{key}={value!r}": changed(config, [key], value)
+            for key in ("hidden_size", "num_hidden_layers", "rope_parameters", "model_type")
+            for value in (HUGE, -1, "x", [1], {"x": 1}, float("nan"))
+            if key != "rope_parameters" or not isinstance(value, dict)
+        },
+        "model.safetensors": tensor_files(weights),
+    }
+    for name, cases in files.items():
+        kept = (folder / name).read_bytes()
+        for case, content in cases.items():
+            (folder / name).write_bytes(content)
+            assert refuses(lambda: pretrained.check(str(folder), model)), (name, case)
+        (folder / name).write_bytes(kept)
+    assert pretrained.check(str(folder), model)
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    index = folder / "model.safetensors.index.json"
+    names = pretrained._header(tmp_path / "outside.safetensors")
+    for place in (
+        "../outside.safetensors",
+        str(tmp_path / "outside.safetensors"),
+        "..",
+        "a\0b",
+        ".",
+    ):
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
+        assert refuses(lambda: pretrained.check(str(folder), model)), place
+
+
+def runner_model(runner: Any) -> Any:
+    """The model that the small run has saved."""
+    from hlat.config import identity
+
+    saved = store.load_state(runner.folder / "runs/whole" / STEP)
+    return identity.model(saved["fixed"])
+
+
+def test_hostile_tokenizers_are_refused(tmp_path: Path) -> None:
+    document = json.loads(EMBEDDED_FILE.read_bytes())
+    path = tmp_path / "tokenizer.json"
+    cases = {"deep": DEEP, "list": b"[]", "null": b"null", "pickle": pickle.dumps(1), "empty": b""}
+    cases |= {
+        f"{place}={value!r}": changed(document, place, value)
+        for place, values in [
+            (["model", "vocab"], [None, [], {"a": -1}, {"a": HUGE}]),
+            (["model", "merges"], [["x"], [["a", "b", "c"]]]),
+            (["added_tokens", 0, "id"], [-1, HUGE]),
+            (["added_tokens"], [{}]),
+            (["pre_tokenizer"], [{"type": "Custom"}]),
+        ]
+        for value in values
+    }
+    for case, content in cases.items():
+        path.write_bytes(content)
+        assert refuses(lambda: Tokenizer(str(path), ".", EMBEDDED_EOS)), case
+
+
+NAMES = ["../x", "/x", "a/b", "a\nb", "a\0b", "a\x1b[2J", ".", "..", ".x", "", "a\\b", "a\u202eb"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=repr)
+def test_a_name_that_leads_out_of_the_folder_is_refused(runner, name: str) -> None:
+    before = set(runner.folder.parent.rglob("*"))
+    done = runner.run("run.name=" + json.dumps(name, ensure_ascii=False))
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert set(runner.folder.parent.rglob("*")) == before
+
+
+def test_the_printed_command_is_one_command_whatever_the_name(runner) -> None:
+    name = "$(touch trace); `touch trace` ' && touch trace | * ~ \" é{a,b} #"
+    done = runner.run("run.name=" + json.dumps(name, ensure_ascii=False), "run.steps=1")
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.rstrip().splitlines()[-1].removeprefix("resume:").strip()
+    script = f"for word in {printed}; do printf '%s\\0' \"$word\"; done"
+    shown = subprocess.run(["sh", "-c", script], cwd=runner.folder, capture_output=True, text=True)
+    words = shown.stdout.split("\0")[:-1]
+    assert words[1:3] == ["-m", "hlat.train"]
+    assert f"run.name={json.dumps(name, ensure_ascii=False)}" in words
+    assert {path.name for path in runner.folder.iterdir()} == {"runs"}
+    assert {path.name for path in (runner.folder / "runs").iterdir()} == {name}
