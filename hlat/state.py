@@ -10,6 +10,9 @@ from hlat.config.run import Config
 
 _MOST = 2**63 - 1
 
+_FIRST = ("step", "tokens", "data", "fixed", "adjustable")
+"""What checkpoints have always had; the rest may be missing in an old one."""
+
 
 @dataclass(frozen=True)
 class TrainingState:
@@ -21,6 +24,8 @@ class TrainingState:
         data: The loader's own state, as of the newest save.
         fixed: Settings that may not change when the run goes on (config.identity.fixed).
         adjustable: Settings whose change is allowed and told (config.identity.adjustable).
+        config: The configuration as it was composed, in YAML; interpolations as they were typed.
+        code_revision: Of the code that saved; empty where it is not known.
         weights_only: Whether the checkpoint lacks what a run needs to go on, the optimizer's
             moments and the loader's position; `data` holds no more than the fingerprint then.
         averaged_from: Of an average, each checkpoint that went into it: its path, its step, the
@@ -32,6 +37,8 @@ class TrainingState:
     data: dict[str, Any] = field(default_factory=dict)
     fixed: dict[str, Any] = field(default_factory=dict)
     adjustable: dict[str, Any] = field(default_factory=dict)
+    config: str = ""
+    code_revision: str = ""
     weights_only: bool = False
     averaged_from: list[dict[str, Any]] = field(default_factory=list)
 
@@ -57,7 +64,8 @@ class TrainingState:
         """
         kinds = {key: type(one) for key, one in cls().to_json().items()}
         known = value if isinstance(value, dict) else {}
-        given = {"weights_only": False, "averaged_from": [], **known}  # newer than the others
+        newer = {key: one for key, one in cls().to_json().items() if key not in _FIRST}
+        given = {**newer, **known}
         wrong = [key for key, kind in kinds.items() if type(given.get(key)) is not kind]
         wrong += sorted(set(known) - set(kinds))
         if wrong or not 0 <= known["step"] <= _MOST or not 0 <= known["tokens"] <= _MOST:

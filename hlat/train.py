@@ -8,6 +8,7 @@ or being told of a typo takes a fraction of a second and works where there is no
 """
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -71,6 +72,8 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
         tracker = Tracker(folder, config, world.chief)
         try:
             state = resume(config, folder, engine, loader, tracker)
+            revision = provenance.revision() if world.chief else None
+            state = replace(state, config=config_yaml, code_revision=revision or "")
             if world.chief and state.step < total_steps(config):
                 origin = provenance.collect(engine.device, loader.fingerprint)
                 run_folder.describe(folder, config_yaml, overrides, origin)

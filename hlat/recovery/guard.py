@@ -6,6 +6,7 @@ since is kept under a name that nobody resumes from.
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Guard:
         store.restore(Path(path), self._engine.chunks())
         tracker.rewind(before.step)
         self._watch = self._new_watch()
-        return TrainingState(before.step, before.tokens, {}, state.fixed, state.adjustable)
+        return replace(state, step=before.step, tokens=before.tokens)
 
     @property
     def _everyone(self) -> Group:

@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 def collect(device: str, data: dict[str, Any]) -> dict[str, Any]:
     """Return code revision and difference, packages, device, host, and data fingerprint."""
     return {
-        "git_revision": _git("rev-parse", "HEAD"),
+        "git_revision": revision(),
         "git_diff": _git("diff", "HEAD"),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -29,6 +29,11 @@ def collect(device: str, data: dict[str, Any]) -> dict[str, Any]:
             d.metadata["Name"]: d.version for d in sorted(metadata.distributions(), key=_name)
         },
     }
+
+
+def revision() -> str | None:
+    """Return the revision of the code; None without git or a checkout."""
+    return _git("rev-parse", "HEAD")
 
 
 def _name(distribution: metadata.Distribution) -> str:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hlat.checkpoint import store
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, document_ordinals
 from hlat.engine.native.engine import NativeEngine
@@ -89,3 +91,32 @@ def digests(config: Config, steps: int) -> dict[Any, str]:
             found[key] = hashlib.sha256(content).hexdigest()
     engine.close()
     return found
+
+
+def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float, ...]]:
+    """Train, save, train on: the numbers of the steps after the save."""
+    engine = NativeEngine()
+    engine.build(config)
+    every = batches(config, 2 * steps)
+    for batch in every[:steps]:
+        engine.train_step(own(batch, engine), RATE)
+    world = engine.world
+    store.save(folder, steps, engine.chunks(), {"step": steps}, world.rank, world.everyone)
+    return _rest(engine, every[steps:])
+
+
+def go_on(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
+    """Restore what `save_and_go_on` has saved, and train on: the numbers of those steps."""
+    engine = NativeEngine()
+    engine.build(config)
+    store.restore(path, engine.chunks())
+    return _rest(engine, batches(config, 2 * steps)[steps:])
+
+
+def _rest(engine: NativeEngine, every: list[NDArray[np.int32]]) -> list[tuple[float, ...]]:
+    rows = [
+        dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
+        for batch in every
+    ]
+    engine.close()
+    return rows

@@ -247,3 +247,13 @@ def test_every_nth_checkpoint_is_kept_beside_the_newest(runner):
     assert done.returncode == 0, done.stderr
     kept = (runner.folder / "runs/x/checkpoints").iterdir()
     assert sorted(path.name for path in kept) == ["step_00000010", "step_00000015"]
+
+
+def test_a_checkpoint_says_what_made_it(uninterrupted, monkeypatch):
+    folder = uninterrupted.folder / "runs/whole/checkpoints/step_00000020"
+    state = json.loads((folder / "state.json").read_text())
+    assert (state["step"], state["tokens"]) == (20, 20 * 8 * 64)
+    assert "hidden_size: 64" in state["config"]
+    assert state["data"]["fingerprint"]
+    known = json.loads((uninterrupted.folder / "runs/whole/provenance.json").read_text())
+    assert state["code_revision"] == (known["git_revision"] or "")
