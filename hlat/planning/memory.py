@@ -14,6 +14,7 @@ from hlat.config.run import Config
 from hlat.model.canonical import LOGITS_AT_ONCE, parameters
 from hlat.parallelism.mesh import Degrees, degrees
 from hlat.parallelism.plan import local_numel, stage_layers
+from hlat.planning.disk import saved_per_parameter
 from hlat.precision import bytes_of, bytes_per_parameter
 
 
@@ -26,11 +27,12 @@ class Memory:
     optimizer: float
     activations: float
     logits: float
+    saving: float
 
     @property
     def total(self) -> float:
         """Bytes of all terms."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
+        return sum(float(term) for term in vars(self).values())
 
 
 def estimate(config: Config) -> Memory:
@@ -55,6 +57,7 @@ def estimate(config: Config) -> Memory:
         optimizer=(own if zero else held) * cost.optimizer,
         activations=_activations(config, mesh),
         logits=_logits(config),
+        saving=_saving(config, own if zero else held),
     )
 
 
@@ -114,6 +117,12 @@ def _activations(config: Config, mesh: Degrees) -> float:
     tokens = config.micro_batch_size * batch.sequence_length
     per_token = layers * elements / mesh.tp + bias
     return tokens * kept * per_token * bytes_of(config.precision.compute)
+
+
+def _saving(config: Config, parameters: float) -> float:
+    """Bytes of the copy that is written while training goes on, where it lies on the device."""
+    on_device = config.hardware.memory_gib is None and config.checkpoint.asynchronous
+    return parameters * saved_per_parameter(config.precision) if on_device else 0.0
 
 
 def _logits(config: Config) -> float:

@@ -38,6 +38,14 @@ def test_activations_and_logits_of_the_tiny_model(config):
     assert memory.logits == tokens * 4096 * 4
 
 
+def test_a_save_beside_training_copies_what_it_writes_where_host_and_device_are_one(config):
+    held = 4096 * 128 * 2 + 4 * (128 * (128 + 64 + 64 + 128) + 3 * 128 * 352 + 2 * 128) + 128
+    assert estimate(config()).saving == held * 12
+    assert estimate(config("precision=bf16")).saving == held * 6
+    assert estimate(config("checkpoint.asynchronous=false")).saving == 0
+    assert estimate(config("experiment=hlat_7b")).saving == 0
+
+
 def test_a_document_mask_is_kept_once_for_all_layers(config):
     batch = config().batch
     mask = config().micro_batch_size * batch.sequence_length**2 * 4

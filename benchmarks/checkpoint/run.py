@@ -1,0 +1,200 @@
+"""How long a save stops training, beside torch.distributed.checkpoint's asynchronous one.
+
+    PYTHONPATH=. python benchmarks/checkpoint/run.py [--models tiny,160m] [--repetitions 10]
+
+Each save is begun between two training steps of the same engine in the same process, one contestant
+after the other, and steps go on until it is durable. `stall` is what the call that begins it takes,
+`save` the time from there until it is durable.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from hydra import compose, initialize_config_dir
+
+from benchmarks.common import describe_machine, machine, spread, table, write_between
+from hlat.config import compose as composition
+from hlat.config.folders import folder
+from hlat.config.resolve import resolve
+from hlat.config.run import Config
+from hlat.data.sequences import Sequences
+from hlat.engine.native.engine import NativeEngine
+from hlat.recovery.checkpoints import Checkpoints
+from hlat.state import TrainingState
+
+HERE = Path(__file__).resolve().parent
+SEQUENCES = {"tiny": (32, 256), "160m": (2, 128)}
+"""Sequences of a step and their length, so that a step takes a fraction of a second."""
+
+
+class Loader:
+    """The state of a loader that has read nothing."""
+
+    def state(self) -> dict[str, Any]:
+        return {"step": 0, "fingerprint": {}, "chapters": [], "streams": {}}
+
+    def ledger_by_stage(self, state: Any) -> list[Any]:
+        return []
+
+    def news(self, state: Any) -> list[str]:
+        return []
+
+
+class Tracker:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def event(self, event: str, step: int, **details: Any) -> None:
+        self.events.append({"event": event, "step": step, **details})
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def leave_out(self, since: float) -> float:
+        return time.perf_counter() - since
+
+
+class Ours:
+    """hlat's saves, as a run makes them."""
+
+    def __init__(self, config: Config, place: Path, engine: NativeEngine) -> None:
+        self._tracker = Tracker()
+        self._saves = Checkpoints(config, place, engine, Loader(), self._tracker)  # type: ignore[arg-type]
+        self._step = 0
+
+    def begin(self) -> Callable[[], bool]:
+        self._step += 1
+        self._saves.save(TrainingState(self._step), prune=True)
+        return self._done
+
+    def _done(self) -> bool:
+        self._saves.report()
+        last = self._tracker.events[-1]
+        assert last["event"] != "checkpoint_failed", last
+        return last["event"] == "checkpoint" and last["step"] == self._step
+
+
+class Dcp:
+    """torch.distributed.checkpoint, with its own thread and its own copy."""
+
+    def __init__(self, config: Config, place: Path, engine: NativeEngine) -> None:
+        self._place, self._engine = place / "dcp", engine
+
+    def begin(self) -> Callable[[], bool]:
+        state = {chunk.name: chunk.tensor.detach() for chunk in self._engine.chunks()}
+        shutil.rmtree(self._place, ignore_errors=True)
+        saving = dcp.async_save(state, checkpoint_id=str(self._place))
+        return lambda: bool(saving.done())
+
+
+CONTESTANTS = {"hlat": Ours, "DCP async_save": Dcp}
+
+
+def measure(model: str, repetitions: int, place: Path) -> dict[str, dict[str, Any]]:
+    """Seconds of stall and save, and their ratio, of each contestant."""
+    config = _config(model)
+    engine = NativeEngine()
+    engine.build(config)
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, config.model.vocab_size, SEQUENCES[model], np.int32)
+
+    def train() -> float:
+        begin = time.perf_counter()
+        engine.read(engine.train_step(Sequences(tokens), 1e-4))
+        return time.perf_counter() - begin
+
+    contestants = {name: kind(config, place, engine) for name, kind in CONTESTANTS.items()}
+    undisturbed = [train() for _ in range(8)][3:]
+    rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contestants}
+    for repetition in range(repetitions + 1):  # the first of each warms up
+        for name, contestant in contestants.items():
+            begin = time.perf_counter()
+            done = contestant.begin()
+            stall = time.perf_counter() - begin
+            steps = [train()]
+            while not done():
+                steps.append(train())
+            if repetition:
+                rows[name].append((stall, time.perf_counter() - begin, sum(steps) / len(steps)))
+        print(f"{model}: {repetition} of {repetitions}", file=sys.stderr)
+    size = sum(c.tensor.numel() * c.tensor.element_size() for c in engine.chunks())
+    engine.close()
+    found = {
+        name: {
+            "stall_s": spread([stall for stall, _, _ in values]),
+            "save_s": spread([save for _, save, _ in values]),
+            "share": spread([stall / save for stall, save, _ in values]),
+            "step_s": spread([step for _, _, step in values]),
+        }
+        for name, values in rows.items()
+    }
+    return {"bytes": size, "undisturbed_step_s": spread(undisturbed), "contestants": found}
+
+
+def _config(model: str) -> Config:
+    sequences, length = SEQUENCES[model]
+    composition.register()
+    with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+        return resolve(
+            compose(
+                "config",
+                [
+                    f"model={model}",
+                    f"batch.global_batch_size={sequences}",
+                    f"batch.micro_batch_size={sequences}",
+                    f"batch.sequence_length={length}",
+                    "checkpoint.keep_last=1",
+                ],
+            )
+        )
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of the README."""
+    rows = []
+    for model, found in result["models"].items():
+        for name, values in found["contestants"].items():
+            share = values["share"]
+            rows.append(
+                [
+                    f"{model}, {found['bytes'] / 1e6:,.0f} MB: {name}",
+                    f"{values['stall_s']['median'] * 1e3:,.0f} ms",
+                    f"{values['save_s']['median']:.2f} s",
+                    f"{share['median']:.1%} ({share['min']:.1%} to {share['max']:.1%})",
+                    f"{values['step_s']['median'] / found['undisturbed_step_s']['median']:.2f}",
+                ]
+            )
+    header = ["state", "stall", "until durable", "share", "step while saving / alone"]
+    return f"{table(header, rows)}\n\n{machine(result)}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="tiny,160m")
+    parser.add_argument("--repetitions", type=int, default=10)
+    arguments = parser.parse_args()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    models = {}
+    for model in arguments.models.split(","):
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+            models[model] = measure(model, arguments.repetitions, Path(place))
+    result = {"machine": describe_machine(["torch"]), "models": models}
+    (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n")
+    write_between(HERE / "README.md", "table", render(result))
+    print(render(result))
+
+
+if __name__ == "__main__":
+    main()
