@@ -133,7 +133,8 @@ def train(
                 state = checked
                 continue
         if last or (not stop and every is not None and state.step % every == 0):
-            evaluate(engine, heldout, tracker, state.step)
+            with safety.patience():
+                evaluate(engine, heldout, tracker, state.step)
         if saving and not safety.save(state, wait=stop or last):
             return Exit.FAILED, state.step
         if stop:

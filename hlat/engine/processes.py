@@ -22,8 +22,10 @@ from typing import Any
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.run import Config
 
-RECORDS = "HLATRECORDS"
+RECORDS = "HLAT_RECORDS"
 """Set in processes that hlat started: the folder where they leave what they raise."""
+PARENT = "HLAT_PARENT"
+"""Set in them as well: the number of the process that started them."""
 _STARTERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
@@ -137,9 +139,15 @@ def _leave(path: Path, record: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it is gone, however it went."""
+    """Ask Linux to kill this process when the one that started it is gone, however it went.
+
+    If it went before it could be asked, this process is an orphan already, and ends now: it would
+    hold the run's folder and wait for its peers for ever.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[PARENT]):
+        os._exit(Exit.FAILED)
 
 
 class Pulse:

@@ -4,7 +4,8 @@ Signals, saves, the watchdog and the judgement of the numbers meet here, so that
 questions: was it told to stop, may it go on, is a save due, was it saved.
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -73,6 +74,13 @@ class Safety:
         self._checkpoints.finish()
         return self._guard.roll_back(state, numbers)
 
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """Context of what takes longer than a step."""
+        self._watchdog.pause()
+        yield
+        self._watchdog.resume()
+
     def save_is_due(self, step: int) -> bool:
         """Whether the configuration asks for a save after this step."""
         return self._checkpoints.is_due(step)
@@ -86,7 +94,9 @@ class Safety:
         """
         self._watchdog.pause()
         self._checkpoints.save(state, prune=self._guard.content)
-        if wait and not self._checkpoints.finish():
+        if not wait:
+            self._watchdog.resume()
+        elif not self._checkpoints.finish():
             self._tracker.event("fail", state.step, reason="the last state could not be saved")
             return False
         return True

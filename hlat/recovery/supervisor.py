@@ -5,9 +5,11 @@ on is the run's end; a process that died or hangs is a failure, told on the cons
 events.jsonl, and the run goes on from its newest checkpoint unless it keeps failing alike.
 """
 
+import fcntl
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -32,7 +34,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.run import Config
-from hlat.engine.processes import RECORDS, Pulse, pulse_file
+from hlat.engine.processes import PARENT, RECORDS, Pulse, pulse_file
 from hlat.recovery.rendezvous import LocalRendezvous
 from hlat.recovery.watchdog import DUMP
 from hlat.tracking import beginning, run_folder
@@ -43,6 +45,8 @@ _SECONDS_TO_END = 5
 """Given to the others when one has failed; what can be saved was saved before."""
 _SECONDS_TO_DUMP = 2
 """Given to processes that hang for writing where."""
+_RECORD_FOLDERS, _ALIVE = "hlat-supervisor-", "alive"
+"""Beginning of their names, and the file in each that its supervisor holds while it lives."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +79,16 @@ def start(config: Config, command: list[str]) -> Exit:
     with run_folder.claimed(config.run) as folder:
         pass  # those that train hold it; here a mistake is told before they start
     threads = max(1, (os.cpu_count() or 1) // config.num_processes)
-    with tempfile.TemporaryDirectory(prefix="hlat-") as records:
+    with _record_folder() as records:
         variables = {
-            RECORDS: records,
+            RECORDS: str(records),
+            PARENT: str(os.getpid()),
             beginning.VARIABLE: str(beginning.process_began()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
         }
         with _environment(variables):
-            supervisor = Supervisor(config, command, folder, Path(records))
+            supervisor = Supervisor(config, command, folder, records)
             with _handling(supervisor.pass_on):
                 return supervisor.supervise()
 
@@ -163,7 +168,7 @@ class Supervisor(LocalElasticAgent):
         if not late:
             return
         self._hangs = (
-            f"rank {', '.join(map(str, late))} hangs: nothing was heard of it for "
+            f"nothing was heard of rank {' and '.join(map(str, late))} for "
             f"recovery.step_timeout_s={self._recovery.step_timeout_s:g} (or start_timeout_s="
             f"{self._recovery.start_timeout_s:g} where more than a step is done); stacks of all "
             f"ranks are in {self._folder / 'logs'}"
@@ -280,6 +285,21 @@ def _oom_kills() -> int:
         counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
         return int(counters.get("oom_kill", 0))
     return 0
+
+
+@contextmanager
+def _record_folder() -> Iterator[Path]:
+    """A folder for what processes leave word in; those of supervisors that were killed go."""
+    for alive in Path(tempfile.gettempdir()).glob(f"{_RECORD_FOLDERS}*/{_ALIVE}"):
+        with suppress(OSError), alive.open() as file:  # of another user, or still held
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(alive.parent)
+    with tempfile.TemporaryDirectory(prefix=_RECORD_FOLDERS) as made:
+        folder = Path(made)
+        with (folder / ".alive").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / ".alive").rename(folder / _ALIVE)  # nobody ever finds it unheld
+            yield folder
 
 
 @contextmanager

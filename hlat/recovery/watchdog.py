@@ -60,11 +60,15 @@ class Watchdog:
     def step(self) -> None:
         """A step was done; the first one leaves time for a second compilation."""
         self._num_steps += 1
-        self._expect(self._step_timeout_s if self._num_steps > 1 else self._start_timeout_s)
+        self.resume()
 
     def pause(self) -> None:
         """Something begins that takes longer than a step."""
         self._expect(self._start_timeout_s)
+
+    def resume(self) -> None:
+        """It is over, and the next step is due."""
+        self._expect(self._step_timeout_s if self._num_steps > 1 else self._start_timeout_s)
 
     def _expect(self, seconds: float | None) -> None:
         if self._step_timeout_s is None:
