@@ -19,6 +19,7 @@ from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
     from hlat.checkpoint.average import Part
+    from hlat.checkpoint.places import Place
 
 _EXAMPLES = """\
 examples:
@@ -44,7 +45,7 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run")
+    add("run", metavar="RUN", help="folder or URL of a run")
     add(
         "settings",
         nargs="*",
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
     except OSError as error:
-        place = arguments.output or arguments.run / "averages"
+        place = arguments.output or f"{arguments.run}/averages"
         print(f"{place} cannot be written ({error.strerror or error})", file=sys.stderr)
         return Exit.FAILED
     except KeyboardInterrupt:
@@ -97,11 +98,12 @@ def _misuse(settings: dict[str, Any]) -> str | None:
 
 
 def _average(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
-    from hlat.checkpoint import average, new_folder
+    from hlat.checkpoint import average, new_folder, places
     from hlat.data.preparation.progress import Progress
 
     steps, last = settings.get("steps"), settings.get("last")
-    paths = average.choose(arguments.run, steps, last)
+    run = places.at(arguments.run)
+    paths = average.choose(run, steps, last)
     weights = settings.get("weights", [1.0] * len(paths))
     if steps is not None:  # weights stand in the order in which the steps were typed
         weights = [weight for _, weight in sorted(zip(steps, weights, strict=True))]
@@ -110,7 +112,7 @@ def _average(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
     dtype = None if arguments.dtype is None else Dtype(arguments.dtype)
     parts = _read(paths, weights)
     average.refuse_strangers(parts, dtype)
-    output = arguments.output or average.default_output(arguments.run, parts, dtype)
+    output = arguments.output or average.default_output(run, parts, dtype)
     new_folder.refuse_existing(output)
     with closing(Progress("averaging", average.size(parts, dtype))) as progress:
         average.write(output, parts, dtype, progress.add)
@@ -120,7 +122,7 @@ def _average(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
     print(f"export it:  python -m hlat.export {output} --output DIR")
 
 
-def _read(paths: Sequence[Path], weights: Sequence[float]) -> "list[Part]":
+def _read(paths: "Sequence[Place]", weights: Sequence[float]) -> "list[Part]":
     from hlat.checkpoint import average
     from hlat.data.preparation.progress import Progress
 

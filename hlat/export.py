@@ -24,6 +24,7 @@ from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
     from hlat.checkpoint.export import Shard
+    from hlat.checkpoint.places import Place
     from hlat.state import TrainingState
 
 _EXAMPLES = """\
@@ -31,6 +32,7 @@ examples:
   python -m hlat.export runs/x --output exported             the newest checkpoint of a run
   python -m hlat.export runs/x --step 200 --output exported  another one
   python -m hlat.export runs/x/checkpoints/step_00000200 --output exported --dtype bf16
+  python -m hlat.export s3://bucket/checkpoints/x --output exported
 
 Then, in Python: AutoModelForCausalLM.from_pretrained("exported"). docs/export.md tells more."""
 
@@ -47,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("source", type=Path, metavar="RUN", help="folder of a run, or one of its checkpoints")
+    add("source", metavar="RUN", help="folder or URL of a run, or of one of its checkpoints")
     add("--output", type=Path, metavar="DIR", help="folder to write; it must be new")
     add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
     kinds = [dtype.value for dtype in Dtype]
@@ -69,11 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.output is None:
         parser.error("where to write is missing: give --output DIR")
+    from hlat.checkpoint.remote import UnansweredError
+
     try:
         _export(arguments)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
+    except UnansweredError as error:
+        print(error, file=sys.stderr)
+        return Exit.FAILED
     except OSError as error:
         reason = error.strerror or error
         print(f"--output {arguments.output} cannot be written ({reason})", file=sys.stderr)
@@ -85,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from hlat.checkpoint import export, lookup, new_folder, store
+    from hlat.checkpoint import export, lookup, new_folder, places, store
     from hlat.data import hugging_face as tokenizer_folder
     from hlat.data.tokenizer import Tokenizer
     from hlat.model import hugging_face
@@ -94,14 +101,15 @@ def _export(arguments: argparse.Namespace) -> None:
 
     output = arguments.output
     new_folder.refuse_existing(output)
-    checkpoint, refused = lookup.find(arguments.source, arguments.step)
+    source = places.at(arguments.source)
+    checkpoint, refused = lookup.find(source, arguments.step)
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
     state = TrainingState.from_json(store.load_state(checkpoint))
     model = identity.model(state.fixed)
     export.refuse_other_weights(checkpoint, model)
     length, eos_token, sha256, saved_dtype = _settings(checkpoint, state)
-    file = _tokenizer(arguments.tokenizer, checkpoint, sha256)
+    file = _tokenizer(arguments.tokenizer, checkpoint, _run_folder(source, checkpoint), sha256)
     eos = Tokenizer(str(file), ".", eos_token).eos
     dtype = Dtype(arguments.dtype or saved_dtype)
     config = hugging_face.to_config(model, length, eos, dtype)
@@ -118,7 +126,7 @@ def _export(arguments: argparse.Namespace) -> None:
     print(f"train on:  {_command(output, eos_token)}")
 
 
-def _settings(checkpoint: Path, state: "TrainingState") -> tuple[int, str, str, Dtype]:
+def _settings(checkpoint: "Place", state: "TrainingState") -> tuple[int, str, str, Dtype]:
     """Sequence length, EOS, hash of the tokenizer and dtype of the weights that were saved.
 
     Raises:
@@ -141,7 +149,14 @@ def _tell(file: "Shard") -> None:
     print(f"  {file.name}  {format_bytes(file.num_bytes)}", flush=True)
 
 
-def _tokenizer(given: Path | None, checkpoint: Path, sha256: str) -> Path:
+def _run_folder(source: "Place", checkpoint: "Place") -> Path | None:
+    """The run's folder, if it is on this machine."""
+    if isinstance(source, Path) and (source / "config.yaml").is_file():
+        return source.absolute()
+    return checkpoint.absolute().parent.parent if isinstance(checkpoint, Path) else None
+
+
+def _tokenizer(given: Path | None, checkpoint: "Place", run: Path | None, sha256: str) -> Path:
     """Find the tokenizer.json that a checkpoint was trained with.
 
     A relative path of the run's configuration is looked for from here, then from the folders above
@@ -153,15 +168,14 @@ def _tokenizer(given: Path | None, checkpoint: Path, sha256: str) -> Path:
     from hlat.data.hugging_face import find
     from hlat.data.tokenizer import EMBEDDED_FILE
 
-    run = checkpoint.absolute().parent.parent
     if given is not None:
         told, places = f"--tokenizer {given}", [given.expanduser()]
-    elif (run / "config.yaml").is_file():
+    elif run is not None and (run / "config.yaml").is_file():
         named = _named_tokenizer(run)
         told = f"data.tokenizer={named}"
         places = [EMBEDDED_FILE, *(above / named for above in (Path.cwd(), *run.parents))]
     else:
-        told, places = f"without {run / 'config.yaml'}, the embedded one", [EMBEDDED_FILE]
+        told, places = "without the run's config.yaml, the embedded one", [EMBEDDED_FILE]
     if (found := find(sha256, places)) is None:
         raise ConfigError(
             f"{checkpoint} was trained with the tokenizer.json of sha256 {sha256}; {told} is not "

@@ -51,7 +51,7 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     from hlat.data.loader import open_loader
     from hlat.engine.create import create_engine
     from hlat.planning.feasibility import check_vocabulary
-    from hlat.recovery import preflight
+    from hlat.recovery import destination, preflight
     from hlat.recovery.resume import resume
     from hlat.recovery.safety import Safety
     from hlat.reporting.report import try_report
@@ -60,14 +60,16 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     from hlat.tracking.farewell import farewell
     from hlat.tracking.tracker import Tracker
 
-    with run_folder.claimed(config.run, leads=processes.place().rank == 0) as folder:
+    leads = processes.place().rank == 0
+    with run_folder.claimed(config.run, leads) as folder:
+        if leads:
+            destination.settle(config.checkpoint, folder)
         engine = create_engine(config.engine)
         if not preflight.passed(config, folder, engine):
             return Exit.UNHEALTHY_NODE
         engine.build(config)
         world = engine.world
-        share = (world.dp_rank, world.dp_size, world.peers)
-        loader = open_loader(config.data, config.phase, config.batch, config.run.seed, *share)
+        loader = open_loader(config.data, config.phase, config.batch, config.run.seed, *world.share)
         check_vocabulary(config.model, loader.vocab_size)
         tracker = Tracker(folder, config, world.chief)
         try:

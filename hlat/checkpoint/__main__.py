@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from hlat.config.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
     from hlat.checkpoint.listing import Entry
+    from hlat.checkpoint.places import Place
 
 _EXAMPLES = """\
 examples:
@@ -42,7 +42,7 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("action", choices=("ls", "verify", "prune"), help="what to do")
-    add("run", type=Path, metavar="RUN", help="folder of a run; ls, verify: or a checkpoint")
+    add("run", metavar="RUN", help="folder of a run; ls, verify: or a checkpoint, or a URL")
     add(
         "settings",
         nargs="*",
@@ -63,11 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if problem := _misuse(arguments, keep):
         parser.error(problem)
     try:
-        if arguments.action == "ls":
-            return _list(arguments.run, arguments.json)
-        if arguments.action == "verify":
-            return _verify(arguments.run, arguments.step)
-        return _prune(arguments.run, keep, arguments.yes)
+        return _do(arguments, keep)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
@@ -77,6 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _do(arguments: argparse.Namespace, keep: dict[str, int]) -> int:
+    from hlat.checkpoint import places
+
+    run = places.at(arguments.run)
+    if arguments.action == "ls":
+        return _list(run, arguments.json)
+    if arguments.action == "verify":
+        return _verify(run, arguments.step)
+    if not isinstance(run, Path):
+        raise ConfigError(f"{run}: prune needs a run's folder, which tells whether it trains")
+    return _prune(run, keep, arguments.yes)
 
 
 def _misuse(arguments: argparse.Namespace, keep: dict[str, int]) -> str | None:
@@ -91,12 +100,13 @@ def _misuse(arguments: argparse.Namespace, keep: dict[str, int]) -> str | None:
     return None if "keep_last" in keep else "how many to keep: give keep_last=N"
 
 
-def _list(run: Path, as_json: bool) -> int:
+def _list(run: "Place", as_json: bool) -> int:
     from hlat.checkpoint import listing
 
     entries = listing.entries(run)
     if as_json:
-        print(json.dumps([asdict(entry) for entry in entries], default=str, indent=1))
+        told = [vars(entry) | {"path": str(entry.path)} for entry in entries]
+        print(json.dumps(told, indent=1))
         return Exit.FINISHED
     header = ("step", "tokens", "written", "age", "size", "kind", "state", "")
     rows = [header, *(_row(entry, run) for entry in entries)]
@@ -107,7 +117,7 @@ def _list(run: Path, as_json: bool) -> int:
     return Exit.FINISHED
 
 
-def _row(entry: "Entry", run: Path) -> tuple[str, ...]:
+def _row(entry: "Entry", run: "Place") -> tuple[str, ...]:
     from hlat.data.preparation.progress import format_bytes
 
     return (
@@ -128,13 +138,13 @@ def _age(seconds: float) -> str:
     return f"{max(0, int(seconds // size))} {unit}"
 
 
-def _name(path: Path, run: Path) -> str:
+def _name(path: "Place", run: "Place") -> str:
     """A folder as seen from the run; anybody may have named it."""
-    name = str(path.relative_to(run) if path != run else path)
+    name = str(path).removeprefix(f"{run}/")
     return name if name.isprintable() else repr(name)
 
 
-def _verify(run: Path, step: int | None) -> int:
+def _verify(run: "Place", step: int | None) -> int:
     """Read checkpoints in full; those that are being written or were set aside are no promise."""
     from hlat.checkpoint import listing, lookup, store
     from hlat.checkpoint.errors import CorruptCheckpointError
@@ -163,11 +173,11 @@ def _prune(run: Path, keep: dict[str, int], sure: bool) -> int:
     from hlat.checkpoint import lookup
     from hlat.tracking import run_folder
 
-    lookup.refuse_missing(run)
-    if not (run / "checkpoints").is_dir():
+    home = lookup.home(run)
+    if not (home / "checkpoints").is_dir():
         raise lookup.nothing_in(run)
     if not sure:
-        return _show_or_remove(run, keep, sure)
+        return _show_or_remove(home, keep, sure)
     try:
         lock = run_folder.hold(run)
     except BlockingIOError as error:
@@ -175,10 +185,10 @@ def _prune(run: Path, keep: dict[str, int], sure: bool) -> int:
             f"{run}: a run is training there, and prunes by itself; wait until it has ended"
         ) from error
     with lock:
-        return _show_or_remove(run, keep, sure)
+        return _show_or_remove(home, keep, sure)
 
 
-def _show_or_remove(run: Path, keep: dict[str, int], sure: bool) -> int:
+def _show_or_remove(run: "Place", keep: dict[str, int], sure: bool) -> int:
     from hlat.checkpoint import listing, retention
     from hlat.data.preparation.progress import Progress, format_bytes
 

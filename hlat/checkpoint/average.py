@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint import durable, lookup, manifest, new_folder, store, tensor_file
+from hlat.checkpoint import durable, lookup, manifest, new_folder, places, store, tensor_file
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.manifest import SliceRecord, TensorRecord
+from hlat.checkpoint.places import Place
 from hlat.config.errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.state import TrainingState
@@ -40,14 +41,14 @@ class Part:
         state: What it holds besides tensors.
     """
 
-    path: Path
+    path: Place
     weight: float
     manifest_sha256: str
     tensors: Mapping[str, TensorRecord]
     state: TrainingState
 
 
-def choose(run: Path, steps: Sequence[int] | None, last: int | None) -> list[Path]:
+def choose(run: Place, steps: Sequence[int] | None, last: int | None) -> list[Place]:
     """Find the checkpoints that a user means.
 
     Args:
@@ -61,11 +62,11 @@ def choose(run: Path, steps: Sequence[int] | None, last: int | None) -> list[Pat
     Raises:
         ConfigError: The run has no such checkpoints.
     """
-    lookup.refuse_missing(run)
+    home = lookup.home(run)
     there = {
         step: path
         for place in PLACES
-        for path in sorted((run / place).glob("step_*"))
+        for path in sorted(places.steps(home / place), key=str)
         if (step := store.step_of(path)) is not None
     }
     if not there:
@@ -81,7 +82,7 @@ def choose(run: Path, steps: Sequence[int] | None, last: int | None) -> list[Pat
     return [there[step] for step in sorted(steps)]
 
 
-def num_bytes(paths: Sequence[Path]) -> int:
+def num_bytes(paths: Sequence[Place]) -> int:
     """Bytes that `read` will read.
 
     Raises:
@@ -91,7 +92,7 @@ def num_bytes(paths: Sequence[Path]) -> int:
     return sum(record.size for record in files)
 
 
-def read(path: Path, weight: float, tell: Callable[[int], None]) -> Part:
+def read(path: Place, weight: float, tell: Callable[[int], None]) -> Part:
     """Read a checkpoint in full, and return what an average needs of it.
 
     Args:
@@ -153,15 +154,17 @@ def refuse_strangers(parts: Sequence[Part], dtype: Dtype | None) -> None:
                 )
 
 
-def default_output(run: Path, parts: Sequence[Part], dtype: Dtype | None) -> Path:
+def default_output(run: Place, parts: Sequence[Part], dtype: Dtype | None) -> Path:
     """Folder of an average that no other average of the run has.
 
     It is `averages/step_<last step>_of_<steps>` in the run's folder, with the weights behind the
     steps where they are not all the same.
 
     Raises:
-        ConfigError: The name would be too long for a disk.
+        ConfigError: The name would be too long for a disk, or the run's folder is not on one.
     """
+    if not isinstance(run, Path):
+        raise ConfigError(f"an average of {run} needs a folder of this machine; give --output DIR")
     same = len({part.weight for part in parts}) == 1
     terms = [f"{part.state.step}" + ("" if same else f"x{part.weight:g}") for part in parts]
     words = [store.step_name(_newest(parts).step), "of", *terms, *([dtype.value] if dtype else [])]

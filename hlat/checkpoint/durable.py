@@ -2,42 +2,45 @@
 
 A file that is merely closed may still be lost, so each is flushed to the disk, and so is each
 folder whose entries changed. What is written is hashed on the way, before a disk can change it.
+A file of an object store is there, and durable, once the store has taken all of it.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hlat.checkpoint.manifest import FileRecord
+from hlat.checkpoint.remote import RemotePath
 
 _BLOCK_BYTES = 1 << 20
 
 
-def write(path: Path, parts: Iterable["bytes | memoryview"]) -> FileRecord:
+def write(path: Path | RemotePath, parts: Iterable["bytes | memoryview"]) -> FileRecord:
     """Write a new file, one part after the other, and flush it to the disk.
 
     Raises:
         OSError: It cannot be written, for example because the disk is full.
     """
     digest = hashlib.sha256()
-    with open(path, "xb") as file:
+    with _create(path) if isinstance(path, Path) else path.create() as file:
         for part in parts:
             digest.update(part)
             file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
-        return FileRecord(file.tell(), digest.hexdigest())
+        size = file.tell()
+    return FileRecord(size, digest.hexdigest())
 
 
-def measure(path: Path, tell: Callable[[int], None] = lambda _: None) -> FileRecord:
+def measure(path: Path | RemotePath, tell: Callable[[int], None] = lambda _: None) -> FileRecord:
     """Size and hash of a file as it lies on the disk; `tell` hears of every further bytes read."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            tell(len(block))
-        return FileRecord(file.tell(), digest.hexdigest())
+    digest, size = hashlib.sha256(), 0
+    for block in _blocks(path) if isinstance(path, Path) else path.blocks():
+        digest.update(block)
+        size += len(block)
+        tell(len(block))
+    return FileRecord(size, digest.hexdigest())
 
 
 def make_folder(path: Path) -> None:
@@ -61,3 +64,17 @@ def rename(source: Path, target: Path) -> None:
     """Rename within a folder, atomically, and flush it."""
     os.replace(source, target)
     sync_folder(target.parent)
+
+
+@contextmanager
+def _create(path: Path) -> Iterator[Any]:
+    with open(path, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block

@@ -15,6 +15,7 @@ from hlat.checkpoint import durable, new_folder, store, tensor_file
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.manifest import TensorRecord
 from hlat.checkpoint.pretrained import INDEX, SINGLE
+from hlat.checkpoint.remote import RemotePath
 from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 from hlat.config.precision import Dtype
@@ -50,7 +51,7 @@ def shards(model: Model, dtype: Dtype, max_bytes: int) -> tuple[Shard, ...]:
 
 def write(
     output: Path,
-    checkpoint: Path,
+    checkpoint: Path | RemotePath,
     files: tuple[Shard, ...],
     dtype: Dtype,
     documents: Mapping[str, bytes],
@@ -91,7 +92,7 @@ def write(
         durable.rename(folder, output.absolute())
 
 
-def refuse_other_weights(checkpoint: Path, model: Model) -> None:
+def refuse_other_weights(checkpoint: Path | RemotePath, model: Model) -> None:
     """Return if a checkpoint holds exactly the weights of a model.
 
     Raises:

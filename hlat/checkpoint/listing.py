@@ -7,15 +7,15 @@ the manifest and nothing is hashed but the small files; `store.verify` reads the
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from hlat.checkpoint import lookup, store
+from hlat.checkpoint import lookup, places, store
 from hlat.checkpoint.manifest import MARKER
+from hlat.checkpoint.places import Place
 from hlat.config.errors import ConfigError
 from hlat.state import TrainingState
 
-PLACES = ("checkpoints", "milestones", "averages")
-"""Folders of a run that hold checkpoints."""
+AVERAGES = "averages"
+"""Folder that holds averages, always in the run's own."""
 
 COMMITTED, INCOMPLETE, DAMAGED = "committed", "incomplete", "damaged"
 _SET_ASIDE = re.compile(r"step_(\d{8,})_damaged_\d+")
@@ -38,7 +38,7 @@ class Entry:
         problem: Why it is not committed, where there is more to say.
     """
 
-    path: Path
+    path: Place
     step: int | None
     tokens: int | None
     written: float
@@ -48,7 +48,7 @@ class Entry:
     problem: str | None = None
 
 
-def entries(run: Path) -> list[Entry]:
+def entries(run: Place) -> list[Entry]:
     """List a run's checkpoints: by place, then by step.
 
     Args:
@@ -57,26 +57,27 @@ def entries(run: Path) -> list[Entry]:
     Raises:
         ConfigError: There is no such folder, or nothing in it.
     """
-    lookup.refuse_missing(run)
+    home = lookup.home(run)
     if store.is_checkpoint(run):
         return [_entry(run)]
-    places = [run / place for place in PLACES if (run / place).is_dir()] or [run]
-    found = [entry for place in places for entry in _in_order(place)]
+    folders = [home / "checkpoints", home / "milestones", run / AVERAGES]
+    there = [folder for folder in folders if folder.is_dir()] or [run]
+    found = [entry for folder in there for entry in _in_order(folder)]
     if not found:
         raise lookup.nothing_in(run)
     return found
 
 
-def is_promised(path: Path) -> bool:
+def is_promised(path: Place) -> bool:
     """Whether a folder is no draft and was not set aside as damaged."""
     return not (path.name.startswith(store.TEMPORARY) or _SET_ASIDE.fullmatch(path.name))
 
 
-def _is_listed(path: Path) -> bool:
+def _is_listed(path: Place) -> bool:
     return path.is_dir() and (store.is_checkpoint(path) or not is_promised(path))
 
 
-def _in_order(place: Path) -> list[Entry]:
+def _in_order(place: Place) -> list[Entry]:
     """What a folder holds; a run that trains there may remove any of it meanwhile."""
     found = []
     for path in filter(_is_listed, place.iterdir()):
@@ -85,12 +86,13 @@ def _in_order(place: Path) -> list[Entry]:
     return sorted(found, key=lambda e: (-1 if e.step is None else e.step, e.path.name))
 
 
-def _entry(path: Path) -> Entry:
+def _entry(path: Place) -> Entry:
     named = _SET_ASIDE.fullmatch(path.name) or _WRITTEN_FOR.match(path.name)
     step = store.step_of(path) if named is None else int(named[1])
-    files = [file.stat() for file in path.iterdir() if file.is_file()]
-    written = max((file.st_mtime for file in files), default=path.stat().st_mtime)
-    size = sum(file.st_size for file in files)
+    sizes = {name: size for name, size in places.sizes(path).items() if size is not None}
+    times = [places.written(path / name) for name in sizes]
+    written = max(times) if times else places.written(path)
+    size = sum(sizes.values())
     if path.name.startswith(store.TEMPORARY) or not (path / MARKER).exists():
         return Entry(path, step, None, written, size, None, INCOMPLETE)
     try:

@@ -4,21 +4,20 @@ Both are decided by what was verified, not by what is newest: a damaged checkpoi
 the one to resume from nor as one of those that are kept.
 """
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
-from hlat.checkpoint import durable
+from hlat.checkpoint import places
 from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.checkpoint.store import TEMPORARY, check_files, step_of, unused_name, verify
+from hlat.checkpoint.places import Place
+from hlat.checkpoint.store import check_files, step_of, unused_name, verify
 
 
 def newest_valid(
-    folder: Path,
+    folder: Place,
     before: int | None = None,
-    verified: Path | None = None,
+    verified: Place | None = None,
     tell: Callable[[int], None] = lambda _: None,
-) -> tuple[Path | None, list[str]]:
+) -> tuple[Place | None, list[str]]:
     """Find the checkpoint to resume from.
 
     Args:
@@ -31,6 +30,10 @@ def newest_valid(
         The newest checkpoint that was committed and, read in full, is what was written, or None;
         and a sentence for each newer one that was refused, newest first. Refused ones stay where
         they are.
+
+    Raises:
+        OSError: Whether there is any cannot be told: the folder cannot be listed, or a store does
+            not answer.
     """
     refused: list[str] = []
     for path in _newest_first(folder, before):
@@ -44,8 +47,8 @@ def newest_valid(
 
 
 def dispensable(
-    folder: Path, newest: Path | None, keep_last: int, keep_every_steps: int | None = None
-) -> list[Path]:
+    folder: Place, newest: Place | None, keep_last: int, keep_every_steps: int | None = None
+) -> list[Place]:
     """Checkpoints that need not be kept, and what dead writes left behind.
 
     Args:
@@ -57,19 +60,19 @@ def dispensable(
     Returns:
         Their folders, none of them the newest or newer, none damaged.
     """
-    leftovers = sorted(folder.glob(f"{TEMPORARY}*"))
     paths = _newest_first(folder)
     older = paths[paths.index(newest) + 1 :] if newest else []
     beyond = [path for path in older if _intact(path)][max(keep_last - 1, 0) :]
+    leftovers = places.leftovers(folder)
     return leftovers + [path for path in beyond if not _is_multiple(path, keep_every_steps)]
 
 
 def prune(
-    folder: Path,
+    folder: Place,
     keep_last: int,
     keep_every_steps: int | None = None,
-    verified: Path | None = None,
-) -> list[Path]:
+    verified: Place | None = None,
+) -> list[Place]:
     """Remove checkpoints beyond the newest ones, and what dead writes left behind.
 
     The newest checkpoint that is kept has been read in full; nothing is removed when no checkpoint
@@ -89,32 +92,30 @@ def prune(
     newest, _ = newest_valid(folder, verified=verified)
     doomed = dispensable(folder, newest, keep_last, keep_every_steps)
     for path in doomed:
-        if not path.name.startswith(TEMPORARY):
-            durable.rename(path, path.with_name(f"{TEMPORARY}{path.name}"))
-        shutil.rmtree(path.with_name(f"{TEMPORARY}{path.name.removeprefix(TEMPORARY)}"))
+        places.remove(path)
     return doomed
 
 
-def set_aside(folder: Path, after: int) -> None:
+def set_aside(folder: Place, after: int) -> None:
     """Keep the checkpoints of steps after `after` under names that nobody resumes from."""
     for path in _newest_first(folder):
         if (step_of(path) or 0) > after:
-            durable.rename(path, unused_name(path, "diverged"))
+            places.move(path, unused_name(path, "diverged"))
 
 
-def _newest_first(folder: Path, before: int | None = None) -> list[Path]:
-    steps = {path: step for path in folder.glob("step_*") if (step := step_of(path)) is not None}
+def _newest_first(folder: Place, before: int | None = None) -> list[Place]:
+    steps = {path: step for path in places.steps(folder) if (step := step_of(path)) is not None}
     found = [path for path, step in steps.items() if before is None or step < before]
     return sorted(found, key=lambda path: steps[path], reverse=True)
 
 
-def _is_multiple(path: Path, steps: int | None) -> bool:
+def _is_multiple(path: Place, steps: int | None) -> bool:
     step = step_of(path)
     assert step is not None, "only checkpoints that bear the name of a step are listed"
     return steps is not None and step % steps == 0
 
 
-def _intact(path: Path) -> bool:
+def _intact(path: Place) -> bool:
     try:
         check_files(path)
     except CorruptCheckpointError:

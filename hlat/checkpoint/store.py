@@ -1,9 +1,9 @@
 """The checkpoint store: save, restore and verify the state of a run under any layout.
 
-A checkpoint is a folder that appears at once, complete, by a rename, and is never changed after
-it. Every byte in it is covered by a hash that leads back to the marker `COMMITTED`, and nothing in
-it can hold code. So a kill at any moment, a full disk or a damaged file cost at most one
-checkpoint, and never silently:
+A checkpoint is a folder that appears at once, complete, by a rename or its last file, and is never
+changed after it. Every byte in it is covered by a hash that leads back to the marker `COMMITTED`,
+and nothing in it can hold code. So a kill at any moment, a full disk or a damaged file cost at most
+one checkpoint, and never silently:
 
     step_00001000/
       rank_00000.safetensors    slices of tensors, one file per process that has any to save
@@ -14,17 +14,15 @@ checkpoint, and never silently:
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from hlat.checkpoint import durable, tensor_file
+from hlat.checkpoint import durable, places, tensor_file
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.errors import CorruptCheckpointError
@@ -41,10 +39,12 @@ from hlat.checkpoint.manifest import (
     tensor_record,
     to_json,
 )
+from hlat.checkpoint.places import Place
+from hlat.checkpoint.remote import UnansweredError
 from hlat.config.errors import ConfigError
 from hlat.parallelism.group import Alone, Group, tell, together
 
-TEMPORARY = ".tmp-"
+TEMPORARY = places.TEMPORARY
 """Beginning of the names of folders that are being written or removed."""
 
 _STATE = "state.json"
@@ -52,13 +52,13 @@ _STEP_FOLDER = re.compile(r"step_(\d{8,})")
 
 
 def save(
-    folder: Path,
+    folder: Place,
     step: int,
     chunks: Iterable[Chunk],
     state: dict[str, Any],
     rank: int = 0,
     everyone: Group | None = None,
-) -> Path:
+) -> Place:
     """Write a checkpoint and return when it would survive a power cut.
 
     A valid checkpoint of this step is left as it is: a committed checkpoint never changes. A
@@ -80,9 +80,10 @@ def save(
         The checkpoint's folder.
 
     Raises:
-        OSError: It could not be written, for example because the disk is full. Nothing of it is
-            left and older checkpoints are untouched. (If only the very last flush failed, the new
-            checkpoint stays: it is complete, yet might not survive a power cut.)
+        OSError: It could not be written, for example because the disk is full or a store does not
+            answer. Nothing of it is left that is taken for a checkpoint, and older ones are
+            untouched. (If only the very last flush failed, the new checkpoint stays: it is
+            complete, yet might not survive a power cut.)
         TypeError: The state holds something that JSON lacks.
         ValueError: The chunks disagree about a tensor or do not cover it, or have a dtype that
             safetensors lacks.
@@ -99,12 +100,13 @@ def save(
         together(everyone, lambda: _commit(temporary, target, step, parts, state, everyone.leads))
     except BaseException:
         if everyone.leads:
-            shutil.rmtree(temporary, ignore_errors=True)
+            with suppress(OSError):
+                places.discard(temporary)
         raise
     return target
 
 
-def restore(path: Path, chunks: Iterable[Chunk]) -> None:
+def restore(path: Place, chunks: Iterable[Chunk]) -> None:
     """Fill every chunk from a checkpoint, however it was sliced when it was saved.
 
     Values are converted to the dtype of the chunk's tensor. Tensors of the checkpoint that no chunk
@@ -117,6 +119,7 @@ def restore(path: Path, chunks: Iterable[Chunk]) -> None:
     Raises:
         ConfigError: The checkpoint lacks a tensor or has it in another shape; all are named.
         CorruptCheckpointError: It is no committed checkpoint, or its files contradict its manifest.
+        UnansweredError: The store in which it lies does not give it; true of all that read.
     """
     manifest = _committed_manifest(path)
     wanted = list(chunks)
@@ -130,7 +133,7 @@ def restore(path: Path, chunks: Iterable[Chunk]) -> None:
             chunk.tensor.copy_(values.view(chunk.tensor.shape))
 
 
-def load_state(path: Path) -> dict[str, Any]:
+def load_state(path: Place) -> dict[str, Any]:
     """The dictionary that was passed to `save`.
 
     Raises:
@@ -149,7 +152,7 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def verify(path: Path, tell: Callable[[int], None] = lambda _: None) -> None:
+def verify(path: Place, tell: Callable[[int], None] = lambda _: None) -> None:
     """Read a whole checkpoint and compare it with what was written.
 
     Args:
@@ -164,6 +167,8 @@ def verify(path: Path, tell: Callable[[int], None] = lambda _: None) -> None:
     for name, record in manifest.files.items():
         try:
             found = durable.measure(path / name, tell)
+        except UnansweredError:
+            raise
         except OSError as error:
             raise CorruptCheckpointError(f"{path / name} cannot be read: {error}") from error
         if found != record:
@@ -173,7 +178,7 @@ def verify(path: Path, tell: Callable[[int], None] = lambda _: None) -> None:
             )
 
 
-def check_files(path: Path) -> Manifest:
+def check_files(path: Place) -> Manifest:
     """Compare the names and sizes of a checkpoint's files with its manifest, without reading them.
 
     Raises:
@@ -184,14 +189,13 @@ def check_files(path: Path) -> Manifest:
     if step_of(path) not in (None, manifest.step):
         raise CorruptCheckpointError(f"{path} holds step {manifest.step}")
     expected = {name: record.size for name, record in manifest.files.items()}
-    found = {entry.name: entry for entry in os.scandir(path)}
+    found = places.sizes(path)
     for name in sorted({_MANIFEST, _MARKER, *expected} ^ set(found)):
         problem = "is unknown to manifest.json" if name in found else "is missing"
         raise CorruptCheckpointError(f"{path / name} {problem}")
-    for name, entry in found.items():
-        if not entry.is_file(follow_symlinks=False):
+    for name, size in found.items():
+        if size is None:
             raise CorruptCheckpointError(f"{path / name} is not a plain file")
-        size = entry.stat().st_size
         if size != expected.get(name, size):
             raise CorruptCheckpointError(
                 f"{path / name} has {size} bytes, manifest.json has {expected[name]}"
@@ -199,7 +203,7 @@ def check_files(path: Path) -> Manifest:
     return manifest
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: Place) -> bool:
     """Whether a folder claims to be a checkpoint; `verify` tells whether it is one."""
     return (path / _MARKER).exists() or step_of(path) is not None
 
@@ -209,37 +213,32 @@ def step_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def step_of(path: Path) -> int | None:
+def step_of(path: Place) -> int | None:
     """The step that a folder's name stands for; None if it is no name of a checkpoint."""
     match = _STEP_FOLDER.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
-def unused_name(path: Path, why: str) -> Path:
+def unused_name(path: Place, why: str) -> str:
     """Name under which a checkpoint is kept, but not used: step_00000020_damaged_1, say."""
     number = 1
-    while (candidate := path.with_name(f"{path.name}_{why}_{number}")).exists():
+    while path.with_name(f"{path.name}_{why}_{number}").exists():
         number += 1
-    return candidate
+    return f"{path.name}_{why}_{number}"
 
 
-def _begin(target: Path) -> str | None:
+def _begin(target: Place) -> str | None:
     """Make the folder that becomes a checkpoint and return its name; None: it is there already."""
-    if target.exists():
+    if places.is_taken(target):
         try:
             verify(target)
             return None
         except CorruptCheckpointError:
-            durable.rename(target, unused_name(target, "damaged"))
-    durable.make_folder(target.parent)
-    temporary = target.with_name(f"{TEMPORARY}{target.name}-{os.getpid()}")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    temporary.mkdir()
-    return temporary.name
+            places.move(target, unused_name(target, "damaged"))
+    return places.begin(target).name
 
 
-def _write_slices(folder: Path, rank: int, chunks: Iterable[Chunk]) -> list[Any]:
+def _write_slices(folder: Place, rank: int, chunks: Iterable[Chunk]) -> list[Any]:
     """Write what this process saves; returns records of its file and slices, if there are any."""
     file_name = f"rank_{rank:05d}.safetensors"
     entries, tensors = [], {}
@@ -255,8 +254,8 @@ def _write_slices(folder: Path, rank: int, chunks: Iterable[Chunk]) -> list[Any]
 
 
 def _commit(
-    folder: Path,
-    target: Path,
+    folder: Place,
+    target: Place,
     step: int,
     parts: list[Any],
     state: dict[str, Any],
@@ -268,7 +267,7 @@ def _commit(
 
 
 def complete(
-    folder: Path, target: Path, step: int, written: list[Any], state: dict[str, Any]
+    folder: Place, target: Place, step: int, written: list[Any], state: dict[str, Any]
 ) -> None:
     """Write what leads to every slice of the tensors, and give the folder its name.
 
@@ -291,8 +290,7 @@ def complete(
     manifest.files[_STATE] = durable.write(folder / _STATE, [json.dumps(state).encode()])
     manifest_record = durable.write(folder / _MANIFEST, [to_json(manifest)])
     durable.write(folder / _MARKER, [manifest_record.sha256.encode()])
-    durable.sync_folder(folder)
-    durable.rename(folder, target)
+    places.publish(folder, target.name)
 
 
 def _record(chunk: Chunk, file: str) -> TensorRecord:
@@ -304,7 +302,7 @@ def _record(chunk: Chunk, file: str) -> TensorRecord:
     return TensorRecord(chunk.shape, tensor_file.DTYPES[chunk.tensor.dtype], (piece,))
 
 
-def _committed_manifest(path: Path) -> Manifest:
+def _committed_manifest(path: Place) -> Manifest:
     marker = _read(path / _MARKER)
     content = _read(path / _MANIFEST)
     if marker != hashlib.sha256(content).hexdigest().encode():
@@ -312,14 +310,16 @@ def _committed_manifest(path: Path) -> Manifest:
     return from_json(content)
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Place) -> bytes:
     try:
         return path.read_bytes()
+    except UnansweredError:
+        raise
     except OSError as error:
         raise CorruptCheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _misfit(path: Path, manifest: Manifest, chunk: Chunk) -> str | None:
+def _misfit(path: Place, manifest: Manifest, chunk: Chunk) -> str | None:
     saved = manifest.tensors.get(chunk.name)
     if saved is None:
         return f"{path} has no tensor {chunk.name}; this run needs it with shape {chunk.shape}"

@@ -2,7 +2,7 @@
 
 The library writes a file only from a complete copy of it in memory. The format is simple enough to
 stream, which bounds the extra memory of a save by its largest tensor and lets the hash be taken of
-what was meant, not of what the disk kept. Reading is the library's own.
+what was meant, not of what the disk kept. Reading is the library's own, where there is a disk.
 """
 
 import json
@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.manifest import SliceRecord, TensorRecord, slice_key
+from hlat.checkpoint.remote import RemotePath, UnansweredError
+from hlat.checkpoint.remote_tensors import RemoteTensors
 from hlat.config.precision import Dtype
 
 DTYPES = {
@@ -90,7 +92,7 @@ class Reader:
     Use it as a context manager.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | RemotePath) -> None:
         self._folder = folder
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
@@ -114,6 +116,7 @@ class Reader:
 
         Raises:
             CorruptCheckpointError: The files do not hold what the record says.
+            UnansweredError: The store in which they are does not give them.
         """
         values = torch.empty(box.size, dtype=TORCH_DTYPES[tensor.dtype])
         count = 0
@@ -136,6 +139,8 @@ class Reader:
                 values: torch.Tensor = file.get_tensor(key)
             else:
                 values = file.get_slice(key)[part.within(piece.box)]
+        except UnansweredError:
+            raise
         except (OSError, SafetensorError) as error:
             raise CorruptCheckpointError(f"{self._folder / piece.file}: {error}") from error
         if tuple(values.shape) != part.size or DTYPES.get(values.dtype) != tensor.dtype:
@@ -147,6 +152,11 @@ class Reader:
 
     def _open(self, file: str) -> Any:
         if file not in self._files:
-            opened = safe_open(self._folder / file, framework="pt")
-            self._files[file] = self._stack.enter_context(opened)
+            self._files[file] = self._stack.enter_context(_opened(self._folder / file))
         return self._files[file]
+
+
+def _opened(path: Path | RemotePath) -> Any:
+    if isinstance(path, RemotePath):
+        return RemoteTensors(path, TORCH_DTYPES)
+    return safe_open(path, framework="pt")

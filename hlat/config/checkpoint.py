@@ -7,7 +7,7 @@ from omegaconf import MISSING
 
 @dataclass
 class Checkpoint:
-    """Saves go to `checkpoints/` in the run folder; the end of a run is always saved."""
+    """Saves go to `checkpoints/` in the run folder, or elsewhere; a run's end is saved too."""
 
     every_steps: int = MISSING
     """Steps between saves."""
@@ -23,6 +23,9 @@ class Checkpoint:
     """Checkpoints whose step is a multiple of this are kept for ever, beside the newest; a multiple
     of every_steps. null: none are."""
     start_from: str | None = None
-    """A checkpoint folder (`.../checkpoints/step_00001000`) that a run without one of its own
-    begins from, with its optimizer, schedule position and data position; the run's own checkpoints
-    always come first."""
+    """A checkpoint folder (`.../checkpoints/step_00001000`), or its URL, that a run without one of
+    its own begins from, with its optimizer, schedule position and data position; the run's own
+    checkpoints always come first."""
+    destination: str | None = None
+    """Folder or fsspec URL, such as s3://bucket/checkpoints, in which this run's checkpoints lie,
+    under its name; null: its own folder."""

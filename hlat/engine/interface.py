@@ -30,6 +30,11 @@ class World:
     """The same for a thread beside the training loop: what two threads say must not mix."""
 
     @property
+    def share(self) -> tuple[int, int, Group | None]:
+        """What decides which sequences this rank draws, and with whom: rank, size, peers."""
+        return self.dp_rank, self.dp_size, self.peers
+
+    @property
     def chief(self) -> bool:
         """Whether this process writes the logs of the run."""
         return self.rank == 0

@@ -50,14 +50,18 @@ def _origin(config: Config) -> list[str]:
     if config.model.init_from is None:
         return []
     assert config.run.name is not None, "resolve names every run"
-    if any((Path(config.run.root) / config.run.name / "checkpoints").glob("step_*")):
-        return []
-    from hlat.checkpoint import pretrained  # its library may be missing on a login node
+    from hlat.checkpoint import places, pretrained  # its library may be missing on a login node
 
+    destination = config.checkpoint.destination
     try:
+        home = places.home(Path(config.run.root) / config.run.name, destination)
+        if places.steps(home / "checkpoints"):
+            return []
         pretrained.check(config.model.init_from, config.model)
     except ConfigError as error:
         return list(error.problems)
+    except OSError as error:
+        return list(places.unusable(f"checkpoint.destination={destination}", error).problems)
     return []
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import retention, store
+from hlat.checkpoint import places, retention, store
 from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.staging import Staging
 from hlat.config.run import Config
@@ -29,7 +29,7 @@ _SECONDS_TO_END = 60
 class _Outcome:
     """How a save ended: its checkpoint or why there is none, and what else went wrong."""
 
-    path: Path | None
+    path: places.Place | None
     seconds: float
     problem: str = ""
     warning: str = ""
@@ -51,8 +51,8 @@ class Checkpoints:
         self, config: Config, folder: Path, engine: Engine, loader: Loader, tracker: Tracker
     ) -> None:
         self._config, self._engine, self._loader, self._tracker = config, engine, loader, tracker
-        self._folder = folder / "checkpoints"
-        self._milestones = folder / "milestones"
+        home = places.home(folder, config.checkpoint.destination)
+        self._folder, self._milestones = home / "checkpoints", home / "milestones"
         self._staging = Staging()
         self._thread = ThreadPoolExecutor(1, "hlat-checkpoint")
         self._begun: _Save | None = None
@@ -136,7 +136,7 @@ class Checkpoints:
         prune = prune and world.background.leads
         return _Outcome(path, seconds, warning=self._prune(path) if prune else "")
 
-    def _prune(self, saved: Path) -> str:
+    def _prune(self, saved: places.Place) -> str:
         """Remove old checkpoints; returns why that failed, if it did."""
         keep = self._config.checkpoint
         try:

@@ -133,7 +133,7 @@ def disk(host: str, folder: str, free: int, checkpoint_bytes: int, has_one: bool
     sentence = (
         f"run.root: {folder} has {_gib(free)} GiB free on {host}, and "
         f"{'the next checkpoint takes' if has_one else 'two checkpoints take'} {_gib(needed)}; "
-        "free some, or set run.root to a larger disk"
+        "free some, or set run.root or checkpoint.destination to a larger disk"
     )
     return _finding(host, 0, "disk", free >= needed, free, needed, sentence)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import retention, store
+from hlat.checkpoint import places, retention, store
 from hlat.config.run import Config
 from hlat.data.loader import Loader
 from hlat.engine.interface import Engine, Numbers
@@ -36,7 +36,7 @@ class Guard:
         self, config: Config, folder: Path, engine: Engine, loader: Loader, tracker: Tracker
     ) -> None:
         self._config, self._engine, self._loader, self._tracker = config, engine, loader, tracker
-        self._folder = folder / "checkpoints"
+        self._folder = places.home(folder, config.checkpoint.destination) / "checkpoints"
         self._num_skipped = 0
         self._watch = self._new_watch()
 
@@ -75,7 +75,8 @@ class Guard:
             tracker.event("diverge", state.step, reason=f"{reason}; {refused}")
             tracker.say(f"ERROR: {reason}; {refused}")
             return None
-        before = TrainingState.from_json(store.load_state(Path(path)))
+        checkpoint = places.at(path)
+        before = TrainingState.from_json(store.load_state(checkpoint))
         batches = self._loader.newest(state.step - first_bad + 1)
         told = {"to": before.step, "left_out": [batches.start, batches.stop], "reason": reason}
         tracker.event("rollback", state.step, checkpoint=path, **told)
@@ -85,7 +86,7 @@ class Guard:
         )
         self._loader.restore(before.data)
         self._loader.leave_out(batches_left_out(self._everyone, tracker))
-        store.restore(Path(path), self._engine.chunks())
+        store.restore(checkpoint, self._engine.chunks())
         tracker.rewind(before.step)
         self._watch = self._new_watch()
         return replace(state, step=before.step, tokens=before.tokens)

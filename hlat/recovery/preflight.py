@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hlat.checkpoint import places
 from hlat.config.errors import ConfigError, Exit, MissingDeviceError
 from hlat.config.run import Config
 from hlat.engine import processes
@@ -48,7 +49,7 @@ def passed(config: Config, folder: Path, engine: Engine) -> bool:
         found = [
             *findings.judge(config, reports),
             *_clocks(config, reports, bounds),
-            _disk(config, folder, own.host),
+            *_disk(config, folder, own.host),
         ]
         failed = [finding for finding in found if not finding.ok]
         verdict = _record(config, folder, reports, failed, time.perf_counter() - begun)
@@ -117,10 +118,14 @@ def _clocks(
     return [findings.clock(report, one, most) for report, one in zip(reports, bounds, strict=True)]
 
 
-def _disk(config: Config, folder: Path, host_name: str) -> Finding:
-    has_one = any((folder / "checkpoints").glob("step_*"))
-    free = shutil.disk_usage(folder).free
-    return findings.disk(host_name, str(folder), free, checkpoint_bytes(config), has_one)
+def _disk(config: Config, folder: Path, host_name: str) -> list[Finding]:
+    """Room for checkpoints, if they go to a disk."""
+    home = places.home(folder, config.checkpoint.destination)
+    if not isinstance(home, Path):
+        return []
+    has_one = any((home / "checkpoints").glob("step_*"))
+    free = shutil.disk_usage(home).free
+    return [findings.disk(host_name, str(home), free, checkpoint_bytes(config), has_one)]
 
 
 def _record(

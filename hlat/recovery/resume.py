@@ -8,8 +8,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import pretrained, retention, store
+from hlat.checkpoint import places, pretrained, retention, store
 from hlat.checkpoint.errors import CorruptCheckpointError
+from hlat.checkpoint.places import Place
 from hlat.config import identity
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
@@ -33,8 +34,9 @@ def resume(
     """
     fresh = TrainingState(fixed=identity.fixed(config), adjustable=identity.adjustable(config))
     everyone = engine.world.everyone
-    newest, refused = tell(everyone, _newest(config, folder) if everyone.leads else None)
-    path = None if newest is None else Path(newest)
+    saved = places.home(folder, config.checkpoint.destination) / "checkpoints"
+    newest, refused = tell(everyone, _newest(config, saved) if everyone.leads else None)
+    path = None if newest is None else places.at(newest)
     for reason in refused:
         tracker.say(f"WARNING: {reason}")
     if path is None:
@@ -47,7 +49,7 @@ def resume(
             f"data too; to begin a new one from the weights: python -m hlat.export {path} --output "
             "DIR, then model.init_from=DIR in place of checkpoint.start_from"
         )
-    if changed := differences(_inherited(state.fixed, path, folder), fresh.fixed):
+    if changed := differences(_inherited(state.fixed, own=path.parent == saved), fresh.fixed):
         raise ConfigError(
             *(
                 f"{path} cannot go on: {line}; set it back or choose another run.name"
@@ -79,9 +81,8 @@ def _begin(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:
     return {"init_from": origin, "init_from_fingerprint": digest}
 
 
-def _inherited(fixed: dict[str, Any], path: Path, folder: Path) -> dict[str, Any]:
-    """Return the settings that `path` binds a run to; a branch need not name its trunk's origin."""
-    own = path.parent == folder / "checkpoints"
+def _inherited(fixed: dict[str, Any], own: bool) -> dict[str, Any]:
+    """Return the settings that bind a run; a branch need not name its trunk's origin."""
     return {key: value for key, value in fixed.items() if own or key != identity.ORIGIN}
 
 
@@ -90,16 +91,16 @@ def _told(**lists: list[str]) -> dict[str, list[str]]:
     return {name: sentences for name, sentences in lists.items() if sentences}
 
 
-def _newest(config: Config, folder: Path) -> tuple[str | None, list[str]]:
+def _newest(config: Config, saved: Place) -> tuple[str | None, list[str]]:
     """Return the checkpoint to go on from, and why newer ones were refused."""
-    path, refused = retention.newest_valid(folder / "checkpoints")
+    path, refused = retention.newest_valid(saved)
     if path is None and refused:
         raise ConfigError(
             *refused,
-            f"{folder} holds no valid checkpoint; move {folder / 'checkpoints'} away to begin anew",
+            f"{saved.parent} holds no valid checkpoint; move {saved} away to begin anew",
         )
     if path is None and config.checkpoint.start_from is not None:
-        path = Path(config.checkpoint.start_from)
+        path = places.at(config.checkpoint.start_from, "checkpoint.start_from")
         try:
             store.verify(path)
         except (CorruptCheckpointError, OSError) as error:

@@ -41,7 +41,7 @@ FENCES = {
     },
     "torch_xla": {"engine.nxd"},
     "neuronx_distributed": {"engine.nxd"},
-    "fsspec": {"data"},
+    "fsspec": {"data", "checkpoint"},
     "pyarrow": {"data"},
     "tokenizers": {"data"},
     "gigatoken": {"data"},

@@ -1,4 +1,8 @@
-"""What every checkpoint store promises: nothing committed is ever lost or silently wrong."""
+"""What every checkpoint store promises: nothing committed is ever lost or silently wrong.
+
+Every test runs twice: on a folder of the disk, and on the same folder as a store that knows neither
+rename nor flush, by its file: URL.
+"""
 
 import builtins
 import errno
@@ -16,8 +20,9 @@ from typing import Any
 
 import pytest
 import torch
+from fsspec.implementations.local import LocalFileSystem
 
-from hlat.checkpoint import durable, retention
+from hlat.checkpoint import durable, places, retention
 from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.retention import newest_valid, prune
@@ -25,8 +30,39 @@ from hlat.checkpoint.store import load_state, restore, save, verify
 from hlat.config.errors import ConfigError
 
 State = dict[str, torch.Tensor]
+ELSEWHERE = "file://"
 
 FILES = ["rank_00000.safetensors", "state.json", "manifest.json", "COMMITTED"]
+
+
+@pytest.fixture(autouse=True, params=["disk", "elsewhere"])
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the functions under test get and give URLs, which the test itself never sees."""
+    if request.param == "elsewhere":
+        for function in (save, restore, load_state, verify, newest_valid, prune):
+            monkeypatch.setitem(globals(), function.__name__, by_url(function))
+    return bool(request.param == "elsewhere")
+
+
+def by_url(function: Callable[..., Any]) -> Callable[..., Any]:
+    def called(path: Path, *arguments: Any, **options: Any) -> Any:
+        urls = {
+            name: places.at(f"{ELSEWHERE}{value}") if isinstance(value, Path) else value
+            for name, value in options.items()
+        }
+        return as_path(function(places.at(f"{ELSEWHERE}{path}"), *arguments, **urls))
+
+    return called
+
+
+def as_path(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(as_path, value))
+    url = str(value)
+    return Path(url.removeprefix(ELSEWHERE)) if url.startswith(ELSEWHERE) else value
+
+
+on_disk = pytest.mark.parametrize("elsewhere", ["disk"], indirect=True)
 
 
 def whole(name: str, tensor: torch.Tensor) -> Chunk:
@@ -230,6 +266,12 @@ class Faults:
         for owner, name in [(os, "fsync"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree")]:
             monkeypatch.setattr(owner, name, self._guarded(getattr(owner, name)))
         monkeypatch.setattr(durable, "open", self._open, raising=False)
+        for name in ("cp_file", "rm_file"):
+            function = self._guarded(getattr(LocalFileSystem, name))
+            monkeypatch.setattr(LocalFileSystem, name, function)
+        self._rm, self._upload = LocalFileSystem.rm, LocalFileSystem._open
+        monkeypatch.setattr(LocalFileSystem, "rm", lambda *a, **o: self._remove(*a, **o))
+        monkeypatch.setattr(LocalFileSystem, "_open", lambda *a, **o: self._create(*a, **o))
 
     def check(self) -> None:
         self.calls += 1
@@ -249,6 +291,22 @@ class Faults:
             return builtins.open(path, mode)
         self.check()
         return Torn(builtins.open(path, mode, buffering=0), self)
+
+    def _create(self, filesystem: Any, path: str, mode: str, **options: Any) -> Any:
+        """As an object store that is not atomic: there is a file before it is complete."""
+        if "w" not in mode:
+            return self._upload(filesystem, path, mode, **options)
+        self.check()
+        return Torn(self._upload(filesystem, path, mode, **options), self)
+
+    def _remove(self, filesystem: Any, path: str, recursive: bool) -> None:
+        """As many requests: some files are gone and others not yet."""
+        names = os.listdir(path) if os.path.isdir(path) else []
+        for name in names[: len(names) // 2]:
+            os.unlink(os.path.join(path, name))
+        self.check()
+        if os.path.exists(path):
+            self._rm(filesystem, path, recursive)
 
 
 class Torn:
@@ -333,17 +391,21 @@ def test_a_disk_error_at_any_step_of_a_save_leaves_nothing_behind(tmp_path: Path
         assert refused == []
 
 
-def test_a_kill_at_any_step_of_a_prune_leaves_only_whole_checkpoints(tmp_path: Path) -> None:
+def test_a_kill_at_any_step_of_a_prune_leaves_only_whole_checkpoints(
+    tmp_path: Path, elsewhere: bool
+) -> None:
     start = tmp_path / "checkpoints"
     for step in range(1, 7):
         save_state(start, step)
     (start / ".tmp-step_00000007-1").mkdir()
     for folder in every_failure(lambda folder: prune(folder, 2), start, Killed()):
         for path in folder.glob("step_*"):
-            verify(path)
+            if not elsewhere or (path / "COMMITTED").exists():
+                verify(path)
         assert newest_valid(folder) == (folder / "step_00000006", [])
 
 
+@on_disk
 def test_everything_is_flushed_before_the_checkpoint_appears(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,7 +498,7 @@ TRIALS: dict[Callable[[Path, random.Random], None], int] = {
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", TRIALS)
 def test_damage_to_any_file_is_noticed_and_the_previous_checkpoint_used(
-    tmp_path: Path, damage: Callable[[Path, random.Random], None], name: str
+    tmp_path: Path, elsewhere: bool, damage: Callable[[Path, random.Random], None], name: str
 ) -> None:
     random_ = random.Random(f"{damage.__name__} {name}")
     save_state(tmp_path, 1)
@@ -450,8 +512,11 @@ def test_damage_to_any_file_is_noticed_and_the_previous_checkpoint_used(
             verify(good)
         path, refused = newest_valid(tmp_path)
         assert path == tmp_path / "step_00000001"
-        assert len(refused) == 1
-        assert "step_00000002 is refused" in refused[0]
+        if elsewhere and name == "COMMITTED" and damage in (truncate, delete):
+            assert refused == [], "a save that was not completed is nothing to complain of"
+        else:
+            assert len(refused) == 1
+            assert "step_00000002 is refused" in refused[0]
         assert good.exists()
         shutil.rmtree(good)
     assert_holds(tmp_path / "step_00000001", 1)
@@ -475,12 +540,13 @@ def test_a_checkpoint_may_be_copied_under_a_name_that_is_no_step(tmp_path: Path)
     assert_holds(path, 1)
 
 
-def test_a_folder_without_marker_is_ignored(tmp_path: Path) -> None:
+def test_a_folder_without_marker_is_ignored(tmp_path: Path, elsewhere: bool) -> None:
     path = save_state(tmp_path, 1)
     (path / "COMMITTED").unlink()
     found, refused = newest_valid(tmp_path)
     assert found is None
-    assert "COMMITTED cannot be read" in refused[0]
+    assert len(refused) == (0 if elsewhere else 1)
+    assert all("COMMITTED cannot be read" in sentence for sentence in refused)
     for read in (verify, load_state, lambda path: restore(path, [])):
         with pytest.raises(CorruptCheckpointError, match="COMMITTED"):
             read(path)
@@ -502,25 +568,28 @@ def test_there_is_no_checkpoint_in_a_missing_or_empty_folder(tmp_path: Path) -> 
     prune(tmp_path / "missing", 1)
 
 
-def test_prune_keeps_the_newest_and_removes_dead_writes(tmp_path: Path) -> None:
+def test_prune_keeps_the_newest_and_removes_dead_writes(tmp_path: Path, elsewhere: bool) -> None:
     for step in (1, 2, 3, 10, 200_000_000):
         save_state(tmp_path, step)
-    (tmp_path / ".tmp-step_00000009-77").mkdir()
-    (tmp_path / ".tmp-step_00000009-77" / "state.json").write_text("{}")
+    dead = tmp_path / ("step_00000009" if elsewhere else ".tmp-step_00000009-77")
+    dead.mkdir()
+    (dead / "state.json").write_text("{}")
     (tmp_path / "notes").mkdir()
     prune(tmp_path, 2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["notes", "step_00000010", "step_200000000"]
 
 
-def test_prune_counts_only_valid_checkpoints_and_keeps_damaged_ones(tmp_path: Path) -> None:
+def test_prune_counts_only_valid_checkpoints_and_keeps_damaged_ones(
+    tmp_path: Path, elsewhere: bool
+) -> None:
     for step in range(1, 7):
         save_state(tmp_path, step)
     flip_bit(tmp_path / "step_00000006" / "rank_00000.safetensors", random.Random(0))
     (tmp_path / "step_00000004" / "COMMITTED").unlink()
     prune(tmp_path, 2)
     names = sorted(path.name[-1] for path in tmp_path.iterdir())
-    assert names == ["3", "4", "5", "6"]
+    assert names == (["3", "5", "6"] if elsewhere else ["3", "4", "5", "6"])
     prune(tmp_path, 0)
     assert newest_valid(tmp_path)[0] == tmp_path / "step_00000005"
 
@@ -533,7 +602,7 @@ def test_prune_removes_nothing_when_no_checkpoint_is_valid(tmp_path: Path) -> No
 
 
 def test_prune_keeps_every_nth_step_beside_the_newest_and_tells_what_is_gone(
-    tmp_path: Path,
+    tmp_path: Path, elsewhere: bool
 ) -> None:
     for step in range(1, 10):
         save_state(tmp_path, step)
@@ -542,8 +611,10 @@ def test_prune_keeps_every_nth_step_beside_the_newest_and_tells_what_is_gone(
     assert [path.name[-1] for path in gone] == ["7", "5", "4", "2", "1"]
     assert prune(tmp_path, 1, keep_every_steps=3) == [tmp_path / "step_00000008"]
     assert prune(tmp_path, 1, keep_every_steps=3) == []
-    (tmp_path / ".tmp-step_00000010-7").mkdir()
-    assert prune(tmp_path, 1, keep_every_steps=3) == [tmp_path / ".tmp-step_00000010-7"]
+    dead = tmp_path / ("step_00000010" if elsewhere else ".tmp-step_00000010-7")
+    dead.mkdir()
+    assert prune(tmp_path, 1, keep_every_steps=3) == [dead]
+    assert not dead.exists()
 
 
 def test_prune_does_not_read_again_what_was_just_written(
@@ -551,7 +622,7 @@ def test_prune_does_not_read_again_what_was_just_written(
 ) -> None:
     paths = [save_state(tmp_path, step) for step in (1, 2, 3)]
     read: list[Path] = []
-    monkeypatch.setattr(retention, "verify", lambda path, _: read.append(path))
+    monkeypatch.setattr(retention, "verify", lambda path, _: read.append(as_path(path)))
     assert prune(tmp_path, 2, verified=paths[2]) == [paths[0]]
     assert read == []
     prune(tmp_path, 2, verified=paths[1])

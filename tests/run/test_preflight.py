@@ -64,7 +64,7 @@ def test_a_disk_for_less_than_two_checkpoints_is_a_mistake(runner, refused, monk
     monkeypatch.setattr(preflight.shutil, "disk_usage", lambda folder: usage)
     refused(
         runner.run("run.name=y"),
-        "two checkpoints take 0.01; free some, or set run.root to a larger disk",
+        "two checkpoints take 0.01; free some, or set run.root or checkpoint.destination to a larger disk",
     )
     # where there is a checkpoint, there need be room for but one more
     assert runner.run("run.name=x", "run.steps=2").returncode == 0

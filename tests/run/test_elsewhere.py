@@ -1,0 +1,213 @@
+"""Whole runs whose checkpoints lie elsewhere: at a file: URL, as in a store without renames."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+from hlat import average, export
+from hlat.checkpoint import __main__ as care
+from hlat.checkpoint.remote import RemotePath, UnansweredError
+from hlat.recovery import preflight
+from tests.run.test_processes import LAYOUT
+
+
+@pytest.fixture
+def there(tmp_path):
+    return tmp_path / "bucket"
+
+
+@pytest.fixture
+def saved(runner, there):
+    """The small run up to step 10, under the name `x`, with its checkpoints elsewhere."""
+    done = runner.run("run.name=x", "run.steps=10", f"checkpoint.destination=file://{there}")
+    assert done.returncode == 0, done.stderr
+    return f"file://{there}/x"
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_kill_9_and_the_same_command_again_is_bit_identical(runner, uninterrupted, there):
+    destination = f"checkpoint.destination=file://{there}"
+    for step in (3, 12):
+        killed = runner.run_until(step, signal.SIGKILL, "run.name=x", destination)
+        assert killed.returncode == -signal.SIGKILL
+    again = runner.run("run.name=x", destination)
+    assert again.returncode == 0, again.stderr
+    assert f"resuming from file://{there}/x/checkpoints/step_000000" in again.stdout
+    assert runner.losses("x") == uninterrupted.losses("whole")
+    assert names(there / "x") == ["checkpoints"]
+    kept = names(uninterrupted.folder / "runs/whole/checkpoints")
+    assert names(there / "x/checkpoints") == kept
+    weights = there / "x/checkpoints/step_00000020/rank_00000.safetensors"
+    assert weights.read_bytes() == uninterrupted.weights("whole", 20)
+    assert not (runner.folder / "runs/x/checkpoints").exists()
+
+
+@pytest.mark.distributed
+@pytest.mark.xdist_group("processes")
+def test_two_processes_write_one_checkpoint_and_another_layout_reads_it(
+    runner, uninterrupted, there
+):
+    destination = f"checkpoint.destination=file://{there}"
+    done = runner.run_until(12, signal.SIGKILL, "run.name=x", destination, *LAYOUT)
+    assert done.returncode == -signal.SIGKILL
+    files = names(there / "x/checkpoints/step_00000010")
+    assert [name for name in files if name.startswith("rank")] == [
+        "rank_00000.safetensors",
+        "rank_00001.safetensors",
+    ]
+    again = runner.run("run.name=x", destination)
+    assert again.returncode == 0, again.stderr
+    assert "resuming from file://" in again.stdout
+    for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_folder_by_its_path_and_milestones(runner, uninterrupted, there):
+    arguments = ("run.name=x", "checkpoint.destination=bucket", "checkpoint.milestone_tokens=5000")
+    assert runner.run(*arguments, "run.steps=12").returncode == 0
+    assert runner.run(*arguments).returncode == 0
+    assert runner.losses("x") == uninterrupted.losses("whole")
+    assert names(there / "x/milestones") == ["step_00000010", "step_00000020"]
+    assert names(there / "x") == ["checkpoints", "milestones"]
+
+
+def test_a_branch_starts_from_a_url(runner, uninterrupted, saved):
+    start = f"checkpoint.start_from={saved}/checkpoints/step_00000010"
+    done = runner.run("run.name=branch", start)
+    assert done.returncode == 0, done.stderr
+    assert runner.losses("branch") == uninterrupted.losses("whole")[10:]
+
+
+def test_an_export_finds_them_by_url_and_by_the_runs_folder(
+    runner, saved, there, monkeypatch, capsys
+):
+    monkeypatch.chdir(runner.folder)
+    sources = ("runs/x", saved, f"{saved}/checkpoints", f"{saved}/checkpoints/step_00000010")
+    for number, source in enumerate(sources):
+        assert export.main([source, "--output", f"out{number}"]) == 0, capsys.readouterr().err
+        assert f"{saved}/checkpoints/step_00000010: step 10" in capsys.readouterr().out
+    exported = {(runner.folder / f"out{n}/model.safetensors").read_bytes() for n in range(4)}
+    assert len(exported) == 1
+    assert export.main([f"file://{there}/y", "--output", "out"]) == 2
+    assert f"file://{there}/y does not exist" in capsys.readouterr().err
+    assert f"such as {saved}" in refusal(f"file://{there}/xx", capsys)
+    monkeypatch.setattr(RemotePath, "sizes", silence)
+    assert "503" in refusal("runs/x", capsys)
+
+
+def silence(path):
+    raise UnansweredError(f"{path}: ClientError: 503")
+
+
+def refusal(source, capsys):
+    assert export.main([source, "--output", "out"]) == 2
+    return capsys.readouterr().err
+
+
+DESTINATIONS = {
+    "nowhere://x": "checkpoint.destination=nowhere://x cannot be used (ValueError: Protocol not",
+    "file:///proc/x": "checkpoint.destination=file:///proc/x cannot be used (file:///proc/x/",
+    "file:///dev/null": "checkpoint.destination=file:///dev/null cannot be used (file:///dev/null/",
+    "/proc/x": "checkpoint.destination=/proc/x cannot be used (FileNotFoundError:",
+    "ftp://me:hunter2@x/y": "checkpoint.destination has a password in it",
+}
+
+
+@pytest.mark.parametrize("destination", DESTINATIONS)
+def test_a_destination_that_takes_nothing_is_refused_before_training(runner, refused, destination):
+    done = runner.run("run.name=x", f"checkpoint.destination='{destination}'")
+    refused(done, DESTINATIONS[destination])
+    assert len(done.stderr.splitlines()) == 1
+    assert runner.rows("x", "events.jsonl") == []
+
+
+def test_a_driver_that_is_missing_is_named(runner, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    done = runner.run("run.name=x", "checkpoint.destination=s3://bucket/x")
+    refused(done, "checkpoint.destination=s3://bucket/x needs a package that is not installed")
+    assert "s3fs" in done.stderr
+
+
+def test_checkpoints_that_were_elsewhere_are_not_forgotten(runner, refused, saved, there):
+    refused(
+        runner.run("run.name=x"),
+        f"checkpoint.destination=null: runs/x has its checkpoints in {saved}; set it back, or copy "
+        f"{saved}/checkpoints to runs/x/checkpoints",
+    )
+    refused(
+        runner.run("run.name=x", f"checkpoint.destination={there}2"),
+        f"checkpoint.destination={there}2: runs/x has its checkpoints in {saved}; set it back",
+    )
+    (there / "x/checkpoints").rename(runner.folder / "runs/x/checkpoints")
+    done = runner.run("run.name=x", "run.steps=11")
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in runner.losses("x")] == [*range(1, 12)]
+    assert not list((runner.folder / "runs/x").glob("*.txt"))
+    refused(
+        runner.run("run.name=x", f"checkpoint.destination=file://{there}"),
+        "runs/x has its checkpoints in runs/x; set it back",
+    )
+
+
+def test_a_store_that_takes_no_checkpoint_is_told_and_training_goes_on(
+    runner, uninterrupted, there, monkeypatch
+):
+    real = RemotePath.create
+
+    def create(path):
+        if path.parent.name == "step_00000010" and path.name == "state.json":
+            silence(path)
+        return real(path)
+
+    monkeypatch.setattr(RemotePath, "create", create)
+    done = runner.run("run.name=x", f"checkpoint.destination=file://{there}")
+    assert done.returncode == 0, done.stderr
+    (told,) = [line for line in done.stdout.splitlines() if "WARNING: no checkpoint" in line]
+    assert f"step 10: file://{there}/x/checkpoints/step_00000010/state.json: ClientError" in told
+    kept = names(there / "x/checkpoints")
+    assert kept == ["step_00000005", "step_00000015", "step_00000020"]
+    assert runner.losses("x") == uninterrupted.losses("whole")
+
+
+def test_they_are_listed_verified_pruned_and_averaged_where_they_are(
+    runner, saved, there, monkeypatch, capsys
+):
+    monkeypatch.chdir(runner.folder)
+
+    def do(main, *words):
+        code = main(words)
+        return code, capsys.readouterr().out
+
+    code, out = do(average.main, "runs/x", "last=2")
+    assert code == 0
+    assert "averaged to runs/x/averages/step_00000010_of_5_10" in out
+    code, out = do(care.main, "ls", "runs/x", "--json")
+    assert [(row["step"], row["state"], row["path"]) for row in json.loads(out)] == [
+        (5, "committed", f"{saved}/checkpoints/step_00000005"),
+        (10, "committed", f"{saved}/checkpoints/step_00000010"),
+        (10, "committed", "runs/x/averages/step_00000010_of_5_10"),
+    ]
+    code, out = do(care.main, "verify", saved)
+    assert (code, out.count(": ok")) == (0, 2)
+    code, out = do(care.main, "prune", "runs/x", "keep_last=1", "--yes")
+    assert (code, names(there / "x/checkpoints")) == (0, ["step_00000010"])
+    (there / "x/checkpoints/step_00000010/state.json").write_text("{}")
+    code, out = do(care.main, "verify", "runs/x", "--step", "10")
+    assert (code, "state.json has 2 bytes" in out) == (1, True)
+    assert care.main(["prune", saved, "keep_last=1"]) == 2
+    assert "prune needs a run's folder" in capsys.readouterr().err
+
+
+def test_room_on_the_disk_is_asked_for_where_there_is_a_disk(runner, there, monkeypatch):
+    monkeypatch.setattr(preflight, "checkpoint_bytes", lambda config: 10**18)
+    arguments = ("run.name=x", "run.steps=1", "recovery.preflight=true")
+    done = runner.run(*arguments, f"checkpoint.destination={there}")
+    assert done.returncode == 2
+    assert f"{there}/x has" in done.stderr
+    done = runner.run(*arguments, f"checkpoint.destination=file://{there}")
+    assert done.returncode == 0, done.stderr
