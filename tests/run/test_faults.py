@@ -207,6 +207,44 @@ class TestSupervised:
         assert steps(runner) == [*range(1, 21)]
 
 
+@pytest.mark.parametrize(
+    "slow",
+    [
+        "import hlat.evaluation.heldout as m; name = 'evaluate'",
+        "import hlat.recovery.checkpoints as c; m = c.Checkpoints; name = 'save'",
+    ],
+)
+def test_what_may_take_longer_than_a_step_does_not_hang(runner, tmp_path, slow):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import time\n{slow}\n"
+        "real, calls = getattr(m, name), []\n"
+        "def late(*a, **k):\n"
+        "    calls.append(0)\n"
+        "    time.sleep(4 if len(calls) == 2 else 0)\n"
+        "    return real(*a, **k)\n"
+        "setattr(m, name, late)\n"
+    )
+    runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    timeout, every = "recovery.step_timeout_s=2", "evaluation.every_steps=10"
+    done = runner.run_process("run.name=x", timeout, every)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_step_after_a_save_may_not_take_longer_than_others(runner, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\n"
+        "from hlat.engine.native.engine import NativeEngine\n"
+        "real, calls = NativeEngine.train_step, []\n"
+        "NativeEngine.train_step = lambda *a: (calls.append(0), len(calls) == 11 and time.sleep(99), real(*a))[2]\n"
+    )
+    runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    began = time.monotonic()
+    done = runner.run_process("run.name=x", "recovery.step_timeout_s=2")
+    assert done.returncode == 1
+    assert [row["step"] for row in runner.rows("x", "metrics.jsonl")] == [*range(1, 11)]
+    assert time.monotonic() - began < 60
+
+
 def test_without_a_supervisor_a_run_that_hangs_ends_itself(runner, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import time\n"

@@ -1,5 +1,9 @@
 """Where a process stands, as torchrun, Slurm or nobody tells it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from hlat.config.errors import ConfigError
@@ -58,3 +62,20 @@ def test_who_starts_what(compose, monkeypatch) -> None:
     spread = resolve(compose("parallelism.tp=2", *nodes))
     with pytest.raises(ConfigError, match=r"hardware\.nodes=2, and this is one process"):
         must_start(spread)
+
+
+@pytest.mark.parametrize(("parent_lives", "said"), [(True, "trains\n"), (False, "")])
+def test_an_orphan_ends_before_it_trains(tmp_path, parent_lives: bool, said: str) -> None:
+    """A supervisor that is killed while it starts a rank cannot end that rank any more."""
+    program = (
+        "from hlat.engine.processes import recorded\n"
+        "from hlat.config.errors import Exit\n"
+        "recorded(lambda: print('trains', flush=True) or Exit.FINISHED)"
+    )
+    parent = os.getpid() if parent_lives else 1
+    variables = {processes.RECORDS: str(tmp_path), processes.PARENT: str(parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.stdout == said, done.stderr
+    assert (done.returncode == 0) is parent_lives
