@@ -148,31 +148,24 @@ def bad_numbers(result: Row) -> str:
 
 
 def soak(result: Row) -> str:
-    """What hit the run, and where its time went."""
+    """Where the time of the run went, and what hit it if that was noted."""
     faults = [
         [
             name,
-            str(found["number"]),
-            str(found["in_training"]),
-            seconds(found["detect_s"]),
-            seconds(found["restart_s"]),
+            *(str(found[key]) for key in ("number", "in_training")),
+            *(seconds(found[key]) for key in ("detect_s", "restart_s")),
         ]
-        for name, found in result["faults"].items()
+        for name, found in result.get("faults", {}).items()
     ]
-    header = [
-        "fault",
-        "number",
-        "while steps ran",
-        "seconds until noticed",
-        "until steps ran again",
-    ]
+    header = ["fault", "number", "while steps ran", "seconds until noticed", "until steps ran"]
     ledger = result["ledger"]
     spent = ledger["seconds"] | {"unaccounted": ledger["unaccounted_s"]}
     shares = [
-        [kind, f"{value:,.1f} s", f"{100 * value / ledger['wall_s']:.2f} %"]
+        [kind, f"{value:,.2f} s", f"{100 * value / ledger['wall_s']:.2f} %"]
         for kind, value in spent.items()
     ]
-    return "\n\n".join([table(header, faults), table(["time", "seconds", "share"], shares)])
+    tables = [table(header, faults)] if faults else []
+    return "\n\n".join([*tables, table(["time", "seconds", "share"], shares)])
 
 
 def foreseen(result: Row) -> str:
@@ -208,6 +201,8 @@ def main() -> None:
             continue
         result = read(name)
         for writer in writers:
+            if writer is foreseen and "prediction" not in result:
+                continue
             write_between(README, writer.__name__, f"{writer(result)}\n\n{machine(result)}")
 
 

@@ -211,13 +211,14 @@ class Supervisor(LocalElasticAgent):
         if self._hangs is not None:
             return Failure(self._hangs)
         killed = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0}
-        if killed:
+        told = [(json.loads(path.read_text()), path.stem) for path in self._records.glob("*.json")]
+        raised = [(record, rank) for record, rank in told if "trace" in record]
+        # A rank that raises has its peers ended by SIGTERM; a rank that is killed lets them raise
+        if killed and not (raised and {*killed.values()} == {signal.SIGTERM}):
             number, by = min(killed.items())
             out_of_memory = _oom_kills() > self._oom_kills and by == signal.SIGKILL
             why = " for want of memory" if out_of_memory else ""
             return Failure(f"rank {number} was ended by {signal.Signals(by).name}{why}")
-        told = [(json.loads(path.read_text()), path.stem) for path in self._records.glob("*.json")]
-        raised = [(record, rank) for record, rank in told if "trace" in record]
         if raised:
             first, rank = min(raised, key=lambda pair: pair[0]["time"])
             reason = f"rank {rank} raised {first['trace'].rstrip().splitlines()[-1]}"

@@ -30,8 +30,9 @@ class Bucket(MemoryFileSystem):
     failing: tuple[str, ...] = ()
 
     def _ask(self, request: str, path: str, num_bytes: int = 0) -> None:
-        self.requests.append((request, path.rpartition("/")[2], num_bytes))
-        if request in self.failing:
+        name = path.rpartition("/")[2]
+        self.requests.append((request, name, num_bytes))
+        if request in self.failing or f"{request} {name}" in self.failing:
             raise ClientError(f"503 at {request}\nrequest id 17")
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
@@ -148,7 +149,10 @@ def test_what_was_on_the_way_down_is_copied_before_it_goes(
         set_aside(folder, after=1)
     store.verify(folder / "step_00000002")
     fail(monkeypatch)
+    Bucket.requests.clear()
     set_aside(folder, after=1)
+    copied = [name for request, name, _ in Bucket.requests if request == "cp_file"]
+    assert (len(copied), copied[-1]) == (4, "COMMITTED")
     assert names(folder) == ["step_00000001", "step_00000002_diverged_1"]
     assert newest_valid(folder) == (folder / "step_00000001", [])
     aside = folder / "step_00000002_diverged_1"
@@ -185,6 +189,18 @@ def test_silence_is_neither_absence_nor_damage(
         store.verify(folder / "step_00000002")
     fail(monkeypatch)
     assert names(folder) == ["step_00000001", "step_00000002"]
+
+
+def test_silence_about_a_file_of_tensors_is_no_damage(
+    folder: RemotePath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(folder, 1)
+    fail(monkeypatch, "cat_file rank_00000.safetensors")
+    with pytest.raises(UnansweredError):
+        store.verify(path)
+    with pytest.raises(UnansweredError):
+        store.restore(path, [Chunk("w", (100, 40), (0, 0), (100, 40), torch.zeros(100, 40))])
+    assert store.load_state(path) == {"at": 1}
 
 
 def test_a_save_that_was_not_completed_is_ignored_and_removed(folder: RemotePath) -> None:

@@ -1,9 +1,14 @@
-"""What supervisors leave in the temporary folder, and who clears it away."""
+"""What supervisors say of a failure, and who clears away what dead ones have left."""
 
 import fcntl
+import json
+import signal
 import tempfile
+from types import SimpleNamespace
 
-from hlat.recovery.supervisor import _record_folder
+import pytest
+
+from hlat.recovery.supervisor import Supervisor, _record_folder
 
 
 def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monkeypatch):
@@ -31,3 +36,20 @@ def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monke
                 assert other != own
             assert own.exists()
     assert not own.exists()
+
+
+@pytest.mark.parametrize(
+    ("codes", "reason"),
+    [
+        ({0: 1, 1: -signal.SIGTERM}, "rank 0 raised ValueError: no"),
+        ({1: -signal.SIGTERM}, "rank 0 raised ValueError: no"),
+        ({0: 1, 1: -signal.SIGKILL}, "rank 1 was ended by SIGKILL"),
+    ],
+)
+def test_the_cause_is_told_and_not_what_followed(tmp_path, codes, reason):
+    """TorchElastic ends the peers of a rank that raised; peers of a killed one raise themselves."""
+    record = {"time": 1.0, "problems": None, "trace": "Traceback\nValueError: no\n"}
+    (tmp_path / "0.json").write_text(json.dumps(record))
+    supervisor = SimpleNamespace(_hangs=None, _oom_kills=0, _records=tmp_path)
+    failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}
+    assert Supervisor._describe(supervisor, failures).reason.startswith(reason)
