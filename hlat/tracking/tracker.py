@@ -43,9 +43,9 @@ class Tracker:
         The event tells when the attempt `began`, and what it has to do again (`replay.lost`).
         """
         before, dropped = self._events.rows(), self._metrics.keep(step)
-        signs = [row["time"] for row in (*before, *dropped)] if self.attempt > 1 else []
-        began = attempt_began(max(signs, default=None))
-        lost = replay.lost(dropped, before, step) if before else {}
+        earlier = [row for row in (*before, *dropped) if row["attempt"] < self.attempt]
+        began = attempt_began(max((row["time"] for row in earlier), default=None))
+        lost = replay.lost(dropped, before, step) if earlier else {}
         self.event("resume" if step else "start", step, began=began, **lost, **details)
         if self._chief:
             self._console = Console(self._config.tracking.console, total_steps(self._config), step)

@@ -59,8 +59,8 @@ def test_the_ledger_closes_and_is_as_long_as_the_watch_says(story):
         # From the last row, which was seen at most a few steps before the kill
         assert down - 0.05 <= attempt.seconds["down"] <= down + 0.5
     assert min(found.seconds.values()) >= 0
-    assert found.seconds["preflight"] == 0
-    assert all(found.seconds[kind] > 0 for kind in ("steps", "evaluation", "checkpoint"))
+    measured = ("preflight", "steps", "evaluation", "checkpoint")
+    assert all(found.seconds[kind] > 0 for kind in measured)
 
 
 def test_what_was_run_again_is_what_had_been_written_and_is_not(story):
@@ -102,5 +102,5 @@ def test_the_ledger_of_a_supervised_run_tells_lost_work_from_down_time(runner):
     assert first.began == pytest.approx(began, abs=0.1)
     (noticed,) = (row["time"] for row in events if row["event"] == "restart")
     assert second.began - noticed == pytest.approx(first.seconds["down"])
-    assert second.began > noticed
+    assert second.began >= noticed
     assert first.seconds["lost"] > 0

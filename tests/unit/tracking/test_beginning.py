@@ -36,13 +36,14 @@ def test_where_there_is_no_proc_it_began_when_it_was_imported(monkeypatch):
     [
         ("100.5", None, 100.5),
         ("100.5", 50.0, 100.5),
-        ("100.5", 200.0, 7.0),
-        (None, None, 7.0),
+        ("100.5", 200.0, 250.0),
+        ("100.5", 250.004, 250.004),
+        (None, None, 250.0),
     ],
 )
 def test_who_started_the_process_stands_for_its_first_attempt_alone(
     monkeypatch, told, record_ends, expected
 ):
-    monkeypatch.setattr(beginning, "process_began", lambda: 7.0)
+    monkeypatch.setattr(beginning, "process_began", lambda: 250.0)
     environment = {} if told is None else {beginning.VARIABLE: told}
     assert beginning.attempt_began(record_ends, environment) == expected

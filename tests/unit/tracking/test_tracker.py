@@ -153,11 +153,12 @@ def test_the_word_of_who_started_the_process_holds_until_an_attempt_has_begun(
 ):
     parent = time.time() - 5
     monkeypatch.setenv(beginning.VARIABLE, str(parent))
-    monkeypatch.setattr(beginning, "process_began", lambda: 7.0)
+    own = time.time() + 5
+    monkeypatch.setattr(beginning, "process_began", lambda: own)
     died_in_start_up = open_tracker()
     died_in_start_up.event("restart", 0)
     first = open_tracker()
     first.begin(0)
     open_tracker().begin(0)
     begun = [row for row in _rows(tmp_path, "events.jsonl") if row["event"] == "start"]
-    assert [row["began"] for row in begun] == [parent, 7.0]
+    assert [row["began"] for row in begun] == [parent, own]
