@@ -41,8 +41,6 @@ def _parser() -> Parser:
         description="Write the mean of the weights of a run's checkpoints as a checkpoint of\n"
         "weights. All are read in full first, and a damaged one is refused.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", metavar="RUN", help="folder or URL of a run")

@@ -45,8 +45,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m hlat.export",
         description="Write weights, config.json and tokenizer of a run as a Hugging Face folder.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", metavar="RUN", help="folder or URL of a run, or of one of its checkpoints")

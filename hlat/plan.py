@@ -3,7 +3,6 @@
 The first word says what is planned; each has a function of its own in `_COMMANDS`.
 """
 
-import argparse
 import difflib
 import json
 import sys
@@ -86,8 +85,6 @@ def _failures(words: Sequence[str]) -> int:
         prog="python -m hlat.plan failures",
         description="What failures cost a run, and how often it should save.",
         epilog=_FAILURES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("settings", nargs="*", metavar="KEY=VALUE", help="what differs from the scenario")

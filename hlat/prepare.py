@@ -37,8 +37,6 @@ def _parser() -> argparse.ArgumentParser:
         "Without arguments:\nprepare the embedded corpus, the documents of Python's library, in "
         "$HLAT_CACHE,\n$XDG_CACHE_HOME/hlat or ~/.cache/hlat.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("inputs", nargs="*", metavar="INPUT", help=f"files, folders, URLs: {inputs.READABLE}")

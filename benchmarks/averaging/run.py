@@ -28,7 +28,7 @@ from hlat.config.run import Config
 from hlat.data.loader import open_loader
 from hlat.engine.create import create_engine
 from hlat.engine.interface import Engine
-from hlat.evaluation.heldout import evaluate
+from hlat.evaluation import heldout
 from hlat.schedule import rate_at
 
 HERE = Path(__file__).resolve().parent
@@ -62,17 +62,6 @@ SEEDS = (12349, 1, 2)
 LAST = f"step {STEPS}"
 
 
-class Recorder:
-    """Takes what `evaluate` tells a tracker, and keeps its numbers."""
-
-    def event(self, event: str, step: int, **numbers: Json) -> None:
-        self.numbers = numbers
-
-    def say(self, text: str) -> None: ...
-
-    def restart_clock(self, step: int) -> None: ...
-
-
 def train(run: Path, overrides: list[str]) -> None:
     """Train a run if it is not there."""
     if not (run / "checkpoints" / store.step_name(STEPS)).exists():
@@ -96,13 +85,12 @@ def averages(run: Path) -> dict[str, Path]:
 def measure(engine: Engine, config: Config, paths: dict[str, Path]) -> dict[str, Json]:
     """Held-out loss and bits per byte of each checkpoint, by source."""
     loader = open_loader(config.data, config.phase, config.batch, config.run.seed)
-    heldout = loader.heldout(config.evaluation.sequences_per_source)
+    texts = loader.heldout(config.evaluation.sequences_per_source)
     results = {}
     for name, path in paths.items():
         store.restore(path, [c for c in engine.chunks() if c.name.startswith("weights/")])
-        recorder = Recorder()
-        evaluate(engine, heldout, recorder, STEPS)  # type: ignore[arg-type]
-        results[name] = recorder.numbers
+        loss, bits = heldout.measure(engine, texts)
+        results[name] = {"loss": loss, "bits_per_byte": bits}
     loader.close()
     return results
 

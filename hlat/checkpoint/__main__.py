@@ -37,8 +37,6 @@ def _parser() -> Parser:
         prog="python -m hlat.checkpoint",
         description="List, verify or prune the checkpoints of a run.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("action", choices=("ls", "verify", "prune"), help="what to do")

@@ -10,7 +10,18 @@ from hlat.config.errors import Exit
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a misspelled flag or setting in one line."""
+    """Takes flags as they are written out, and tells a misspelled one in one line."""
+
+    def __init__(self, prog: str, description: str, epilog: str, usage: str | None = None) -> None:
+        """Show description and examples line by line as they are."""
+        super().__init__(
+            prog=prog,
+            usage=usage,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
 
     def settings(
         self, words: Sequence[str], known: Mapping[str, Callable[[str], Any]]

@@ -20,15 +20,23 @@ def evaluate(engine: Engine, heldout: Mapping[str, HeldOut], tracker: Tracker, s
     both by source and with `mean`, the plain mean over sources; and `seconds`, how long it took.
     """
     since = time.perf_counter()
-    loss = {
-        name: engine.read(engine.eval_step(text.sequences)).loss for name, text in heldout.items()
-    }
-    bits = {name: loss[name] / math.log(2) * text.tokens_per_byte for name, text in heldout.items()}
-    loss["mean"] = sum(loss.values()) / len(loss)
-    bits["mean"] = sum(bits.values()) / len(bits)
+    loss, bits = measure(engine, heldout)
     seconds = tracker.leave_out(since)
     tracker.event("evaluate", step, loss=loss, bits_per_byte=bits, seconds=seconds)
     tracker.say(
         f"step {step}: held-out bits per byte "
         + ", ".join(f"{name} {value:.3f}" for name, value in bits.items())
     )
+
+
+def measure(
+    engine: Engine, heldout: Mapping[str, HeldOut]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Loss and bits per byte by source, each with its mean over sources."""
+    loss = {
+        name: engine.read(engine.eval_step(text.sequences)).loss for name, text in heldout.items()
+    }
+    bits = {name: loss[name] / math.log(2) * text.tokens_per_byte for name, text in heldout.items()}
+    loss["mean"] = sum(loss.values()) / len(loss)
+    bits["mean"] = sum(bits.values()) / len(bits)
+    return loss, bits

@@ -10,7 +10,7 @@ _HEADLINES = {
     Exit.FINISHED: "complete at step {step}",
     Exit.FAILED: "ended at step {step}, and that state could not be saved",
     Exit.PREEMPTED: "interrupted and saved at step {step}; the same command goes on from there",
-    Exit.DIVERGED: "stopped at step {step}: its numbers are not finite, and it was not saved",
+    Exit.DIVERGED: "diverged at step {step}, which was not saved; events.jsonl says by what",
 }
 
 
