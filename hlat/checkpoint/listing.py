@@ -18,7 +18,8 @@ AVERAGES = "averages"
 """Folder that holds averages, always in the run's own."""
 
 COMMITTED, INCOMPLETE, DAMAGED = "committed", "incomplete", "damaged"
-_SET_ASIDE = re.compile(r"step_(\d{8,})_damaged_\d+")
+_SET_ASIDE = re.compile(r"step_(\d{8,})_(damaged|diverged)_\d+")
+"""Names of checkpoints that a run keeps, but never goes on from: the step, and why."""
 _WRITTEN_FOR = re.compile(re.escape(store.TEMPORARY) + r"step_(\d{8,})")
 
 
@@ -34,7 +35,7 @@ class Entry:
         num_bytes: Size of its files.
         kind: `full`, or `weights only` if no run can go on from it; None if that is not known.
         state: `committed`; `incomplete` if it has no marker, as while it is written; `damaged` if
-            its files contradict its manifest or it was set aside as `..._damaged_<n>`.
+            its files contradict its manifest; or the word of the name that it was set aside under.
         problem: Why it is not committed, where there is more to say.
     """
 
@@ -69,7 +70,7 @@ def entries(run: Place) -> list[Entry]:
 
 
 def is_promised(path: Place) -> bool:
-    """Whether a folder is no draft and was not set aside as damaged."""
+    """Whether a folder is no draft and was not set aside."""
     return not (path.name.startswith(store.TEMPORARY) or _SET_ASIDE.fullmatch(path.name))
 
 
@@ -87,7 +88,8 @@ def _in_order(place: Place) -> list[Entry]:
 
 
 def _entry(path: Place) -> Entry:
-    named = _SET_ASIDE.fullmatch(path.name) or _WRITTEN_FOR.match(path.name)
+    set_aside = _SET_ASIDE.fullmatch(path.name)
+    named = set_aside or _WRITTEN_FOR.match(path.name)
     step = store.step_of(path) if named is None else int(named[1])
     sizes = {name: size for name, size in places.sizes(path).items() if size is not None}
     times = [places.written(path / name) for name in sizes]
@@ -102,5 +104,5 @@ def _entry(path: Place) -> Entry:
         return Entry(path, step, None, written, size, None, DAMAGED, str(error))
     weights = all(name.startswith("weights/") for name in manifest.tensors)
     kind = "weights only" if weights or state.weights_only else "full"
-    known = DAMAGED if _SET_ASIDE.fullmatch(path.name) else COMMITTED
+    known = set_aside[2] if set_aside else COMMITTED
     return Entry(path, manifest.step, state.tokens, written, size, kind, known)

@@ -70,6 +70,7 @@ def full_house(run: Path) -> None:
     (run / "mean").rename(run / "averages/step_00000020_of_15_20")
     checkpoints = run / "checkpoints"
     (checkpoints / "step_00000010").rename(checkpoints / "step_00000010_damaged_1")
+    save(checkpoints, 12).rename(checkpoints / "step_00000012_diverged_1")
     os.truncate(checkpoints / "step_00000015/rank_00000.safetensors", 9)
     draft = checkpoints / ".tmp-step_00000025-77"
     draft.mkdir()
@@ -87,6 +88,7 @@ def test_ls_names_everything_and_what_it_is(run: Path, do) -> None:
     assert told == [
         ("5", "5,000", "checkpoints/step_00000005"),
         ("10", "10,000", "checkpoints/step_00000010_damaged_1"),
+        ("12", "12,000", "checkpoints/step_00000012_diverged_1"),
         ("15", "?", "checkpoints/step_00000015"),
         ("20", "?", "checkpoints/step_00000020"),
         ("25", "?", "checkpoints/.tmp-step_00000025-77"),
@@ -98,6 +100,7 @@ def test_ls_names_everything_and_what_it_is(run: Path, do) -> None:
     assert states == [
         ["full", "committed"],
         ["full", "damaged"],
+        ["full", "diverged"],
         ["?", "damaged"],
         ["?", "incomplete"],
         ["?", "incomplete"],

@@ -38,6 +38,15 @@ def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monke
     assert not own.exists()
 
 
+def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("hlat.recovery.supervisor._oom_kills", lambda: 3)
+    failures = {1: SimpleNamespace(exitcode=-signal.SIGKILL)}
+    for before, told in ((3, "SIGKILL"), (2, "SIGKILL for want of memory")):
+        supervisor = SimpleNamespace(_hangs=None, _oom_kills=before, _records=tmp_path)
+        reason = Supervisor._describe(supervisor, failures).reason
+        assert reason == f"rank 1 was ended by {told}"
+
+
 @pytest.mark.parametrize(
     ("codes", "reason"),
     [
