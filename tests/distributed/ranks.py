@@ -5,12 +5,13 @@ Starting eight processes that import torch takes ten times as long as most check
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from hlat.recovery.rendezvous import LocalRendezvous
 
 SECONDS = 300
 
@@ -38,9 +39,8 @@ class Ranks:
     def run(self, size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]:
         """What a function of a test module returns on each of the first ranks."""
         assert self.alive, "these were broken by an earlier check"
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        meeting = LocalRendezvous("check")  # kept: a port that is free is anybody's a moment later
+        port = meeting.next_rendezvous().bootstrap_store_info.master_port
         for pipe in self._pipes[:size]:
             pipe.send((size, port, check, arguments))
         results: dict[Connection, Any] = {}
@@ -77,6 +77,7 @@ def _serve(rank: int, pipe: Connection) -> None:
         os.environ |= {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
             "LOCAL_RANK": str(rank),

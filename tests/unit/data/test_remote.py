@@ -72,11 +72,11 @@ def test_an_unknown_protocol_is_an_error() -> None:
 
 def test_a_missing_driver_is_named(monkeypatch) -> None:
     missing = {"class": "no_such_package.Store", "err": "Install s3fs to access S3"}
-    monkeypatch.setitem(known_implementations, "bucket", missing)
+    monkeypatch.setitem(known_implementations, "closet", missing)
     with pytest.raises(ConfigError) as error:
-        found("bucket://b/*.arrow")
+        found("closet://b/*.arrow")
     assert str(error.value) == (
-        "data.sources.a.paths: reading bucket://b/*.arrow needs a package that is not installed "
+        "data.sources.a.paths: reading closet://b/*.arrow needs a package that is not installed "
         "(Install s3fs to access S3); pip install it beside hlat"
     )
 
