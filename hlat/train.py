@@ -137,8 +137,8 @@ def train(
         if last or (not stop and every is not None and state.step % every == 0):
             with safety.patience():
                 evaluate(engine, heldout, tracker, state.step)
-        if saving and not safety.save(state, wait=stop or last):
-            return Exit.FAILED, state.step
+        if saving and (trouble := safety.save(state, wait=stop or last)):
+            return trouble, state.step
         if stop:
             safety.interrupt(state.step)
             return Exit.PREEMPTED, state.step

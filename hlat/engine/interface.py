@@ -110,6 +110,21 @@ class Examination:
     links: list[Link]
 
 
+@dataclass(frozen=True)
+class Disagreement:
+    """A slice of the state of which ranks hold copies that differ, as JSON knows it.
+
+    Attributes:
+        name: Kind and canonical name of the tensor.
+        ranks: Global ranks along an axis of the mesh that hold a copy.
+        odd: Those whose copy differs from that of more than half of them; empty: there is none.
+    """
+
+    name: str
+    ranks: list[int]
+    odd: list[int]
+
+
 Pending = Any
 """Numbers that still lie on the device; only `Engine.read` looks inside."""
 
@@ -161,6 +176,10 @@ class Engine(Protocol):
 
     def chunks(self) -> Iterator[Chunk]:
         """Every tensor of the state as the checkpoint store reads and fills it."""
+        ...
+
+    def compare_copies(self) -> list[Disagreement]:
+        """What of the state this rank and others hold copies of that differ; all ranks do so."""
         ...
 
     def close(self) -> None:

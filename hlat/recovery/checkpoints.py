@@ -18,6 +18,7 @@ from hlat.checkpoint.staging import Staging
 from hlat.config.run import Config
 from hlat.data.loader import Loader, merge_states
 from hlat.engine.interface import Engine
+from hlat.recovery import copies
 from hlat.state import TrainingState
 from hlat.tracking.tracker import Tracker
 
@@ -65,15 +66,23 @@ class Checkpoints:
         """Whether the configuration asks for a save after this step."""
         return step % self._config.checkpoint.every_steps == 0 or self._is_milestone(step)
 
-    def save(self, state: TrainingState, prune: bool) -> None:
+    def save(self, state: TrainingState, prune: bool) -> bool:
         """Begin to save; the state may change when this returns. Waits for a save under way.
 
         Args:
             state: Where the run stands.
             prune: Whether older checkpoints may go once this one is there.
+
+        Returns:
+            Whether every node may be trusted; nothing is saved else.
+
+        Raises:
+            CopiesDifferError: There is no telling which rank holds the state that is right.
         """
         self.finish()
         begin = time.perf_counter()
+        if not copies.agree(self._engine, self._tracker, state.step):
+            return False
         contents = self._contents(state)
         if self._memory is not None:
             self._memory.result()
@@ -83,6 +92,7 @@ class Checkpoints:
             outcome = Future()
             outcome.set_result(self._write(state.step, [*self._engine.chunks()], contents, prune))
         self._begun = _Save(state.step, self._tracker.leave_out(begin), outcome)
+        return True
 
     def report(self) -> None:
         """Tell of the save that has ended since, if one has."""

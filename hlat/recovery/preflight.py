@@ -107,7 +107,7 @@ def _examine(config: Config, folder: Path, engine: Engine) -> Examination:
         if config.hardware.processes_per_node is None:
             raise
         finding = findings.missing(host.name(), processes.place().rank, str(error))
-        _exclude(Tracker(folder, config), [finding])
+        exclude(Tracker(folder, config), [finding])
         raise SystemExit(Exit.UNHEALTHY_NODE) from error
 
 
@@ -146,20 +146,20 @@ def _record(
         nodes=_speeds(reports),
         failed=[asdict(finding) | {"consequence": finding.consequence.value} for finding in failed],
     )
-    _exclude(tracker, by_consequence[Consequence.exclude])
+    exclude(tracker, by_consequence[Consequence.exclude])
     problems = [*dict.fromkeys(one.sentence for one in by_consequence[Consequence.refuse])]
     return problems, not by_consequence[Consequence.exclude]
 
 
-def _exclude(tracker: Tracker, bad: list[Finding]) -> None:
-    """An event and a line on the console for each unhealthy node."""
+def exclude(tracker: Tracker, bad: list[Finding], step: int = 0) -> None:
+    """Write an event and a line on the console for each unhealthy node."""
     by_host = defaultdict(list)
     for finding in bad:
         by_host[finding.host].append(finding)
     for name, found in by_host.items():
         reasons = [finding.sentence for finding in found]
         ranks = sorted({finding.rank for finding in found})
-        tracker.event("exclude", 0, host=name, ranks=ranks, reasons=reasons)
+        tracker.event("exclude", step, host=name, ranks=ranks, reasons=reasons)
         more = len(reasons) - _REASONS_SHOWN
         shown = reasons[:_REASONS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
         told = f"node {name} is unhealthy: {'; '.join(shown)}"

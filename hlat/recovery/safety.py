@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from hlat.config.errors import Exit
 from hlat.config.run import Config
 from hlat.data.loader import Loader
 from hlat.engine.interface import Engine, Numbers
@@ -85,21 +86,25 @@ class Safety:
         """Whether the configuration asks for a save after this step."""
         return self._checkpoints.is_due(step)
 
-    def save(self, state: TrainingState, wait: bool) -> bool:
-        """Begin to save; returns whether the run may rely on it.
+    def save(self, state: TrainingState, wait: bool) -> Exit | None:
+        """Begin to save; returns how the run must end if it may not rely on that, else None.
 
         Args:
             state: Where the run stands.
             wait: Whether it ends here, and must know that it was saved.
+
+        Raises:
+            CopiesDifferError: There is no telling which rank holds the state that is right.
         """
         self._watchdog.pause()
-        self._checkpoints.save(state, prune=self._guard.content)
+        if not self._checkpoints.save(state, prune=self._guard.content):
+            return Exit.UNHEALTHY_NODE
         if not wait:
             self._watchdog.resume()
         elif not self._checkpoints.finish():
             self._tracker.event("fail", state.step, reason="the last state could not be saved")
-            return False
-        return True
+            return Exit.FAILED
+        return None
 
     def interrupt(self, step: int) -> None:
         """Write down that a signal ends the run; all is saved, so further ones change nothing."""

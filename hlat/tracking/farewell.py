@@ -9,6 +9,7 @@ from hlat.tracking.journal import Journal
 _HEADLINES = {
     Exit.FINISHED: "complete at step {step}",
     Exit.FAILED: "ended at step {step}, and that state could not be saved",
+    Exit.UNHEALTHY_NODE: "ended at step {step}, which was not saved, because of a node",
     Exit.PREEMPTED: "interrupted and saved at step {step}; the same command goes on from there",
     Exit.DIVERGED: "diverged at step {step}, which was not saved; events.jsonl says by what",
 }

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hlat.engine.native.engine import NativeEngine
-from tests.run.test_processes import broken, children
+from tests.run.test_processes import broken, children, inject
 
 SUPERVISED = ("recovery.max_restarts=9", "recovery.max_same_failures=5")
 
@@ -47,6 +47,24 @@ def spoil(monkeypatch):
     return install
 
 
+FLIP = """
+import os
+from pathlib import Path
+once = Path({once!r})
+if os.environ.get("RANK") == "1":
+    import torch
+    from hlat.engine.native.engine import NativeEngine
+    train_step, steps = NativeEngine.train_step, []
+    def flip(self, *arguments):
+        pending = train_step(self, *arguments)
+        steps.append(pending)
+        if len(steps) == 12 and not once.exists():
+            once.touch()
+            weight = self.weights.updated["layers.0.mlp.down_proj.weight"]
+            weight.detach().view(torch.int32)[3, 5] ^= 1 << 20
+        return pending
+    NativeEngine.train_step = flip
+"""
 QUICK = ("recovery.spike_window=4", "recovery.rollback_after=3", "recovery.spike_margin=2")
 
 
@@ -146,10 +164,11 @@ def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
 
 def hit(runner, number, *overrides, at):
     """Start a supervised run, and send a signal to its process that trains after some step."""
-    process = runner.start("run.name=x", *SUPERVISED, *overrides)
+    process, trains = runner.start("run.name=x", *SUPERVISED, *overrides), []
     while process.poll() is None:
+        trains = trains or children(process)  # which takes as long as some steps
         if steps(runner)[-1:] >= [at]:
-            for child in children(process):
+            for child in trains:
                 os.kill(child, number)
             break
         time.sleep(0.005)
@@ -204,6 +223,32 @@ class TestSupervised:
         code, _, err = hit(runner, signal.SIGKILL, "parallelism.dp=2", at=7)
         assert code == 0, err
         assert len(events(runner, "restart")) == 1
+        assert steps(runner) == [*range(1, 21)]
+
+    def test_a_flipped_bit_is_found_before_it_is_saved(self, runner, tmp_path):
+        layout = ("parallelism.dp=2", "precision=fp32")
+        assert runner.run_process("run.name=whole", *layout).returncode == 0
+        inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
+        done = runner.run_process("run.name=x", *SUPERVISED, *layout)
+        assert done.returncode == 0, done.stderr
+        (restart,) = events(runner, "restart")
+        assert restart["reason"].endswith(
+            "ranks 0, 1 hold different copies of weights/model.layers.0.mlp.down_proj.weight; "
+            "step 15 was not saved"
+        )
+        assert runner.losses("x") == runner.losses("whole")
+
+    def test_the_node_of_the_odd_one_of_four_copies_is_excluded(self, runner, tmp_path):
+        inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
+        layout = ("parallelism.dp=4", "precision=fp32", "batch.micro_batch_size=1")
+        done = runner.run_process("run.name=x", *SUPERVISED, *layout)
+        assert done.returncode == 4, done.stderr
+        (exclude,) = events(runner, "exclude")
+        assert (exclude["step"], exclude["ranks"]) == (15, [1])
+        assert not events(runner, "restart")
+        assert "ended at step 15, which was not saved, because of a node" in done.stdout
+        again = runner.run_process("run.name=x", *SUPERVISED, *layout)
+        assert again.returncode == 0, again.stderr
         assert steps(runner) == [*range(1, 21)]
 
 

@@ -42,7 +42,12 @@ def gone(numbers: list[int]) -> bool:
 
 def broken(runner, folder: Path, rank: int, statement: str) -> None:
     """Let a rank do something in its third step."""
-    (folder / "sitecustomize.py").write_text(BROKEN.format(rank=rank, statement=statement))
+    inject(runner, folder, BROKEN.format(rank=rank, statement=statement))
+
+
+def inject(runner, folder: Path, code: str) -> None:
+    """Let every process that the runner starts begin with some code."""
+    (folder / "sitecustomize.py").write_text(code)
     runner.environment["PYTHONPATH"] += os.pathsep + str(folder)
 
 

@@ -13,8 +13,8 @@ from hlat.config.precision import Operator
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine import processes
-from hlat.engine.interface import Examination, Numbers, World
-from hlat.engine.native import fully_sharded
+from hlat.engine.interface import Disagreement, Examination, Numbers, World
+from hlat.engine.native import copies, fully_sharded
 from hlat.engine.native.blocks import prepare_blocks
 from hlat.engine.native.device import find_device, prepare_device
 from hlat.engine.native.examination import examine
@@ -105,6 +105,10 @@ class NativeEngine:
             for chunk in self._chunks("updates", name, weight):
                 first = chunk.saved and not any(chunk.offset)
                 yield Chunk(chunk.name, (), (), (), state["step"], first)
+
+    def compare_copies(self) -> list[Disagreement]:
+        """What of the state data-parallel or tensor-parallel ranks hold, and not alike."""
+        return copies.compare(self.chunks(), (self._mesh.dp, self._mesh.tp))
 
     def close(self) -> None:
         """Release the model and its optimizer, and leave the other processes."""

@@ -85,7 +85,7 @@ def test_a_layout_for_more_devices_than_there_are_is_a_mistake(compose, tmp_path
 
 def test_one_line_is_enough_for_many_ranks(compose, tmp_path, capsys) -> None:
     found = [preflight.findings.missing("a", rank, f"reason {rank}") for rank in range(9)]
-    preflight._exclude(preflight.Tracker(tmp_path, resolve(compose())), found)
+    preflight.exclude(preflight.Tracker(tmp_path, resolve(compose())), found)
     (line,) = capsys.readouterr().err.splitlines()
     assert "reason 0; reason 1; reason 2; and 6 more; exclude it" in line
     (event,) = events(tmp_path)
