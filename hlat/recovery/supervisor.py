@@ -43,8 +43,8 @@ from hlat.tracking.journal import Journal
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _SECONDS_TO_END = 5
 """Given to the others when one has failed; what can be saved was saved before."""
-_SECONDS_TO_DUMP = 2
-"""Given to processes that hang for writing where."""
+_SECONDS_TO_DUMP, _SECONDS_BETWEEN_LOOKS = 2, 0.1
+"""Given to processes that hang for writing where, and how often it is looked at what they wrote."""
 _RECORD_FOLDERS, _ALIVE = "hlat-supervisor-", "alive"
 """Beginning of their names, and the file in each that its supervisor holds while it lives."""
 
@@ -173,9 +173,27 @@ class Supervisor(LocalElasticAgent):
             f"{self._recovery.start_timeout_s:g} where more than a step is done); stacks of all "
             f"ranks are in {self._folder / 'logs'}"
         )
-        self._send(DUMP, signal.SIGCONT)  # one that was stopped wakes up for it
-        time.sleep(_SECONDS_TO_DUMP)
+        before = self._stacks()
+        self._send(DUMP, signal.SIGCONT)  # one that was stopped wakes up for it, and would go on
+        self._wait_for_stacks(before)
         self._send(signal.SIGKILL)
+
+    def _wait_for_stacks(self, before: list[int]) -> None:
+        """Wait until all processes have written where they are, but not for long."""
+        deadline, last = time.monotonic() + _SECONDS_TO_DUMP, before
+        while time.monotonic() < deadline:
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            now = self._stacks()
+            if now == last and all(size > was for size, was in zip(now, before, strict=True)):
+                return
+            last = now
+
+    def _stacks(self) -> list[int]:
+        """Bytes that each process has written of where it is."""
+        files = [
+            self._folder / "logs" / f"rank_{rank}.stacks" for rank in range(self._num_processes)
+        ]
+        return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def _may_restart(self, failure: Failure) -> bool:
         """Decide, and write down, whether to start again after a failure."""
