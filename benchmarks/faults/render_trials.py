@@ -12,6 +12,7 @@ from benchmarks.common import machine, table, write_between
 HERE = Path(__file__).resolve().parent
 README = HERE / "TRIALS.md"
 Row = dict[str, Any]
+TRIP_PROBLEMS = ("other_bytes", "another_next_loss")
 
 
 def read(name: str) -> Row:
@@ -79,18 +80,21 @@ def signals(result: Row) -> str:
 
 
 def hangs(result: Row) -> str:
-    """A row for each kind of run that was stopped."""
+    """A row for each way in which a run hung."""
     rows = [
         [
             name,
-            str(found["stopped"]),
+            str(found["hung"]),
             seconds(found["seconds_until_restart"]),
             str(found["over_timeout_dump_and_1_s"]),
             str(len(found["problems"])),
         ]
         for name, found in result["hangs"].items()
     ]
-    return table(["run", "stopped", "seconds until restart", "later than 5 s", "problems"], rows)
+    return table(
+        ["run and what hangs", "trials", "seconds until restart", "later than 5 s", "problems"],
+        rows,
+    )
 
 
 def disk(result: Row) -> str:
@@ -135,6 +139,15 @@ def no_room(result: Row) -> str:
         for name, found in result["no_room"].items()
     ]
     return table(["no room in", "exit code", "traceback", "said"], rows)
+
+
+def round_trips(result: Row) -> str:
+    """A row for each recipe."""
+    rows = [
+        [recipe, str(found["trips"]), *(str(len(found[key])) for key in TRIP_PROBLEMS)]
+        for recipe, found in result["round_trips"].items()
+    ]
+    return table(["recipe", "trips", "other bytes", "another next loss"], rows)
 
 
 def bad_numbers(result: Row) -> str:
@@ -193,6 +206,7 @@ def main() -> None:
         "layouts": [layouts],
         "signals": [signals, hangs],
         "disk": [disk, no_room],
+        "round_trips": [round_trips],
         "bad_numbers": [bad_numbers],
         "soak": [soak, foreseen],
     }

@@ -2,8 +2,9 @@
 
 Usage: PYTHONPATH=. python benchmarks/faults/signals.py --forks --output FILE
 
-SIGTERM and SIGUSR2 at random moments to the command that the user started; SIGSTOP to a random
-process that trains; and runs in which something is slow and nothing hangs.
+SIGTERM and SIGUSR2 at random moments to the command that the user started; a random process that
+trains is stopped, or hangs by itself in one of several ways; and runs in which something is slow
+and nothing hangs.
 """
 
 import os
@@ -44,6 +45,15 @@ KINDS = {
 TIMEOUT_S, DUMP_S = 2.0, 2.0
 """Of a step; and what the supervisor gives to processes for writing where they are."""
 TIMEOUTS = (f"recovery.step_timeout_s={TIMEOUT_S:g}", "recovery.start_timeout_s=60")
+STOPPED = "SIGSTOP"
+HANGS = (
+    ("one process, supervised", STOPPED),
+    ("tp 2, supervised", STOPPED),
+    ("tp 2, supervised", "waits for peers that do not come"),
+    ("tp 2, supervised", "holds the GIL"),
+    ("one process, supervised", "data worker stopped"),
+)
+"""Kinds of runs, and what happens to a rank: all but the first is injected."""
 SLOW = {
     "first step": {"first_step_s": 3 * TIMEOUT_S},
     "save": {"save_s": 3 * TIMEOUT_S},
@@ -145,27 +155,41 @@ def reference(place: Place, name: str, *overrides: str) -> tuple[Run, float]:
     return run, time.monotonic() - began
 
 
-def hangs(place: Place, kind: str, trials: int, lot: random.Random) -> dict[str, Any]:
-    """Stop a process that trains at a random moment of each run."""
+def hangs(place: Place, kind: str, way: str, trials: int, lot: random.Random) -> dict[str, Any]:
+    """Let a process that trains hang at a random moment of each run."""
     noticed: list[float] = []
     problems: list[str] = []
     overrides = (*KINDS[kind], *TIMEOUTS)
-    whole, _ = reference(place, f"{kind} watched", *overrides)
+    if way.startswith("data worker"):
+        overrides += ("data.workers=1",)
+    whole, _ = reference(place, f"{kind} {way}", *overrides)
     trained = [row["time"] for row in whole.rows("metrics.jsonl")]
     for number in range(trials):
         run = place.run(f"{whole.name}-{number}", *RUN, *overrides)
-        run.start()
-        while run.last_step() < 2:
-            time.sleep(0.01)
-        wait_until(run, lot.uniform(0, 0.8 * (trained[-1] - trained[2])))
-        seconds = stop(run, lot, problems)
+        if way == STOPPED:
+            run.start()
+            while run.last_step() < 2:
+                time.sleep(0.01)
+            wait_until(run, lot.uniform(0, 0.8 * (trained[-1] - trained[2])))
+            at, num_ranks = stop(run, lot)
+        else:
+            num_ranks = 2 if kind.startswith("tp 2") else 1
+            once = place.folder / f"{run.name}.hung"
+            run.inject(
+                hang=[lot.randrange(num_ranks), lot.randrange(3, STEPS - 10), way, str(once)]
+            )
+            run.start()
+            while run.process.poll() is None and not once.exists():
+                time.sleep(0.01)
+            at = once.stat().st_mtime if once.exists() else None
+        seconds = None if at is None else until_restart(run, at, num_ranks, problems)
         noticed += [] if seconds is None else [seconds]
         finish(run, whole, problems)
-        say(f"{kind}: {len(noticed)} of {number + 1} hangs noticed, {problems[-3:]}")
+        say(f"{kind}, {way}: {len(noticed)} of {number + 1} hangs noticed, {problems[-3:]}")
         run.remove()
     late = [seconds for seconds in noticed if seconds > TIMEOUT_S + DUMP_S + 1]
     return {
-        "stopped": len(noticed),
+        "hung": len(noticed),
         "step_timeout_s": TIMEOUT_S,
         "seconds_until_restart": spread(noticed),
         "over_timeout_dump_and_1_s": len(late),
@@ -173,25 +197,30 @@ def hangs(place: Place, kind: str, trials: int, lot: random.Random) -> dict[str,
     }
 
 
-def stop(run: Run, lot: random.Random, problems: list[str]) -> float | None:
-    """Stop a rank and wait for the restart; returns the seconds, None if the run was over."""
+def stop(run: Run, lot: random.Random) -> tuple[float | None, int]:
+    """Stop a rank; returns when, None if the run was over, and how many ranks there are."""
     there = run.ranks()
     if not there or run.events("finish"):
-        return None
+        return None, 0
     at, rank = time.time(), lot.choice([*there])
     os.kill(there[rank], signal.SIGSTOP)
+    return at, len(there)
+
+
+def until_restart(run: Run, at: float, num_ranks: int, problems: list[str]) -> float | None:
+    """Wait for the restart; returns the seconds since a time, None if the run ended by itself."""
     while run.process.poll() is None and not run.events("restart"):
         time.sleep(0.01)
     restarts = run.events("restart")
     if run.process.returncode == 0 and not restarts:
-        return None  # it had ended when it was to be stopped
+        return None  # it had ended when it was to hang
     if not restarts:
         problems.append(f"{run.name}: exit code {run.process.returncode} instead of a restart")
         return None
     stacks = {path.name for path in (run.folder / "logs").glob("rank_*.stacks")}
-    if len(stacks) < len(there):
+    if len(stacks) < num_ranks:
         problems.append(f"{run.name}: stacks of {stacks} alone")
-    if "hangs" not in restarts[0]["reason"]:
+    if "nothing was heard" not in restarts[0]["reason"]:
         problems.append(f"{run.name}: {restarts[0]['reason']}")
     return float(restarts[0]["time"] - at)
 
@@ -215,7 +244,7 @@ def patience(place: Place) -> dict[str, Any]:
 
 def main() -> None:
     parser = arguments("Signals at random moments, and hangs.", 100)
-    parser.add_argument("--hangs", type=int, default=25, help="of each kind of run")
+    parser.add_argument("--hangs", type=int, default=25, help="of each kind")
     asked = parser.parse_args()
     lot, share = random.Random(asked.seed), -(-asked.trials // len(KINDS))
     told: dict[str, Any] = {"forked": asked.forks, "steps": STEPS, "every_steps": EVERY_STEPS}
@@ -224,8 +253,8 @@ def main() -> None:
         for kind in KINDS if share else ():
             told["signals"][kind] = terminations(place, kind, share, lot).to_json()
             conclude(told, asked.output)
-        for kind in [*KINDS][1:] if asked.hangs else ():
-            told["hangs"][kind] = hangs(place, kind, asked.hangs, lot)
+        for kind, way in HANGS if asked.hangs else ():
+            told["hangs"][f"{kind}: {way}"] = hangs(place, kind, way, asked.hangs, lot)
             conclude(told, asked.output)
         told["nothing_hangs"] = patience(place)
     conclude(told, asked.output)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from benchmarks.faults import bad_numbers, disk, kills, layouts, signals, soak
+from benchmarks.faults import bad_numbers, disk, kills, layouts, round_trips, signals, soak
 from benchmarks.faults.trials import Place
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("processes")]
@@ -40,9 +40,10 @@ def test_signals_cost_at_most_a_step(place, kind):
     assert all(steps <= 2 for steps in found.steps_until_saved)
 
 
-@pytest.mark.parametrize("kind", [*signals.KINDS][1:])
-def test_a_stopped_process_is_noticed(place, kind):
-    found = signals.hangs(place, kind, 1, random.Random(3))
+@pytest.mark.parametrize(("kind", "way"), signals.HANGS)
+def test_a_process_that_hangs_is_noticed(place, kind, way):
+    found = signals.hangs(place, kind, way, 1, random.Random(3))
+    assert found["hung"] == 1
     assert not found["problems"]
     assert found["over_timeout_dump_and_1_s"] == 0
 
@@ -61,6 +62,14 @@ def test_a_disk_that_fails_at_a_call_costs_one_save(place):
     assert not found["lost_or_damaged"]
     assert not found["left"]
     assert not found["traceback"]
+
+
+@pytest.mark.parametrize("recipe", round_trips.RECIPES)
+def test_what_is_restored_is_what_was_saved(place, recipe):
+    config = round_trips.configuration(place.folder / "corpus", recipe)
+    found = round_trips.go(config, place.folder / recipe, 5)
+    assert not found["other_bytes"]
+    assert not found["another_next_loss"]
 
 
 @pytest.mark.parametrize("kind", bad_numbers.KINDS)

@@ -11,21 +11,26 @@
     once              `spike` counts steps as this process trains them, so a repeated one is good
     raise             [rank, step, file]: a rank raises there unless the file exists, and makes it;
                       no file: whenever it comes there
+    hang              [rank, step, way, file]: a rank hangs there in one of `WAYS` unless the file
+                      exists, and makes it
     disk              [errno, seconds]: of every other save one call fails, the n-th of the n-th
                       such save, or takes seconds if errno is 0; the rest of the calls work
 
 Python imports it before anything else; it waits for hlat's modules to be loaded.
 """
 
+import ctypes
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 FAULTS = {}
 RANK = 0
@@ -80,6 +85,36 @@ def raise_once():
     raise RuntimeError("injected")
 
 
+def wait_for_peers():
+    import torch.distributed
+
+    torch.distributed.barrier()
+
+
+def hold_the_gil():
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def stop_data_worker():
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    for number in children:
+        os.kill(int(number), signal.SIGSTOP)
+
+
+WAYS = {
+    "waits for peers that do not come": wait_for_peers,
+    "holds the GIL": hold_the_gil,
+    "data worker stopped": stop_data_worker,
+}
+
+
+def hang_once():
+    rank, step, way, file = FAULTS.get("hang", (None, None, None, ""))
+    if (rank, step) == (RANK, Step.number) and not os.path.exists(file):
+        open(file, "x").close()
+        WAYS[way]()
+
+
 def patch_engine(module):
     import numpy as np
 
@@ -104,6 +139,7 @@ def patch_engine(module):
         if Step.trained == 1:
             time.sleep(FAULTS.get("first_step_s", 0))
         raise_once()
+        hang_once()
         if "garbage" in FAULTS:
             spoil(sequences)
         passage = self._passage
