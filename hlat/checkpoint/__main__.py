@@ -193,7 +193,7 @@ def _show_or_remove(run: "Place", keep: dict[str, int], sure: bool) -> int:
     folder, numbers = run / "checkpoints", (keep["keep_last"], keep.get("keep_every_steps"))
     sizes = {entry.path: entry.num_bytes for entry in listing.entries(folder)}
     with closing(Progress("verifying the newest", [*sizes.values()][-1])) as progress:
-        newest, refused = retention.newest_valid(folder, tell=progress.add)
+        newest, refused = retention.newest_valid(folder, progress=progress.add)
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
     if newest is None:

@@ -5,18 +5,22 @@ the one to resume from nor as one of those that are kept.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from hlat.checkpoint import places
 from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.places import Place
 from hlat.checkpoint.store import check_files, step_of, unused_name, verify
+from hlat.parallelism.group import Alone, Group, tell, together
 
 
 def newest_valid(
     folder: Place,
     before: int | None = None,
     verified: Place | None = None,
-    tell: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
+    everyone: Group | None = None,
+    rank: int = 0,
 ) -> tuple[Place | None, list[str]]:
     """Find the checkpoint to resume from.
 
@@ -24,7 +28,9 @@ def newest_valid(
         folder: Folder of the run's checkpoints; it need not exist.
         before: A step that it must precede; None: the newest will do.
         verified: A checkpoint that the caller has just written or read, and that is not read again.
-        tell: Hears of every further bytes that were read.
+        progress: Hears of every further bytes that were read.
+        everyone: Ranks that read it between them, and all call this; None: there is but this one.
+        rank: Number of this process among them.
 
     Returns:
         The newest checkpoint that was committed and, read in full, is what was written, or None;
@@ -35,15 +41,40 @@ def newest_valid(
         OSError: Whether there is any cannot be told: the folder cannot be listed, or a store does
             not answer.
     """
-    refused: list[str] = []
-    for path in _newest_first(folder, before):
-        try:
-            if path != verified:
-                verify(path, tell)
+    everyone, refused = everyone or Alone(), list[str]()
+    listed = together(everyone, lambda: _names(folder, before) if everyone.leads else None)
+    for path in (folder / name for name in tell(everyone, listed[:1])[0]):
+        problem = None if path == verified else problem_of(path, everyone, rank, progress)
+        if problem is None:
             return path, refused
-        except CorruptCheckpointError as error:
-            refused.append(f"checkpoint {path.name} is refused: {error}")
+        refused.append(f"checkpoint {path.name} is refused: {problem}")
     return None, refused
+
+
+def problem_of(
+    path: Place,
+    everyone: Group,
+    rank: int = 0,
+    progress: Callable[[int], None] = lambda _: None,
+) -> str | None:
+    """Let ranks read a whole checkpoint between them, each some of its files.
+
+    Args:
+        path: The checkpoint's folder.
+        everyone: The ranks; all of them call this.
+        rank: Number of this process among them.
+        progress: Hears of every further bytes that were read here.
+
+    Returns:
+        What is wrong with it, on all ranks; None: it is what was written.
+
+    Raises:
+        OSError: On all ranks, where a store does not answer.
+    """
+    num_ranks = tell(everyone, len(everyone.collect(None)))
+    found = together(everyone, partial(_problem_of_some, path, progress, rank, num_ranks))
+    problems: list[str] = tell(everyone, [problem for problem in found if problem is not None])
+    return problems[0] if problems else None
 
 
 def dispensable(
@@ -101,6 +132,21 @@ def set_aside(folder: Place, after: int) -> None:
     for path in _newest_first(folder):
         if (step_of(path) or 0) > after:
             places.move(path, unused_name(path, "diverged"))
+
+
+def _names(folder: Place, before: int | None) -> list[str]:
+    return [path.name for path in _newest_first(folder, before)]
+
+
+def _problem_of_some(
+    path: Place, progress: Callable[[int], None], rank: int, num_ranks: int
+) -> str | None:
+    """What is wrong with the files that this process reads; None: nothing."""
+    try:
+        verify(path, progress, rank, num_ranks)
+    except CorruptCheckpointError as error:
+        return str(error)
+    return None
 
 
 def _newest_first(folder: Place, before: int | None = None) -> list[Place]:

@@ -152,19 +152,27 @@ def load_state(path: Place) -> dict[str, Any]:
     return state
 
 
-def verify(path: Place, tell: Callable[[int], None] = lambda _: None) -> None:
+def verify(
+    path: Place,
+    tell: Callable[[int], None] = lambda _: None,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> None:
     """Read a whole checkpoint and compare it with what was written.
 
     Args:
         path: A checkpoint's folder.
         tell: Hears of every further bytes that were read.
+        rank: Number of this process among those that read its files between them.
+        num_ranks: How many these are; each finds what is wrong with its own files alone, and the
+            first what is missing or unknown.
 
     Raises:
         CorruptCheckpointError: The marker is missing, or a file is missing, unknown, shorter,
             longer or different in any bit.
     """
-    manifest = check_files(path)
-    for name, record in manifest.files.items():
+    manifest = check_files(path) if rank == 0 else _committed_manifest(path)
+    for name, record in [*manifest.files.items()][rank::num_ranks]:
         try:
             found = durable.measure(path / name, tell)
         except UnansweredError:

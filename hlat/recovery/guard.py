@@ -66,7 +66,7 @@ class Guard:
             back there before and it did not help.
         """
         tracker, first_bad = self._tracker, tell(self._everyone, self._watch.first_bad)
-        path, refused = tell(self._everyone, self._target(first_bad))
+        path, refused = self._target(first_bad)
         reason = (
             f"loss, grad_norm and param_norm were {numbers.loss:.4g}, {numbers.grad_norm:.4g} and "
             f"{numbers.param_norm:.4g}, too high or not finite since step {first_bad}"
@@ -96,18 +96,20 @@ class Guard:
         return self._engine.world.everyone
 
     def _target(self, first_bad: int) -> tuple[str | None, str]:
-        """On the leader: the checkpoint to go back to, or why not; newer ones go aside."""
-        if not self._everyone.leads:
-            return None, ""
-        path, _ = retention.newest_valid(self._folder, before=first_bad)
+        """The checkpoint to go back to, or why not; newer ones go aside."""
+        everyone, rank = self._everyone, self._engine.world.rank
+        path, _ = retention.newest_valid(
+            self._folder, before=first_bad, everyone=everyone, rank=rank
+        )
         if path is None:
             return None, f"there is no checkpoint from before step {first_bad}"
         step = store.step_of(path)
         alike = [row for row in self._tracker.events("rollback") if row["to"] == step]
         limit = self._config.recovery.max_same_failures
-        if len(alike) + 1 >= limit:
+        if tell(everyone, len(alike) + 1 >= limit):
             return None, f"recovery.max_same_failures={limit}, and it went back to {step} before"
-        retention.set_aside(self._folder, after=first_bad - 1)
+        if everyone.leads:
+            retention.set_aside(self._folder, after=first_bad - 1)
         return str(path), ""
 
     def _new_watch(self) -> Watch:

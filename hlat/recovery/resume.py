@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import places, pretrained, retention, store
-from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.places import Place
 from hlat.config import identity
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 from hlat.data.loader import Loader
-from hlat.engine.interface import Engine
+from hlat.engine.interface import Engine, World
 from hlat.parallelism.group import Group, tell
 from hlat.state import TrainingState, differences
 from hlat.tracking.tracker import Tracker
@@ -35,8 +34,7 @@ def resume(
     fresh = TrainingState(fixed=identity.fixed(config), adjustable=identity.adjustable(config))
     everyone = engine.world.everyone
     saved = places.home(folder, config.checkpoint.destination) / "checkpoints"
-    newest, refused = tell(everyone, _newest(config, saved) if everyone.leads else None)
-    path = None if newest is None else places.at(newest)
+    path, refused = _newest(config, saved, engine.world)
     for reason in refused:
         tracker.say(f"WARNING: {reason}")
     if path is None:
@@ -91,9 +89,9 @@ def _told(**lists: list[str]) -> dict[str, list[str]]:
     return {name: sentences for name, sentences in lists.items() if sentences}
 
 
-def _newest(config: Config, saved: Place) -> tuple[str | None, list[str]]:
+def _newest(config: Config, saved: Place, world: World) -> tuple[Place | None, list[str]]:
     """Return the checkpoint to go on from, and why newer ones were refused."""
-    path, refused = retention.newest_valid(saved)
+    path, refused = retention.newest_valid(saved, everyone=world.everyone, rank=world.rank)
     if path is None and refused:
         raise ConfigError(
             *refused,
@@ -102,9 +100,11 @@ def _newest(config: Config, saved: Place) -> tuple[str | None, list[str]]:
     if path is None and config.checkpoint.start_from is not None:
         path = places.at(config.checkpoint.start_from, "checkpoint.start_from")
         try:
-            store.verify(path)
-        except (CorruptCheckpointError, OSError) as error:
+            problem = retention.problem_of(path, world.everyone, world.rank)
+        except OSError as error:
+            problem = str(error)
+        if problem is not None:
             raise ConfigError(
-                f"checkpoint.start_from={path}: {error}; name a complete checkpoint folder"
-            ) from error
-    return None if path is None else str(path), refused
+                f"checkpoint.start_from={path}: {problem}; name a complete checkpoint folder"
+            )
+    return path, refused

@@ -1,0 +1,59 @@
+"""Ranks read a checkpoint between them, and agree on whether it is what was written."""
+
+from pathlib import Path
+
+import pytest
+
+from hlat.checkpoint import retention, store
+from hlat.config.run import Config
+from hlat.engine.native.engine import NativeEngine
+from tests.distributed.ranks import Ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
+
+LAYOUT = "dp=4 zero=1"
+
+
+def save_two(config: Config, folder: Path) -> None:
+    engine = NativeEngine()
+    engine.build(config)
+    for step in (1, 2):
+        store.save(folder, step, engine.chunks(), {}, engine.world.rank, engine.world.everyone)
+    engine.close()
+
+
+def find(config: Config, folder: Path) -> tuple[str, list[str], int]:
+    """The newest valid one, what was refused, and the bytes that this rank has read."""
+    engine = NativeEngine()
+    engine.build(config)
+    world, read = engine.world, []
+    path, refused = retention.newest_valid(
+        folder, progress=read.append, everyone=world.everyone, rank=world.rank
+    )
+    engine.close()
+    assert path is not None
+    return path.name, refused, sum(read)
+
+
+def test_each_reads_some_and_all_agree(ranks: Ranks, configure, tmp_path: Path) -> None:
+    config = configure(LAYOUT)
+    ranks.run(4, save_two, config, tmp_path)
+    newest = tmp_path / "step_00000002"
+    files = {path.name: path.stat().st_size for path in newest.iterdir()}
+    found = ranks.run(4, find, config, tmp_path)
+    assert [one[:2] for one in found] == [("step_00000002", [])] * 4
+    whole = sum(files.values()) - files["manifest.json"] - files["COMMITTED"]
+    shares = [one[2] for one in found]
+    assert sum(shares) == whole
+    assert max(shares) < 0.4 * whole
+
+    for number in range(4):
+        damaged = newest / f"rank_{number:05d}.safetensors"
+        content = damaged.read_bytes()
+        damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        found = ranks.run(4, find, config, tmp_path)
+        assert [one[:2] for one in found] == [found[0][:2]] * 4
+        path, (refused,), _ = found[0]
+        assert path == "step_00000001"
+        assert f"{damaged} is not what was written" in refused
+        damaged.write_bytes(content)
