@@ -7,6 +7,7 @@ trains is stopped, or hangs by itself in one of several ways; and runs in which 
 and nothing hangs.
 """
 
+import json
 import os
 import random
 import signal
@@ -247,8 +248,9 @@ def main() -> None:
     parser.add_argument("--hangs", type=int, default=25, help="of each kind")
     asked = parser.parse_args()
     lot, share = random.Random(asked.seed), -(-asked.trials // len(KINDS))
-    told: dict[str, Any] = {"forked": asked.forks, "steps": STEPS, "every_steps": EVERY_STEPS}
-    told |= {"signals": {}, "hangs": {}}
+    earlier = json.loads(asked.output.read_text()) if asked.output and asked.output.exists() else {}
+    told: dict[str, Any] = {"signals": {}, "hangs": {}, **earlier, "forked": asked.forks}
+    told |= {"steps": STEPS, "every_steps": EVERY_STEPS}
     with somewhere(asked.folder, asked.forks) as place:
         for kind in KINDS if share else ():
             told["signals"][kind] = terminations(place, kind, share, lot).to_json()

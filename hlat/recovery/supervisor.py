@@ -308,10 +308,11 @@ def _oom_kills() -> int:
 
 @contextmanager
 def _record_folder() -> Iterator[Path]:
-    """A folder for what processes leave word in; those of supervisors that were killed go."""
+    """A folder for what processes leave word in; what supervisors that were killed left goes."""
     for alive in Path(tempfile.gettempdir()).glob(f"{_RECORD_FOLDERS}*/{_ALIVE}"):
         with suppress(OSError), alive.open() as file:  # of another user, or still held
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _end_orphans(alive.parent)
             shutil.rmtree(alive.parent)
     with tempfile.TemporaryDirectory(prefix=_RECORD_FOLDERS) as made:
         folder = Path(made)
@@ -319,6 +320,15 @@ def _record_folder() -> Iterator[Path]:
             fcntl.flock(file, fcntl.LOCK_EX)
             (folder / ".alive").rename(folder / _ALIVE)  # nobody ever finds it unheld
             yield folder
+
+
+def _end_orphans(records: Path) -> None:
+    """End processes whose supervisor is gone, and who did not notice since they were stopped."""
+    variable = os.fsencode(f"{RECORDS}={records}")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # of another user, or just ended
+            if variable in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 import fcntl
 import json
+import os
 import signal
+import subprocess
 import tempfile
 from types import SimpleNamespace
 
@@ -36,6 +38,25 @@ def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monke
                 assert other != own
             assert own.exists()
     assert not own.exists()
+
+
+def test_processes_of_dead_supervisors_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    processes = {}
+    for name in ("dead", "alive"):
+        records = tmp_path / f"hlat-supervisor-{name}"
+        records.mkdir()
+        (records / "alive").touch()
+        environment = os.environ | {"HLAT_RECORDS": str(records)}
+        processes[name] = subprocess.Popen(["sleep", "60"], env=environment)
+        processes[name].send_signal(signal.SIGSTOP)  # so early that it cannot see to itself
+    with (tmp_path / "hlat-supervisor-alive/alive").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with _record_folder():
+            assert processes["dead"].wait(10) == -signal.SIGKILL
+            assert processes["alive"].poll() is None
+    processes["alive"].kill()
+    processes["alive"].wait()
 
 
 def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
