@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -65,6 +66,23 @@ if os.environ.get("RANK") == "1":
         return pending
     NativeEngine.train_step = flip
 """
+HUNGRY = """
+import os
+from pathlib import Path
+once, group = Path({once!r}), Path({group!r})
+if os.environ.get("RANK") == "0":
+    from hlat.engine.native.engine import NativeEngine
+    train_step, steps = NativeEngine.train_step, []
+    def eat(self, *arguments):
+        steps.append(arguments)
+        if len(steps) == 7 and not once.exists():
+            once.touch()
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            eaten = [bytearray(1 << 24) for _ in range(100)]
+        return train_step(self, *arguments)
+    NativeEngine.train_step = eat
+"""
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 QUICK = ("recovery.spike_window=4", "recovery.rollback_after=3", "recovery.spike_margin=2")
 
 
@@ -162,6 +180,19 @@ def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
     assert "step 7: gradients are not finite" in done.stdout
 
 
+@pytest.fixture
+def memory_group():
+    """A control group whose processes may have 600 MB between them."""
+    group = MEMORY_GROUPS / f"hlat-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group of memory can be made here: {error}")
+    (group / "memory.limit_in_bytes").write_text(str(600 << 20))
+    yield group
+    group.rmdir()
+
+
 def hit(runner, number, *overrides, at):
     """Start a supervised run, and send a signal to its process that trains after some step."""
     process, trains = runner.start("run.name=x", *SUPERVISED, *overrides), []
@@ -237,6 +268,15 @@ class TestSupervised:
             "step 15 was not saved"
         )
         assert runner.losses("x") == runner.losses("whole")
+
+    def test_a_kill_for_want_of_memory_is_told(self, runner, uninterrupted, memory_group, tmp_path):
+        code = HUNGRY.format(once=str(tmp_path / "once"), group=str(memory_group))
+        inject(runner, tmp_path, code)
+        done = runner.run_process("run.name=x", *SUPERVISED)
+        assert done.returncode == 0, done.stderr
+        (restart,) = events(runner, "restart")
+        assert restart["reason"] == "rank 0 was ended by SIGKILL for want of memory"
+        assert runner.losses("x") == uninterrupted.losses("whole")
 
     def test_the_node_of_the_odd_one_of_four_copies_is_excluded(self, runner, tmp_path):
         inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
