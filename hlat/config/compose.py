@@ -9,14 +9,21 @@ import importlib
 import importlib.util
 import sys
 import types
+from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from omegaconf import OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import hydra_section
+from hlat.config.explain import explain
 from hlat.config.folders import folder
+from hlat.config.model import Model
 from hlat.config.run import Config
 
 _LAUNCHERS = "hydra_plugins.hlat_launchers"
@@ -30,6 +37,32 @@ def register() -> None:
     for study in sorted(folder("sweeps").glob("*.yaml")):
         store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
     _register_launchers()
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return the configuration that hlat.train composes from overrides.
+
+    Raises:
+        ConfigError: One of them is not a key, a choice or a value that the schema has.
+    """
+    register()
+    try:
+        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+            return compose("config", list(overrides))
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise explain(error) from error
+
+
+def models() -> dict[str, dict[str, Any]]:
+    """Return the choices of the model group, each with all fields of the model."""
+    found = {}
+    for choice in sorted((folder("conf") / "model").glob("*.yaml")):
+        text = OmegaConf.load(choice)
+        model = OmegaConf.merge(Model, OmegaConf.select(text, "model", default=text))
+        plain = OmegaConf.to_container(model, enum_to_str=True)
+        assert isinstance(plain, dict)
+        found[choice.stem] = {str(key): value for key, value in plain.items()}
+    return found
 
 
 def _register_launchers() -> None:
