@@ -1,10 +1,11 @@
-"""What to expect before a node is booked: `python -m hlat.plan failures`.
+"""What to expect before a node is booked: `python -m hlat.plan failures`, `from_nxdt=FILE.yaml`.
 
 The first word says what is planned; each has a function of its own in `_COMMANDS`.
 """
 
 import difflib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -25,6 +26,11 @@ What to expect, before a node is booked.
 
 commands:
   failures   uptime, goodput and the best checkpoint interval, by formula and by simulation
+  from_nxdt  the same run as a configuration of NeuronX Distributed Training, in overrides of hlat
+
+examples:
+  python -m hlat.plan failures nodes=256
+  python -m hlat.plan from_nxdt=hf_llama3_8B_config.yaml
 
 `python -m hlat.plan COMMAND --help` tells more."""
 
@@ -51,6 +57,17 @@ examples:
 
 docs/failures.md tells the formulas and where the numbers come from."""
 
+_FROM_NXDT = """\
+Prints the command that trains the same, what only you can set, and every other key of the file with
+the reason why it has no equivalent or needs none. The sizes of an hf model are read from the
+config.json that the file names, where it is or beside the file. Nothing in either file is resolved
+or run. The exit code is 2 where hlat.train would refuse the command.
+
+example:
+  python -m hlat.plan from_nxdt=hf_llama3_8B_config.yaml
+
+docs/nxdt.md lists the keys."""
+
 _INTERRUPTED = 130
 _MAY_BE_ZERO = {
     *("detect_s", "response_s", "restart_s", "load_s", "save_stall_s", "save_write_s", "seed")
@@ -61,7 +78,8 @@ _DEFAULTS = {"scenario": "automatic", "trials": 1000, "seed": 0}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan; return the exit code."""
-    command, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    first, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    command, equals, value = first.partition("=")
     if command in ("-h", "--help"):
         print(_HELP)
         return Exit.FINISHED
@@ -70,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             near = difflib.get_close_matches(command, _COMMANDS, 1)
             hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(_COMMANDS)}"
             raise ConfigError(f"{command} cannot be planned; {hint}")
-        return _COMMANDS[command](words)
+        return _COMMANDS[command]([value, *words] if equals else words)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
@@ -128,7 +146,66 @@ def _scenario(parser: Parser, words: Sequence[str]) -> "tuple[Scenario, dict[str
     return *compose(name, given), trials, seed
 
 
-_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"failures": _failures}
+def _from_nxdt(typed: Sequence[str]) -> int:
+    """Translate a configuration of NxDT."""
+    parser = Parser(
+        prog="python -m hlat.plan from_nxdt",
+        usage="python -m hlat.plan from_nxdt=FILE.yaml",
+        description="A run of NeuronX Distributed Training in overrides of hlat.",
+        epilog=_FROM_NXDT,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.yaml", help="its configuration")
+    file = parser.parse_args(typed).file
+    from hlat.config.compose import models
+    from hlat.config.foreign import read_yaml, shown
+    from hlat.planning.nxdt.file import read
+    from hlat.planning.nxdt.translate import STAND_INS, translate, words
+    from hlat.reporting.nxdt import page
+
+    tree = read_yaml(file)
+    try:
+        run = read(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{shown(file, 200)} {error}") from error
+    if run.hf:
+        run = read(tree, _model_config(file, run.get("model.model_config")))
+    translation = translate(run, models())
+    refused = _refused(words(translation.overrides, translation.unset, STAND_INS))
+    print("\n".join(page(file.name, translation, refused)))
+    return Exit.CONFIGURATION if refused else Exit.FINISHED
+
+
+def _model_config(file: Path, named: Any) -> Any:
+    """Return what the config.json of an hf model holds; None: it is not here."""
+    from hlat.config.foreign import read_json
+
+    places = [Path(named), file.parent / Path(named).name] if isinstance(named, str) else []
+    found = next((place for place in places if os.path.exists(place)), None)  # whatever its name
+    if found is None:
+        return None
+    numbers = read_json(found)
+    if not isinstance(numbers, dict):
+        raise ConfigError(f"{found} cannot be read: it holds no object")
+    return numbers
+
+
+def _refused(words: Sequence[str]) -> Sequence[str]:
+    """Return why hlat.train would not run these overrides."""
+    from hlat.config.compose import composed
+    from hlat.config.resolve import resolve
+    from hlat.planning.feasibility import refuse_infeasible
+
+    try:
+        refuse_infeasible(resolve(composed(words)))
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "failures": _failures,
+    "from_nxdt": _from_nxdt,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -106,7 +107,9 @@ def test_the_figure_copes_with_extremes(tmp_path, capsys, words):
     ("words", "problem"),
     [
         ("fialures", "fialures cannot be planned; did you mean failures?"),
-        ("throughput", "throughput cannot be planned; commands: failures"),
+        ("throughput", "throughput cannot be planned; commands: failures, from_nxdt"),
+        ("from_nxtd=x.yaml", "from_nxtd cannot be planned; did you mean from_nxdt?"),
+        ("from_nxdt=no.yaml", "no.yaml cannot be read: it is not there, or no file"),
         ("failures scenario=manul", "scenario=manul does not exist; did you mean manual?"),
         ("failures --figure x.pdf", "--figure x.pdf must end in .png or .svg"),
         (
@@ -185,3 +188,136 @@ def test_the_documentation_shows_what_it_prints(capsys, name):
     for line in capsys.readouterr().out.splitlines():
         told = re.sub(r"%? +\S+ +\S+ to \S+$", "", line)  # without what is drawn
         assert told in shown
+
+
+RUN = """\
+model_source: hf
+trainer: {devices: 32, num_nodes: 1, max_steps: 100}
+distributed_strategy: {tensor_model_parallel_size: 8}
+data: {micro_batch_size: 1, global_batch_size: 64, train_dir: /tokens}
+model:
+  model_config: /away/sizes.json
+  encoder_seq_length: 2048
+  optim: {name: adamw, lr: 3e-4, sched: {name: CosineAnnealing, warmup_steps: 10, min_lr: 3e-5}}
+precision: {type: bf16SR}
+"""
+SIZES = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 22,
+    "intermediate_size": 5632,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.fixture
+def nxdt(tmp_path):
+    """A run of NxDT, with the sizes of its model beside it."""
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN)
+    (tmp_path / "sizes.json").write_text(json.dumps(SIZES))
+    return file
+
+
+def test_the_command_that_is_printed_composes(nxdt, capsys, compose):
+    assert plan.main([f"from_nxdt={nxdt}"]) == 0
+    command, *rest = capsys.readouterr().out.split("\n\n")
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", "hlat.train"]
+    config = compose(*words[3:])
+    assert config.model.name == "1b"
+    assert config.precision.rounding.value == "stochastic"
+    assert sorted(word.split("=")[0] for word in words if word.endswith("=???")) == [
+        "data.eos_token",
+        "data.sources.files.paths",
+        "data.tokenizer",
+    ]
+    titles = [part.splitlines()[0] for part in rest]
+    assert titles == [
+        "to be set by you, where it says ???:",
+        "to know:",
+        "no equivalent:",
+        "no override needed:",
+    ]
+    assert "  data.train_dir=/tokens  hlat reads text" in rest[2]
+
+
+def test_the_file_may_stand_apart(nxdt, capsys):
+    assert plan.main(["from_nxdt", str(nxdt)]) == 0
+    assert "model=1b" in capsys.readouterr().out
+
+
+def test_the_sizes_of_a_megatron_model_stand_in_the_file_alone(nxdt, capsys):
+    nxdt.write_text(RUN.replace("source: hf", "source: megatron"))
+    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+    assert "config.json" not in capsys.readouterr().out
+
+
+def test_what_training_would_refuse_is_told(nxdt, capsys):
+    nxdt.write_text(RUN.replace("tensor_model_parallel_size: 8", "tensor_model_parallel_size: 3"))
+    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+    refused = capsys.readouterr().out.split("hlat.train would refuse this:\n")[1]
+    assert "  parallelism.tp=3 does not divide model.num_attention_heads=32; use 1, 2" in refused
+
+
+def test_a_value_of_another_type_is_refused(nxdt, capsys):
+    nxdt.write_text(RUN.replace("max_steps: 100", "max_steps: soon"))
+    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+    assert "  schedule.total_steps=soon: Value 'soon'" in capsys.readouterr().out
+
+
+def test_sizes_that_are_nowhere_are_asked_for(nxdt, capsys):
+    (nxdt.parent / "sizes.json").unlink()
+    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+    out = capsys.readouterr().out
+    assert "'model.hidden_size=???'" in out
+    assert "model.hidden_size is not set; give it a value" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("- 1\n", "is no configuration of NxDT: it has no model_source that is hf or megatron"),
+        ("a: [1\n", "cannot be read: line 2: "),
+        ("a: !!python/object/apply:os.system [ls]\n", "cannot be read: line 1: could not deter"),
+        ("a: &x [1]\nb: [*x, *x]\n", "cannot be read: it repeats parts through aliases"),
+        ("a: ${\n", "cannot be read: "),
+        ("[" * 5000, "cannot be read: "),
+        ("a: !!int ''\n", "cannot be read: "),
+        ("a: !!timestamp 2001-99-99\n", "cannot be read: "),
+        ("a: \x00\n", "cannot be read: "),
+        ("a: 1\na: 2\n", "cannot be read: line 2: found duplicate key a"),
+        ("#" * 2**18 + "\n", "cannot be read: it is too large for a configuration"),
+    ],
+    ids=lambda text: ascii(text[:25]),
+)
+def test_a_broken_file_is_told_in_a_line(nxdt, capsys, text, problem):
+    nxdt.write_text(text)
+    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith(f"{nxdt} {problem}")
+    assert told.err.count("\n") == 1
+    assert told.err[:-1].isprintable()
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 5000, "1"])
+def test_a_broken_config_json_is_told_in_a_line(nxdt, capsys, text):
+    (nxdt.parent / "sizes.json").write_text(text)
+    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+    assert capsys.readouterr().err.startswith(f"{nxdt.parent / 'sizes.json'} cannot be read: ")
+
+
+def test_nothing_of_a_file_reaches_the_terminal_as_it_is(nxdt, capsys, monkeypatch):
+    monkeypatch.setenv("PLANTED", "a-secret")
+    secret = "${oc.env:PLANTED}"
+    hostile = f'"\\e[2J": "\\a{"x" * 500}"\nseed: "{secret}"\nown: "{secret}"\n'
+    nxdt.write_text(RUN + hostile + f"number: 0x{'f' * 10_000}\n")
+    assert plan.main([f"from_nxdt={nxdt}"]) == 0
+    out = capsys.readouterr().out
+    assert out.replace("\n", "").isprintable()
+    assert "a-secret" not in out
+    assert re.search(r"number=a number that is too long +no equivalent", out)
+    assert re.search(rf"seed={re.escape(secret)} +its value is not known here", out)
