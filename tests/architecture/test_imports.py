@@ -13,7 +13,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAYERS = {
     "config": 0,
     **dict.fromkeys(
-        ("parallelism", "precision", "phase", "schedule", "compiler", "hardware", "state"), 1
+        (
+            *("parallelism", "precision", "phase", "schedule", "compiler", "compiler_cache"),
+            *("hardware", "state"),
+        ),
+        1,
     ),
     **dict.fromkeys(("model", "optimizer", "data", "checkpoint", "tracking", "planning"), 2),
     "engine": 3,
@@ -52,7 +56,7 @@ FENCES = {
     "omegaconf": {"config", *ENTRIES},
     "tqdm": {"data", "tracking"},
 }
-PURE = {"config", "parallelism", "precision", "phase", "schedule", "compiler", "hardware", "state"}
+PURE = {room for room, layer in LAYERS.items() if layer < 2}
 
 
 def _modules() -> dict[str, Path]:
