@@ -17,6 +17,7 @@ from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.staging import Staging
 from hlat.config.run import Config
 from hlat.data.loader import Loader, merge_states
+from hlat.engine import tracing
 from hlat.engine.interface import Engine
 from hlat.recovery import copies
 from hlat.state import TrainingState
@@ -80,6 +81,9 @@ class Checkpoints:
             CopiesDifferError: There is no telling which rank holds the state that is right.
         """
         self.finish()
+        if tracing.only_traces():
+            self._show_graphs()
+            return True
         begin = time.perf_counter()
         if not copies.agree(self._engine, self._tracker, state.step):
             return False
@@ -114,6 +118,13 @@ class Checkpoints:
             with suppress(Exception):
                 self._begun.outcome.result(timeout=_SECONDS_TO_END)
             self.report()
+
+    def _show_graphs(self) -> None:
+        """Do on the device what a save does, for a compiler to see, and write nothing."""
+        self._engine.compare_copies()
+        for chunk in self._engine.chunks():
+            if chunk.saved:
+                chunk.tensor.cpu()
 
     def _contents(self, state: TrainingState) -> dict[str, Any]:
         """What the checkpoint says besides tensors, on the leader; tells of the data so far."""
