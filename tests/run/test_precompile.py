@@ -1,0 +1,235 @@
+"""`python -m hlat.precompile` around a stand-in for AWS's tool, which runs the real training."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hlat import compiler_cache, precompile
+from hlat.config import resolve, rules
+from hlat.engine import tracing
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+FAKE = REPOSITORY / "tests/fakes/neuron_parallel_compile"
+
+
+class Done:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this node looks, on a machine that has the tool."""
+    tool = tmp_path / "bin/neuron_parallel_compile"
+    tool.parent.mkdir()
+    tool.write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
+    tool.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def do(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Run the entry in this process, as a version would whose engines include nxd."""
+    accepted = tuple(rule for rule in resolve.RULES if rule is not rules.executable)
+    monkeypatch.setattr(resolve, "RULES", accepted)
+
+    def run(*words: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["hlat.precompile", *words])
+        code = 0
+        try:
+            precompile.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        told = capfd.readouterr()
+        return Done(code, told.out, told.err)
+
+    return run
+
+
+def test_compiles_verifies_and_does_nothing_twice(cache: Path, do: Callable[..., Done]) -> None:
+    first = do("engine=nxd")
+    assert first.code == 0, first.err
+    assert f"{cache}: 4 of 4 modules are complete" in first.out
+    neffs = {path: path.stat().st_mtime_ns for path in cache.rglob("model.neff")}
+    assert do("engine=nxd", "optimizer.lr=1e-5").code == 0
+    assert {path: path.stat().st_mtime_ns for path in cache.rglob("model.neff")} == neffs
+    assert [*Path("runs").iterdir()] == []
+
+
+def test_failures_are_named_and_compiled_anew(
+    cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_FAILS", "evaluate")
+    failed = do("engine=nxd")
+    assert failed.code == 1
+    assert "failed to compile:\n    Failed compilation\n    NCC_EXSP001: out of SBUF" in failed.err
+    assert "3 of 4 modules are complete" in failed.out
+    assert do("verify").code == 1
+    monkeypatch.delenv("FAKE_FAILS")
+    again = do("engine=nxd")
+    assert again.code == 0
+    assert "was left incomplete by an earlier attempt" in again.out
+
+
+def test_a_lock_of_a_killed_compiler_blocks_nothing(cache: Path, do: Callable[..., Done]) -> None:
+    do("engine=nxd")
+    module = compiler_cache.modules(cache)[0]
+    (module / "model.done").unlink()
+    (module / "model.hlo_module.pb.lock").touch()
+    assert do("engine=nxd").code == 0
+    assert compiler_cache.is_complete(module)
+
+
+def test_a_traced_run_shows_all_graphs_and_keeps_nothing(
+    cache: Path,
+    do: Callable[..., Done],
+    small: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("FAKE_SWAP", "engine=nxd>engine=native")
+    monkeypatch.setenv("FAKE_KEEP", str(tmp_path / "kept"))
+    typed = ["run.name=mine", "run.steps=9", "checkpoint.every_steps=1", "recovery.preflight=true"]
+    done = do(*small, "engine=nxd", *typed, f"checkpoint.destination={tmp_path}/elsewhere")
+    assert done.code == 0, done.out + done.err
+    assert [*Path("runs").iterdir()] == []
+    assert not (tmp_path / "elsewhere").exists()
+    run = tmp_path / "kept/traced"
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    steps = [(row["event"], row["step"]) for row in events]
+    assert [step for kind, step in steps if kind == "evaluate"] == [0, 2, 4]
+    assert steps[-1] == ("finish", 4)
+    judged = {"preflight", "checkpoint", "checkpoint_failed", "spike", "skip"}
+    assert not judged & {kind for kind, _ in steps}
+    assert not [*run.glob("checkpoints/*")]
+
+
+def test_garbage_is_not_judged(small: list[str], tmp_path: Path) -> None:
+    """Numbers of a traced run are often not finite."""
+    words = [*small, "run.name=x", "run.steps=4", "optimizer.lr=1e30"]
+    words += ["schedule.warmup_steps=0", "recovery.rollback_after=1", "recovery.spike_window=2"]
+    codes = {}
+    for traced in ("", "1"):
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        environment["NEURON_EXTRACT_GRAPHS_ONLY"] = traced
+        command = [sys.executable, "-m", "hlat.train", *words]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+        codes[traced] = done.returncode
+    assert codes == {"": 3, "1": 0}
+
+
+def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) -> None:
+    do("engine=nxd")
+    shared = cache.parent / "shared"
+    done = do("merge", str(cache), "--into", str(shared))
+    assert (done.code, done.out) == (0, f"{shared}: 4 modules added, 0 were there\n")
+    shutil.rmtree(cache)
+    assert do("merge", str(shared)).code == 0
+    done = do("verify")
+    assert (done.code, done.out) == (0, f"{cache}: 4 of 4 modules are complete\n")
+    assert do("merge", str(shared)).out == f"{cache}: 0 modules added, 4 were there\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "engine.name=native has no graphs to compile ahead; add engine=nxd"),
+        ("engine=nxd modle=7b", "did you mean model?"),
+        ("engine=nxd compiler.neuron_sdk=2.28 compiler.cc_flags=[--cache_dir=/x]", "--cache_dir"),
+        ("experiment=hlat_7b hardware.nodes=2", "with srun --nodes=2 --ntasks-per-node=1"),
+        ("merge", "which folders to merge is missing"),
+        ("merge nowhere", "nowhere holds no neuronxcc-*/MODULE_*"),
+        ("verify a b", "verify takes one folder"),
+    ],
+)
+def test_mistakes_are_told(cache: Path, do: Callable[..., Done], words: str, told: str) -> None:
+    done = do(*words.split())
+    assert done.code == 2
+    assert told in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_folder_that_cannot_be_written(cache: Path, do: Callable[..., Done]) -> None:
+    do("engine=nxd")
+    Path("file").touch()
+    done = do("merge", str(cache), "--into", "file/all")
+    assert (done.code, done.err.splitlines()[-1]) == (1, "hlat: file/all/.merging: Not a directory")
+    done = do("engine=nxd", "run.root=file/runs")
+    assert done.code == 1
+    assert "Not a directory" in done.err
+
+
+def test_what_cannot_be_traced_is_not_compiled(
+    cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_SWAP", "engine=nxd>nonsense=1")
+    done = do("engine=nxd")
+    assert done.code == 1
+    assert "hlat: neuron_parallel_compile --command collect exited with 1" in done.err
+    assert not cache.exists()
+
+
+def test_a_machine_without_the_tool(
+    cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = do("engine=nxd")
+    assert done.code == 2
+    assert done.err == (
+        "hlat: neuron_parallel_compile is not on the PATH; activate an environment with "
+        "torch-neuronx\n"
+    )
+
+
+def test_an_empty_cache_is_not_complete(cache: Path, do: Callable[..., Done]) -> None:
+    done = do("verify")
+    assert (done.code, done.out) == (1, f"{cache}: 0 of 0 modules are complete\n")
+
+
+def test_looking_after_caches_needs_no_heavy_library(cache: Path, tmp_path: Path) -> None:
+    refuse = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in {'torch', 'pyarrow', 'tokenizers', 'numpy'}:\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+    )
+    (tmp_path / "sitecustomize.py").write_text(refuse)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    for words, code in ((["--help"], 0), (["verify"], 1), (["engine=nxd"], 2), (["model=7b"], 2)):
+        command = [sys.executable, "-m", "hlat.precompile", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+
+
+def test_nodes_trace_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compose) -> None:
+    """Each node starts its processes with torchrun, in a folder that all of them see."""
+    slurm = {"PROCID": "3", "NTASKS": "64", "LOCALID": "0", "JOB_ID": "17", "STEP_ID": "2"}
+    for name, value in (slurm | {"STEP_NODELIST": "trn-[001-064]"}).items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    accepted = tuple(rule for rule in resolve.RULES if rule is not rules.executable)
+    monkeypatch.setattr(resolve, "RULES", accepted)
+    config = resolve.resolve(compose("experiment=hlat_7b", f"run.root={tmp_path}"))
+    with tracing.run_root(config) as root:
+        words = tracing.command(config, ["experiment=hlat_7b"], root)
+    assert root == tmp_path / ".traced-17-2"
+    assert words[1:11] == [
+        *("-m", "torch.distributed.run", "--nnodes=64", "--node-rank=3", "--nproc-per-node=32"),
+        *("--master-addr=trn-001", "--master-port=20017", "-m", "hlat.train", "experiment=hlat_7b"),
+    ]
+    assert words[-1] == f'run.root="{root}"'
