@@ -1,17 +1,28 @@
 # make train: a model on this machine, now.   make test: the tests.   Both install what they need into .venv first.
+# make test-nxd NXD_SOURCE=<a checkout>: neuronx-distributed's own code on this CPU, with the torch that it needs in .venv-nxd.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 MANIFEST := pyproject.toml setup.cfg constraints.txt
+NXD_VENV := .venv-nxd
+NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
+NXD_NEEDS := boto3 einops packaging pytest tenacity torch_xla transformers
 
-.PHONY: train test lint types wheel clean
+.PHONY: train test test-nxd nxd-source lint types wheel clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
+
+test-nxd: nxd-source $(NXD_VENV)/.installed
+	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
+		$(NXD_VENV)/bin/python -m pytest -m nxd tests/nxd $(ARGS)
+
+nxd-source:
+	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "say where a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29) is: make test-nxd NXD_SOURCE=<folder>"; exit 2; }
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -24,12 +35,12 @@ wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(NXD_VENV) build dist *.egg-info
 
-$(VENV)/bin/python:
+$(VENV)/bin/python $(NXD_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else f"hlat needs Python 3.10 to 3.13, $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=python3.11")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@:/bin/python=)
 
 $(VENV)/.installed: $(VENV)/bin/python $(MANIFEST)
 	$(INSTALL) --editable .
@@ -38,3 +49,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(MANIFEST)
 $(VENV)/.installed-dev: $(VENV)/bin/python $(MANIFEST)
 	$(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
+
+$(NXD_VENV)/.installed: $(NXD_VENV)/bin/python $(NXD_MANIFEST) | nxd-source
+	$(NXD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-nxd.txt --editable . $(NXD_NEEDS)
+	@touch $@

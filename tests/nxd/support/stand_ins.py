@@ -1,0 +1,124 @@
+"""Stand-ins for AWS's closed packages, so that neuronx_distributed imports where they are not.
+
+Importing its training half pulls in its inference half, which names kernels and compilers of the
+Neuron SDK. A stand-in has the name and nothing else: whoever calls one is told.
+"""
+
+import os
+import sys
+from collections import namedtuple
+from enum import Enum
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+class NeuronOnlyError(NotImplementedError):
+    """A kernel or a compiler of the Neuron SDK was called, and there is none."""
+
+
+def get_platform_target() -> str:
+    """The chip that NxD lays out ranks and key/value heads for: trn1, trn2 or trn3."""
+    return os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
+
+
+class CollectivesConfig:
+    """Whom each rank of a context-parallel group sends to: its neighbour on a ring."""
+
+    def __init__(self, replica_groups: list[list[int]]) -> None:
+        self.rank_src_tgt_pairs = {
+            rank: [[one, other] for one, other in zip(group, group[1:] + group[:1], strict=True)]
+            for group in replica_groups
+            for rank in group
+        }
+
+
+def jit(function: Any = None, **options: Any) -> Any:
+    """Decorate a kernel, as `@jit`, `jit(kernel, mode=...)` or `jit()(kernel)`."""
+    return jit if function is None else _stand_in(f"the kernel {function.__name__}")
+
+
+SYMBOLS: dict[str, list[str]] = {
+    "libneuronxla": ["neuron_xla_compile"],
+    "neuronxcc.nki": ["jit"],
+    "neuronxcc.nki._pre_prod_kernels.collectives": ["CollectivesConfig"],
+    "neuronxcc.nki.compiler.backends.neuron.dimensions": ["VNC"],
+    "neuronxcc.nki.kernels.attention": ["FlashConfig"],
+    "neuronxcc.nki.language": [],
+    "nki": ["jit"],
+    "nki.language": ["bfloat16", "float4_e2m1fn_x4", "ndarray"],
+    "nkilib.core.moe.moe_cte.moe_cte_utils": ["BlockShardStrategy", "SkipMode"],
+    "nkilib.core.moe_block.moe_block_tkg": ["moe_block_tkg"],
+    "nkilib.core.subkernels.find_nonzero_indices": ["find_nonzero_indices"],
+    "nkilib.core.subkernels.indexed_flatten": ["indexed_flatten"],
+    "nkilib.core.utils.common_types": ["ActFnType", "ExpertAffinityScaleMode", "RouterActFnType"],
+    "nkilib.core.utils.tensor_view": ["TensorView"],
+    "torch_neuronx": ["BucketModelConfig"],
+    "torch_neuronx.experimental.profiler.v2_x.custom_op_name": ["hlo_debug"],
+    "torch_neuronx.proto.metaneff_pb2": ["MetaNeff"],
+    "torch_neuronx.pyhlo.hlo_pb2": ["HloComputationProto", "HloInstructionProto", "HloModuleProto"],
+    "torch_neuronx.pyhlo.xla_data_pb2": [],
+    "torch_neuronx.utils": ["get_platform_target"],
+    "torch_neuronx.utils.utils": ["SUPPORTED_TYPES", "get_platform_target"],
+    "torch_neuronx.xla_impl.base": ["xla_call"],
+    "torch_neuronx.xla_impl.bucket_trace": ["create_bucket_model"],
+    "torch_neuronx.xla_impl.ops": ["nki_jit"],
+    "torch_neuronx.xla_impl.structure": ["Packer"],
+    "torch_neuronx.xla_impl.torchscript": ["replace_weights"],
+    "torch_neuronx.xla_impl.trace": [
+        *("HloArtifacts", "NeffArtifacts", "XLA_DTYPE_TO_METANEFF_DTYPE", "generate_neff"),
+        *("get_hlo_computation_by_id", "get_hlo_root_instruction", "get_torch_dtype"),
+        "hlo_entry_computation",
+    ],
+}
+"""Module -> symbols that NxD 2.29 takes from it on import. libneuronxla has no libneuronpjrt_path,
+by which torch_xla would know that Neuron is here."""
+
+ANSWERS: dict[str, Any] = {
+    "ActFnType": Enum("ActFnType", ["SiLU"]),
+    "BlockShardStrategy": Enum("BlockShardStrategy", ["HI_LO", "PING_PONG"]),
+    "CollectivesConfig": CollectivesConfig,
+    "ExpertAffinityScaleMode": Enum("ExpertAffinityScaleMode", ["NO_SCALE", "POST_SCALE"]),
+    "RouterActFnType": Enum("RouterActFnType", ["SIGMOID", "SOFTMAX"]),
+    "SUPPORTED_TYPES": (),
+    "SkipMode": namedtuple("SkipMode", ["skip_token", "skip_weight"]),
+    "XLA_DTYPE_TO_METANEFF_DTYPE": {},
+    "get_platform_target": get_platform_target,
+    "jit": jit,
+    "nki_jit": jit,
+}
+"""The symbols that NxD asks while it is imported or training; all others only have a name."""
+
+
+def _stand_in(what: str) -> type:
+    """A class, since NxD puts some into annotations, that cannot be called."""
+
+    def refuse(self: Any, *arguments: Any, **keywords: Any) -> None:
+        raise NeuronOnlyError(f"{what} is part of the Neuron SDK and does not run here")
+
+    return type(what.rpartition(".")[2], (), {"__init__": refuse})
+
+
+def _module(name: str) -> Any:
+    """The module of this name, made with its parents where it is not there yet."""
+    if name not in sys.modules:
+        module = module_from_spec(ModuleSpec(name, None, is_package=True))
+        sys.modules[name] = module
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(_module(parent), last, module)
+    return sys.modules[name]
+
+
+def install() -> None:
+    """Let this process import neuronx_distributed."""
+    for name, symbols in SYMBOLS.items():
+        module = _module(name)
+        for symbol in symbols:
+            stand_in = _stand_in(f"{name}.{symbol}")
+            setattr(module, symbol, ANSWERS.get(symbol, stand_in))
+    scripted = ("LayoutTransformation", "SPMDModel")
+    torch.classes.neuron = SimpleNamespace(**{name: _stand_in(name) for name in scripted})
