@@ -31,7 +31,7 @@ def _input_grads(mode: str, sequence_parallel: bool, options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("mode", MODES)
 def test_1_input_gradients_of_bf16_layers_are_not_summed(mode: str) -> None:
-    """layers_utils.py:99: the gradient is cast to reduce_dtype, fp32 unless given, and the cast copy
+    """layers_utils.py:100: the gradient is cast to reduce_dtype, fp32 unless given, and the cast copy
     is what is summed. Around it: give the compute dtype, or cut the sequence."""
     grads, parts, whole = _input_grads(mode, False, {})
     for own, part in zip(grads, parts, strict=True):

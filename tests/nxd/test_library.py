@@ -5,6 +5,7 @@ every order and dtype; elsewhere it states its tolerance. Activations are [batch
 """
 
 import dataclasses
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hlat.config.model import Model
+from hlat.model.llama import Llama
 from hlat.parallelism.mesh import Degrees, coordinates
 from tests.nxd.numbers import linear, whole_numbers
 from tests.nxd.support.ranks import MODES, require_nxd, run
@@ -233,6 +236,51 @@ def test_zero_1_sums_micro_batches_and_keeps_masters_in_fp32(mode: str) -> None:
         assert of_rank["norms"] == [None]
 
 
+def test_hlats_recipe_keeps_masters_in_what_torch_calls_double() -> None:
+    """Under XLA_DOWNCAST_BF16=1 the device holds torch's fp32 in bf16 and torch's double in fp32."""
+    small = 2.0**-9
+    micro_batches = [[torch.tensor([g, 0.0])] for g in (1.0, small)]
+    gradients = [[micro_batches] * 2]
+    settings = (_zero(grad_clipping=False), "SGD", {"lr": 1.0}, {})
+    arguments = ([torch.zeros(2)], gradients, *settings)
+    variables = {"XLA_DOWNCAST_BF16": "1"}
+    found = run(2, "optimizer.steps", *arguments, mode="xla", **variables)
+    for rank, of_rank in enumerate(found):
+        (weight,), (shard,) = of_rank["weights"], of_rank["shards"]
+        assert weight.tolist() == [-1.0, 0.0]
+        assert shard["master"].dtype is torch.float64
+        assert shard["master"].tolist() == [[-1.0 - small], [0.0]][rank]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_shards_of_one_zero_1_optimizer_go_on_in_another(mode: str) -> None:
+    """Written into its masters and moments, with the learning rate of its groups, to the last bit of
+    the uninterrupted run."""
+    values = [whole_numbers(5, 3), whole_numbers(3)]
+    others = [value + 1 for value in values]
+    gradients = [[whole_numbers(*v.shape, seed=step) for v in values] for step in range(3)]
+    configuration = _zero(grad_clipping=False)
+    arguments = (values, others, gradients, configuration, ADAMW)
+    per_rank = [[[step], [step]] for step in gradients]
+    uninterrupted = (values, per_rank, configuration, "AdamW", ADAMW, {})
+    whole = run(2, "optimizer.steps", *uninterrupted, mode=mode)[0]["weights"]
+    for weights in run(2, "optimizer.restored", *arguments, mode=mode):
+        for own, wanted in zip(weights, whole, strict=True):
+            assert torch.equal(own, wanted)
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_limit_of_infinity_gives_a_norm_and_clips_nothing(zero: bool) -> None:
+    gradients = [[[[torch.tensor([3.0, 4.0])]]] * 2]
+    clipping = {"grad_clipping": True, "max_grad_norm": math.inf}
+    configuration = {"optimizer_config": {"zero_one_enabled": zero, **clipping}}
+    defaults = {"lr": 1.0, **({"max_norm": math.inf} if zero else {})}
+    arguments = ([torch.zeros(2)], gradients, configuration, "SGD", defaults, {})
+    for of_rank in run(2, "optimizer.steps", *arguments):
+        assert of_rank["norms"] == [5.0]
+        assert of_rank["weights"][0].tolist() == [-3.0, -4.0]
+
+
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_averaged_then_measured_then_clipped(mode: str, zero: bool) -> None:
@@ -279,6 +327,57 @@ def test_a_layer_that_is_recomputed_gives_the_same(mode: str) -> None:
         assert torch.equal(own_input_grad, input_grad)
         assert torch.equal(own_weight_grad, weight_grad.chunk(2)[rank])
         assert num_forwards == 2
+
+
+LLAMA = Model("tiny", 2, 32, 48, 4, 2, 64)
+
+
+def _weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    named = Llama(LLAMA).named_parameters()
+    return {name: torch.randn(p.shape, generator=generator) * 0.2 for name, p in named}
+
+
+@pytest.mark.parametrize(
+    ("size", "tp", "sequence_parallel", "mode"),
+    [
+        *((2, 2, cut, "gloo") for cut in (False, True)),
+        (2, 1, False, "gloo"),
+        *((4, 2, cut, "gloo") for cut in (False, True)),
+        (4, 2, True, "xla"),
+    ],
+)
+def test_hlats_llama_on_nxds_layers_is_hlats_llama(
+    size: int, tp: int, sequence_parallel: bool, mode: str
+) -> None:
+    """Its coalesced weights are cut by consecutive rows, its activations along dimension 1, and NxD's
+    pipeline traces it as it is. Loss, gradients and their norm agree to 1e-5; until step() the
+    gradients of norms are parts of a sum where sequences are cut."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(0, 64, (2, 4, 8), generator=generator)
+    arguments = (LLAMA, _weights(), (tokens, targets), tp, sequence_parallel)
+    found = run(size, "llama.train", *arguments, mode=mode)
+
+    plain = Llama(LLAMA)
+    plain.load_state_dict(_weights())
+    loss = functional.cross_entropy(plain.logits(tokens).flatten(0, 1), targets.flatten())
+    loss.backward()
+    grads = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    norm = torch.stack([grad.norm() for grad in grads.values()]).norm()
+    for of_rank in found[-tp:]:
+        assert of_rank["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    seen = set()
+    for stage in range(0, size, tp):
+        for name in found[stage]["grads"]:
+            parts = [of_rank["grads"][name] for of_rank in found[stage : stage + tp]]
+            if name.endswith("norm.weight"):
+                whole = sum(parts) if sequence_parallel else parts[0]
+            else:
+                whole = torch.cat(parts, int(name.endswith(("o_proj.weight", "down_proj.weight"))))
+            assert (whole - grads[name]).norm() < 1e-5 * grads[name].norm(), name
+            seen.add(name)
+    assert seen == set(grads)
+    assert all(of_rank["norm"] == pytest.approx(norm.item(), rel=1e-5) for of_rank in found)
 
 
 def _peers(axis: str, degrees: Degrees) -> list[list[int]]:

@@ -49,6 +49,47 @@ def steps(
     }
 
 
+def restored(
+    values: list[Tensor],
+    others: list[Tensor],
+    gradients: list[list[Tensor]],
+    configuration: dict[str, Any],
+    defaults: dict[str, Any],
+) -> tuple[Tensor, ...]:
+    """Weights after steps with AdamW, all but the last in one optimizer, whose shards then go into
+    one that began elsewhere and with a learning rate of zero."""
+    dist.init_process_group("xla", init_method="xla://")
+    config = nxd.neuronx_distributed_config(**configuration)
+
+    def begin(weights: list[Tensor], lr: float) -> tuple[list[nn.Parameter], Any]:
+        parameters = [nn.Parameter(weight.to(get_device())) for weight in weights]
+        settings = {**defaults, "lr": lr}
+        return parameters, nxd.initialize_parallel_optimizer(
+            config, torch.optim.AdamW, parameters, **settings
+        )
+
+    def train(parameters: list[nn.Parameter], optimizer: Any, step: list[Tensor]) -> None:
+        torch.autograd.backward(parameters, [gradient.to(get_device()) for gradient in step])
+        optimizer.step()
+        optimizer.zero_grad()
+        xm.mark_step()
+
+    *before, last = gradients
+    parameters, optimizer = begin(values, defaults["lr"])
+    for step in before:
+        train(parameters, optimizer, step)
+    saved = _shards(optimizer.optimizer)
+    parameters, optimizer = begin(others, 0.0)
+    base = optimizer.optimizer.base_optimizer
+    for shard, state in zip(base.param_groups[0]["params"], saved, strict=True):
+        shard.data.copy_(state["master"])
+        moments = {name: state[name].to(get_device()) for name in ("exp_avg", "exp_avg_sq")}
+        base.state[shard] = {"step": state["step"], **moments}
+    optimizer.param_groups[0]["lr"] = defaults["lr"]
+    train(parameters, optimizer, last)
+    return host(*parameters)
+
+
 def _shards(optimizer: Any) -> list[dict[str, Any]]:
     """Of each parameter, what this rank keeps of it."""
     base = optimizer.base_optimizer

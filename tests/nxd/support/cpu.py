@@ -5,7 +5,7 @@ quick, and exact about numbers. `xla`: lazy tensors of torch_xla on its CPU clie
 that NxD takes on Trainium; slow, and close to what runs there.
 
 NxD finishes its CPU mode for single layers only, and XLA's client knows of one process, so some
-functions of torch_xla are replaced, in `gloo` also four of NxD's, each with the reason beside it.
+functions of torch and torch_xla are replaced, in `gloo` a few of NxD's too, each with its reason.
 """
 
 import functools

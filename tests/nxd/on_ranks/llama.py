@@ -1,0 +1,117 @@
+"""hlat's Llama on NxD's layers, over tensor-parallel ranks and pipeline stages."""
+
+from typing import Any
+
+import neuronx_distributed as nxd
+import torch
+import torch.distributed as dist
+from neuronx_distributed.parallel_layers import mappings
+from neuronx_distributed.parallel_layers.layers import (
+    ColumnParallelLinear,
+    ParallelEmbedding,
+    RowParallelLinear,
+)
+from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
+from neuronx_distributed.utils import get_device
+from torch import Tensor, nn
+
+from hlat.config.model import Model
+from hlat.model.llama import Embedding, Layer, Linear, Llama, RMSNorm
+from tests.nxd.on_ranks.start import filled_with, host
+
+SEQUENCE = 1
+COLUMNS = ("qkv_proj", "gate_up_proj", "lm_head")
+
+
+class CutEmbedding(ParallelEmbedding):
+    """An embedding of which each rank gets its share of the sequence."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return mappings.reduce_scatter_to_sequence_parallel_region(super().forward(ids), SEQUENCE)
+
+
+class LlamaWithLoss(nn.Module):
+    """What NxD's pipeline cuts: its functions must be names of this module to stay whole."""
+
+    def __init__(self, shape: Model, weights: dict[str, Tensor], sequence_parallel: bool) -> None:
+        super().__init__()
+        self.model = Llama(shape)
+        for name, module in list(self.model.named_modules()):
+            if isinstance(module, RMSNorm):
+                filled_with(weights[f"{name}.weight"])(module.weight)
+                module.weight.sequence_parallel_enabled = sequence_parallel
+            elif isinstance(module, Linear | Embedding):
+                fill = filled_with(weights[f"{name}.weight"])
+                self.model.set_submodule(name, _parallel(name, module, fill, sequence_parallel))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        logits = self.model.lm_head(self.model(tokens))
+        return parallel_cross_entropy(logits, targets).mean()
+
+
+def _parallel(name: str, module: nn.Module, fill: Any, sequence_parallel: bool) -> nn.Module:
+    if isinstance(module, Embedding):
+        kind = CutEmbedding if sequence_parallel else ParallelEmbedding
+        size = module.weight.shape
+        return kind(*size, init_method=fill, collect_output=not sequence_parallel)
+    options = {
+        "bias": False,
+        "init_method": fill,
+        "sequence_parallel_enabled": sequence_parallel,
+        "sequence_dimension": SEQUENCE if sequence_parallel else None,
+    }
+    sizes = (module.in_features, module.out_features)
+    if name.endswith(COLUMNS):
+        return ColumnParallelLinear(*sizes, gather_output=False, **options)
+    return RowParallelLinear(*sizes, input_is_parallel=True, **options)
+
+
+def train(
+    shape: Model,
+    weights: dict[str, Tensor],
+    batch: tuple[Tensor, Tensor],
+    tp: int,
+    sequence_parallel: bool,
+) -> dict[str, Any]:
+    """Loss, gradients by name and gradient norm of a step; ranks beyond tp are stages."""
+    dist.init_process_group("xla", init_method="xla://")
+    stages = dist.get_world_size() // tp
+    cuts = [f"model.layers.{shape.num_layers // stages * i - 1}" for i in range(1, stages)]
+    pipeline = {
+        "transformer_layer_cls": Layer,
+        "num_microbatches": 2,
+        "output_loss_value_spec": True,
+        "input_names": ["tokens", "targets"],
+        "pipeline_cuts": cuts,
+        "leaf_module_cls": [
+            *("ColumnParallelLinear", "CutEmbedding", "ParallelEmbedding", "RMSNorm"),
+        ],
+        "autowrap_functions": (parallel_cross_entropy,),
+        "use_optimizer_wrapper": True,
+    }
+    config = nxd.neuronx_distributed_config(
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=stages,
+        pipeline_config=pipeline if stages > 1 else None,
+        sequence_parallel=sequence_parallel,
+    )
+    model = nxd.initialize_parallel_model(
+        config, lambda: LlamaWithLoss(shape, weights, sequence_parallel)
+    )
+    if stages > 1:
+        named = dict(model.local_named_parameters())
+        loss = model.run_train(tokens=batch[0], targets=batch[1])
+    else:
+        named = {n.removeprefix("module."): p for n, p in model.named_parameters()}
+        loss = model(*(tensor.to(get_device()) for tensor in batch))
+        loss.backward()
+    optimizer = nxd.initialize_parallel_optimizer(
+        config, torch.optim.SGD, list(named.values()), lr=0.0
+    )
+    grads = host(*(parameter.grad for parameter in named.values()))
+    optimizer.step()
+    return {
+        "loss": None if loss is None else loss.item(),
+        "grads": {n.removeprefix("model."): g for n, g in zip(named, grads, strict=True)},
+        "norm": optimizer.grad_norm.item(),
+    }
