@@ -33,6 +33,12 @@ def test_collectives_do_what_torch_xla_says(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_nxds_reduce_scatter_leaves_its_input_alone(mode: str) -> None:
+    for rank, given in enumerate(run(2, "support.reduced_input", mode=mode)):
+        assert torch.equal(given, torch.full((4, 2), float(rank)))
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_rendezvous_waits_for_all_and_carries_what_they_bring(mode: str) -> None:
     everything = [b"from 0", b"from 1", b"", b""]
     assert run(2, "support.payloads", b"from ", mode=mode) == [everything, everything]

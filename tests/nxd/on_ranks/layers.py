@@ -137,7 +137,9 @@ def kv_heads(
     _fill(layer, own)
     x_leaf = leaf(x)
     outputs = layer(x_leaf)
-    torch.autograd.backward(outputs, [g.to(get_device()) for g in grads[rank]])
+    permuted = [output.transpose(0, 1) for output in outputs]  # as attention reads them
+    given = [grad.transpose(0, 1).contiguous().to(get_device()) for grad in grads[rank]]
+    torch.autograd.backward(permuted, given)
     weight_grad = torch.cat([parameter.grad for parameter in layer.parameters()])
     found = host(*outputs, x_leaf.grad, weight_grad)
     return {"head": head, "outputs": found[:3], "input_grad": found[3], "weight_grad": found[4]}

@@ -66,6 +66,29 @@ def _parallel(name: str, module: nn.Module, fill: Any, sequence_parallel: bool) 
     return RowParallelLinear(*sizes, input_is_parallel=True, **options)
 
 
+def _configuration(num_layers: int, tp: int, sequence_parallel: bool) -> dict[str, Any]:
+    """NxD's: ranks beyond tp are stages of equally many layers."""
+    stages = dist.get_world_size() // tp
+    pipeline = {
+        "transformer_layer_cls": Layer,
+        "num_microbatches": 2,
+        "output_loss_value_spec": True,
+        "input_names": ["tokens", "targets"],
+        "pipeline_cuts": [f"model.layers.{num_layers // stages * i - 1}" for i in range(1, stages)],
+        "leaf_module_cls": [
+            *("ColumnParallelLinear", "CutEmbedding", "ParallelEmbedding", "RMSNorm"),
+        ],
+        "autowrap_functions": (parallel_cross_entropy,),
+        "use_optimizer_wrapper": True,
+    }
+    return nxd.neuronx_distributed_config(
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=stages,
+        pipeline_config=pipeline if stages > 1 else None,
+        sequence_parallel=sequence_parallel,
+    )
+
+
 def train(
     shape: Model,
     weights: dict[str, Tensor],
@@ -73,32 +96,13 @@ def train(
     tp: int,
     sequence_parallel: bool,
 ) -> dict[str, Any]:
-    """Loss, gradients by name and gradient norm of a step; ranks beyond tp are stages."""
+    """Loss, gradients by name and gradient norm of a step."""
     dist.init_process_group("xla", init_method="xla://")
-    stages = dist.get_world_size() // tp
-    cuts = [f"model.layers.{shape.num_layers // stages * i - 1}" for i in range(1, stages)]
-    pipeline = {
-        "transformer_layer_cls": Layer,
-        "num_microbatches": 2,
-        "output_loss_value_spec": True,
-        "input_names": ["tokens", "targets"],
-        "pipeline_cuts": cuts,
-        "leaf_module_cls": [
-            *("ColumnParallelLinear", "CutEmbedding", "ParallelEmbedding", "RMSNorm"),
-        ],
-        "autowrap_functions": (parallel_cross_entropy,),
-        "use_optimizer_wrapper": True,
-    }
-    config = nxd.neuronx_distributed_config(
-        tensor_parallel_size=tp,
-        pipeline_parallel_size=stages,
-        pipeline_config=pipeline if stages > 1 else None,
-        sequence_parallel=sequence_parallel,
-    )
+    config = _configuration(shape.num_layers, tp, sequence_parallel)
     model = nxd.initialize_parallel_model(
         config, lambda: LlamaWithLoss(shape, weights, sequence_parallel)
     )
-    if stages > 1:
+    if config["pipeline_parallel_size"] > 1:
         named = dict(model.local_named_parameters())
         loss = model.run_train(tokens=batch[0], targets=batch[1])
     else:

@@ -4,8 +4,10 @@ import os
 import time
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch_xla.core.xla_model as xm
+from neuronx_distributed.parallel_layers import mappings
 from neuronx_distributed.utils import get_device
 from torch import Tensor
 from torch_neuronx.xla_impl.base import xla_call
@@ -31,6 +33,13 @@ def collectives(tensors: list[Tensor], groups: list[list[int]]) -> dict[str, Ten
         "afterwards": own,
     }
     return dict(zip(found, host(*found.values()), strict=True))
+
+
+def reduced_input() -> Tensor:
+    """What NxD's own reduce-scatter was given, afterwards."""
+    given = torch.full((4, 2), float(start()), device=get_device())
+    mappings.reduce_scatter_to_sequence_parallel_region(given)
+    return host(given)[0]
 
 
 def payloads(payload: bytes) -> list[bytes]:

@@ -23,7 +23,7 @@ from tests.nxd.support.ranks import MODES
 
 
 def install(mode: str) -> None:
-    """Make neuronx_distributed importable and runnable; once, before it is imported."""
+    """Make neuronx_distributed importable and runnable; once, before a process group is formed."""
     assert mode in MODES
     os.environ |= {"NXD_CPU_MODE": str(int(mode == "gloo")), "PJRT_DEVICE": "CPU"}
     stand_ins.install()
@@ -37,9 +37,9 @@ def install(mode: str) -> None:
 def _count_processes() -> None:
     """torch_xla believes each process to be the only one; ours are all on one host."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    for name in ("global_ordinal", "local_ordinal", "process_index"):
+    for name in ("global_ordinal", "local_ordinal"):
         setattr(torch_xla.runtime, name, lambda: rank)
-    for name in ("world_size", "global_device_count", "local_process_count", "process_count"):
+    for name in ("world_size", "global_device_count"):
         setattr(torch_xla.runtime, name, lambda: size)
     # NxD's get_local_world_size reads a variable whose name torch_xla no longer has
     torch_xla.core.xla_env_vars.HOST_WORLD_SIZE = "HOST_WORLD_SIZE"

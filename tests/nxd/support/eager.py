@@ -61,7 +61,6 @@ def _gradients_can_be_viewed() -> None:
 
     for module, name in (
         (layers, "_linear_autograd_base_setup_bwd"),
-        (qkv_linear, "_qkvlinear_autograd_base_setup_bwd"),
         (qkv_linear, "_compute_gradients"),
     ):
         setattr(module, name, _contiguous(getattr(module, name)))

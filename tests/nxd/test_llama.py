@@ -1,0 +1,63 @@
+"""hlat's Llama on NxD's layers, in NxD's pipeline, beside itself in one process."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hlat.config.model import Model
+from hlat.model.llama import Llama
+from tests.nxd.support.ranks import require_nxd, run
+
+pytestmark = pytest.mark.nxd
+require_nxd()
+
+LLAMA = Model("tiny", 2, 32, 48, 4, 2, 64)
+
+
+def _weights() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    named = Llama(LLAMA).named_parameters()
+    return {name: torch.randn(p.shape, generator=generator) * 0.2 for name, p in named}
+
+
+@pytest.mark.parametrize(
+    ("size", "tp", "sequence_parallel", "mode"),
+    [
+        *((2, 2, cut, "gloo") for cut in (False, True)),
+        (2, 1, False, "gloo"),
+        *((4, 2, cut, "gloo") for cut in (False, True)),
+        (4, 2, True, "xla"),
+    ],
+)
+def test_hlats_llama_on_nxds_layers_is_hlats_llama(
+    size: int, tp: int, sequence_parallel: bool, mode: str
+) -> None:
+    """Its coalesced weights are cut by consecutive rows, its activations along dimension 1, and NxD's
+    pipeline traces it as it is. Loss, gradients and their norm agree to 1e-5; until step() the
+    gradients of norms are parts of a sum where sequences are cut."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(0, 64, (2, 4, 8), generator=generator)
+    arguments = (LLAMA, _weights(), (tokens, targets), tp, sequence_parallel)
+    found = run(size, "llama.train", *arguments, mode=mode)
+
+    plain = Llama(LLAMA)
+    plain.load_state_dict(_weights())
+    loss = functional.cross_entropy(plain.logits(tokens).flatten(0, 1), targets.flatten())
+    loss.backward()
+    grads = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    norm = torch.stack([grad.norm() for grad in grads.values()]).norm()
+    for of_rank in found[-tp:]:
+        assert of_rank["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    seen = set()
+    for stage in range(0, size, tp):
+        for name in found[stage]["grads"]:
+            parts = [of_rank["grads"][name] for of_rank in found[stage : stage + tp]]
+            if name.endswith("norm.weight"):
+                whole = sum(parts) if sequence_parallel else parts[0]
+            else:
+                whole = torch.cat(parts, int(name.endswith(("o_proj.weight", "down_proj.weight"))))
+            assert (whole - grads[name]).norm() < 1e-5 * grads[name].norm(), name
+            seen.add(name)
+    assert seen == set(grads)
+    assert all(of_rank["norm"] == pytest.approx(norm.item(), rel=1e-5) for of_rank in found)
