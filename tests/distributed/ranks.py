@@ -70,6 +70,7 @@ class Ranks:
 
 def _serve(rank: int, pipe: Connection) -> None:
     import torch
+    import torch.distributed as dist
 
     torch.set_num_threads(1)
     while True:
@@ -86,3 +87,5 @@ def _serve(rank: int, pipe: Connection) -> None:
             pipe.send(("returned", check(*arguments)))
         except Exception:
             pipe.send(("raised", f"rank {rank}:\n{traceback.format_exc()}"))
+        if dist.is_initialized():  # a check that fails does not leave its world
+            dist.destroy_process_group()
