@@ -2,6 +2,7 @@
 executes."""
 
 import dataclasses
+import gc
 
 import numpy as np
 import pytest
@@ -253,6 +254,25 @@ def test_bf16_trains_under_both_masks(build, packed):
     losses = [numbers.loss for numbers in _train(engine, [packed] * 4)]
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "mixed", "bf16_sr"])
+def test_a_closed_engine_gives_back_its_memory(compose, small, config, tokens, recipe):
+    def num_held():
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+        return sum(1 for tensor in tensors if tensor.shape == embeddings)
+
+    embeddings = (config.model.vocab_size, config.model.hidden_size)
+    config = resolve(compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}"))
+    before = num_held()
+    engine = create_engine(config.engine)
+    engine.build(config)
+    engine.train_step(tokens[0], RATE)
+    assert num_held() > before
+    engine.close()
+    del engine
+    assert num_held() == before
 
 
 def test_a_device_that_is_not_there_is_refused_by_name(build):

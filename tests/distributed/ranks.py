@@ -3,6 +3,7 @@
 Starting eight processes that import torch takes ten times as long as most checks.
 """
 
+import gc
 import multiprocessing
 import os
 import time
@@ -89,3 +90,4 @@ def _serve(rank: int, pipe: Connection) -> None:
             pipe.send(("raised", f"rank {rank}:\n{traceback.format_exc()}"))
         if dist.is_initialized():  # a check that fails does not leave its world
             dist.destroy_process_group()
+        gc.collect()  # each group has threads, which wake up a hundred times a second

@@ -112,6 +112,8 @@ class NativeEngine:
 
     def close(self) -> None:
         """Release the model and its optimizer, and leave the other processes."""
+        if hasattr(self, "weights"):
+            self.weights.close()
         for name in ("parts", "weights", "_passage"):
             vars(self).pop(name, None)
         if self._joined:

@@ -19,6 +19,25 @@ Draws = Callable[[str, int], Draw]
 """The bits that round a parameter's sum after a micro batch, by name and the batch's ordinal."""
 
 
+def watch(
+    weights: Mapping[str, nn.Parameter], hear: Callable[[str, Tensor], None]
+) -> Callable[[], None]:
+    """Tell of each gradient as soon as it is there, by name, until what is returned is called.
+
+    A weight and what watches it hold each other in a way that no garbage collector sees through.
+    """
+    handles = [
+        weight.register_post_accumulate_grad_hook(partial(hear, name))  # type: ignore[no-untyped-call]
+        for name, weight in weights.items()
+    ]
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
+
+
 class GradientSums:
     """What a step's backward passes have given so far, by parameter."""
 
@@ -40,8 +59,7 @@ class GradientSums:
         self._dtype, self._draws, self._rounding = dtype, draws, Rounding(compiled)
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
-        for name, weight in weights.items():
-            weight.register_post_accumulate_grad_hook(partial(self._add, name))  # type: ignore[no-untyped-call]
+        self.close = watch(weights, self._add)
 
     def of(self, name: str) -> Tensor:
         """The sum of a parameter so far."""

@@ -7,13 +7,13 @@ batch has gone back, while the backward pass goes on.
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hlat.engine.native.axis import Axis
+from hlat.engine.native.gradients import watch
 
 
 class Replicas:
@@ -106,8 +106,7 @@ class Reducer:
         self._num_micro_batches = num_micro_batches
         self._counts: dict[str, int] = {}
         self._started: dict[str, Sum] = {}
-        for name, weight in weights.items():
-            weight.register_post_accumulate_grad_hook(partial(self._count, name))  # type: ignore[no-untyped-call]
+        self.close = watch(weights, self._count)
 
     def finish(self) -> dict[str, Tensor]:
         """The sums over ranks of a step, by parameter name."""

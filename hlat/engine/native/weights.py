@@ -76,6 +76,12 @@ class Weights:
         self._optimizer = self._make_optimizer(config)
         self._make_moments(DTYPES[precision.accumulation])
 
+    def close(self) -> None:
+        """Let go of the model's weights."""
+        for watcher in (self._sums, self._reducer):
+            if watcher is not None:
+                watcher.close()
+
     @property
     def updated(self) -> dict[str, Tensor]:
         """What the optimizer updates: the master weights, or without them the weights."""
