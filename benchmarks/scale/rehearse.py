@@ -32,7 +32,7 @@ from hlat.config.folders import folder
 from hlat.config.resolve import resolve
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences
-from hlat.engine.native.axis import Axis
+from hlat.engine.axis import Axis
 from hlat.engine.native.engine import NativeEngine
 from hlat.engine.native.pipeline import Batch, Loss, Pipeline
 from hlat.model.llama import Llama

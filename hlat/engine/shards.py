@@ -38,11 +38,13 @@ class Shard:
         return Shard(coalesced.cut(self.rows, start, stop), owned, self.columns)
 
 
-def shard(model: Model, name: str, shape: tuple[int, ...], tp: int, rank: int) -> Shard:
+def shard(
+    model: Model, name: str, shape: tuple[int, ...], tp: int, rank: int, consecutive: bool = True
+) -> Shard:
     """What a tensor-parallel rank holds of a parameter.
 
     The vocabulary is cut into equal parts, the last of which may be shorter: nothing is padded.
-    With more ranks than key/value heads, consecutive ranks share a head and each holds a copy.
+    With more ranks than key/value heads, some ranks share a head and each holds a copy.
 
     Args:
         model: Shape of the model.
@@ -50,6 +52,8 @@ def shard(model: Model, name: str, shape: tuple[int, ...], tp: int, rank: int) -
         shape: Shape of the whole parameter.
         tp: Tensor-parallel degree, which the rules have accepted for the model.
         rank: Which of the ranks.
+        consecutive: Whether ranks that share a head follow one another; else they are as far apart
+            as there are heads.
     """
     rows = coalesced.rows(model, name, shape[0])
     columns = (0, shape[1]) if len(shape) == 2 else None
@@ -58,10 +62,14 @@ def shard(model: Model, name: str, shape: tuple[int, ...], tp: int, rank: int) -
         return Shard(rows, shape[0] if rank == 0 else 0, columns)
     if found is Rule.row:
         assert columns is not None
-        width = shape[1] // tp
-        return Shard(rows, shape[0], (rank * width, width))
+        width, place = shape[1] // tp, rank
+        if name.endswith(".o_proj.weight"):  # which reads what this rank's query heads give
+            group, copy = head_of(model, tp, rank, consecutive)
+            place = group * kv_copies(model, tp) + copy
+        return Shard(rows, shape[0], (place * width, width))
     if name.endswith(".qkv_proj.weight") and kv_copies(model, tp) > 1:
-        return _shared_head(model, rows[0].name.replace("q_proj", "qkv_proj"), tp, rank, columns)
+        head = head_of(model, tp, rank, consecutive)
+        return _shared_head(model, rows[0].name.replace("q_proj", "qkv_proj"), tp, head, columns)
     step = -(-shape[0] // tp)
     part = coalesced.cut(rows, rank * step, (rank + 1) * step)
     return Shard(part, coalesced.count(part), columns)
@@ -72,10 +80,19 @@ def kv_copies(model: Model, tp: int) -> int:
     return max(1, tp // model.num_key_value_heads)
 
 
+def head_of(model: Model, tp: int, rank: int, consecutive: bool = True) -> tuple[int, int]:
+    """The key/value head, or group of heads, of a rank, and which of its copies that is."""
+    copies = kv_copies(model, tp)
+    if consecutive:
+        return divmod(rank, copies)
+    copy, group = divmod(rank, tp // copies)
+    return group, copy
+
+
 def _shared_head(
-    model: Model, name: str, tp: int, rank: int, columns: tuple[int, int] | None
+    model: Model, name: str, tp: int, head: tuple[int, int], columns: tuple[int, int] | None
 ) -> Shard:
-    group, copy = divmod(rank, kv_copies(model, tp))
+    group, copy = head
     queries = model.num_attention_heads // tp
     rows = coalesced.qkv_rows(model, name, [group], queries, copy * queries)
     return Shard(rows, coalesced.count(rows if copy == 0 else rows[:1]), columns)

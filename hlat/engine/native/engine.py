@@ -12,9 +12,9 @@ from hlat.checkpoint.chunk import Chunk
 from hlat.config.precision import Operator
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
-from hlat.engine import processes
+from hlat.engine import copies, processes
 from hlat.engine.interface import Disagreement, Examination, Numbers, World
-from hlat.engine.native import copies, fully_sharded
+from hlat.engine.native import fully_sharded
 from hlat.engine.native.blocks import prepare_blocks
 from hlat.engine.native.device import find_device, prepare_device
 from hlat.engine.native.examination import examine

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hlat.config.run import Config
+from hlat.engine.axis import Axis
 from hlat.engine.interface import Examination, Link
-from hlat.engine.native.axis import Axis
 from hlat.engine.native.dtypes import DTYPES
 from hlat.engine.native.mesh import Mesh
 from hlat.hardware import link_bandwidth

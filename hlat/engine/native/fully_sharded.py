@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from hlat.config.run import Config
-from hlat.engine.native.axis import Axis
+from hlat.engine.axis import Axis
 from hlat.engine.native.dtypes import DTYPES
 from hlat.model.llama import Llama
 

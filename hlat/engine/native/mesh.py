@@ -4,20 +4,19 @@ Groups are made once, each rank only those that it belongs to, and what all must
 by axis: so what starting costs a rank does not grow with the world.
 """
 
-import json
 import os
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hlat.config.run import Config
+from hlat.engine.axis import Axis
 from hlat.engine.interface import World
-from hlat.engine.native.axis import Axis
 from hlat.engine.processes import rendezvous
+from hlat.engine.ranks import Ranks
 from hlat.engine.shards import kv_copies
-from hlat.parallelism.group import Alone, Group
+from hlat.parallelism.group import Alone
 from hlat.parallelism.mesh import coordinates, degrees, rank
 
 
@@ -68,38 +67,6 @@ class Mesh:
         """Add up over all ranks, in place."""
         for axis in (self.tp, self.dp, self.pp):
             axis.sum_(tensor)
-
-
-class Ranks(Group):
-    """All ranks that some axes span, the last of which varies fastest in their order."""
-
-    def __init__(self, axes: list[Axis]) -> None:
-        self._axes = axes
-        self.leads = all(axis.rank == 0 for axis in axes)
-
-    def broadcast(self, message: bytes | None) -> bytes:
-        """Along the first axis, then from there along the next."""
-        for i, axis in enumerate(self._axes):
-            if all(later.rank == 0 for later in self._axes[i + 1 :]):
-                message = axis.broadcast(message if axis.rank == 0 else None)
-        assert message is not None
-        return message
-
-    def collect(self, value: Any) -> list[Any]:
-        """Along the last axis, then from its first ranks along the one before."""
-        values = [value]
-        for i, axis in reversed([*enumerate(self._axes)]):
-            if all(later.rank == 0 for later in self._axes[i + 1 :]):
-                messages = axis.collect(json.dumps(values).encode())
-                values = [value for message in messages for value in json.loads(message)]
-        return values if self.leads else []
-
-    def any(self, flag: bool) -> bool:
-        """The largest of ones and zeros."""
-        found = torch.tensor([int(flag)])
-        for axis in self._axes:
-            axis.max_(found)
-        return bool(found)
 
 
 def join_world(number: int, size: int, device: torch.device) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hlat.engine.native.axis import Axis
+from hlat.engine.axis import Axis
 from hlat.engine.native.gradients import watch
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hlat.config.model import Model
-from hlat.engine.native.axis import Axis
+from hlat.engine.axis import Axis
 from hlat.engine.native.mesh import Mesh
 from hlat.engine.shards import kv_copies
 from hlat.model.llama import Embedding, Layer, Llama

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hlat.engine.native.copies import digest
+from hlat.engine.copies import digest
 
 SHAPES = [(), (1,), (7,), (8,), (3, 5), (3, 4), (2, 3, 4)]
 DTYPES = [torch.bfloat16, torch.float32]

@@ -26,7 +26,7 @@ class Axis:
         group: torch's process group of them; None for one alone.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int) -> None:
+    def __init__(self, ranks: Sequence[int], rank: int, backend: str | None = None) -> None:
         """Join the group; every one of the ranks does so, and no other need.
 
         torch names a group after its ranks and the number of groups that they have joined before,
@@ -35,16 +35,19 @@ class Axis:
         Args:
             ranks: Global ranks along the axis, in order.
             rank: This process's global rank.
+            backend: Of torch's process group; None: that of the world.
         """
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(rank), len(ranks)
-        self.group = None
+        self.group, self._backend = None, backend
         if self.size > 1:
-            self.group = dist.new_group(list(ranks), use_local_synchronization=True)
+            self.group = dist.new_group(
+                list(ranks), backend=backend, use_local_synchronization=True
+            )
 
     def again(self) -> "Axis":
         """The same ranks with a group of their own, for another thread."""
-        return Axis(self.ranks, self.ranks[self.rank])
+        return Axis(self.ranks, self.ranks[self.rank], self._backend)
 
     def sum_(self, tensor: Tensor, wait: bool = True) -> Any:
         """Add up a tensor over all ranks, in place; returns the work if it is not waited for."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hlat.checkpoint.chunk import Chunk
+from hlat.engine.axis import Axis
 from hlat.engine.interface import Disagreement
-from hlat.engine.native.axis import Axis
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -1,0 +1,1 @@
+"""The engine of the paper: neuronx-distributed on PyTorch/XLA, for trn1."""

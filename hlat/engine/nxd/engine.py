@@ -1,0 +1,288 @@
+"""Trains with neuronx-distributed: on Trainium, or with the same code on a CPU in its tests."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import neuronx_distributed as nxd
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+from neuronx_distributed.parallel_layers import mappings, parallel_state
+from torch import Tensor, nn
+
+from hlat import optimizer
+from hlat.checkpoint.chunk import Chunk
+from hlat.config.run import Config
+from hlat.data.sequences import Sequences, counted_targets
+from hlat.engine import copies
+from hlat.engine.interface import Disagreement, Numbers, World
+from hlat.engine.nxd.adamw import AdamW
+from hlat.engine.nxd.layers import DTYPES, Decoder, Trained
+from hlat.engine.nxd.weights import MOMENTS, Weight, Weights, hold
+from hlat.engine.nxd.world import host_axes, world_of
+from hlat.model.canonical import parameters
+from hlat.model.canonical_views import views
+from hlat.model.initialise import initial_values
+from hlat.model.llama import RMSNorm
+from hlat.model.loss import IGNORED, next_token_targets
+from hlat.parallelism.plan import stage_layers
+
+_EPSILON = 1e-6
+"""Added to the norm that gradients are clipped by, as torch and NxD do."""
+
+
+class NxdEngine:
+    """The engine of hlat.engine.interface."""
+
+    world = World()
+    device = ""
+
+    def build(self, config: Config) -> None:
+        """Meet the other processes; make this one's part of the model, with its optimizer."""
+        self.config = config
+        self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
+        if not dist.is_initialized():
+            dist.init_process_group("xla", init_method="xla://")
+        settings = self._nxd_config()
+        self._host_axes = host_axes(config)
+        self.world = world_of(self._host_axes)
+        self._model = nxd.initialize_parallel_model(settings, self._make)
+        self._device = xm.xla_device()
+        self.device = str(self._device)
+        self.weights = self._make_weights(settings)
+        self._num_skipped = torch.zeros((), device=self._device)
+        self._initialise()
+
+    def train_step(self, sequences: Sequences, learning_rate: float) -> dict[str, Tensor]:
+        """Run one optimizer step over all micro batches; nothing waits for the device."""
+        self._refresh()
+        loss = self._backward(sequences)
+        self.weights.adamw.set_rate(learning_rate)
+        self.weights.optimizer.step()
+        self.weights.optimizer.zero_grad(set_to_none=True)
+        torch_xla.sync()
+        self._sum_loss(loss)
+        return {"loss": loss / self.world.dp_size, "grad_norm": self._grad_norm}
+
+    def _backward(self, sequences: Sequences) -> Tensor:
+        """Add up gradients over all micro batches; returns their loss where the head is, else 0."""
+        batch = self._batch(sequences)
+        if self.config.parallelism.pp > 1:  # NxD cuts it, and takes the mean over micro batches
+            batch["weights"] *= self.config.num_micro_batches
+            loss = self._model.run_train(**batch)
+            return self._zero() if loss is None else loss.detach().to(self._device)
+        loss = self._zero()
+        for start in range(0, len(sequences.tokens), self.config.micro_batch_size):
+            some = slice(start, start + self.config.micro_batch_size)
+            micro = {name: tensor[some] for name, tensor in batch.items()}
+            loss += self._model.run_train(**self._on_device(micro)).detach()
+            torch_xla.sync()
+        return loss
+
+    @torch.no_grad()
+    def eval_step(self, sequences: Sequences) -> dict[str, Tensor]:
+        """Measure the mean loss of some sequences, the same on every rank.
+
+        They are filled up with ones that do not count, so that their graph is one for all numbers.
+        """
+        self._refresh()
+        config, dp = self.config, self.world.dp_size
+        pipeline = config.parallelism.pp > 1
+        size = config.batch.global_batch_size // dp if pipeline else config.micro_batch_size
+        batch = _filled_up(self._batch(sequences), size * dp)
+        loss = torch.zeros((), device=self._device)
+        for start in range(self.world.dp_rank * size, len(batch["tokens"]), dp * size):
+            part = {name: tensor[start : start + size] for name, tensor in batch.items()}
+            loss += self._evaluated_by_stages(part) if pipeline else self._evaluated(part)
+            torch_xla.sync()
+        self._sum_loss(loss)
+        return {"loss": loss}
+
+    def read(self, pending: dict[str, Tensor]) -> Numbers:
+        """Wait for the device and fetch the numbers; all ranks do so together."""
+        if "grad_norm" not in pending:
+            return Numbers(pending["loss"].item())
+        held = self.weights.held.items()
+        param_norm = self.weights.norm({name: weight.updated.detach() for name, weight in held})
+        numbers = [pending["loss"], pending["grad_norm"], param_norm, self._num_skipped]
+        loss, *norms, num_skipped = torch.stack(numbers).tolist()
+        return Numbers(loss, norms[0], norms[1], int(num_skipped))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Weights, both moments, and the count of updates of what this rank updates.
+
+        They lie in host memory, and are back on the device when the next step begins.
+        """
+        self._host = {name: self._fetched(weight) for name, weight in self.weights.held.items()}
+        for name, kinds in self._host.items():
+            for kind in ("weights", *MOMENTS):
+                yield from self._chunks(kind, name, kinds[kind])
+            for chunk in self._chunks("updates", name, kinds["weights"]):
+                first = chunk.saved and not any(chunk.offset)
+                yield Chunk(chunk.name, (), (), (), kinds["step"], first)
+
+    def compare_copies(self) -> list[Disagreement]:
+        """What of the state data-parallel or tensor-parallel ranks hold, and not alike."""
+        return copies.compare(self.chunks(), (self._host_axes["dp"], self._host_axes["tp"]))
+
+    def close(self) -> None:
+        """Release the model and its optimizer, and leave the other processes."""
+        for name in ("_model", "weights"):
+            vars(self).pop(name, None)
+        dist.barrier(self._host_axes["tp"].group)
+        dist.destroy_process_group()
+
+    def _fetched(self, weight: Weight) -> dict[str, Tensor]:
+        return {kind: tensor.to("cpu", copy=True) for kind, tensor in self._state(weight).items()}
+
+    def _state(self, weight: Weight) -> dict[str, Tensor]:
+        """What is kept of a parameter, by kind."""
+        return {"weights": weight.updated.detach(), **self.weights.adamw.state[weight.updated]}
+
+    def _evaluated(self, part: dict[str, Tensor]) -> Tensor:
+        loss: Tensor = self._model(**self._on_device(part))
+        return loss
+
+    def _evaluated_by_stages(self, part: dict[str, Tensor]) -> Tensor:
+        """The loss where the head is, else 0."""
+        weights = part["weights"] * self.config.num_micro_batches
+        loss = self._model.run_eval(**part | {"weights": weights})
+        return self._zero() if loss is None else loss.to(self._device)
+
+    def _sum_loss(self, loss: Tensor) -> None:
+        """Over data-parallel ranks, and to all stages."""
+        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
+
+    def _on_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), device=self._device)
+
+    def _make(self) -> nn.Module:
+        with torch.device("meta"):
+            trained = Trained(self.config)
+        self._shapes = trained.shapes
+        return trained
+
+    def _nxd_config(self) -> dict[str, Any]:
+        layout, precision = self.config.parallelism, self.config.precision
+        zero = layout.zero > 0
+        settings: dict[str, Any] = nxd.neuronx_distributed_config(
+            tensor_parallel_size=layout.tp,
+            pipeline_parallel_size=layout.pp,
+            sequence_parallel=layout.sequence_parallel,
+            pipeline_config=self._pipeline() if layout.pp > 1 else None,
+            optimizer_config={"zero_one_enabled": zero, "grad_clipping": False},
+            model_init_config={"meta_device_init": True, "param_init_fn": lambda *_: None},
+            mixed_precision_config={
+                "use_master_weights": zero and precision.master_weights is not None,
+                "use_fp32_grad_acc": zero and precision.master_weights is not None,
+            },
+        )
+        return settings
+
+    def _pipeline(self) -> dict[str, Any]:
+        """Stages as the plan cuts them, run one forward, one backward."""
+        config = self.config
+        stages = stage_layers(config.model.num_layers, config.parallelism.pp)
+        return {
+            "transformer_layer_cls": Decoder,
+            "num_microbatches": config.num_micro_batches,
+            "output_loss_value_spec": True,
+            "input_names": ["tokens", "targets", "weights"],
+            "pipeline_cuts": [f"model.layers.{layers[-1]}" for layers in stages[:-1]],
+            "leaf_module_cls": [RMSNorm.__name__],
+            "autowrap_modules": [mappings],
+            "use_zero1_optimizer": config.parallelism.zero > 0,
+            "use_optimizer_wrapper": True,
+            "return_loss_on_cpu": False,
+        }
+
+    def _make_weights(self, settings: dict[str, Any]) -> Weights:
+        named = {
+            name.removeprefix("module.").removeprefix("model."): parameter
+            for name, parameter in self._model.named_parameters()
+        }
+        config, zero = self.config, self.config.parallelism.zero > 0
+        made = nxd.initialize_parallel_optimizer(
+            settings,
+            AdamW,
+            optimizer.groups(config.optimizer, named.values()),
+            **optimizer.settings(config.optimizer),
+            prepare=self._clip,
+            **({"optimizer_dtype": DTYPES[config.precision.optimizer_state]} if zero else {}),
+        )
+        return Weights(named, hold(config, named, self._shapes), made, zero)
+
+    def _clip(self, groups: list[dict[str, Any]]) -> Tensor:
+        """Clip all gradients by their norm; returns whether it is finite."""
+        gradients = self.weights.gradients()
+        self._grad_norm = self.weights.norm(gradients)
+        limit = self.config.optimizer.grad_clip
+        if limit:
+            factor = (limit / (self._grad_norm + _EPSILON)).clamp(max=1.0)
+            for gradient in gradients.values():
+                gradient.mul_(factor)
+        finite = torch.isfinite(self._grad_norm)
+        self._num_skipped += ~finite
+        return finite
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for chunk in self.chunks():
+            kind, _, name = chunk.name.partition("/")
+            if kind == "weights":
+                values = initial_values(
+                    self._parameters[name],
+                    self.config.model,
+                    self.config.run.seed,
+                    chunk.offset,
+                    chunk.size,
+                )
+                chunk.tensor.copy_(torch.from_numpy(values).view(chunk.tensor.shape))
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        """Put what lies in host memory on the device, and let what the model reads follow."""
+        if not self._host:
+            return
+        for name, kinds in self._host.items():
+            for kind, tensor in self._state(self.weights.held[name]).items():
+                tensor.copy_(kinds[kind])
+        self._host = {}
+        if self.config.parallelism.zero:
+            for weight in self.weights.held.values():  # it asks for gradients of what has changed
+                weight.parameter.grad = torch.zeros_like(weight.parameter)
+            self.weights.optimizer.optimizer.allgather_weights_and_update_full_parameter()
+            self.weights.optimizer.zero_grad(set_to_none=True)
+
+    def _batch(self, sequences: Sequences) -> dict[str, Tensor]:
+        """Tokens, targets and the weight of each position's loss, in host memory."""
+        counted = counted_targets(sequences, self.config.data.loss_mask).sum()
+        tokens = torch.from_numpy(sequences.tokens)
+        targets = next_token_targets(tokens)
+        weights = (targets != IGNORED).float() / max(1, int(counted))
+        return {"tokens": tokens, "targets": targets.clamp(min=0), "weights": weights}
+
+    def _chunks(self, kind: str, name: str, tensor: Tensor) -> Iterator[Chunk]:
+        shard = self.weights.held[name].shard
+        counts = self.config.parallelism.zero > 0 or self.world.dp_rank == 0
+        for rows, view, begin in views(shard.rows, tensor):
+            across = () if shard.columns is None else (shard.columns,)
+            offset = (rows.first, *(first for first, _ in across))
+            size = (rows.count, *(count for _, count in across))
+            shape = self._parameters[rows.name].shape
+            yield Chunk(
+                f"{kind}/{rows.name}", shape, offset, size, view, counts and begin < shard.num_owned
+            )
+
+
+def _filled_up(batch: dict[str, Tensor], multiple: int) -> dict[str, Tensor]:
+    """A multiple of so many sequences: what is missing is the first, and counts nothing."""
+    missing = -len(batch["tokens"]) % multiple
+    filled = {name: torch.cat([part, part[:1].expand(missing, -1)]) for name, part in batch.items()}
+    filled["weights"][len(batch["weights"]) :] = 0
+    return filled

@@ -1,0 +1,124 @@
+"""The weights of a rank as NxD keeps them: what each holds, its state, and what norms count.
+
+Under ZeRO-1 NxD's optimizer updates a part of each parameter, equally many rows of it for every
+data-parallel rank, in fp32; rows beyond the parameter's end are padding.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from neuronx_distributed.parallel_layers import parallel_state
+from torch import Tensor
+
+from hlat.config.run import Config
+from hlat.engine.shards import Shard, kv_copies, shard
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+_PARTS = {"weight_q": 0, "weight_k": 1, "weight_v": 2}
+"""Which rows of the coalesced q/k/v NxD's layer for shared heads keeps in a parameter."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of this rank, and the part of it that its optimizer updates.
+
+    Attributes:
+        parameter: What the model reads.
+        updated: What the optimizer updates: the parameter, or rows of it in fp32.
+        shard: What `updated` holds.
+        share: Its part in the sum of squares that all tensor-parallel ranks add up.
+    """
+
+    parameter: Tensor
+    updated: Tensor
+    shard: Shard
+    share: float
+
+
+def hold(
+    config: Config, named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[Shard, float]]:
+    """What each parameter holds, and its share in norms, by its name in the model.
+
+    Args:
+        config: Layout and shape of the model.
+        named: The parameters of this rank.
+        shapes: Of the whole parameters of llama.Llama.
+    """
+    tp, rank = config.parallelism.tp, parallel_state.get_tensor_model_parallel_rank()
+    copies = kv_copies(config.model, tp)
+    consecutive = copies == 1 or _share_with_the_next()
+    found = {}
+    for name, parameter in named.items():
+        path, _, leaf = name.rpartition(".")
+        whole = f"{path}.weight"
+        held = shard(config.model, whole, shapes[whole], tp, rank, consecutive)
+        if leaf in _PARTS:
+            begin = sum(rows.count for rows in held.rows[: _PARTS[leaf]])
+            held = held.cut(begin, begin + len(parameter))
+            found[name] = (held, 1.0 if leaf == "weight_q" else 1 / copies)
+        else:
+            found[name] = (held, 1 / tp if parameter.dim() == 1 else 1.0)
+    return found
+
+
+def _share_with_the_next() -> bool:
+    """Whether NxD lets consecutive ranks share a key/value head, as on trn2; trn1's are apart."""
+    groups = parallel_state.get_kv_shared_replica_groups()
+    first, second, *_ = next(group for group in groups if dist.get_rank() in group)
+    return bool(second - first == 1)
+
+
+class Weights:
+    """Weights by parameter name, with NxD's optimizer."""
+
+    def __init__(
+        self,
+        named: Mapping[str, Tensor],
+        held: Mapping[str, tuple[Shard, float]],
+        nxd_optimizer: Any,
+        zero: bool,
+    ) -> None:
+        """Find what the optimizer keeps of each parameter.
+
+        Args:
+            named: The parameters, in the order in which the optimizer got them.
+            held: What each holds.
+            nxd_optimizer: NxD's, around torch_xla's if there is ZeRO, around AdamW.
+            zero: Whether there is.
+        """
+        self.optimizer = nxd_optimizer
+        self.adamw = nxd_optimizer.optimizer.base_optimizer if zero else nxd_optimizer.optimizer
+        given = [p for group in nxd_optimizer.param_groups for p in group["params"]]
+        updated = [p for group in self.adamw.param_groups for p in group["params"]]
+        names = {id(parameter): name for name, parameter in named.items()}
+        dp = parallel_state.get_data_parallel_rank() if zero else 0
+        self.held = {}
+        for parameter, part in zip(given, updated, strict=True):
+            name = names[id(parameter)]
+            whole, share = held[name]
+            rows = whole.cut(dp * len(part), (dp + 1) * len(part))
+            self.held[name] = Weight(parameter, part, rows, share)
+        self._zero = zero
+
+    def gradients(self) -> dict[str, Tensor]:
+        """What the optimizer is about to update by; under ZeRO-1 this rank's rows of the sum."""
+        found = {name: weight.updated.grad for name, weight in self.held.items()}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    def norm(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """l2 norm over all ranks of tensors like what is updated, each element counted once."""
+        square = torch.stack(
+            [
+                tensor.float().square().sum() * self.held[name].share
+                for name, tensor in tensors.items()
+            ]
+        ).sum()
+        dist.all_reduce(square, group=parallel_state.get_tensor_model_parallel_group())
+        dist.all_reduce(square, group=parallel_state.get_pipeline_model_parallel_group())
+        if self._zero:
+            dist.all_reduce(square, group=parallel_state.get_data_parallel_group())
+        return square.sqrt()
