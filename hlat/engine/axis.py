@@ -41,7 +41,8 @@ class Axis:
         self.rank, self.size = self.ranks.index(rank), len(ranks)
         self.group, self._backend = None, backend
         if self.size > 1:
-            self.group = dist.new_group(
+            # torch_xla puts one of its own in the place of torch.distributed's
+            self.group = dist.distributed_c10d.new_group(
                 list(ranks), backend=backend, use_local_synchronization=True
             )
 
