@@ -64,7 +64,7 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
     with run_folder.claimed(config.run, leads) as folder:
         if leads:
             destination.settle(config.checkpoint, folder)
-        engine = create_engine(config.engine)
+        engine = create_engine(config)
         if not preflight.passed(config, folder, engine):
             return Exit.UNHEALTHY_NODE
         engine.build(config)

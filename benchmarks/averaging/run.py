@@ -104,7 +104,7 @@ def measure_end(end: str, runs: Path, seeds: tuple[int, ...]) -> Json:
         train(run, seeded)
         with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
             config = resolve(compose("config", seeded))
-        engine = create_engine(config.engine)
+        engine = create_engine(config)
         engine.build(config)
         result["rates"] = {"peak": config.optimizer.lr, "last": rate_at(STEPS - 1, config)}
         result["seeds"][seed] = measure(engine, config, averages(run))

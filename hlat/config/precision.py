@@ -62,3 +62,6 @@ class Precision:
     """Operators computed in fp32 whatever `compute` says."""
     rounding: Rounding = Rounding.nearest
     """Rounding of every fp32 result stored as bf16."""
+    copies_drift: bool = False
+    """Where hardware rounds stochastically, let the copies of a weight that tensor-parallel ranks
+    hold be rounded apart, as in the paper's runs (section IV-C); engine=nxd only."""

@@ -5,13 +5,11 @@ A sentence names the key, the two values that disagree, and values that would wo
 
 from collections.abc import Callable, Iterable, Iterator
 
-from hlat.config import recovery_rules, schedule_rules
+from hlat.config import nxd_rules, recovery_rules, schedule_rules
 from hlat.config.engine import Backend
 from hlat.config.parallelism import PipelineSchedule
 from hlat.config.precision import Dtype, Operator, Rounding
 from hlat.config.run import Config
-
-_NOT_YET = "cannot be executed by this version of hlat"
 
 
 def at_least(config: Config) -> Iterator[str]:
@@ -274,13 +272,6 @@ def one_origin(config: Config) -> Iterator[str]:
         )
 
 
-def executable(config: Config) -> Iterator[str]:
-    """What the engines of this version can execute; the rest composes, but does not run."""
-    if config.engine.name is not Backend.native:
-        name = config.engine.name.value
-        yield f"engine.name={name} {_NOT_YET}; use engine=native"
-
-
 def zero_stage(config: Config) -> Iterator[str]:
     """From stage 2 on torch's FSDP2 casts weights and adds up gradients, in its own way."""
     layout, precision = config.parallelism, config.precision
@@ -413,8 +404,8 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     recipe,
     kept_are_saved,
     one_origin,
-    executable,
     zero_stage,
+    nxd_rules.nxd,
 )
 """Every rule, in the order in which violations are told."""
 

@@ -26,7 +26,9 @@ class Axis:
         group: torch's process group of them; None for one alone.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, backend: str | None = None) -> None:
+    def __init__(
+        self, ranks: Sequence[int], rank: int, backend: str | None = None, group: Any = None
+    ) -> None:
         """Join the group; every one of the ranks does so, and no other need.
 
         torch names a group after its ranks and the number of groups that they have joined before,
@@ -36,11 +38,12 @@ class Axis:
             ranks: Global ranks along the axis, in order.
             rank: This process's global rank.
             backend: Of torch's process group; None: that of the world.
+            group: One that there is; None: a new one.
         """
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(rank), len(ranks)
-        self.group, self._backend = None, backend
-        if self.size > 1:
+        self.group, self._backend = group if self.size > 1 else None, backend
+        if self.size > 1 and group is None:
             # torch_xla puts one of its own in the place of torch.distributed's
             self.group = dist.distributed_c10d.new_group(
                 list(ranks), backend=backend, use_local_synchronization=True

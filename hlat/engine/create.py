@@ -1,18 +1,23 @@
 """The one place that knows which engines exist."""
 
 from hlat.config.engine import Backend
-from hlat.config.engine import Engine as EngineConfig
+from hlat.config.run import Config
 from hlat.engine.interface import Engine
 
 
-def create_engine(config: EngineConfig) -> Engine:
+def create_engine(config: Config) -> Engine:
     """Return the engine that the configuration names; only its libraries are imported.
 
     Raises:
-        ValueError: This version has no such engine (the rules refuse it earlier).
+        ConfigError: Its libraries are not there.
     """
-    if config.name is Backend.native:
-        from hlat.engine.native.engine import NativeEngine
+    if config.engine.name is Backend.nxd:
+        from hlat.engine.nxd import start
 
-        return NativeEngine()
-    raise ValueError(f"engine.name={config.name.value} cannot execute runs in this version of hlat")
+        start.prepare(config)
+        from hlat.engine.nxd.engine import NxdEngine
+
+        return NxdEngine()
+    from hlat.engine.native.engine import NativeEngine
+
+    return NativeEngine()

@@ -21,7 +21,7 @@ MODES = list(ActivationCheckpointing)
 def build(compose, small):
     def make(*overrides):
         config = resolve(compose(*small, *overrides))
-        engine = create_engine(config.engine)
+        engine = create_engine(config)
         engine.build(config)
         return engine
 

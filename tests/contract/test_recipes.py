@@ -42,7 +42,7 @@ def build(config, **groups):
         for name, values in groups.items()
     }
     config = dataclasses.replace(config, **changed)
-    engine = create_engine(config.engine)
+    engine = create_engine(config)
     engine.build(config)
     return engine
 

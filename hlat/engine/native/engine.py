@@ -13,11 +13,12 @@ from hlat.config.precision import Operator
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine import copies, processes
+from hlat.engine.dtypes import DTYPES
+from hlat.engine.examination import Machinery, examine
 from hlat.engine.interface import Disagreement, Examination, Numbers, World
 from hlat.engine.native import fully_sharded
 from hlat.engine.native.blocks import prepare_blocks
 from hlat.engine.native.device import find_device, prepare_device
-from hlat.engine.native.examination import examine
 from hlat.engine.native.mesh import Mesh, join_world, leave_world
 from hlat.engine.native.parts import make_parts
 from hlat.engine.native.pipeline import Batch, Passage, Pipeline, Straight
@@ -39,7 +40,9 @@ class NativeEngine:
     def examine(self, config: Config) -> Examination:
         """Join the other processes; compute and add up what is known before memory is taken."""
         self._join(config)
-        return examine(config, self._mesh, self._device)
+        mesh, dtype = self._mesh, DTYPES[config.precision.compute]
+        axes = {"tp": mesh.tp, "dp": mesh.dp, "pp": mesh.pp}
+        return examine(config, Machinery(self._device, dtype, axes))
 
     def build(self, config: Config) -> None:
         """Join the other processes; make this one's part of the model, with its optimizer."""

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from hlat.config.run import Config
 from hlat.engine.axis import Axis
-from hlat.engine.native.dtypes import DTYPES
+from hlat.engine.dtypes import DTYPES
 from hlat.model.llama import Llama
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from hlat.config.precision import Operator
 from hlat.config.run import Config
+from hlat.engine.dtypes import DTYPES
 from hlat.engine.native import fully_sharded
-from hlat.engine.native.dtypes import DTYPES
 from hlat.engine.native.mesh import Mesh
 from hlat.engine.native.replicas import Replicas
 from hlat.engine.native.tensor_parallel import Regions, parallelize

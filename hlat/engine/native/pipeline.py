@@ -17,7 +17,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from hlat.config.parallelism import Parallelism, PipelineSchedule
 from hlat.config.run import Config
 from hlat.engine.axis import Axis
-from hlat.engine.native.dtypes import DTYPES
+from hlat.engine.dtypes import DTYPES
 from hlat.model.llama import Llama
 from hlat.model.loss import IGNORED
 

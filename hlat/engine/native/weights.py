@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hlat import optimizer
 from hlat.config.precision import Dtype, Rounding
 from hlat.config.run import Config
+from hlat.engine.dtypes import DTYPES
 from hlat.engine.native import noise, rounding
 from hlat.engine.native.chunked_adamw import ChunkedAdamW
-from hlat.engine.native.dtypes import DTYPES
 from hlat.engine.native.gradients import GradientSums
 from hlat.engine.native.mesh import Mesh
 from hlat.engine.native.replicas import Reducer, Replicas, Sum

@@ -13,18 +13,22 @@ from torch import Tensor, nn
 
 from hlat import optimizer
 from hlat.checkpoint.chunk import Chunk
+from hlat.config.precision import Dtype, Rounding
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
 from hlat.engine import copies
-from hlat.engine.interface import Disagreement, Numbers, World
+from hlat.engine.dtypes import DTYPES
+from hlat.engine.examination import Machinery, examine
+from hlat.engine.interface import Disagreement, Examination, Numbers, World
 from hlat.engine.nxd.adamw import AdamW
-from hlat.engine.nxd.layers import DTYPES, Decoder, Trained
-from hlat.engine.nxd.weights import MOMENTS, Weight, Weights, hold
-from hlat.engine.nxd.world import host_axes, world_of
+from hlat.engine.nxd.dtypes import torch_dtypes
+from hlat.engine.nxd.layers import Decoder, Norm, Trained, recomputed
+from hlat.engine.nxd.start import check_device
+from hlat.engine.nxd.weights import MOMENTS, Weights, hold
+from hlat.engine.nxd.world import device_axes, host_axes, world_of
 from hlat.model.canonical import parameters
 from hlat.model.canonical_views import views
 from hlat.model.initialise import initial_values
-from hlat.model.llama import RMSNorm
 from hlat.model.loss import IGNORED, next_token_targets
 from hlat.parallelism.plan import stage_layers
 
@@ -38,20 +42,20 @@ class NxdEngine:
     world = World()
     device = ""
 
+    def examine(self, config: Config) -> Examination:
+        """Join the other processes; compute and add up what is known before memory is taken."""
+        self._join(config)
+        dtype = self._dtypes[config.precision.compute]
+        device = Machinery(self._device, dtype, device_axes(), torch_xla.sync, pairwise=False)
+        return examine(config, device)
+
     def build(self, config: Config) -> None:
-        """Meet the other processes; make this one's part of the model, with its optimizer."""
-        self.config = config
+        """Join the other processes; make this one's part of the model, with its optimizer."""
+        self._join(config)
         self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
-        if not dist.is_initialized():
-            dist.init_process_group("xla", init_method="xla://")
-        settings = self._nxd_config()
-        self._host_axes = host_axes(config)
-        self.world = world_of(self._host_axes)
-        self._model = nxd.initialize_parallel_model(settings, self._make)
-        self._device = xm.xla_device()
-        self.device = str(self._device)
-        self.weights = self._make_weights(settings)
-        self._num_skipped = torch.zeros((), device=self._device)
+        self._model = nxd.initialize_parallel_model(self._settings, self._make)
+        self.weights = self._make_weights()
+        self._num_skipped = torch.zeros((), dtype=torch.int32, device=self._device)
         self._initialise()
 
     def train_step(self, sequences: Sequences, learning_rate: float) -> dict[str, Tensor]:
@@ -61,6 +65,8 @@ class NxdEngine:
         self.weights.adamw.set_rate(learning_rate)
         self.weights.optimizer.step()
         self.weights.optimizer.zero_grad(set_to_none=True)
+        if self._equalises:
+            self.weights.equalise()
         torch_xla.sync()
         self._sum_loss(loss)
         return {"loss": loss / self.world.dp_size, "grad_norm": self._grad_norm}
@@ -90,8 +96,8 @@ class NxdEngine:
         config, dp = self.config, self.world.dp_size
         pipeline = config.parallelism.pp > 1
         size = config.batch.global_batch_size // dp if pipeline else config.micro_batch_size
-        batch = _filled_up(self._batch(sequences), size * dp)
-        loss = torch.zeros((), device=self._device)
+        batch = _filled_up(self._batch(sequences, shared=False), size * dp)
+        loss = self._zero()
         for start in range(self.world.dp_rank * size, len(batch["tokens"]), dp * size):
             part = {name: tensor[start : start + size] for name, tensor in batch.items()}
             loss += self._evaluated_by_stages(part) if pipeline else self._evaluated(part)
@@ -105,16 +111,16 @@ class NxdEngine:
             return Numbers(pending["loss"].item())
         held = self.weights.held.items()
         param_norm = self.weights.norm({name: weight.updated.detach() for name, weight in held})
-        numbers = [pending["loss"], pending["grad_norm"], param_norm, self._num_skipped]
-        loss, *norms, num_skipped = torch.stack(numbers).tolist()
-        return Numbers(loss, norms[0], norms[1], int(num_skipped))
+        numbers = torch.stack([pending["loss"], pending["grad_norm"], param_norm]).tolist()
+        loss, *norms = numbers
+        return Numbers(loss, norms[0], norms[1], int(self._num_skipped))
 
     def chunks(self) -> Iterator[Chunk]:
         """Weights, both moments, and the count of updates of what this rank updates.
 
         They lie in host memory, and are back on the device when the next step begins.
         """
-        self._host = {name: self._fetched(weight) for name, weight in self.weights.held.items()}
+        self._host = {name: self._fetched(name) for name in self.weights.held}
         for name, kinds in self._host.items():
             for kind in ("weights", *MOMENTS):
                 yield from self._chunks(kind, name, kinds[kind])
@@ -123,8 +129,14 @@ class NxdEngine:
                 yield Chunk(chunk.name, (), (), (), kinds["step"], first)
 
     def compare_copies(self) -> list[Disagreement]:
-        """What of the state data-parallel or tensor-parallel ranks hold, and not alike."""
-        return copies.compare(self.chunks(), (self._host_axes["dp"], self._host_axes["tp"]))
+        """What of the state data-parallel or tensor-parallel ranks hold, and not alike.
+
+        Where tensor-parallel copies may drift apart, those of data-parallel ranks are compared.
+        """
+        axes = [self._host_axes["dp"]]
+        if not self.config.precision.copies_drift:
+            axes.append(self._host_axes["tp"])
+        return copies.compare(self.chunks(), axes)
 
     def close(self) -> None:
         """Release the model and its optimizer, and leave the other processes."""
@@ -133,12 +145,36 @@ class NxdEngine:
         dist.barrier(self._host_axes["tp"].group)
         dist.destroy_process_group()
 
-    def _fetched(self, weight: Weight) -> dict[str, Tensor]:
-        return {kind: tensor.to("cpu", copy=True) for kind, tensor in self._state(weight).items()}
+    def _join(self, config: Config) -> None:
+        """Find the device and meet the other processes, unless that was done before.
 
-    def _state(self, weight: Weight) -> dict[str, Tensor]:
-        """What is kept of a parameter, by kind."""
-        return {"weights": weight.updated.detach(), **self.weights.adamw.state[weight.updated]}
+        Raises:
+            ConfigError: The device does not do what the recipe leaves to it.
+        """
+        if self.device:
+            return
+        check_device(config)
+        self.config, self._dtypes = config, torch_dtypes(config.compiler, config.precision)
+        stochastic = config.precision.rounding is Rounding.stochastic
+        self._equalises = stochastic and not config.precision.copies_drift
+        if not dist.is_initialized():
+            dist.init_process_group("xla", init_method="xla://")
+        self._settings = self._nxd_config()
+        self._host_axes = host_axes()
+        self.world = world_of(self._host_axes)
+        self._device = xm.xla_device()
+        self.device = str(self._device)
+
+    def _fetched(self, name: str) -> dict[str, Tensor]:
+        """What is kept of a parameter, in host memory and in the dtypes of its checkpoints."""
+        precision = self.config.precision
+        weights = DTYPES[precision.master_weights or precision.weights]
+        moments = DTYPES[precision.optimizer_state]
+        dtypes = {"weights": weights, **dict.fromkeys(MOMENTS, moments), "step": torch.float32}
+        return {
+            kind: tensor.to("cpu", copy=True).to(dtypes[kind])
+            for kind, tensor in self.weights.state(name).items()
+        }
 
     def _evaluated(self, part: dict[str, Tensor]) -> Tensor:
         loss: Tensor = self._model(**self._on_device(part))
@@ -159,7 +195,7 @@ class NxdEngine:
         return {name: tensor.to(self._device) for name, tensor in batch.items()}
 
     def _zero(self) -> Tensor:
-        return torch.zeros((), device=self._device)
+        return torch.zeros((), dtype=self._dtypes[Dtype.fp32], device=self._device)
 
     def _make(self) -> nn.Module:
         with torch.device("meta"):
@@ -169,17 +205,18 @@ class NxdEngine:
 
     def _nxd_config(self) -> dict[str, Any]:
         layout, precision = self.config.parallelism, self.config.precision
-        zero = layout.zero > 0
+        wide = precision.accumulation is not precision.gradients
         settings: dict[str, Any] = nxd.neuronx_distributed_config(
             tensor_parallel_size=layout.tp,
             pipeline_parallel_size=layout.pp,
             sequence_parallel=layout.sequence_parallel,
             pipeline_config=self._pipeline() if layout.pp > 1 else None,
-            optimizer_config={"zero_one_enabled": zero, "grad_clipping": False},
+            optimizer_config={"zero_one_enabled": layout.zero > 0, "grad_clipping": False},
+            activation_checkpoint_config=recomputed(self.config),
             model_init_config={"meta_device_init": True, "param_init_fn": lambda *_: None},
             mixed_precision_config={
-                "use_master_weights": zero and precision.master_weights is not None,
-                "use_fp32_grad_acc": zero and precision.master_weights is not None,
+                "use_master_weights": precision.master_weights is not None,
+                "use_fp32_grad_acc": wide,
             },
         )
         return settings
@@ -194,28 +231,30 @@ class NxdEngine:
             "output_loss_value_spec": True,
             "input_names": ["tokens", "targets", "weights"],
             "pipeline_cuts": [f"model.layers.{layers[-1]}" for layers in stages[:-1]],
-            "leaf_module_cls": [RMSNorm.__name__],
+            "leaf_module_cls": [Norm.__name__],
             "autowrap_modules": [mappings],
             "use_zero1_optimizer": config.parallelism.zero > 0,
             "use_optimizer_wrapper": True,
             "return_loss_on_cpu": False,
         }
 
-    def _make_weights(self, settings: dict[str, Any]) -> Weights:
+    def _make_weights(self) -> Weights:
         named = {
             name.removeprefix("module.").removeprefix("model."): parameter
             for name, parameter in self._model.named_parameters()
         }
         config, zero = self.config, self.config.parallelism.zero > 0
+        wide, state = self._dtypes[Dtype.fp32], self._dtypes[config.precision.optimizer_state]
         made = nxd.initialize_parallel_optimizer(
-            settings,
+            self._settings,
             AdamW,
             optimizer.groups(config.optimizer, named.values()),
             **optimizer.settings(config.optimizer),
+            dtype=wide,
             prepare=self._clip,
-            **({"optimizer_dtype": DTYPES[config.precision.optimizer_state]} if zero else {}),
+            **({"optimizer_dtype": state} if zero else {}),
         )
-        return Weights(named, hold(config, named, self._shapes), made, zero)
+        return Weights(named, hold(config, named, self._shapes), made, zero, wide)
 
     def _clip(self, groups: list[dict[str, Any]]) -> Tensor:
         """Clip all gradients by their norm; returns whether it is finite."""
@@ -250,8 +289,8 @@ class NxdEngine:
         if not self._host:
             return
         for name, kinds in self._host.items():
-            for kind, tensor in self._state(self.weights.held[name]).items():
-                tensor.copy_(kinds[kind])
+            for kind, tensor in self.weights.state(name).items():
+                tensor.copy_(kinds[kind].to(tensor.dtype))
         self._host = {}
         if self.config.parallelism.zero:
             for weight in self.weights.held.values():  # it asks for gradients of what has changed
@@ -259,12 +298,23 @@ class NxdEngine:
             self.weights.optimizer.optimizer.allgather_weights_and_update_full_parameter()
             self.weights.optimizer.zero_grad(set_to_none=True)
 
-    def _batch(self, sequences: Sequences) -> dict[str, Tensor]:
-        """Tokens, targets and the weight of each position's loss, in host memory."""
-        counted = counted_targets(sequences, self.config.data.loss_mask).sum()
-        tokens = torch.from_numpy(sequences.tokens)
-        targets = next_token_targets(tokens)
-        weights = (targets != IGNORED).float() / max(1, int(counted))
+    def _batch(self, sequences: Sequences, shared: bool = True) -> dict[str, Tensor]:
+        """Tokens, targets and the weight of each position's loss, in host memory.
+
+        Args:
+            sequences: With what counts in them.
+            shared: Whether they are this data-parallel rank's only, of whose losses NxD takes the
+                mean over those ranks; else all ranks have them all.
+        """
+        loss_mask, tokens = self.config.data.loss_mask, torch.from_numpy(sequences.tokens)
+        documents = torch.from_numpy(sequences.documents) if loss_mask else None
+        targets = next_token_targets(tokens, documents)
+        number = torch.tensor(int(counted_targets(sequences, loss_mask).sum()))
+        share = 1
+        if shared and loss_mask:
+            self._host_axes["dp"].sum_(number)
+            share = self.world.dp_size
+        weights = (targets != IGNORED).to(self._dtypes[Dtype.fp32]) * share / max(1, int(number))
         return {"tokens": tokens, "targets": targets.clamp(min=0), "weights": weights}
 
     def _chunks(self, kind: str, name: str, tensor: Tensor) -> Iterator[Chunk]:

@@ -5,7 +5,12 @@ column-parallel layer cuts q/k/v and gate/up as it cuts any other matrix. Only w
 share a key/value head has NxD a layer of its own for that.
 """
 
+# ruff: noqa: N812  F is what the field calls it.
+
+import math
+
 import torch
+import torch.nn.functional as F
 from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
 from neuronx_distributed.parallel_layers import mappings
 from neuronx_distributed.parallel_layers.layers import (
@@ -16,16 +21,57 @@ from neuronx_distributed.parallel_layers.layers import (
 from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
 from torch import Tensor, nn
 
+from hlat.config.model import Model
+from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.precision import Dtype, Operator
 from hlat.config.run import Config
+from hlat.engine.nxd.dtypes import torch_dtypes
 from hlat.engine.shards import kv_copies
 from hlat.model.coalesced import rows
-from hlat.model.llama import Attention, Layer, Llama, rotations
+from hlat.model.llama import Attention, CoreAttention, Layer, Llama, RMSNorm, SwiGLU, rotations
 from hlat.parallelism.plan import Rule, rule
 
-DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 SEQUENCE = 1
 """Dimension of the tokens in what flows between layers, which is [batch, sequence, hidden]."""
+
+
+class Norm(RMSNorm):
+    """Root mean square normalization in a dtype that torch names, see dtypes.py."""
+
+    def __init__(self, model: Model, dtype: torch.dtype) -> None:
+        super().__init__(model.hidden_size, model.rms_norm_eps, fp32=False)
+        self._dtype = dtype
+
+    def forward(self, x_BSH: Tensor) -> Tensor:
+        """Scale each position to a mean square of one, then each element by its weight."""
+        wide_BSH = x_BSH.to(self._dtype)
+        scale_BS1 = torch.rsqrt(wide_BSH.square().mean(-1, keepdim=True) + self.eps)
+        return (wide_BSH * scale_BS1 * self.weight.to(self._dtype)).to(x_BSH.dtype)
+
+
+class Core(CoreAttention):
+    """Causal softmax attention, written out: of it XLA knows no fused form.
+
+    Its mask is a constant that XLA makes on the device, so no graph is handed one.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Compute the softmax in a dtype that torch names, see dtypes.py."""
+        super().__init__()
+        self._dtype = dtype
+
+    def forward(
+        self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, bias_B1SS: Tensor | None = None
+    ) -> Tensor:
+        """Attend to this and earlier positions, scores scaled by 1 / sqrt(D); returns y_BNSD."""
+        q_BGRSD = torch.unflatten(q_BNSD, 1, (k_BGSD.shape[1], -1))
+        scores = q_BGRSD @ k_BGSD.unsqueeze(2).transpose(-1, -2)
+        scores = scores.to(self._dtype) / math.sqrt(q_BNSD.shape[-1])
+        length = q_BNSD.shape[2]
+        hidden_SS = torch.ones((length, length), dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(hidden_SS, torch.finfo(q_BNSD.dtype).min)
+        shares = F.softmax(scores, dim=-1).to(v_BGSD.dtype)
+        return (shares @ v_BGSD.unsqueeze(2)).flatten(1, 2)
 
 
 class Decoder(Layer):
@@ -34,13 +80,18 @@ class Decoder(Layer):
     XLA computes what all layers of a graph have in common once.
     """
 
-    def __init__(self, config: Config, fp32_norms: bool) -> None:
-        super().__init__(config.model, fp32_norms)
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.model, fp32_norms=False)
         self._length, self._model = config.batch.sequence_length, config.model
+        self._wide = torch_dtypes(config.compiler, config.precision)[Dtype.fp32]
+        norm, softmax = (_dtype_of(config, one) for one in (Operator.norm, Operator.softmax))
+        self.input_layernorm = Norm(config.model, norm)
+        self.post_attention_layernorm = Norm(config.model, norm)
+        self.self_attn.core = Core(softmax)
 
     def forward(self, x_BSH: Tensor) -> Tensor:  # type: ignore[override]
         """Add attention, then the feed-forward network, to the residual stream."""
-        positions_S = torch.arange(self._length, device=x_BSH.device)
+        positions_S = torch.arange(self._length, device=x_BSH.device).to(self._wide)
         model = self._model
         cos_SD, sin_SD = rotations(positions_S, model.head_dim, model.rope_theta, x_BSH.dtype)
         return super().forward(x_BSH, cos_SD, sin_SD)
@@ -56,13 +107,13 @@ class Trained(nn.Module):
     def __init__(self, config: Config) -> None:
         """Make the model on whatever device is the default one, its layers cut by NxD."""
         super().__init__()
-        precision = config.precision
-        fp32_norms = Operator.norm in precision.fp32_operators
-        self.model = Llama(config.model, fp32_norms)
+        self.model = Llama(config.model)
+        self.model.norm = Norm(config.model, _dtype_of(config, Operator.norm))
         for layer in self.model.layers:
-            self.model.layers[layer] = Decoder(config, fp32_norms)
-        self.fp32_loss = Operator.loss in precision.fp32_operators
-        self.model.to(DTYPES[precision.weights])
+            self.model.layers[layer] = Decoder(config)
+        self.loss_dtype = _dtype_of(config, Operator.loss)
+        dtypes = torch_dtypes(config.compiler, config.precision)
+        self.model.to(dtypes[config.precision.weights])
         self.shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         """Of the whole parameters, of which ranks hold parts."""
         swap(self.model, config)
@@ -82,11 +133,23 @@ class Trained(nn.Module):
         stream = embed(tokens)
         for layer in self.model.layers.values():
             stream = layer(stream)
-        logits = head(norm(stream))
-        if self.fp32_loss:
-            logits = logits.float()
+        logits = head(norm(stream)).to(self.loss_dtype)
         losses: Tensor = parallel_cross_entropy(logits.flatten(0, 1), targets.flatten())
         return (losses * weights.flatten()).sum()
+
+
+def recomputed(config: Config) -> list[type[nn.Module]] | None:
+    """The kinds of modules whose insides the backward pass computes again."""
+    kinds: dict[ActivationCheckpointing, list[type[nn.Module]]] = {
+        ActivationCheckpointing.selective: [Core, SwiGLU],
+        ActivationCheckpointing.full: [Decoder],
+    }
+    return kinds.get(config.parallelism.activation_checkpointing)
+
+
+def _dtype_of(config: Config, operator: Operator) -> torch.dtype:
+    dtypes, precision = torch_dtypes(config.compiler, config.precision), config.precision
+    return dtypes[Dtype.fp32 if operator in precision.fp32_operators else precision.compute]
 
 
 def swap(model: Llama, config: Config) -> None:

@@ -29,19 +29,19 @@ class Weight:
         parameter: What the model reads.
         updated: What the optimizer updates: the parameter, or rows of it in fp32.
         shard: What `updated` holds.
-        share: Its part in the sum of squares that all tensor-parallel ranks add up.
+        copies: Tensor-parallel ranks that hold the same.
     """
 
     parameter: Tensor
     updated: Tensor
     shard: Shard
-    share: float
+    copies: int
 
 
 def hold(
     config: Config, named: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[Shard, float]]:
-    """What each parameter holds, and its share in norms, by its name in the model.
+) -> dict[str, tuple[Shard, int]]:
+    """What each parameter holds, and on how many tensor-parallel ranks, by its name in the model.
 
     Args:
         config: Layout and shape of the model.
@@ -59,9 +59,9 @@ def hold(
         if leaf in _PARTS:
             begin = sum(rows.count for rows in held.rows[: _PARTS[leaf]])
             held = held.cut(begin, begin + len(parameter))
-            found[name] = (held, 1.0 if leaf == "weight_q" else 1 / copies)
+            found[name] = (held, 1 if leaf == "weight_q" else copies)
         else:
-            found[name] = (held, 1 / tp if parameter.dim() == 1 else 1.0)
+            found[name] = (held, tp if parameter.dim() == 1 else 1)
     return found
 
 
@@ -78,17 +78,19 @@ class Weights:
     def __init__(
         self,
         named: Mapping[str, Tensor],
-        held: Mapping[str, tuple[Shard, float]],
+        held: Mapping[str, tuple[Shard, int]],
         nxd_optimizer: Any,
         zero: bool,
+        dtype: torch.dtype,
     ) -> None:
         """Find what the optimizer keeps of each parameter.
 
         Args:
             named: The parameters, in the order in which the optimizer got them.
-            held: What each holds.
+            held: What each holds, and on how many tensor-parallel ranks.
             nxd_optimizer: NxD's, around torch_xla's if there is ZeRO, around AdamW.
             zero: Whether there is.
+            dtype: In which norms are computed.
         """
         self.optimizer = nxd_optimizer
         self.adamw = nxd_optimizer.optimizer.base_optimizer if zero else nxd_optimizer.optimizer
@@ -99,10 +101,16 @@ class Weights:
         self.held = {}
         for parameter, part in zip(given, updated, strict=True):
             name = names[id(parameter)]
-            whole, share = held[name]
+            whole, copies = held[name]
             rows = whole.cut(dp * len(part), (dp + 1) * len(part))
-            self.held[name] = Weight(parameter, part, rows, share)
-        self._zero = zero
+            self.held[name] = Weight(parameter, part, rows, copies)
+        self._zero, self._dtype = zero, dtype
+        self._groups = _groups_of_copies({weight.copies for weight in self.held.values()})
+        device = updated[0].device
+        self._leads = {  # not a number, which would be a constant of a graph of this rank's own
+            copies: torch.tensor(float(dist.get_group_rank(group, dist.get_rank()) == 0)).to(device)
+            for copies, group in self._groups.items()
+        }
 
     def gradients(self) -> dict[str, Tensor]:
         """What the optimizer is about to update by; under ZeRO-1 this rank's rows of the sum."""
@@ -113,7 +121,7 @@ class Weights:
         """l2 norm over all ranks of tensors like what is updated, each element counted once."""
         square = torch.stack(
             [
-                tensor.float().square().sum() * self.held[name].share
+                tensor.to(self._dtype).square().sum() / self.held[name].copies
                 for name, tensor in tensors.items()
             ]
         ).sum()
@@ -122,3 +130,46 @@ class Weights:
         if self._zero:
             dist.all_reduce(square, group=parallel_state.get_data_parallel_group())
         return square.sqrt()
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """What is kept of a parameter, by kind: weights, both moments, and step."""
+        updated = self.held[name].updated
+        return {"weights": updated.detach(), **self.adamw.state[updated]}
+
+    @torch.no_grad()
+    def equalise(self) -> None:
+        """Give every copy of a weight and its moments the bits of the first tensor-parallel rank's.
+
+        Hardware that rounds stochastically rounds each copy otherwise. All ranks add up the first
+        one's and zeros, so that all have the same graph.
+        """
+        for copies, group in self._groups.items():
+            tensors = [
+                tensor
+                for name, weight in self.held.items()
+                if weight.copies == copies
+                for tensor in self._rounded(name, weight)
+            ]
+            for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+                some = [tensor for tensor in tensors if tensor.dtype is dtype]
+                every = torch.cat([tensor.flatten() for tensor in some])
+                every *= self._leads[copies]
+                dist.all_reduce(every, group=group)
+                sizes = [tensor.numel() for tensor in some]
+                for tensor, one in zip(some, every.split(sizes), strict=True):  # type: ignore[no-untyped-call]
+                    tensor.copy_(one.view(tensor.shape))
+
+    def _rounded(self, name: str, weight: Weight) -> list[Tensor]:
+        kept = [tensor for kind, tensor in self.state(name).items() if kind != "step"]
+        return [weight.parameter.detach(), *kept] if self._zero else kept
+
+
+def _groups_of_copies(counts: set[int]) -> dict[int, Any]:
+    """Groups of tensor-parallel ranks that hold the same, by how many those are."""
+    tp = parallel_state.get_tensor_model_parallel_size()
+    return {
+        count: parallel_state.get_tensor_model_parallel_group()
+        if count == tp
+        else parallel_state.get_kv_shared_group()
+        for count in counts - {1}
+    }

@@ -1,36 +1,42 @@
 """All ranks of a run as NxD numbers them, and the groups over host memory in which they agree.
 
 What a run says between its steps is no business of the device: a collective there would be one
-more graph to compile.
+more graph to compile. NxD's numbers follow from the hardware: on trn1 four tensor-parallel ranks
+are eight devices apart.
 """
 
-from dataclasses import replace
+from typing import Any
 
 import torch.distributed as dist
 from neuronx_distributed.parallel_layers import parallel_state
 
-from hlat.config.run import Config
 from hlat.engine.axis import Axis
 from hlat.engine.interface import World
 from hlat.engine.ranks import Ranks
 from hlat.parallelism.group import Alone
-from hlat.parallelism.mesh import coordinates, degrees, rank
 
 
-def host_axes(config: Config) -> dict[str, Axis]:
+def host_axes() -> dict[str, Axis]:
     """The axes of this process, by name: pp, dp and tp."""
-    shape, number = degrees(config.parallelism, config.num_processes), dist.get_rank()
-    place = coordinates(number, shape)
-    found = place.pp, place.dp, place.tp
-    assert found == (
-        parallel_state.get_pipeline_model_parallel_rank(),
-        parallel_state.get_data_parallel_rank(),
-        parallel_state.get_tensor_model_parallel_rank(),
-    ), "NxD numbers ranks otherwise"
-    return {
-        name: Axis([rank(replace(place, **{name: i}), shape) for i in range(size)], number, "gloo")
-        for name, size in (("pp", shape.pp), ("dp", shape.dp), ("tp", shape.tp))
-    }
+    number = dist.get_rank()
+    return {name: Axis(ranks, number, "gloo") for name, (ranks, _) in _groups().items()}
+
+
+def device_axes() -> dict[str, Axis]:
+    """The same over what connects the devices, in NxD's own groups."""
+    number = dist.get_rank()
+    return {name: Axis(ranks, number, group=group) for name, (ranks, group) in _groups().items()}
+
+
+def _groups() -> dict[str, tuple[list[int], Any]]:
+    """This process's ranks along each axis, in the order of their places, and NxD's group."""
+    names = {"pp": "pipeline_model_parallel", "dp": "data_parallel", "tp": "tensor_model_parallel"}
+    number, found = dist.get_rank(), {}
+    for axis, name in names.items():
+        replicas = getattr(parallel_state, f"get_{name}_replica_groups")()
+        ranks = next(sorted(ranks) for ranks in replicas if number in ranks)  # as torch has them
+        found[axis] = ranks, getattr(parallel_state, f"get_{name}_group")()
+    return found
 
 
 def world_of(axes: dict[str, Axis]) -> World:

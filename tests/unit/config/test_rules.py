@@ -198,8 +198,56 @@ REFUSED = [
         "phase.timeline.0.tokens is null; only the last stage may be open",
     ),
     (
-        ["engine=nxd"],
-        "engine.name=nxd cannot be executed by this version of hlat; use engine=native",
+        ["precision.copies_drift=true"],
+        "precision.copies_drift=true lets NxD's hardware round copies apart, and "
+        "engine.name=native keeps them equal; set it to false",
+    ),
+    (
+        ["engine=nxd", "parallelism.zero=2", "parallelism.dp=2"],
+        "parallelism.zero=2 is not in NxD; use 0 or 1, or engine=native",
+    ),
+    (
+        ["engine=nxd", "parallelism.pp=2", "parallelism.pipeline_schedule=interleaved"],
+        "parallelism.pipeline_schedule=interleaved hangs NxD's evaluation; use one_f_one_b",
+    ),
+    (
+        ["engine=nxd", "model.tie_embeddings=true"],
+        "model.tie_embeddings=true is not executed by engine=nxd",
+    ),
+    (
+        ["engine=nxd", "parallelism.tp=2", "model.vocab_size=4097"],
+        "parallelism.tp=2 does not divide model.vocab_size=4097, as NxD's embedding needs; "
+        "set model.vocab_size=4098, or use engine=native",
+    ),
+    (
+        ["engine=nxd", "data.document_mask=true"],
+        "data.document_mask=true needs a mask that flows with the tokens",
+    ),
+    (
+        ["engine=nxd", "precision=mixed"],
+        "precision=mixed keeps more than bf16, which only NxD's ZeRO-1 optimizer does; "
+        "set parallelism.zero=1",
+    ),
+    (
+        ["engine=nxd", "precision=mixed", "parallelism.zero=1", "precision.reduction=bf16"],
+        "precision=mixed: NxD adds up micro batches and ranks in one dtype",
+    ),
+    (
+        ["engine=nxd", "precision.copies_drift=true"],
+        "precision.copies_drift=true needs stochastic rounding, and precision=fp32 has none",
+    ),
+    (
+        ["engine=nxd", "precision=bf16_sr"],
+        "precision.rounding=stochastic is the hardware's with engine=nxd, and "
+        "compiler.neuron_sdk=null sets no mode; use compiler=neuron_2_28 or another pin",
+    ),
+    (
+        ["engine=nxd", "engine.device=cpu"],
+        "engine.device=cpu: engine=nxd has PyTorch/XLA's device only; use auto",
+    ),
+    (
+        ["engine=nxd", "compiler=neuron_2_33"],
+        "compiler.neuron_sdk=2.33 has no NxD training, which ended with 2.31",
     ),
     (
         ["precision=mixed", "precision.compute=fp32"],

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hlat.config.precision import Dtype
-from hlat.engine.native import examination
-from hlat.engine.native.dtypes import DTYPES
+from hlat.engine import examination
+from hlat.engine.dtypes import DTYPES
 
 CPU = torch.device("cpu")
 

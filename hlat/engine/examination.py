@@ -5,6 +5,7 @@ the host. So one wrong element is a fault of the device or of what connects it, 
 """
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +16,6 @@ from torch import Tensor
 from hlat.config.run import Config
 from hlat.engine.axis import Axis
 from hlat.engine.interface import Examination, Link
-from hlat.engine.native.dtypes import DTYPES
-from hlat.engine.native.mesh import Mesh
 from hlat.hardware import link_bandwidth
 
 _PERIOD = 64
@@ -50,11 +49,30 @@ _CPU = Effort(256, 0.02, 1 << 18)
 _ACCELERATOR = Effort(4096, 1.0, 1 << 24)
 
 
-def examine(config: Config, mesh: Mesh, device: torch.device) -> Examination:
+@dataclass(frozen=True)
+class Machinery:
+    """How an engine computes.
+
+    Attributes:
+        device: Of this process.
+        dtype: Of matrix products.
+        axes: Groups over the devices' own links, by axis.
+        cut: Ends what is computed together, where operators are only put down at first.
+        pairwise: Whether two ranks of an axis can send each other something while others do not.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    axes: Mapping[str, Axis]
+    cut: Callable[[], object] = lambda: None
+    pairwise: bool = True
+
+
+def examine(config: Config, machinery: Machinery) -> Examination:
     """Examine this process's device, then what connects it along each axis."""
+    device = machinery.device
     free, total = _memory(device)
-    num_products, num_wrong, flops_per_s = burn_in(device, DTYPES[config.precision.compute])
-    axes = {"tp": mesh.tp, "dp": mesh.dp, "pp": mesh.pp}
+    num_products, num_wrong, flops_per_s = burn_in(device, machinery.dtype, machinery.cut)
     return Examination(
         device=str(device),
         free_bytes=free,
@@ -63,14 +81,16 @@ def examine(config: Config, mesh: Mesh, device: torch.device) -> Examination:
         num_wrong=num_wrong,
         flops_per_s=flops_per_s,
         links=[
-            _examine_axis(name, axis, device, config)
-            for name, axis in axes.items()
+            _examine_axis(name, axis, machinery, config)
+            for name, axis in machinery.axes.items()
             if axis.size > 1
         ],
     )
 
 
-def burn_in(device: torch.device, dtype: torch.dtype) -> tuple[int, int, float]:
+def burn_in(
+    device: torch.device, dtype: torch.dtype, cut: Callable[[], object] = lambda: None
+) -> tuple[int, int, float]:
     """Multiply two matrices for a while, and compare every element of every product.
 
     Returns:
@@ -86,6 +106,7 @@ def burn_in(device: torch.device, dtype: torch.dtype) -> tuple[int, int, float]:
         for _ in range(_PRODUCTS_AT_ONCE):
             product = _product(one, other)
             wrong += (product != expected).sum()
+            cut()  # or equal products would be computed once
         count += _PRODUCTS_AT_ONCE
         num_wrong = int(wrong)
     # A device that cannot multiply may not be able to compare either
@@ -115,19 +136,21 @@ def _product(one: Tensor, other: Tensor) -> Tensor:
     return one @ other
 
 
-def _examine_axis(name: str, axis: Axis, device: torch.device, config: Config) -> Link:
+def _examine_axis(name: str, axis: Axis, machinery: Machinery, config: Config) -> Link:
+    device = machinery.device
     own = torch.from_numpy(contribution(axis.rank, _effort(device).numel)).to(device)
     num_wrong, bytes_per_s = _sums(axis, own)
     expected = link_bandwidth(config.hardware, axis.ranks)
     least = 0.0 if expected is None else expected * config.recovery.min_speed_share
+    seek = machinery.pairwise and _any(axis, bytes_per_s < least, device)
     return Link(
         axis=name,
         ranks=[*axis.ranks],
         num_wrong=num_wrong,
-        wrong_pairs=_wrong_pairs(axis, own) if _any(axis, num_wrong > 0) else [],
+        wrong_pairs=_wrong_pairs(axis, own) if _any(axis, num_wrong > 0, device) else [],
         bytes_per_s=bytes_per_s,
         expected_bytes_per_s=expected,
-        slow_pairs=_slow_pairs(axis, own, config) if _any(axis, bytes_per_s < least) else [],
+        slow_pairs=_slow_pairs(axis, own, config) if seek else [],
     )
 
 
@@ -194,9 +217,9 @@ def _ring(size: int) -> list[list[int]]:
     return pairs[::2] + pairs[1::2] + last
 
 
-def _any(axis: Axis, flag: bool) -> bool:
+def _any(axis: Axis, flag: bool, device: torch.device) -> bool:
     """Whether the flag is set on any rank of the axis."""
-    found = torch.tensor([int(flag)])
+    found = torch.tensor([int(flag)], device=device)
     axis.max_(found)
     return bool(found)
 
