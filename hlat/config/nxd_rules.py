@@ -68,8 +68,8 @@ def _precision(config: Config) -> Iterator[str]:
 
 def _device(config: Config) -> Iterator[str]:
     compiler, device = config.compiler, config.engine.device
-    if device != "auto":
-        yield f"engine.device={device}: engine=nxd has PyTorch/XLA's device only; use auto"
+    if device not in ("xla", "auto"):
+        yield f"engine.device={device}: engine=nxd has PyTorch/XLA's device only; use xla"
     if compiler.neuron_sdk is None:
         if config.precision.rounding is Rounding.stochastic:
             yield (

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.checkpoint import store
+from hlat.checkpoint.box import Box, tiles
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, document_ordinals
 from hlat.engine.native.engine import NativeEngine
@@ -75,6 +76,23 @@ def slices(config: Config, kind: str) -> tuple[dict[Any, Any], float]:
     }
     engine.close()
     return found, loss
+
+
+def joined(found: list[dict[Any, Any]]) -> dict[str, NDArray[Any]]:
+    """Whole parameters of the slices of all ranks, which tile them."""
+    pieces: dict[str, list[tuple[Box, NDArray[Any]]]] = {}
+    for (name, offset), values in (item for slices in found for item in slices.items()):
+        pieces.setdefault(name, []).append((Box(offset, values.shape), values))
+    whole = {}
+    for name, parts in pieces.items():
+        shape = tuple(
+            max(box.offset[i] + box.size[i] for box, _ in parts) for i in range(parts[0][1].ndim)
+        )
+        assert tiles([box for box, _ in parts], shape)
+        whole[name] = np.empty(shape, np.float32)
+        for box, values in parts:
+            whole[name][box.within(Box((0,) * len(shape), shape))] = values
+    return whole
 
 
 def digests(config: Config, steps: int) -> dict[Any, str]:

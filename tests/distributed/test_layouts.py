@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.checkpoint.box import Box, tiles
 from hlat.config.precision import Dtype
 from hlat.model import hugging_face
 from tests.distributed import checks
@@ -69,31 +68,14 @@ def test_numbers_are_those_of_one_process(
 ONE_STEP = ["tp4+sp+dp2+zero1", "tp2+pp2+dp2+zero1", "tp2+pp2+dp2+zero3", "tp4", "pp4", "dp4"]
 
 
-def joined(found: list[dict]) -> dict[str, np.ndarray]:
-    """Whole parameters of the slices of all ranks, which tile them."""
-    pieces: dict[str, list[tuple[Box, np.ndarray]]] = {}
-    for (name, offset), values in (item for slices in found for item in slices.items()):
-        pieces.setdefault(name, []).append((Box(offset, values.shape), values))
-    whole = {}
-    for name, parts in pieces.items():
-        shape = tuple(
-            max(box.offset[i] + box.size[i] for box, _ in parts) for i in range(parts[0][1].ndim)
-        )
-        assert tiles([box for box, _ in parts], shape)
-        whole[name] = np.empty(shape, np.float32)
-        for box, values in parts:
-            whole[name][box.within(Box((0,) * len(shape), shape))] = values
-    return whole
-
-
 @pytest.mark.parametrize("name", ONE_STEP)
 def test_every_gradient_is_that_of_one_process(ranks: Ranks, configure, name: str) -> None:
     """The first moment after one step is the clipped gradient times 1 - beta1."""
     config = configure(LAYOUTS[name])
     found = ranks.run(config.num_processes, checks.slices, config, "exp_avg")
-    found = joined([slices for slices, _ in found])
+    found = checks.joined([slices for slices, _ in found])
     expected, _ = checks.slices(configure("", layers(LAYOUTS[name])), "exp_avg")
-    expected = joined([expected])
+    expected = checks.joined([expected])
     assert found.keys() == expected.keys()
     for parameter, whole in expected.items():
         assert np.abs(found[parameter] - whole).max() <= 1e-5 * np.abs(whole).max(), parameter
@@ -103,7 +85,7 @@ def test_every_gradient_is_that_of_one_process(ranks: Ranks, configure, name: st
 def test_the_loss_is_that_of_transformers(ranks: Ranks, configure, name: str) -> None:
     config = configure(LAYOUTS[name])
     found = ranks.run(config.num_processes, checks.slices, config, "weights")
-    weights = joined([slices for slices, _ in found])
+    weights = checks.joined([slices for slices, _ in found])
     settings = hugging_face.to_config(config.model, 32, checks.EOS, Dtype.fp32)
     peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
     peer.load_state_dict(

@@ -1,4 +1,4 @@
-"""Seven ways in which neuronx-distributed 2.29 silently trains wrongly, and the way around each.
+"""Seven of the ways in which neuronx-distributed 2.29 silently trains wrongly, and ways around them.
 
 A test shows both: it fails when a release of NxD mends the behaviour, and then docs/neuron.md and the
 way around can go. Lines are those of release 2.29, below src/neuronx_distributed.

@@ -1,15 +1,25 @@
 """hlat's engine on neuronx-distributed, beside the native engine on one process."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from omegaconf import OmegaConf
 
+from hlat import train
+from hlat.config.precision import Dtype
 from hlat.config.resolve import resolve
+from hlat.model import hugging_face
 from tests.distributed import checks
-from tests.nxd.support.ranks import require_nxd, run
+from tests.nxd.support.ranks import RankError, require_nxd, run
 
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.nxd
 require_nxd()
 
+GOLDEN = Path(__file__).parent.parent / "golden"
 STEPS = 4
 LAYOUTS = {
     "alone": "",
@@ -31,11 +41,14 @@ IN_XLA = ["tp2+sp", "pp2", "dp2+zero1", "tp2+pp2+sp"]
 def configure(compose):
     """A small model in a layout; the vocabulary is a multiple of what it is cut into."""
 
-    def make(layout: str, *overrides: str):
-        dp = 2 if "dp=2" in layout else 1
-        words = [f"parallelism.{setting}" for setting in layout.split()]
+    def make(layout: str | None, *overrides: str):
+        """None: one process of the native engine."""
+        engine, settings = ("native", []) if layout is None else ("nxd", layout.split())
+        dp = 2 if "dp=2" in settings else 1
+        words = [f"engine={engine}", f"batch.micro_batch_size={4 // dp}"]
         small = (*checks.MODEL, "model.vocab_size=132", "model.num_layers=4", "precision=fp32")
-        return resolve(compose(*small, f"batch.micro_batch_size={4 // dp}", *words, *overrides))
+        layouts = (f"parallelism.{setting}" for setting in settings)
+        return resolve(compose(*small, *words, *layouts, *overrides))
 
     return make
 
@@ -51,7 +64,7 @@ CASES = [("gloo", name) for name in LAYOUTS] + [("xla", name) for name in IN_XLA
 
 @pytest.mark.parametrize(("mode", "name"), CASES)
 def test_numbers_are_those_of_the_native_engine(configure, mode: str, name: str) -> None:
-    expected = checks.train(configure(""), STEPS)
+    expected = checks.train(configure(None), STEPS)
     for found in on_ranks(configure(LAYOUTS[name]), "train", STEPS, mode=mode):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
@@ -60,7 +73,7 @@ def test_numbers_are_those_of_the_native_engine(configure, mode: str, name: str)
 @pytest.mark.parametrize("hardware", ["trn1", "trn2"])
 def test_ranks_share_heads_as_the_hardware_wants(configure, hardware: str) -> None:
     """The copies of a head are on ranks far apart on trn1, and on neighbours on trn2."""
-    expected = checks.train(configure(""), STEPS)
+    expected = checks.train(configure(None), STEPS)
     config = configure("tp=4")
     found = on_ranks(config, "train", STEPS, NEURON_PLATFORM_TARGET_OVERRIDE=hardware)
     for rows in found:
@@ -73,7 +86,7 @@ def test_every_gradient_and_update_is_that_of_the_native_engine(configure, name:
     """After one step the first moment is the clipped gradient, but for a factor."""
     expected = {}
     for kind in ("weights", "exp_avg", "exp_avg_sq"):
-        expected |= checks.slices(configure(""), kind)[0]
+        expected |= checks.slices(configure(None), kind)[0]
     whole = {key[0]: value for key, value in expected.items()}
     seen = dict.fromkeys(whole, 0)
     for found in on_ranks(configure(LAYOUTS[name]), "slices"):
@@ -90,22 +103,49 @@ def test_every_gradient_and_update_is_that_of_the_native_engine(configure, name:
 
 @pytest.mark.parametrize(
     ("saved", "loaded"),
-    [("tp2+pp2+sp", ""), ("", "tp2+pp2+sp"), ("tp2+dp2+zero1", "tp4"), ("tp4", "dp2+zero1")],
+    [
+        ("tp2+pp2+sp", "native"),
+        ("native", "tp2+pp2+sp"),
+        ("tp2+dp2+zero1", "tp4"),
+        ("tp4", "dp2+zero1"),
+    ],
 )
 def test_checkpoints_go_from_engine_to_engine(configure, tmp_path, saved: str, loaded: str) -> None:
-    """A name of LAYOUTS is the nxd engine; an empty one is the native engine on one process."""
-    expected = checks.save_and_go_on(configure(""), tmp_path / "expected", 3)
+    """A name of LAYOUTS is the nxd engine; native is one process."""
+    expected = checks.save_and_go_on(configure(None), tmp_path / "expected", 3)
 
     def do(name: str, function: str, *arguments):
         if name in LAYOUTS:
             return on_ranks(configure(LAYOUTS[name]), function, *arguments)[0]
-        return getattr(checks, function)(configure(""), *arguments)
+        return getattr(checks, function)(configure(None), *arguments)
 
     first = do(saved, "save_and_go_on", tmp_path, 3)
     second = do(loaded, "go_on", tmp_path / "step_00000003", 3)
     for one, other, native in zip(first, second, expected, strict=True):
         np.testing.assert_allclose(one, native, rtol=1e-6)
         np.testing.assert_allclose(other, native, rtol=1e-6)
+
+
+@pytest.mark.parametrize("hardware", ["trn1", "trn2"])
+def test_ranks_are_numbered_as_the_hardware_wants(configure, hardware: str) -> None:
+    """On trn1 four tensor-parallel ranks are apart: here every other one of eight."""
+    heads = "model.num_key_value_heads=4"
+    expected = checks.train(configure(None, heads), 2)
+    config = configure("tp=4 dp=2 zero=1", heads)
+    variables = {"NEURON_PLATFORM_TARGET_OVERRIDE": hardware, "LOCAL_WORLD_SIZE": "8"}
+    for rows in on_ranks(config, "train", 2, **variables):
+        for one, other in zip(rows, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    groups = on_ranks(config, "axes", **variables)
+    assert groups[3]["tp"] == ([1, 3, 5, 7] if hardware == "trn1" else [0, 1, 2, 3])
+    assert groups[3]["dp"] == ([2, 3] if hardware == "trn1" else [3, 7])
+
+
+def test_heads_that_nxd_would_share_across_replicas_are_refused(configure) -> None:
+    """Its groups of ranks that share a head take tensor-parallel ranks for neighbours."""
+    variables = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn1", "LOCAL_WORLD_SIZE": "8"}
+    with pytest.raises(RankError, match=r"NxD shares heads over ranks \[\d, \d\], and"):
+        on_ranks(configure("tp=4 dp=2"), "train", 1, **variables)
 
 
 @pytest.mark.parametrize("name", ["dp2", "tp4+sp"])
@@ -121,3 +161,145 @@ def test_graphs_are_compiled_in_the_first_two_steps(configure, name: str) -> Non
     for counts in on_ranks(configure(LAYOUTS[name]), "compilations", 20, mode="xla"):
         assert counts[1] > 0
         assert counts[-1] == counts[1]
+
+
+@pytest.mark.parametrize("mode", ["gloo", "xla"])
+@pytest.mark.parametrize("what", ["selective", "full"])
+def test_what_is_computed_again_says_the_same(configure, mode: str, what: str) -> None:
+    expected = checks.train(configure(None), 2)
+    again = f"parallelism.activation_checkpointing={what}"
+    for found in on_ranks(configure("tp=2 pp=2", again), "train", 2, mode=mode):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_tokens_that_do_not_count_are_left_out_on_all_ranks(configure) -> None:
+    """Ranks join different numbers of documents, so the mean of their means is not the mean."""
+    masked = "data.loss_mask=true"
+    expected = checks.train(configure(None, masked), 2)
+    assert expected != checks.train(configure(None), 2)
+    for found in on_ranks(configure("dp=2 zero=1", masked), "train", 2):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+RECIPES = {
+    "fp32": ["float32"] * 4,
+    "bf16": ["bfloat16"] * 4,
+    "mixed": ["bfloat16", "float32", "float32", "float32"],
+}
+"""What the model reads, what is updated, the first moment, and the gradient it is updated by."""
+
+
+@pytest.mark.parametrize("mode", ["gloo", "xla"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_what_is_kept(configure, mode: str, recipe: str) -> None:
+    precision = f"precision={recipe}"
+    tolerance = 1e-6 if recipe == "fp32" else 1e-2
+    expected = checks.train(configure(None, precision), 2)
+    config = configure("dp=2 zero=1", precision)
+    for found, kept in on_ranks(config, "train_and_tell", 2, mode=mode):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=tolerance)
+        assert kept == [f"torch.{dtype}" for dtype in RECIPES[recipe]]
+
+
+def test_old_pins_rename_what_torch_calls_its_dtypes(configure) -> None:
+    """XLA_DOWNCAST_BF16: torch's float32 is bf16 on the device, and its float64 is fp32."""
+    expected = checks.train(configure(None, "precision=mixed"), 2)
+    config = configure("dp=2 zero=1", "precision=mixed", "compiler=neuron_2_20")
+    for found, kept in on_ranks(config, "train_and_tell", 2, mode="xla", XLA_DOWNCAST_BF16="1"):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-2)
+        assert kept == ["torch.float32", "torch.float64", "torch.float64", "torch.float64"]
+
+
+def test_stochastic_rounding_is_left_to_hardware_that_does_it(configure) -> None:
+    config = configure("", "precision=bf16_sr", "compiler=neuron_2_28")
+    with pytest.raises(RankError, match="rounding=stochastic is Trainium's with engine=nxd"):
+        on_ranks(config, "train", 1)
+
+
+@pytest.mark.parametrize("layout", ["tp=4", "tp=2 dp=2 zero=1"])
+@pytest.mark.parametrize("mode", ["gloo", "xla"])
+def test_copies_that_hardware_has_rounded_apart_become_alike(configure, layout, mode: str) -> None:
+    """Each rank disturbs all that it keeps; of what has copies, the first rank's stays."""
+    for before, after in on_ranks(configure(layout), "equalised", mode=mode):
+        assert before
+        assert after == []
+
+
+@pytest.mark.parametrize("mode", ["gloo", "xla"])
+def test_devices_and_links_are_examined(configure, mode: str) -> None:
+    found = on_ranks(configure("tp=2 dp=2"), "examination", mode=mode)
+    for rank, examination in enumerate(found):
+        assert examination.num_products > 1
+        assert examination.num_wrong == 0
+        links = {link.axis: link for link in examination.links}
+        assert links.keys() == {"tp", "dp"}
+        assert rank in links["tp"].ranks
+        assert all(link.num_wrong == 0 and link.bytes_per_s > 0 for link in links.values())
+
+
+def test_the_loss_is_that_of_transformers(configure) -> None:
+    """On the weights that a layout has trained."""
+    config = configure("tp=2 pp=2 sequence_parallel=true")
+    found = on_ranks(config, "slices_and_loss")
+    weights = [
+        {key: values for key, values in slices.items() if key[0].startswith("weights/")}
+        for slices, _ in found
+    ]
+    settings = hugging_face.to_config(config.model, 32, checks.EOS, Dtype.fp32)
+    peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
+    states = {
+        name.removeprefix("weights/"): torch.from_numpy(values)
+        for name, values in checks.joined(weights).items()
+    }
+    peer.load_state_dict(states)
+    batch = torch.from_numpy(checks.batches(config, 1)[0]).long()
+    with torch.no_grad():
+        expected = peer(batch, labels=batch).loss.item()
+    for _, loss in found:
+        assert loss == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "first", "last"), [(0, 1, 0), (100, 0, 0), (255, 0, 1)])
+def test_a_rank_of_the_papers_70b_is_built_without_the_others(
+    compose, rank: int, first: int, last: int
+) -> None:
+    config = resolve(compose("experiment=hlat_70b", "hardware.nodes=8"))
+    assert config.num_processes == 256
+    variables = {"RANK": str(rank), "WORLD_SIZE": "256", "LOCAL_WORLD_SIZE": "32"}
+    (held,) = run(1, "engine.held_alone", config, **variables)
+    assert len(held) == 10 * 8 + first + 2 * last
+    layer = 8192 * (256 + 2 * 128) + 8192 * 256 + 3 * 8192 * 896 + 2 * 8192
+    ends = first * 1000 * 8192 + last * (1000 * 8192 + 8192)
+    assert sum(num_bytes for _, num_bytes in held.values()) == 2 * (10 * layer + ends)
+    layers = sorted({int(name.split(".")[1]) for name in held if name.startswith("layers.")})
+    assert layers == [*range(rank // 32 * 10, rank // 32 * 10 + 10)]
+    assert held[f"layers.{layers[0]}.self_attn.qkv_proj.weight_k"] == ((128, 8192), 2 * 128 * 8192)
+
+
+@pytest.mark.parametrize(
+    ("mode", "layout"),
+    [
+        ("gloo", "tp=2 pp=2 sequence_parallel=true"),
+        ("gloo", "dp=2 zero=1"),
+        ("xla", "tp=2 sequence_parallel=true"),
+    ],
+)
+def test_the_recorded_losses_come_out_and_another_engine_goes_on(
+    compose, small, tmp_path, mode: str, layout: str
+) -> None:
+    """Twenty steps of hlat.train: ten here, the other ten on the native engine in one process."""
+    run_folder = (f"run.root={tmp_path}", "run.name=x", "checkpoint.every_steps=10")
+    words = [f"parallelism.{setting}" for setting in layout.split()]
+    composed = compose(*small, *run_folder, "engine=nxd", "run.steps=10", *words)
+    config = resolve(composed)
+    codes = on_ranks(config, "trained", OmegaConf.to_yaml(composed), mode=mode)
+    assert codes == [0] * config.num_processes
+    alone = compose(*small, *run_folder)
+    train.run(resolve(alone), OmegaConf.to_yaml(alone), [])
+    rows = [json.loads(row) for row in (tmp_path / "x/metrics.jsonl").read_text().splitlines()]
+    recorded = json.loads((GOLDEN / "loss_20_steps.json").read_text())
+    assert [row["loss"] for row in rows] == pytest.approx(recorded, rel=1e-5)

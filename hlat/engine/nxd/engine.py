@@ -55,6 +55,7 @@ class NxdEngine:
         self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
         self._model = nxd.initialize_parallel_model(self._settings, self._make)
         self.weights = self._make_weights()
+        self._host: dict[str, dict[str, Tensor]] = {}
         self._num_skipped = torch.zeros((), dtype=torch.int32, device=self._device)
         self._initialise()
 
@@ -120,7 +121,8 @@ class NxdEngine:
 
         They lie in host memory, and are back on the device when the next step begins.
         """
-        self._host = {name: self._fetched(name) for name in self.weights.held}
+        if not self._host:
+            self._host = {name: self._fetched(name) for name in self.weights.held}
         for name, kinds in self._host.items():
             for kind in ("weights", *MOMENTS):
                 yield from self._chunks(kind, name, kinds[kind])

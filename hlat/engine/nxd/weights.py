@@ -13,6 +13,7 @@ import torch.distributed as dist
 from neuronx_distributed.parallel_layers import parallel_state
 from torch import Tensor
 
+from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 from hlat.engine.shards import Shard, kv_copies, shard
 
@@ -66,10 +67,25 @@ def hold(
 
 
 def _share_with_the_next() -> bool:
-    """Whether NxD lets consecutive ranks share a key/value head, as on trn2; trn1's are apart."""
-    groups = parallel_state.get_kv_shared_replica_groups()
-    first, second, *_ = next(group for group in groups if dist.get_rank() in group)
-    return bool(second - first == 1)
+    """Whether NxD lets consecutive ranks share a key/value head, as on trn2; trn1's are apart.
+
+    Raises:
+        ConfigError: Those that share one do not all belong to one replica of the model.
+    """
+    number = dist.get_rank()
+    shared, ranks = (
+        next(sorted(group) for group in groups if number in group)
+        for groups in (
+            parallel_state.get_kv_shared_replica_groups(),
+            parallel_state.get_tensor_model_parallel_replica_groups(),
+        )
+    )
+    if not set(shared) <= set(ranks):
+        raise ConfigError(
+            f"parallelism.tp={len(ranks)}: NxD shares heads over ranks {shared}, and the tensor-"
+            f"parallel ranks on this hardware are {ranks}; use another parallelism.tp"
+        )
+    return ranks.index(shared[1]) - ranks.index(shared[0]) == 1
 
 
 class Weights:

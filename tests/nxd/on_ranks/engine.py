@@ -1,21 +1,33 @@
 """What a rank does with hlat's engine; each function returns what a test compares."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import torch.distributed as dist
+import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics
+from neuronx_distributed.parallel_layers import parallel_state
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import hlat.train
 from hlat.checkpoint import store
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, document_ordinals
+from hlat.engine.create import create_engine
+from hlat.engine.examination import Effort
+from hlat.engine.interface import Disagreement, Examination
 from hlat.engine.nxd.engine import NxdEngine
 from tests.distributed.checks import EOS, RATE, batches, own
 
 
 def _built(config: Config) -> NxdEngine:
-    engine = NxdEngine()
+    engine = create_engine(config)
+    assert isinstance(engine, NxdEngine)
     engine.build(config)
     return engine
 
@@ -35,6 +47,10 @@ def slices(config: Config) -> dict[Any, NDArray[Any]]:
     """After one step, every slice of the state that this rank is to save."""
     engine = _built(config)
     engine.train_step(own(batches(config, 1)[0], engine), RATE)
+    return _slices(engine)
+
+
+def _slices(engine: NxdEngine) -> dict[Any, NDArray[Any]]:
     return {
         (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
         for chunk in engine.chunks()
@@ -82,3 +98,89 @@ def _rest(engine: NxdEngine, every: list[NDArray[Any]]) -> list[tuple[float, ...
         dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
         for batch in every
     ]
+
+
+def train_and_tell(config: Config, steps: int) -> tuple[list[tuple[float, ...]], list[str]]:
+    """What `train` returns, and dtypes: of weights, what is updated, its moment and gradient."""
+    seen = set()
+
+    class Watching(NxdEngine):
+        def _clip(self, groups: list[dict[str, Any]]) -> Tensor:
+            for weight in self.weights.held.values():
+                kept = self.weights.adamw.state[weight.updated]["exp_avg"]
+                four = (weight.parameter, weight.updated, kept, weight.updated.grad)
+                seen.add(tuple(str(tensor.dtype) for tensor in four))
+            return super()._clip(groups)
+
+    with mock.patch("hlat.engine.nxd.engine.NxdEngine", Watching):
+        rows = train(config, steps)
+    (dtypes,) = seen
+    return rows, [*dtypes]
+
+
+def equalised(config: Config) -> tuple[list[Disagreement], list[Disagreement]]:
+    """What ranks hold differently after each has changed all it keeps, and after equalising."""
+    engine = _built(config)
+    engine.train_step(own(batches(config, 1)[0], engine), RATE)
+    tp = parallel_state.get_tensor_model_parallel_rank()
+    for name in engine.weights.held:
+        for kind, tensor in engine.weights.state(name).items():
+            if kind != "step":
+                tensor += tp
+    before = engine.compare_copies()
+    engine._refresh()
+    engine.weights.equalise()
+    return before, engine.compare_copies()
+
+
+def axes(config: Config) -> dict[str, list[int]]:
+    """This rank's neighbours along each axis."""
+    engine = _built(config)
+    return {name: [*axis.ranks] for name, axis in engine._host_axes.items()}
+
+
+def examination(config: Config) -> Examination:
+    """What this rank's device shows, in a hurry."""
+    with mock.patch("hlat.engine.examination._ACCELERATOR", Effort(128, 0.02, 1 << 12)):
+        return create_engine(config).examine(config)
+
+
+def slices_and_loss(config: Config) -> tuple[dict[Any, NDArray[Any]], float]:
+    """What `slices` returns, and the loss on the same batch then."""
+    engine, batch = _built(config), batches(config, 1)[0]
+    engine.train_step(own(batch, engine), RATE)
+    loss = engine.read(engine.eval_step(Sequences(batch, document_ordinals(batch, EOS)))).loss
+    return _slices(engine), loss
+
+
+def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Shape and bytes of each parameter of this rank, of a world that is not there."""
+    new_group = dist.distributed_c10d.new_group
+
+    def pretended(ranks: list[int] | None = None, **options: Any) -> Any:
+        return new_group(ranks, backend="fake")
+
+    size = int(os.environ["WORLD_SIZE"])
+    dist.init_process_group(
+        "fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=size
+    )
+    with (
+        mock.patch.object(dist, "new_group", pretended),
+        mock.patch.object(dist.distributed_c10d, "new_group", pretended),
+        mock.patch.object(xm, "rendezvous"),
+        mock.patch.object(NxdEngine, "_make_weights"),
+        mock.patch.object(NxdEngine, "_initialise"),
+    ):
+        engine = _built(config)
+    return {
+        name.removeprefix("module.").removeprefix("model."): (
+            tuple(parameter.shape),
+            parameter.nbytes,
+        )
+        for name, parameter in engine._model.local_named_parameters()
+    }
+
+
+def trained(config: Config, config_yaml: str) -> int:
+    """The exit code of a whole run."""
+    return int(hlat.train.run(config, config_yaml, []))

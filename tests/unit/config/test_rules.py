@@ -243,7 +243,7 @@ REFUSED = [
     ),
     (
         ["engine=nxd", "engine.device=cpu"],
-        "engine.device=cpu: engine=nxd has PyTorch/XLA's device only; use auto",
+        "engine.device=cpu: engine=nxd has PyTorch/XLA's device only; use xla",
     ),
     (
         ["engine=nxd", "compiler=neuron_2_33"],
