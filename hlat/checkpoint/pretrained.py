@@ -1,26 +1,35 @@
-"""Weights to begin from: a folder of safetensors files and a config.json, as Hugging Face has them.
+"""Weights to begin from: a Hugging Face folder, or what neuronx-distributed (NxD) saved.
 
-All that can be wrong with it is found in the files' headers, before a model is built, and without
-torch, so that a login node can look. Then each process reads no more than its own slices of the
-files, which stay on the disk, and nothing that is read can hold code.
+All that can be wrong with a folder's names and shapes is found in the files' headers, before a
+model is built, so that a login node can look: without torch into safetensors files, and at the
+names of NxD's. Then each process reads no more than its own slices of the files, which stay on the
+disk, and nothing that is read can run code.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
+from hlat.checkpoint import nxd_folder
 from hlat.checkpoint.box import Box
 from hlat.checkpoint.chunk import Chunk
-from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.manifest import MARKER, SliceRecord, TensorRecord
 from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 from hlat.model import hugging_face
 from hlat.model.canonical import parameters
+
+if TYPE_CHECKING:
+    import torch
+
+    from hlat.checkpoint.tensor_file import Reader
 
 SINGLE = "model.safetensors"
 """Name of the file of weights where there is one."""
@@ -32,37 +41,53 @@ _MOST_NAMED = 5
 """Tensors that a sentence names before it counts the rest."""
 
 
-def check(folder: str, model: Model) -> dict[str, TensorRecord]:
-    """Look whether a folder holds exactly the weights of a model.
+class _Weights(Protocol):
+    """Canonical weights on a disk, by name."""
+
+    def read(self, name: str, box: Box) -> "torch.Tensor":
+        """A part of one, in the dtype in which it was saved."""
+        ...
+
+    def dtype(self, name: str) -> str:
+        """That dtype, as safetensors names it."""
+        ...
+
+
+def check(folder: str, model: Model) -> None:
+    """Return if a folder holds exactly the weights of a model.
 
     Args:
         folder: What model.init_from says.
         model: Shape of the model.
 
-    Returns:
-        Where each canonical parameter lies, by its name.
-
     Raises:
         ConfigError: Every reason why it does not.
     """
     path = Path(folder).expanduser()
-    try:
-        _refuse_other_folders(folder, path)
-        found = hugging_face.problems(model, _json(path / "config.json"))
-        records = {} if found else _records(path)
-        found = found or _misfits(model, records)
-    except ConfigError as error:
-        found = list(error.problems)
-    if found:
-        raise ConfigError(*(f"model.init_from={folder}: {problem}" for problem in found))
-    return records
+    with _told_of(folder):
+        if not _is_nxd(path):
+            _checked(folder, path, model)
+        elif find_spec("torch") is not None:
+            _nxd(path, model)
+        else:
+            nxd_folder.ranks(nxd_folder.chosen(path))
+
+
+def found_in(folder: str) -> str:
+    """The folder that holds the weights: of what NxD saved, one tag's.
+
+    Args:
+        folder: What model.init_from says, and was checked.
+    """
+    path = Path(folder).expanduser()
+    return str(nxd_folder.chosen(path)) if _is_nxd(path) else folder
 
 
 def fill(folder: str, model: Model, chunks: Iterable[Chunk]) -> str:
     """Fill every chunk of weights from a folder, converted to the dtype of the chunk's tensor.
 
     Args:
-        folder: What model.init_from says.
+        folder: What found_in gives, or model.init_from says.
         model: Shape of the model.
         chunks: Slices of a state; those that are no weights, such as moments, are left as they
             are.
@@ -73,25 +98,88 @@ def fill(folder: str, model: Model, chunks: Iterable[Chunk]) -> str:
     Raises:
         ConfigError: The folder does not hold exactly the weights of the model.
     """
-    # They import torch, which a login node that only checks a folder may lack
+    # It imports torch, which a login node that only checks a folder may lack
     from hlat.checkpoint import tensor_file
 
-    records, digest = check(folder, model), hashlib.sha256()
-    try:
-        with tensor_file.Reader(Path(folder).expanduser()) as reader:
-            for chunk in chunks:
-                kind, _, name = chunk.name.partition("/")
-                if kind == "weights":
-                    values = reader.read(name, records[name], Box(chunk.offset, chunk.size))
-                    chunk.tensor.detach().copy_(values.view(chunk.tensor.shape))
-            for parameter in parameters(model):
-                name, shape = parameter.name, parameter.shape
-                first = reader.read(name, records[name], Box((0,) * len(shape), (1, *shape[1:])))
-                digest.update(f"{name} {shape} {records[name].dtype} ".encode())
-                digest.update(tensor_file.to_bytes(first))
-    except CorruptCheckpointError as error:
-        raise ConfigError(f"model.init_from={folder}: {error}") from error
+    digest = hashlib.sha256()
+    with _told_of(folder), _opened(folder, model) as weights:
+        for chunk in chunks:
+            kind, _, name = chunk.name.partition("/")
+            if kind == "weights":
+                values = weights.read(name, Box(chunk.offset, chunk.size))
+                chunk.tensor.detach().copy_(values.view(chunk.tensor.shape))
+        for parameter in parameters(model):
+            name, shape = parameter.name, parameter.shape
+            first = weights.read(name, Box((0,) * len(shape), (1, *shape[1:])))
+            digest.update(f"{name} {shape} {weights.dtype(name)} ".encode())
+            digest.update(tensor_file.to_bytes(first))
     return digest.hexdigest()
+
+
+@contextmanager
+def _told_of(folder: str) -> Iterator[None]:
+    """Say of every problem in which folder it is."""
+    try:
+        yield
+    except ConfigError as error:
+        told = (f"model.init_from={folder}: {problem}" for problem in error.problems)
+        raise ConfigError(*told) from error
+
+
+@contextmanager
+def _opened(folder: str, model: Model) -> Iterator[_Weights]:
+    """The weights in a folder, which is checked first."""
+    from hlat.checkpoint import tensor_file
+
+    path = Path(folder).expanduser()
+    if _is_nxd(path):
+        yield _nxd(path, model)
+        return
+    records = _checked(folder, path, model)
+    with tensor_file.Reader(path) as reader:
+        yield _HuggingFaceWeights(records, reader)
+
+
+@dataclass(frozen=True)
+class _HuggingFaceWeights:
+    """Those of a Hugging Face folder."""
+
+    records: Mapping[str, TensorRecord]
+    reader: "Reader"
+
+    def read(self, name: str, box: Box) -> "torch.Tensor":
+        return self.reader.read(name, self.records[name], box)
+
+    def dtype(self, name: str) -> str:
+        return self.records[name].dtype
+
+
+def _is_nxd(path: Path) -> bool:
+    hugging_face_files = any((path / name).is_file() for name in (SINGLE, INDEX))
+    return path.is_dir() and not hugging_face_files and nxd_folder.recognised(path)
+
+
+def _nxd(path: Path, model: Model) -> _Weights:
+    """Those of an NxD folder, and what a config.json beside them says of the model."""
+    from hlat.checkpoint.nxd_weights import NxdWeights
+
+    if (path / "config.json").is_file():
+        _refuse(hugging_face.problems(model, _json(path / "config.json")))
+    return NxdWeights(path, model)
+
+
+def _checked(folder: str, path: Path, model: Model) -> dict[str, TensorRecord]:
+    """Where each parameter lies in a Hugging Face folder, by its canonical name."""
+    _refuse_other_folders(folder, path)
+    _refuse(hugging_face.problems(model, _json(path / "config.json")))
+    records = _records(path)
+    _refuse(_misfits(model, records))
+    return records
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _refuse_other_folders(name: str, path: Path) -> None:

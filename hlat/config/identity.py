@@ -19,8 +19,8 @@ from hlat.config.model import Model
 from hlat.config.plain import from_plain
 from hlat.config.run import Config
 
-ORIGIN = "model.init_from"
-"""The setting that says which weights the first step found."""
+ORIGIN = {"model.init_from": None, "model.init_copies": "equal"}
+"""The settings that say which weights the first step found, as they are unless they are set."""
 
 
 def fixed(config: Config) -> dict[str, Any]:
@@ -29,9 +29,8 @@ def fixed(config: Config) -> dict[str, Any]:
     What the saved position in the data depends on is the loader's own fingerprint.
     """
     settings = _group(config, "model")
-    if config.model.init_from is None:
-        del settings[ORIGIN]  # runs from before there was the key keep their names
-    return settings
+    # runs from before there were these keys keep their names
+    return {key: v for key, v in settings.items() if key not in ORIGIN or v != ORIGIN[key]}
 
 
 def model(fixed: Mapping[str, Any]) -> Model:

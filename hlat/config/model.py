@@ -21,6 +21,15 @@ class ScaledInit(Enum):
     """std / sqrt(2 l), l = 1-based layer index (HLAT paper, section IV-C)."""
 
 
+class InitCopies(Enum):
+    """What ranks that should hold copies of the same weights must hold."""
+
+    equal = "equal"
+    """The same, to the last bit."""
+    first = "first"
+    """Anything: the first rank's are taken, as by NxD's converter to Hugging Face's layout."""
+
+
 @dataclass
 class Model:
     """A pre-norm Llama decoder: RMSNorm, SwiGLU, rotary embedding, grouped-query attention."""
@@ -50,8 +59,11 @@ class Model:
     scaled_init: ScaledInit = ScaledInit.depth
     """Scaling of o_proj and down_proj at initialisation."""
     init_from: str | None = None
-    """A Hugging Face Llama folder (config.json, *.safetensors) whose weights a run without
-    checkpoints begins from, at step 0 with a fresh optimizer; null: random initial values."""
+    """A Hugging Face Llama folder (config.json, *.safetensors), or one in which neuronx-distributed
+    (NxD) saved, whose weights a run without checkpoints begins from, at step 0 with a fresh
+    optimizer; null: random initial values."""
+    init_copies: InitCopies = InitCopies.equal
+    """Of an NxD folder alone: norms, and key/value heads, that several ranks saved."""
 
     @property
     def head_dim(self) -> int:

@@ -74,14 +74,17 @@ def _begin(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:
     origin = config.model.init_from
     if origin is None:
         return {}
-    digest = pretrained.fill(origin, config.model, engine.chunks())
-    tracker.say(f"starting from the weights in {origin}")
-    return {"init_from": origin, "init_from_fingerprint": digest}
+    everyone = engine.world.everyone
+    # A run that still saves there may complete a tag while the ranks look
+    folder = tell(everyone, pretrained.found_in(origin) if everyone.leads else "")
+    digest = pretrained.fill(folder, config.model, engine.chunks())
+    tracker.say(f"starting from the weights in {folder}")
+    return {"init_from": folder, "init_from_fingerprint": digest}
 
 
 def _inherited(fixed: dict[str, Any], own: bool) -> dict[str, Any]:
     """Return the settings that bind a run; a branch need not name its trunk's origin."""
-    return {key: value for key, value in fixed.items() if own or key != identity.ORIGIN}
+    return {key: value for key, value in fixed.items() if own or key not in identity.ORIGIN}
 
 
 def _told(**lists: list[str]) -> dict[str, list[str]]:

@@ -145,6 +145,35 @@ def test_what_is_written_is_what_was_saved_and_trains_on_to_the_bit(trained, run
     assert len(start["init_from_fingerprint"]) == 64
 
 
+def test_a_run_begins_as_well_from_what_ranks_of_nxd_saved(trained, runner, do):
+    assert do("runs/whole", "--output", "out").code == 0
+    whole = load_file(runner.folder / "out/model.safetensors")
+    tag = runner.folder / "nxd/step_7"
+    (tag / "model").mkdir(parents=True)
+    for rank in range(2):
+        share = {
+            name: value if value.dim() == 1 else value.chunk(2, by_columns(name))[rank].clone()
+            for name, value in whole.items()
+        }
+        torch.save(share, tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt")
+    (tag / "done").touch()
+    for name, folder in (("y", "out"), ("z", "nxd")):
+        done = runner.run(f"run.name={name}", f"model.init_from={folder}", "run.steps=2")
+        assert done.returncode == 0, done.stderr
+    assert "starting from the weights in nxd/step_7/model" in done.stdout
+    assert runner.losses("y") == runner.losses("z")
+    first, second = (
+        next(row for row in runner.rows(name, "events.jsonl") if row["event"] == "start")
+        for name in "yz"
+    )
+    assert first["init_from_fingerprint"] == second["init_from_fingerprint"]
+    assert second["init_from"] == "nxd/step_7/model"
+
+
+def by_columns(name: str) -> int:
+    return int("o_proj" in name or "down_proj" in name)
+
+
 def test_master_weights_leave_and_come_in(runner, do):
     tiny = ("precision=mixed", "run.steps=1")
     assert runner.run(*tiny, "run.name=x").returncode == 0

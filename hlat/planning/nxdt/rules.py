@@ -260,7 +260,9 @@ def resumed_from(file: File, value: Any) -> Outcome:
     """A checkpoint of NxDT."""
     if value is None:
         return needless("it is not set")
-    return left("convert it to a Hugging Face folder and set model.init_from")
+    if file.hf:
+        return left("its weights alone, by model.init_from; see docs/migration.md")
+    return left("make it a Hugging Face folder, then model.init_from; see docs/migration.md")
 
 
 def saved(file: File, value: Any) -> Outcome:

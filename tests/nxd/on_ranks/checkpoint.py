@@ -4,6 +4,7 @@ import neuronx_distributed as nxd
 import torch
 import torch.distributed as dist
 import torch_xla.core.xla_model as xm
+from neuronx_distributed.scripts.checkpoint_converter import CheckpointConverterBase
 from neuronx_distributed.utils import get_device
 from torch import Tensor, nn
 
@@ -51,3 +52,9 @@ def resumed(
     (loaded,) = host(*model.parameters())
     train(model, optimizer)
     return loaded, *host(*model.parameters())
+
+
+def converted(arguments: list[str]) -> None:
+    """Run NxD's converter between whole models and ranks' files."""
+    converter = CheckpointConverterBase()
+    converter.run(converter.get_arg_parser().parse_args(arguments))

@@ -137,7 +137,7 @@ def test_what_transformers_skips_is_skipped(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
     save_file(tensors, tmp_path / SINGLE)
-    assert check(str(tmp_path), model)
+    check(str(tmp_path), model)
 
 
 def test_no_folder(tmp_path: Path) -> None:
@@ -238,7 +238,8 @@ def test_a_login_node_without_torch_can_look(folder: Path) -> None:
         "import sys; sys.modules['torch'] = None\n"
         "from hlat.checkpoint.pretrained import check\n"
         "from hlat.config.model import Model\n"
-        f"print(len(check({str(folder)!r}, Model{dataclasses.astuple(MODEL)[:8]!r})))"
+        f"check({str(folder)!r}, Model{dataclasses.astuple(MODEL)[:8]!r})\n"
+        "print('looked')"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == str(len(parameters(MODEL))), done.stderr
+    assert done.stdout == "looked\n", done.stderr

@@ -356,7 +356,7 @@ LEFT = [
     ("trainer__limit_val_batches", 1.0, "a share of the validation set"),
     ("trainer__accumulate_grad_batches", 2, "no equivalent"),
     ("exp_manager__resume_if_exists", False, "another run.name"),
-    ("exp_manager__resume_from_checkpoint", "/c", "set model.init_from"),
+    ("exp_manager__resume_from_checkpoint", "/c", "then model.init_from; see docs/migration.md"),
     ("exp_manager__create_checkpoint_callback", False, "always saved"),
     ("exp_manager__checkpoint_callback_params__save_top_k", 0, "always saved"),
     ("exp_manager__checkpoint_callback_params__monitor", "val_loss", "the newest are kept"),

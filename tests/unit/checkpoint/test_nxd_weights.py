@@ -1,0 +1,540 @@
+"""Folders as NxD saves them, written here by torch.save: read to the last bit, or refused by name.
+
+tests/nxd/test_checkpoints.py reads what NxD's own code saved.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hlat.checkpoint.chunk import Chunk
+from hlat.checkpoint.pretrained import check, fill, found_in
+from hlat.config.errors import ConfigError
+from hlat.config.model import InitCopies, Model
+from hlat.model.canonical import parameters
+from hlat.model.canonical_views import canonical_views
+from hlat.model.llama import Llama
+
+GQA = Model("gqa", 3, 64, 96, 8, 2, 128)
+MHA = replace(GQA, num_key_value_heads=8)
+TIED = replace(GQA, tie_embeddings=True)
+FIRST = "dp_rank_00_tp_rank_00_pp_rank_00.pt"
+SECOND = "dp_rank_00_tp_rank_01_pp_rank_00.pt"
+KEY = "model.layers.0.self_attn.qkv_proj.weight_k"
+
+
+class TensorReference:
+    """torch_xla's, under whose name it is pickled."""
+
+    def __init__(self, tid: int) -> None:
+        self.tid = tid
+
+
+TensorReference.__module__ = "torch_xla.utils.serialization"
+
+
+@pytest.fixture(autouse=True)
+def _torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where pickle looks for the class when it saves."""
+    module = ModuleType("torch_xla.utils.serialization")
+    module.TensorReference = TensorReference
+    for name in ("torch_xla", "torch_xla.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a model is cut and saved."""
+
+    model: Model
+    tp: int = 2
+    pp: int = 1
+    copies: int = 1
+    side_by_side: bool = False
+    qkv: str = "three"
+    dtype: torch.dtype = torch.float32
+    xser: bool = False
+
+    def save(self, weights: dict[str, Tensor], folder: Path) -> Path:
+        """Write a complete tag; returns it."""
+        (folder / "step_3/model").mkdir(parents=True)
+        for stage in range(self.pp):
+            for rank in range(self.tp):
+                name = f"dp_rank_00_tp_rank_{rank:02d}_pp_rank_{stage:02d}.pt"
+                state = OrderedDict(self._state(weights, stage, rank))
+                write(folder / "step_3/model" / name, state, self.xser)
+        (folder / "step_3/checkpoint").write_text("1")
+        (folder / "step_3/done").write_text("1")
+        return folder / "step_3"
+
+    def _state(self, weights: dict[str, Tensor], stage: int, rank: int) -> dict[str, Tensor]:
+        state = {}
+        for name, value in weights.items():
+            layer = int(name.split(".")[2]) if ".layers." in name else None
+            if layer is None:
+                its_stage = 0 if "embed" in name else self.pp - 1
+            else:
+                its_stage = layer * self.pp // self.model.num_layers
+            if its_stage == stage:
+                axis = 1 if "o_proj" in name or "down_proj" in name else 0
+                whole = self._heads(name, value)
+                state[name] = value if value.dim() == 1 else whole.chunk(self.tp, axis)[rank]
+        return {key: value.to(self.dtype).clone() for key, value in self._joined(state).items()}
+
+    def _heads(self, name: str, value: Tensor) -> Tensor:
+        if "k_proj" in name or "v_proj" in name:
+            heads = value.unflatten(0, (self.model.num_key_value_heads, -1))
+            if self.side_by_side:
+                return heads.repeat_interleave(self.copies, 0).flatten(0, 1)
+            return heads.repeat(self.copies, 1, 1).flatten(0, 1)
+        if "q_proj" in name and not self.side_by_side:
+            cut = value.unflatten(0, (self.model.num_key_value_heads, self.copies, -1))
+            return cut.transpose(0, 1).flatten(0, 2)
+        if "o_proj" in name:
+            return self._heads("q_proj", value.T).T
+        return value
+
+    def _joined(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        found = {}
+        for name, value in state.items():
+            stem, _, last = name.removesuffix(".weight").rpartition(".")
+            joined = f"{stem}.qkv_proj.weight"
+            if last == "gate_proj":
+                up = state[f"{stem}.up_proj.weight"]
+                found[f"{stem}.gate_up_proj.weight"] = torch.cat([value, up])
+            elif last in ("q_proj", "k_proj", "v_proj") and self.qkv == "three":
+                found[f"{joined}_{last[0]}"] = value
+            elif last == "q_proj" and self.qkv in ("_qkv", ""):
+                others = [state[f"{stem}.{which}_proj.weight"] for which in "kv"]
+                found[f"{joined}{self.qkv}"] = torch.cat([value, *others])
+            elif last != "up_proj" and (last not in ("k_proj", "v_proj") or self.qkv == "separate"):
+                found[name] = value
+        return found
+
+
+CUTS = {
+    "7B": Cut(MHA, 2, qkv=""),
+    "70B": Cut(GQA, 4, 3, 2, xser=True),
+    "trn2": Cut(GQA, 4, 2, 2, True, "_qkv", torch.bfloat16, xser=True),
+    "one rank": Cut(GQA, 1, qkv="separate"),
+    "a copy on each rank": Cut(GQA, 8, copies=4, qkv="_qkv"),
+    "all on all ranks": Cut(GQA, 4, copies=4),
+    "several heads a rank": Cut(MHA, 2, 3, qkv="separate", dtype=torch.bfloat16),
+    "tied": Cut(TIED, 2, 3),
+}
+
+
+def write(file: Path, state: dict[str, Any], xser: bool) -> None:
+    """As NxD does, with a file for each tensor or without."""
+    if not xser:
+        torch.save(state, file)
+        return
+    folder = Path(f"{file}.tensors")
+    folder.mkdir()
+    told = {}
+    for tid, value in enumerate(state.values()):
+        torch.save(value, folder / f"tensor_{tid}.pt")
+        told[tid] = {"dtype": value.dtype, "shape": value.shape, "expert_model_parallel": False}
+    torch.save({key: TensorReference(tid) for tid, key in enumerate(state)}, file)
+    torch.save(told, f"{file}.info.pt")
+
+
+def weights_of(model: Model) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    values = {p.name: torch.randn(p.shape, generator=generator) / 8 for p in parameters(model)}
+    return {n: value if value.dim() > 1 else 1 + value for n, value in values.items()}
+
+
+def read(folder: Path, model: Model) -> Llama:
+    llama = Llama(model)
+    shapes = {parameter.name: parameter.shape for parameter in parameters(model)}
+    views = canonical_views(model, dict(llama.named_parameters()))
+    chunks = [
+        Chunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+        for name, view in views
+    ]
+    fill(str(folder), model, chunks)
+    return llama
+
+
+def values_of(llama: Llama, model: Model) -> dict[str, Tensor]:
+    shapes = {parameter.name: parameter.shape for parameter in parameters(model)}
+    views = canonical_views(model, dict(llama.named_parameters()))
+    return {name: view.detach().reshape(shapes[name]) for name, view in views}
+
+
+def refusals(folder: Path, model: Model = GQA, read: Callable[..., object] = check) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        read(str(folder), model)
+    prefix = f"model.init_from={folder}: "
+    assert all(problem.startswith(prefix) for problem in refused.value.problems)
+    return [problem.removeprefix(prefix) for problem in refused.value.problems]
+
+
+@pytest.fixture
+def tag(tmp_path: Path) -> Path:
+    """A tag that two ranks saved."""
+    return Cut(GQA).save(weights_of(GQA), tmp_path / "run")
+
+
+@pytest.fixture
+def own_files(tmp_path: Path) -> Path:
+    """The same with a file for each tensor."""
+    return Cut(GQA, xser=True).save(weights_of(GQA), tmp_path / "run")
+
+
+def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Write a file again, changed."""
+    state = dict(torch.load(file, weights_only=True))
+    change(state)
+    torch.save(state, file)
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_every_weight_comes_back_to_the_last_bit(tmp_path: Path, name: str) -> None:
+    cut = CUTS[name]
+    weights = weights_of(cut.model)
+    cut.save(weights, tmp_path)
+    found = values_of(read(tmp_path, cut.model), cut.model)
+    assert [n for n in found if not torch.equal(found[n], weights[n].to(cut.dtype).float())] == []
+
+
+def test_a_slice_across_ranks_is_read_alone(tmp_path: Path) -> None:
+    cut, name = CUTS["70B"], "model.layers.1.self_attn.o_proj.weight"
+    weights = weights_of(GQA)
+    cut.save(weights, tmp_path)
+    part, moment = torch.zeros(3, 20), torch.zeros(64, 64)
+    fill(
+        str(tmp_path),
+        GQA,
+        [
+            Chunk(f"weights/{name}", (64, 64), (5, 30), (3, 20), part),
+            Chunk(f"exp_avg/{name}", (64, 64), (0, 0), (64, 64), moment),
+        ],
+    )
+    assert torch.equal(part, weights[name][5:8, 30:50])
+    assert not moment.any()
+
+
+@pytest.mark.parametrize("name", ["7B", "70B"])
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    cut = CUTS[name]
+    config = transformers.LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=8,
+        num_key_value_heads=cut.model.num_key_value_heads,
+        rms_norm_eps=cut.model.rms_norm_eps,
+        attn_implementation="eager",
+    )
+    theirs = transformers.LlamaForCausalLM(config)
+    theirs.load_state_dict(weights_of(cut.model))
+    cut.save(theirs.state_dict(), tmp_path)
+    tokens = torch.arange(34).view(2, 17) * 5 % 128
+    with torch.no_grad():
+        found, expected = read(tmp_path, cut.model).logits(tokens), theirs(tokens).logits
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_the_fingerprint_is_that_of_the_same_weights_elsewhere(tmp_path: Path) -> None:
+    weights = weights_of(GQA)
+    Cut(GQA, 4, 3, 2, xser=True).save(weights, tmp_path / "nxd")
+    (tmp_path / "hf").mkdir()
+    save_file(weights, tmp_path / "hf/model.safetensors")
+    (tmp_path / "hf/config.json").write_text(
+        '{"model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 128,'
+        '"intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2,'
+        '"rms_norm_eps": 1e-5}'
+    )
+    assert fill(str(tmp_path / "nxd"), GQA, []) == fill(str(tmp_path / "hf"), GQA, [])
+
+
+def test_buffers_and_the_head_of_a_tied_model_are_skipped(tag: Path) -> None:
+    changed(
+        tag / "model" / FIRST,
+        lambda state: state.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
+    )
+    check(str(tag), GQA)
+    check(str(tag), TIED)
+
+
+def test_a_tag_or_its_model_may_be_named(tag: Path) -> None:
+    for folder in (tag, tag / "model", tag.parent):
+        check(str(folder), GQA)
+        assert found_in(str(folder)) == str(tag / "model")
+
+
+def test_the_newest_complete_tag_is_taken(tag: Path) -> None:
+    weights = {name: value + 1 for name, value in weights_of(GQA).items()}
+    newest = Cut(GQA).save(weights, tag.parents[1] / "other").rename(tag.parent / "step_10")
+    begun = (
+        Cut(GQA).save(weights_of(GQA), tag.parents[1] / "another").rename(tag.parent / "step_20")
+    )
+    (begun / "done").unlink()
+    os.utime(tag / "done", (1, 1))
+    found = values_of(read(tag.parent, GQA), GQA)
+    assert torch.equal(found["lm_head.weight"], weights["lm_head.weight"])
+
+    os.utime(newest / "done", (0, 0))
+    assert refusals(tag.parent) == [
+        "its tag step_10 has the highest number, step_3 was written last; name the one that is "
+        f"meant: model.init_from={newest} or model.init_from={tag}"
+    ]
+    (tag / "done").unlink()
+    (newest / "done").unlink()
+    assert refusals(tag.parent) == [
+        "none of its tags has done, so NxD had finished none; name one: "
+        f"model.init_from={newest} or model.init_from={begun} or model.init_from={tag}"
+    ]
+    assert refusals(tag) == [
+        "it has checkpoint but no done, so NxD had not finished it; if it had, as one that was saved "
+        f"asynchronously just before the run ended: touch {tag / 'done'}"
+    ]
+    (tag / "checkpoint").unlink()  # as NxD's converter leaves it
+    check(str(tag), GQA)
+
+
+def test_files_of_ranks_that_are_missing(tmp_path: Path) -> None:
+    tag = CUTS["70B"].save(weights_of(GQA), tmp_path)
+    (tag / "model/dp_rank_00_tp_rank_02_pp_rank_01.pt").unlink()
+    assert refusals(tag) == [
+        "it has files of 4 tensor-parallel ranks in 3 pipeline stages, but no "
+        "dp_rank_00_tp_rank_02_pp_rank_01.pt"
+    ]
+    for rank in range(4):
+        (tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_01.pt").unlink(missing_ok=True)
+        (tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_02.pt").unlink()
+    assert refusals(tag)[::5] == [
+        "it lacks model.layers.1.input_layernorm.weight",
+        "and 15 more of the kind",
+    ]
+
+
+def test_a_mixture_of_experts(tag: Path) -> None:
+    name = "dp_rank_00_ep_rank_00_tp_rank_00_pp_rank_00.pt"
+    (tag / "model" / FIRST).rename(tag / "model" / name)
+    assert refusals(tag) == [
+        f"{name} is no file of a rank of a dense model, as dp_rank_00_tp_rank_00_pp_rank_00.pt is"
+    ]
+
+
+def test_tensors_that_are_missing_misshapen_of_another_dtype_or_unknown(tag: Path) -> None:
+    file = tag / "model" / SECOND
+    good = file.read_bytes()
+    name = "model.layers.1.mlp.down_proj.weight"
+
+    changed(file, lambda state: state.pop(name))
+    assert refusals(tag) == [f"{SECOND} lacks {name}, which {FIRST} has"]
+
+    file.write_bytes(good)
+    changed(file, lambda state: state.update({name: state[name][:, 1:]}))
+    assert refusals(tag) == [
+        f"{SECOND} has {name} of shape [64, 47], this run's model cut for 2 ranks [64, 48]"
+    ]
+
+    file.write_bytes(good)
+    changed(file, lambda state: state.update({name: state[name].to(torch.int8)}))
+    assert refusals(tag) == [f"{SECOND} has {name} in I8; hlat reads F32, BF16, F16"]
+
+    file.write_bytes(good)
+    changed(file, lambda state: state.update({name: state[name].bfloat16()}))
+    assert refusals(tag) == [f"{SECOND} has {name} in BF16, {FIRST} in F32"]
+
+    file.write_bytes(good)
+    changed(file, lambda state: state.update({name: 1}))
+    assert refusals(tag) == [f"{SECOND} holds {name} as int, not as a tensor"]
+
+    file.write_bytes(good)
+    megatron = "language_model.embedding.word_embeddings.weight"
+    for each in (file, tag / "model" / FIRST):
+        changed(each, lambda state: state.update({megatron: torch.ones(2)}))
+    assert refusals(tag) == [
+        f"{FIRST} has {megatron}, which this model has not; it is a Megatron model of NxDT, which its "
+        "checkpoint_converter.py writes as a Llama"
+    ]
+
+
+def test_another_model_is_told_with_both_shapes(tag: Path) -> None:
+    assert refusals(tag, replace(GQA, vocab_size=256)) == [
+        f"{file} has {name} of shape [64, 64], this run's model cut for 2 ranks [128, 64]"
+        for file in (FIRST, SECOND)
+        for name in ("model.embed_tokens.weight", "lm_head.weight")
+    ]
+    assert refusals(tag, replace(GQA, num_layers=2))[0] == (
+        f"{FIRST} has model.layers.2.input_layernorm.weight, which this model has not"
+    )
+    assert refusals(tag, replace(GQA, num_layers=4))[0] == (
+        "it lacks model.layers.3.input_layernorm.weight"
+    )
+    assert refusals(tag, replace(GQA, num_key_value_heads=4)) == [
+        f"{FIRST} has {KEY} of shape [8, 64], which is no share for one of 2 ranks of "
+        "model.num_attention_heads=8 and copies of model.num_key_value_heads=4, heads of 8"
+    ]
+
+
+def test_a_config_beside_it_is_compared(tag: Path) -> None:
+    (tag / "config.json").write_text('{"model_type": "llama", "rope_theta": 500000.0}')
+    assert (
+        "config.json has rope_theta=500000.0, this run has model.rope_theta=10000.0; set "
+        "model.rope_theta=500000.0"
+    ) in refusals(tag)
+
+
+@pytest.mark.parametrize("xser", [False, True])
+def test_copies_that_differ(tmp_path: Path, xser: bool) -> None:
+    weights = weights_of(GQA)
+    tag = Cut(GQA, 4, copies=2, xser=xser).save(weights, tmp_path)
+    third = "dp_rank_00_tp_rank_02_pp_rank_00.pt"
+    norm = "model.norm.weight"
+    drift_in(tag / "model" / third, KEY)
+    advice = (
+        "; copies drift where rounding is stochastic, as in HLAT's 7B run: if that may be so, "
+        "model.init_copies=first takes the first of each"
+    )
+    assert refusals(tag, read=lambda folder, model: read(folder, model)) == [
+        f"{FIRST} and {third} should hold copies of model.layers.0.self_attn.k_proj.weight, and "
+        f"differ by up to 0.25{advice}"
+    ]
+    drift_in(tag / "model" / SECOND, norm)
+    lenient = replace(GQA, init_copies=InitCopies.first)
+    found = values_of(read(tag, lenient), GQA)
+    assert [name for name in found if not torch.equal(found[name], weights[name])] == []
+
+
+def drift_in(file: Path, key: str) -> None:
+    """Make one element of a tensor larger by a quarter."""
+    state = torch.load(file, weights_only=False)
+    tensor = state[key]
+    if isinstance(tensor, TensorReference):
+        own = Path(f"{file}.tensors/tensor_{tensor.tid}.pt")
+        value = torch.load(own, weights_only=True)
+        value.view(-1)[-1] += 0.25
+        torch.save(value, own)
+    else:
+        tensor.view(-1)[-1] += 0.25
+        torch.save(state, file)
+
+
+def test_heads_that_are_no_copies_in_any_order(tmp_path: Path) -> None:
+    weights = weights_of(GQA)
+    tag = Cut(GQA, 4, copies=2).save(weights, tmp_path)
+    for rank in range(4):
+        file = tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt"
+        other = torch.randn(8, 64, generator=torch.Generator().manual_seed(rank))
+        changed(file, lambda state, other=other: state.update({KEY: other}))
+    lenient = replace(GQA, init_copies=InitCopies.first)
+    for model in (GQA, lenient):
+        (problem,) = refusals(tag, model)
+        assert problem.startswith(
+            f"{KEY} holds 2 copies of each key/value head in neither order of"
+        )
+        assert problem.endswith("A run on trn2 whose heads NxD itself initialised never had copies")
+
+
+class Hostile:
+    """What runs a command when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("place", ["rank", "tensor", "announcement"])
+def test_a_file_that_would_run_code_is_refused_and_does_not(own_files: Path, place: str) -> None:
+    file = {
+        "rank": FIRST,
+        "tensor": f"{SECOND}.tensors/tensor_0.pt",
+        "announcement": f"{FIRST}.info.pt",
+    }[place]
+    proof = own_files / "ran"
+    torch.save({"model.norm.weight": Hostile(proof)}, own_files / "model" / file)
+    (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
+    assert problem == (
+        f"{file} asks for posix.mkdir, and could run code where it is loaded; it was left alone"
+    )
+    assert not proof.exists()
+
+
+def test_a_plain_pickle_is_refused_and_not_run(tag: Path) -> None:
+    proof = tag / "ran"
+    (tag / "model" / FIRST).write_bytes(pickle.dumps(Hostile(proof)))
+    (problem,) = refusals(tag)
+    assert problem.startswith(f"{FIRST} cannot be read (")
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("tid", ["../../secret", 1.5, None])
+def test_a_reference_that_leads_elsewhere(own_files: Path, tid: Any) -> None:
+    torch.save({"model.norm.weight": TensorReference(tid)}, own_files / "model" / FIRST)
+    assert refusals(own_files) == [f"{FIRST} does not say in which file model.norm.weight is"]
+
+
+def test_files_of_tensors_that_are_missing_or_damaged(own_files: Path) -> None:
+    folder = own_files / "model" / f"{FIRST}.tensors"
+    last = folder / "tensor_2.pt"
+    good = last.read_bytes()
+    last.write_bytes(good[:-100])
+    (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
+    assert problem.startswith(f"{FIRST}.tensors/tensor_2.pt cannot be read (")
+
+    last.unlink()
+    assert refusals(own_files) == [f"there is no {FIRST}.tensors/tensor_2.pt"]
+
+    for file in folder.iterdir():
+        file.unlink()
+    (problem,) = refusals(own_files)
+    assert problem.startswith(
+        f"{FIRST}.tensors holds none of the 27 tensors of {FIRST}; NxD leaves"
+    )
+
+
+def test_a_tensor_that_is_not_what_was_announced(own_files: Path) -> None:
+    own = own_files / "model" / f"{SECOND}.tensors/tensor_0.pt"
+    torch.save(torch.ones(3), own)
+    (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
+    assert problem == (
+        f"{SECOND} has model.embed_tokens.weight as F32 [3], its .info.pt says F32 [64, 64]"
+    )
+
+
+def test_without_announcements_the_tensors_themselves_are_looked_at(own_files: Path) -> None:
+    for file in (own_files / "model").glob("*.info.pt"):
+        file.unlink()
+    check(str(own_files), GQA)
+
+
+def test_a_truncated_file(tag: Path) -> None:
+    file = tag / "model" / SECOND
+    file.write_bytes(file.read_bytes()[:-100])
+    (problem,) = refusals(tag)
+    assert problem.startswith(f"{SECOND} cannot be read (")
+
+
+def test_a_login_node_without_torch_looks_at_names(tag: Path) -> None:
+    (tag / "model" / FIRST).unlink()
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from hlat.checkpoint.pretrained import check\n"
+        "from hlat.config.model import Model\n"
+        f"check({str(tag)!r}, Model('gqa', 3, 64, 96, 8, 2, 128))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"but no {FIRST}" in done.stderr
