@@ -8,15 +8,24 @@ what is used comes into memory.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.checkpoint.tensor_file import DTYPES
+
+_DAMAGED = (
+    *(AssertionError, AttributeError, EOFError, LookupError, OSError),
+    *(RuntimeError, TypeError, ValueError),
+)
+"""What torch's reader of weights raises where a file's bytes make no sense."""
+
+_T = TypeVar("_T")
+_Read = Callable[[str], _T]
 
 
 class _Reference:
@@ -50,8 +59,8 @@ class Files:
 
     def __init__(self, folder: Path, mapped: int) -> None:
         self._folder = folder
-        self._state: Callable[[str], dict[str, Any]] = lru_cache(mapped)(self._read_state)
-        self._own: Callable[[str], torch.Tensor] = lru_cache(mapped)(self._read_own)
+        self._state: _Read[dict[str, Any]] = lru_cache(mapped)(partial(_read_state, folder))
+        self._own: _Read[torch.Tensor] = lru_cache(mapped)(partial(_read_own, folder))
         self._entries: dict[str, dict[str, Entry]] = {}
 
     def entries(self, file: str) -> dict[str, Entry]:
@@ -86,18 +95,6 @@ class Files:
             return self._own(_own_file(file, value.tid))
         return _checked(value, f"{file} holds {key}")
 
-    def _read_state(self, file: str) -> dict[str, Any]:
-        state = self._load(file)
-        if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
-            raise CorruptCheckpointError(f"{file} holds no tensors by name")
-        for key, value in state.items():
-            if isinstance(value, _Reference) and type(vars(value).get("tid")) is not int:
-                raise CorruptCheckpointError(f"{file} does not say in which file {key} is")
-        return state
-
-    def _read_own(self, file: str) -> torch.Tensor:
-        return _checked(self._load(file), f"{file} holds")
-
     def _announced(self, file: str, references: dict[str, int]) -> dict[str, Entry]:
         """What NxD wrote down of tensors in files of their own, once these are seen to be there.
 
@@ -115,7 +112,7 @@ class Files:
             raise CorruptCheckpointError(f"there is no {_own_file(file, lost[0])}")
         if not (self._folder / f"{file}.info.pt").is_file():
             return {}
-        told = self._load(f"{file}.info.pt")
+        told = _load(self._folder, f"{file}.info.pt")
         try:
             return {
                 key: Entry(tuple(told[tid]["shape"]), DTYPES[told[tid]["dtype"]])
@@ -124,22 +121,35 @@ class Files:
         except (KeyError, TypeError) as error:
             raise CorruptCheckpointError(f"{file}.info.pt is not what NxD writes") from error
 
-    def _load(self, file: str) -> Any:
-        try:
-            with torch.serialization.safe_globals([(_Reference, _KNOWN_AS)]):
-                return torch.load(
-                    self._folder / file, map_location="cpu", mmap=True, weights_only=True
-                )
-        except FileNotFoundError as error:
-            raise CorruptCheckpointError(f"there is no {file}") from error
-        except UnpicklingError as error:
-            asked = re.search(r"GLOBAL (\S+)", str(error))
-            what = f"asks for {asked[1]}" if asked else "holds more than tensors"
-            raise CorruptCheckpointError(
-                f"{file} {what}, and could run code where it is loaded; it was left alone"
-            ) from error
-        except (EOFError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
-            raise CorruptCheckpointError(f"{file} cannot be read ({error})") from error
+
+def _read_state(folder: Path, file: str) -> dict[str, Any]:
+    state = _load(folder, file)
+    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+        raise CorruptCheckpointError(f"{file} holds no tensors by name")
+    for key, value in state.items():
+        if isinstance(value, _Reference) and type(vars(value).get("tid")) is not int:
+            raise CorruptCheckpointError(f"{file} does not say in which file {key} is")
+    return state
+
+
+def _read_own(folder: Path, file: str) -> torch.Tensor:
+    return _checked(_load(folder, file), f"{file} holds")
+
+
+def _load(folder: Path, file: str) -> Any:
+    try:
+        with torch.serialization.safe_globals([(_Reference, _KNOWN_AS)]):
+            return torch.load(folder / file, map_location="cpu", mmap=True, weights_only=True)
+    except FileNotFoundError as error:
+        raise CorruptCheckpointError(f"there is no {file}") from error
+    except UnpicklingError as error:
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        what = f"asks for {asked[1]}" if asked else "holds more than tensors"
+        raise CorruptCheckpointError(
+            f"{file} {what}, and could run code where it is loaded; it was left alone"
+        ) from error
+    except _DAMAGED as error:
+        raise CorruptCheckpointError(f"{file} cannot be read ({error})") from error
 
 
 def _own_folder(file: str) -> str:

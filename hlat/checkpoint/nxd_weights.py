@@ -6,7 +6,7 @@ all of them are read and compared, because nothing in NxD keeps them equal.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -73,7 +73,10 @@ class NxdWeights:
         shapes = {parameter.name: parameter.shape for parameter in parameters(model)}
         tied = {"lm_head.weight"} if model.tie_embeddings else set()
         _refuse(_misnamed(stages, entries, {*shapes, *tied}))
-        layout = _layout(model, stages, entries, shapes, self._files)
+        layout, (stage, key) = _layout(model, stages, entries)
+        _refuse(_misshapen(model, layout, stages, entries, shapes))
+        if layout.ordered:
+            layout = _with_order(model, layout, stage, key, shapes, self._files)
         self._places = _places(model, layout, stages, entries, shapes)
         self._dtypes = {
             name: entries[place.file][place.key].dtype
@@ -138,11 +141,11 @@ def _hint(key: str) -> str:
 
 
 def _layout(
-    model: Model, stages: list[list[str]], entries: _Entries, shapes: _Shapes, files: Files
-) -> Layout:
-    """How the model was cut.
+    model: Model, stages: list[list[str]], entries: _Entries
+) -> tuple[Layout, tuple[list[str], str]]:
+    """How the model was cut, but for the order of copies; and which tensors hold a layer's keys.
 
-    Files tell the number of ranks, shapes the number of copies of heads, values their order.
+    Files tell the number of ranks, shapes the number of copies.
     """
     found = (
         (stage, key)
@@ -154,7 +157,7 @@ def _layout(
     if not stage:
         raise ConfigError(f"{stages[0][0]} has no keys of any layer")
     tp, shape = len(stage), entries[stage[0]][key].shape
-    copies = nxd_layout.copies_of_heads(model, tp, key, shape[0])
+    copies = nxd_layout.copies_of_heads(model, tp, key, shape[0] if shape else 0)
     if copies is None:
         raise ConfigError(
             f"{stage[0]} has {key} of shape {list(shape)}, which is no share for one of {tp} ranks "
@@ -163,8 +166,49 @@ def _layout(
         )
     layout = Layout(tp, copies)
     _refuse(nxd_layout.problems(model, layout))
-    if not layout.ordered:
-        return layout
+    return layout, (stage, key)
+
+
+def _misshapen(
+    model: Model, layout: Layout, stages: list[list[str]], entries: _Entries, shapes: _Shapes
+) -> list[str]:
+    """Tensors of another shape or dtype, and parameters that are in none."""
+    found, seen = [], set[str]()
+    for leader, rank, file in _ranked(stages):
+        for key, entry in _of_model(entries[file], shapes):
+            seen.update(nxd_layout.held(key))
+            wanted = nxd_layout.extent(nxd_layout.parts(model, layout, rank, key, shapes))
+            first = entries[leader][key]
+            if entry.shape != wanted:
+                found.append(
+                    f"{file} has {key} of shape {list(entry.shape)}, this run's model cut for "
+                    f"{layout.tp} ranks {list(wanted)}"
+                )
+            elif entry.dtype not in _DTYPES:
+                found.append(f"{file} has {key} in {entry.dtype}; hlat reads {', '.join(_DTYPES)}")
+            elif entry.dtype != first.dtype:
+                found.append(f"{file} has {key} in {entry.dtype}, {leader} in {first.dtype}")
+    return found + [f"it lacks {name}" for name in shapes if name not in seen]
+
+
+def _ranked(stages: list[list[str]]) -> Iterator[tuple[str, int, str]]:
+    """For each file: the first of its stage, its tensor-parallel rank, itself."""
+    for stage in stages:
+        for rank, file in enumerate(stage):
+            yield stage[0], rank, file
+
+
+def _of_model(entries: Mapping[str, Entry], shapes: _Shapes) -> Iterator[tuple[str, Entry]]:
+    """All but the head of a model whose embedding is its head."""
+    for key, entry in entries.items():
+        if all(name in shapes for name in nxd_layout.held(key)):
+            yield key, entry
+
+
+def _with_order(
+    model: Model, layout: Layout, stage: list[str], key: str, shapes: _Shapes, files: Files
+) -> Layout:
+    """The layout with the order in which copies are near each other, by a row of each head."""
     rows = [
         [
             files.tensor(file, key)[part.offset[0]].double()
@@ -173,20 +217,16 @@ def _layout(
         ]
         for rank, file in enumerate(stage)
     ]
-    return replace(layout, order=_order(model, layout, key, rows))
-
-
-def _order(model: Model, layout: Layout, key: str, rows: list[list[torch.Tensor]]) -> HeadOrder:
-    """The order in which copies are near each other, by one row of keys per rank and head."""
-    distances = {order: _distance(model, replace(layout, order=order), rows) for order in HeadOrder}
-    near = [order for order in HeadOrder if distances[order] <= _NEAR]
+    orders = [replace(layout, order=order) for order in HeadOrder]
+    distances = [_distance(model, order, rows) for order in orders]
+    near = [order for order, far in zip(orders, distances, strict=True) if far <= _NEAR]
     if len(near) == 1:
         return near[0]
-    told = ", ".join(f"{order.value} {distance:.2g}" for order, distance in distances.items())
+    trn1, trn2 = distances
     raise CorruptCheckpointError(
-        f"{key} holds {layout.copies} copies of each key/value head in neither order of NxD's; the "
-        f"farthest would be this far apart, in their own length: {told}. A run on trn2 whose heads "
-        "NxD itself initialised never had copies"
+        f"{key} holds {layout.copies} copies of each key/value head, and it is unclear which: the "
+        f"farthest would be {trn1:.2g} of their length apart if they lay as on trn1, {trn2:.2g} if "
+        "as on trn2. In a run on trn2 whose heads NxD itself initialised there are no copies"
     )
 
 
@@ -203,37 +243,14 @@ def _distance(model: Model, layout: Layout, rows: list[list[torch.Tensor]]) -> f
 
 
 def _places(
-    model: Model,
-    layout: Layout,
-    stages: list[list[str]],
-    entries: _Entries,
-    shapes: _Shapes,
+    model: Model, layout: Layout, stages: list[list[str]], entries: _Entries, shapes: _Shapes
 ) -> dict[str, dict[Box, list[_Place]]]:
     """Where every box of every parameter lies, once for each copy."""
     found: dict[str, dict[Box, list[_Place]]] = {name: defaultdict(list) for name in shapes}
-    problems = []
-    ranked = [(stage[0], rank, file) for stage in stages for rank, file in enumerate(stage)]
-    for leader, rank, file in ranked:
-        for key, entry in entries[file].items():
-            first = entries[leader][key]
-            if key not in shapes and nxd_layout.held(key) == (key,):
-                continue  # the head of a model whose embedding is its head
-            parts = nxd_layout.parts(model, layout, rank, key, shapes)
-            wanted = nxd_layout.extent(parts)
-            if entry.shape != wanted:
-                problems.append(
-                    f"{file} has {key} of shape {list(entry.shape)}, this run's model cut for "
-                    f"{layout.tp} ranks {list(wanted)}"
-                )
-            elif entry.dtype not in _DTYPES:
-                problems.append(
-                    f"{file} has {key} in {entry.dtype}; hlat reads {', '.join(_DTYPES)}"
-                )
-            elif entry.dtype != first.dtype:
-                problems.append(f"{file} has {key} in {entry.dtype}, {leader} in {first.dtype}")
-            for part in parts:
+    for _, rank, file in _ranked(stages):
+        for key, _ in _of_model(entries[file], shapes):
+            for part in nxd_layout.parts(model, layout, rank, key, shapes):
                 found[part.name][part.box].append(_Place(file, key, part))
-    _refuse([*problems, *(f"it lacks {name}" for name, boxes in found.items() if not boxes)])
     return found
 
 

@@ -27,7 +27,7 @@ class InitCopies(Enum):
     equal = "equal"
     """The same, to the last bit."""
     first = "first"
-    """Anything: the first rank's are taken, as by NxD's converter to Hugging Face's layout."""
+    """Anything: the first rank's count (NxD 2.29, scripts/checkpoint_converter.py:361, 506)."""
 
 
 @dataclass
@@ -63,7 +63,8 @@ class Model:
     (NxD) saved, whose weights a run without checkpoints begins from, at step 0 with a fresh
     optimizer; null: random initial values."""
     init_copies: InitCopies = InitCopies.equal
-    """Of an NxD folder alone: norms, and key/value heads, that several ranks saved."""
+    """Of an NxD folder alone: whether norms and key/value heads that several ranks saved must be
+    equal, or the first rank's are taken, as NxD's own converter does."""
 
     @property
     def head_dim(self) -> int:

@@ -441,10 +441,8 @@ def test_heads_that_are_no_copies_in_any_order(tmp_path: Path) -> None:
     lenient = replace(GQA, init_copies=InitCopies.first)
     for model in (GQA, lenient):
         (problem,) = refusals(tag, model)
-        assert problem.startswith(
-            f"{KEY} holds 2 copies of each key/value head in neither order of"
-        )
-        assert problem.endswith("A run on trn2 whose heads NxD itself initialised never had copies")
+        assert problem.startswith(f"{KEY} holds 2 copies of each key/value head, and it is unclear")
+        assert problem.endswith("whose heads NxD itself initialised there are no copies")
 
 
 class Hostile:
