@@ -230,5 +230,5 @@ def _memory(device: torch.device) -> tuple[int | None, int | None]:
         return None, None
     try:
         return torch.accelerator.get_memory_info(device)
-    except (RuntimeError, NotImplementedError):  # not every backend can
+    except (AttributeError, RuntimeError, NotImplementedError):  # not every release and backend can
         return None, None

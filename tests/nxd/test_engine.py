@@ -129,23 +129,27 @@ def test_checkpoints_go_from_engine_to_engine(configure, tmp_path, saved: str, l
 @pytest.mark.parametrize("hardware", ["trn1", "trn2"])
 def test_ranks_are_numbered_as_the_hardware_wants(configure, hardware: str) -> None:
     """On trn1 four tensor-parallel ranks are apart: here every other one of eight."""
-    heads = "model.num_key_value_heads=4"
-    expected = checks.train(configure(None, heads), 2)
-    config = configure("tp=4 dp=2 zero=1", heads)
+    expected = checks.train(configure(None), 2)
+    config = configure("tp=4 dp=2 zero=1")
     variables = {"NEURON_PLATFORM_TARGET_OVERRIDE": hardware, "LOCAL_WORLD_SIZE": "8"}
-    for rows in on_ranks(config, "train", 2, **variables):
+    found = on_ranks(config, "train_and_place", 2, **variables)
+    for rows, _ in found:
         for one, other in zip(rows, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
-    groups = on_ranks(config, "axes", **variables)
-    assert groups[3]["tp"] == ([1, 3, 5, 7] if hardware == "trn1" else [0, 1, 2, 3])
-    assert groups[3]["dp"] == ([2, 3] if hardware == "trn1" else [3, 7])
+    _, axes = found[3]
+    assert axes["tp"] == ([1, 3, 5, 7] if hardware == "trn1" else [0, 1, 2, 3])
+    assert axes["dp"] == ([2, 3] if hardware == "trn1" else [3, 7])
 
 
 def test_heads_that_nxd_would_share_across_replicas_are_refused(configure) -> None:
-    """Its groups of ranks that share a head take tensor-parallel ranks for neighbours."""
-    variables = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn1", "LOCAL_WORLD_SIZE": "8"}
-    with pytest.raises(RankError, match=r"NxD shares heads over ranks \[\d, \d\], and"):
-        on_ranks(configure("tp=4 dp=2"), "train", 1, **variables)
+    """NxD's groups of ranks that share a head take tensor-parallel ranks for neighbours."""
+    variables = {"RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "16"}
+    with pytest.raises(RankError, match=r"over ranks \[1, 3\], and .*\[1, 5, 9, 13\]"):
+        run(
+            *(1, "engine.held_alone", configure("tp=4 dp=4", "batch.micro_batch_size=1")),
+            NEURON_PLATFORM_TARGET_OVERRIDE="trn1",
+            **variables,
+        )
 
 
 @pytest.mark.parametrize("name", ["dp2", "tp4+sp"])
@@ -158,6 +162,7 @@ def test_copies_stay_alike(configure, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["alone", "tp2+sp", "dp2+zero1"])
 def test_graphs_are_compiled_in_the_first_two_steps(configure, name: str) -> None:
+    """Also across a look at all that would be saved, after the fifth."""
     for counts in on_ranks(configure(LAYOUTS[name]), "compilations", 20, mode="xla"):
         assert counts[1] > 0
         assert counts[-1] == counts[1]
@@ -220,9 +225,10 @@ def test_stochastic_rounding_is_left_to_hardware_that_does_it(configure) -> None
         on_ranks(config, "train", 1)
 
 
-@pytest.mark.parametrize("layout", ["tp=4", "tp=2 dp=2 zero=1"])
-@pytest.mark.parametrize("mode", ["gloo", "xla"])
-def test_copies_that_hardware_has_rounded_apart_become_alike(configure, layout, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "layout"), [("gloo", "tp=4"), ("gloo", "tp=2 dp=2 zero=1"), ("xla", "tp=2")]
+)
+def test_copies_that_hardware_has_rounded_apart_become_alike(configure, mode, layout) -> None:
     """Each rank disturbs all that it keeps; of what has copies, the first rank's stays."""
     for before, after in on_ranks(configure(layout), "equalised", mode=mode):
         assert before

@@ -56,6 +56,7 @@ class NxdEngine:
         self._model = nxd.initialize_parallel_model(self._settings, self._make)
         self.weights = self._make_weights()
         self._host: dict[str, dict[str, Tensor]] = {}
+        self._versions: dict[tuple[str, str], int] = {}
         self._num_skipped = torch.zeros((), dtype=torch.int32, device=self._device)
         self._initialise()
 
@@ -119,10 +120,12 @@ class NxdEngine:
     def chunks(self) -> Iterator[Chunk]:
         """Weights, both moments, and the count of updates of what this rank updates.
 
-        They lie in host memory, and are back on the device when the next step begins.
+        They lie in host memory; what is written there is on the device when the next step begins.
         """
         if not self._host:
+            torch_xla.sync()  # or each tensor would have a graph of its own
             self._host = {name: self._fetched(name) for name in self.weights.held}
+            self._versions = _versions(self._host)
         for name, kinds in self._host.items():
             for kind in ("weights", *MOMENTS):
                 yield from self._chunks(kind, name, kinds[kind])
@@ -240,11 +243,15 @@ class NxdEngine:
             "return_loss_on_cpu": False,
         }
 
-    def _make_weights(self) -> Weights:
-        named = {
+    def _named(self) -> dict[str, nn.Parameter]:
+        """This rank's parameters by their names in llama.Llama."""
+        return {
             name.removeprefix("module.").removeprefix("model."): parameter
             for name, parameter in self._model.named_parameters()
         }
+
+    def _make_weights(self) -> Weights:
+        named = self._named()
         config, zero = self.config, self.config.parallelism.zero > 0
         wide, state = self._dtypes[Dtype.fp32], self._dtypes[config.precision.optimizer_state]
         made = nxd.initialize_parallel_optimizer(
@@ -287,14 +294,15 @@ class NxdEngine:
 
     @torch.no_grad()
     def _refresh(self) -> None:
-        """Put what lies in host memory on the device, and let what the model reads follow."""
-        if not self._host:
-            return
-        for name, kinds in self._host.items():
-            for kind, tensor in self.weights.state(name).items():
-                tensor.copy_(kinds[kind].to(tensor.dtype))
-        self._host = {}
-        if self.config.parallelism.zero:
+        """Put what was written in host memory on the device; let what the model reads follow."""
+        now, written = _versions(self._host), set()
+        for (name, kind), version in self._versions.items():
+            if now[name, kind] != version:
+                tensor = self.weights.state(name)[kind]
+                tensor.copy_(self._host[name][kind].to(tensor.dtype))
+                written.add(kind)
+        self._host, self._versions = {}, {}
+        if self.config.parallelism.zero and "weights" in written:
             for weight in self.weights.held.values():  # it asks for gradients of what has changed
                 weight.parameter.grad = torch.zeros_like(weight.parameter)
             self.weights.optimizer.optimizer.allgather_weights_and_update_full_parameter()
@@ -338,3 +346,8 @@ def _filled_up(batch: dict[str, Tensor], multiple: int) -> dict[str, Tensor]:
     filled = {name: torch.cat([part, part[:1].expand(missing, -1)]) for name, part in batch.items()}
     filled["weights"][len(batch["weights"]) :] = 0
     return filled
+
+
+def _versions(host: dict[str, dict[str, Tensor]]) -> dict[tuple[str, str], int]:
+    """How often torch has written each tensor."""
+    return {(name, kind): t._version for name, kinds in host.items() for kind, t in kinds.items()}

@@ -19,16 +19,16 @@ from hlat.parallelism.group import Alone
 def host_axes() -> dict[str, Axis]:
     """The axes of this process, by name: pp, dp and tp."""
     number = dist.get_rank()
-    return {name: Axis(ranks, number, "gloo") for name, (ranks, _) in _groups().items()}
+    return {name: Axis(ranks, number, "gloo") for name, (ranks, _) in groups().items()}
 
 
 def device_axes() -> dict[str, Axis]:
     """The same over what connects the devices, in NxD's own groups."""
     number = dist.get_rank()
-    return {name: Axis(ranks, number, group=group) for name, (ranks, group) in _groups().items()}
+    return {name: Axis(ranks, number, group=group) for name, (ranks, group) in groups().items()}
 
 
-def _groups() -> dict[str, tuple[list[int], Any]]:
+def groups() -> dict[str, tuple[list[int], Any]]:
     """This process's ranks along each axis, in the order of their places, and NxD's group."""
     names = {"pp": "pipeline_model_parallel", "dp": "data_parallel", "tp": "tensor_model_parallel"}
     number, found = dist.get_rank(), {}

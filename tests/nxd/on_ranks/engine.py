@@ -21,7 +21,9 @@ from hlat.data.sequences import Sequences, document_ordinals
 from hlat.engine.create import create_engine
 from hlat.engine.examination import Effort
 from hlat.engine.interface import Disagreement, Examination
+from hlat.engine.nxd import world
 from hlat.engine.nxd.engine import NxdEngine
+from hlat.engine.nxd.weights import hold
 from tests.distributed.checks import EOS, RATE, batches, own
 
 
@@ -63,8 +65,8 @@ def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float
     engine, every = _built(config), batches(config, 2 * steps)
     for batch in every[:steps]:
         engine.train_step(own(batch, engine), RATE)
-    world = engine.world
-    store.save(folder, steps, engine.chunks(), {"step": steps}, world.rank, world.everyone)
+    everyone, rank = engine.world.everyone, engine.world.rank
+    store.save(folder, steps, engine.chunks(), {"step": steps}, rank, everyone)
     return _rest(engine, every[steps:])
 
 
@@ -90,6 +92,8 @@ def compilations(config: Config, steps: int) -> list[int]:
         engine.train_step(own(batch, engine), RATE / (1 + number))
         metric = torch_xla.debug.metrics.metric_data("CompileTime")
         counts.append(0 if metric is None else metric[0])
+        if number == 4:
+            engine.compare_copies()
     return counts
 
 
@@ -133,10 +137,11 @@ def equalised(config: Config) -> tuple[list[Disagreement], list[Disagreement]]:
     return before, engine.compare_copies()
 
 
-def axes(config: Config) -> dict[str, list[int]]:
-    """This rank's neighbours along each axis."""
-    engine = _built(config)
-    return {name: [*axis.ranks] for name, axis in engine._host_axes.items()}
+def train_and_place(
+    config: Config, steps: int
+) -> tuple[list[tuple[float, ...]], dict[str, list[int]]]:
+    """What `train` returns, and the ranks along each axis of this one."""
+    return train(config, steps), {axis: ranks for axis, (ranks, _) in world.groups().items()}
 
 
 def examination(config: Config) -> Examination:
@@ -172,13 +177,9 @@ def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
         mock.patch.object(NxdEngine, "_initialise"),
     ):
         engine = _built(config)
-    return {
-        name.removeprefix("module.").removeprefix("model."): (
-            tuple(parameter.shape),
-            parameter.nbytes,
-        )
-        for name, parameter in engine._model.local_named_parameters()
-    }
+    named = engine._named()
+    hold(config, named, engine._shapes)
+    return {name: (tuple(one.shape), one.nbytes) for name, one in named.items()}
 
 
 def trained(config: Config, config_yaml: str) -> int:
