@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hlat import compiler_cache, precompile
-from hlat.config import resolve, rules
+from hlat.config import resolve
 from hlat.engine import tracing
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -39,9 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def do(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Run the entry in this process, as a version would whose engines include nxd."""
-    accepted = tuple(rule for rule in resolve.RULES if rule is not rules.executable)
-    monkeypatch.setattr(resolve, "RULES", accepted)
+    """Run the entry in this process."""
 
     def run(*words: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["hlat.precompile", *words])
@@ -208,7 +206,8 @@ def test_looking_after_caches_needs_no_heavy_library(cache: Path, tmp_path: Path
     )
     (tmp_path / "sitecustomize.py").write_text(refuse)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
-    for words, code in ((["--help"], 0), (["verify"], 1), (["engine=nxd"], 2), (["model=7b"], 2)):
+    refused = ["engine=nxd", "engine.device=cpu"]
+    for words, code in ((["--help"], 0), (["verify"], 1), (refused, 2), (["model=7b"], 2)):
         command = [sys.executable, "-m", "hlat.precompile", *words]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
@@ -222,8 +221,6 @@ def test_nodes_trace_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     for name, value in (slurm | {"STEP_NODELIST": "trn-[001-064]"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    accepted = tuple(rule for rule in resolve.RULES if rule is not rules.executable)
-    monkeypatch.setattr(resolve, "RULES", accepted)
     config = resolve.resolve(compose("experiment=hlat_7b", f"run.root={tmp_path}"))
     with tracing.run_root(config) as root:
         words = tracing.command(config, ["experiment=hlat_7b"], root)
