@@ -69,9 +69,10 @@ class NxdEngine:
         self.weights.optimizer.zero_grad(set_to_none=True)
         if self._equalises:
             self.weights.equalise()
-        torch_xla.sync()
         self._sum_loss(loss)
-        return {"loss": loss / self.world.dp_size, "grad_norm": self._grad_norm}
+        loss /= self.world.dp_size
+        torch_xla.sync()
+        return {"loss": loss, "grad_norm": self._grad_norm}
 
     def _backward(self, sequences: Sequences) -> Tensor:
         """Add up gradients over all micro batches; returns their loss where the head is, else 0."""
@@ -105,6 +106,7 @@ class NxdEngine:
             loss += self._evaluated_by_stages(part) if pipeline else self._evaluated(part)
             torch_xla.sync()
         self._sum_loss(loss)
+        torch_xla.sync()
         return {"loss": loss}
 
     def read(self, pending: dict[str, Tensor]) -> Numbers:
@@ -147,7 +149,7 @@ class NxdEngine:
         """Release the model and its optimizer, and leave the other processes."""
         for name in ("_model", "weights"):
             vars(self).pop(name, None)
-        dist.barrier(self._host_axes["tp"].group)
+        self.world.everyone.any(False)  # waits for all
         dist.destroy_process_group()
 
     def _join(self, config: Config) -> None:
