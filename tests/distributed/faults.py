@@ -9,8 +9,8 @@ from unittest import mock
 
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
+from hlat.engine import examination
 from hlat.engine.axis import Axis
-from hlat.engine.native import examination
 from hlat.engine.native.engine import NativeEngine
 from hlat.engine.processes import place
 from hlat.recovery import host, preflight

@@ -15,7 +15,7 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
 from hlat.config.run import Config
-from hlat.engine.native import examination
+from hlat.engine import examination
 from hlat.engine.native.engine import NativeEngine
 from hlat.recovery import preflight
 from tests.distributed import checks
