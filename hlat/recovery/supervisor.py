@@ -233,7 +233,8 @@ class Supervisor(LocalElasticAgent):
         raised = [(record, rank) for record, rank in told if "trace" in record]
         # A rank that raises has its peers ended by SIGTERM; a rank that is killed lets them raise
         if killed and not (raised and {*killed.values()} == {signal.SIGTERM}):
-            number, by = min(killed.items())
+            by_us = signal.SIGTERM  # what TorchElastic ends the others with
+            number, by = min(killed.items(), key=lambda one: (one[1] == by_us, one))
             out_of_memory = _oom_kills() > self._oom_kills and by == signal.SIGKILL
             why = " for want of memory" if out_of_memory else ""
             return Failure(f"rank {number} was ended by {signal.Signals(by).name}{why}")

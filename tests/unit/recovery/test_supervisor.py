@@ -74,6 +74,7 @@ def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
         ({0: 1, 1: -signal.SIGTERM}, "rank 0 raised ValueError: no"),
         ({1: -signal.SIGTERM}, "rank 0 raised ValueError: no"),
         ({0: 1, 1: -signal.SIGKILL}, "rank 1 was ended by SIGKILL"),
+        ({0: -signal.SIGTERM, 1: -signal.SIGKILL}, "rank 1 was ended by SIGKILL"),
     ],
 )
 def test_the_cause_is_told_and_not_what_followed(tmp_path, codes, reason):
