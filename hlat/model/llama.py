@@ -239,14 +239,17 @@ def attention_bias(visible_BSS: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def rotations(
-    positions_S: Tensor, head_dim: int, theta: float, dtype: torch.dtype
+    positions_S: Tensor,
+    head_dim: int,
+    theta: float,
+    dtype: torch.dtype,
+    wide: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """cos_SD and sin_SD of the rotary embedding (arXiv 2104.09864), then cast.
 
     Element i and i + D/2 of a head turn by position / theta^(2 i / D): Hugging Face's order of the
-    halves. Computed in fp32, or in the dtype of positions that have a floating one.
+    halves. Computed in `wide`: fp32, under whatever name a compiler gives it.
     """
-    wide = positions_S.dtype if positions_S.is_floating_point() else torch.float32
     exponents = torch.arange(0, head_dim, 2, device=positions_S.device).to(wide) / head_dim
     angles = positions_S.to(wide).unsqueeze(-1) * (1.0 / theta**exponents)
     angles_SD = torch.cat((angles, angles), dim=-1)

@@ -91,9 +91,9 @@ class Decoder(Layer):
 
     def forward(self, x_BSH: Tensor) -> Tensor:  # type: ignore[override]
         """Add attention, then the feed-forward network, to the residual stream."""
-        positions_S = torch.arange(self._length, device=x_BSH.device).to(self._wide)
-        model = self._model
-        cos_SD, sin_SD = rotations(positions_S, model.head_dim, model.rope_theta, x_BSH.dtype)
+        positions_S = torch.arange(self._length, device=x_BSH.device)
+        size, theta = self._model.head_dim, self._model.rope_theta
+        cos_SD, sin_SD = rotations(positions_S, size, theta, x_BSH.dtype, self._wide)
         return super().forward(x_BSH, cos_SD, sin_SD)
 
 
