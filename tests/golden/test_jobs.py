@@ -1,0 +1,63 @@
+"""What jobs of the presets start with: the variables of every kind of node."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config import compose as composition
+from hlat.config.folders import folder
+
+composition.register()
+from hydra_plugins.hlat_launchers._job import KINDS, environment, job  # noqa: E402 (known from now)
+
+GOLDEN = Path(__file__).parent / "jobs"
+SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}
+SDK["trn3"] = "neuron_2_33"
+HARDWARE = sorted(file.stem for file in (folder("conf") / "hardware").glob("*.yaml"))
+
+
+def _config(compose, *overrides: str):
+    """What is composed, also where this version has no engine that could execute it."""
+    return OmegaConf.to_object(compose(*overrides))
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_environment_is_as_recorded(hardware, compose, pytestconfig):
+    config = _config(compose, f"hardware={hardware}", f"compiler={SDK.get(hardware, 'none')}")
+    now = json.dumps(environment(config), indent=2, sort_keys=True) + "\n"
+    file = GOLDEN / f"{hardware}.json"
+    if pytestconfig.getoption("--update"):
+        file.write_text(now)
+    assert now == file.read_text(), f"{hardware} changed; if meant: pytest tests/golden --update"
+
+
+def test_every_record_belongs_to_a_kind_of_node():
+    assert [file.stem for file in sorted(GOLDEN.glob("*.json"))] == HARDWARE
+
+
+def test_kinds_agree_with_the_presets(compose):
+    presets = {hardware: compose(f"hardware={hardware}").hardware for hardware in HARDWARE}
+    assert KINDS.keys() <= {preset.name for preset in presets.values()}
+    for preset in presets.values():
+        if kind := KINDS.get(preset.name):
+            assert preset.processes_per_node % kind.chips == 0
+            assert preset.network_gbit_per_s % kind.efa == 0
+
+
+def test_what_the_configuration_sets_goes_first(compose):
+    mine = ["hardware=trn1_32xl", "compiler=neuron_2_28", "compiler.environment.FI_PROVIDER=tcp"]
+    assert environment(_config(compose, *mine))["FI_PROVIDER"] == "tcp"
+
+
+def test_the_papers_job(compose, tmp_path):
+    config = _config(compose, "experiment=hlat_70b")
+    made = job(config, ("python", "-m", "hlat.train"), tmp_path)
+    assert (made.nodes, made.processes_per_node, made.neuron_sdk) == (256, 32, "2.28")
+    assert made.run_folder == tmp_path / "runs/hlat_70b"
+
+
+def test_this_machine_runs_what_the_layout_asks_for(compose, tmp_path):
+    made = job(_config(compose, "run.name=x", "parallelism.tp=2"), ("python",), tmp_path)
+    assert (made.nodes, made.processes_per_node, made.kind) == (1, 2, None)
