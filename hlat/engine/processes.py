@@ -1,7 +1,8 @@
 """The processes of a run as each of them sees it: its place among them, and who started it.
 
 Under torchrun or Slurm a process finds its place in its environment. One that hlat's supervisor
-started leaves word there of how it ends, and until when it will be heard of again.
+started leaves word there of how it ends, and until when it will be heard of again. In a job of
+hlat's launchers, one process a node is told where the others are, and becomes the supervisor there.
 """
 
 import ctypes
@@ -26,6 +27,11 @@ RECORDS = "HLAT_RECORDS"
 """Set in processes that hlat started: the folder where they leave what they raise."""
 PARENT = "HLAT_PARENT"
 """Set in them as well: the number of the process that started them."""
+NODES, NODE, MEETING = "HLAT_NODES", "HLAT_NODE", "HLAT_MEETING"
+"""Set by launchers in the one process that they start on each node: how many nodes there are, which
+of them this is (left out under Slurm, which tells), and host:port on the first."""
+STOP = "HLAT_STOP"
+"""Set by launchers that cannot signal all nodes: a file whose being there asks to save and end."""
 _STARTERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
@@ -51,6 +57,32 @@ class Place:
     size: int = 1
     local_rank: int = 0
     starter: str = "nobody"
+
+
+@dataclass(frozen=True)
+class Node:
+    """Where a node stands among those of a job.
+
+    Attributes:
+        rank: Among all of them.
+        size: How many there are.
+        host: Name of the first of them.
+        port: Where its supervisor listens to the others.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+
+
+def node(environment: Mapping[str, str] = os.environ) -> Node | None:
+    """Read which node of a job this process is to supervise; None: no launcher started it."""
+    if MEETING not in environment or RECORDS in environment:
+        return None
+    host, _, port = environment[MEETING].rpartition(":")
+    rank = environment[NODE] if NODE in environment else environment["SLURM_NODEID"]
+    return Node(int(rank), int(environment[NODES]), host, int(port))
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
@@ -90,6 +122,13 @@ def must_start(config: Config) -> bool:
     Raises:
         ConfigError: Neither: as many as there are do not fit the layout.
     """
+    if (here := node()) is not None:
+        if here.size != config.hardware.nodes:
+            raise ConfigError(
+                f"hardware.nodes={config.hardware.nodes}, and {NODES}={here.size} were given to "
+                "the job; start it on as many"
+            )
+        return True
     found, need = place(), config.num_processes
     started = found != Place()
     if found.size == need and (started or config.recovery.max_restarts == 0):
@@ -104,7 +143,8 @@ def must_start(config: Config) -> bool:
     if config.hardware.nodes > 1:
         raise ConfigError(
             f"{wanted} needs {need} processes on hardware.nodes={config.hardware.nodes}, and this "
-            "is one process on one node; start all of them with torchrun or srun"
+            "is one process on one node; add hydra/launcher=slurm, or start all of them with "
+            "torchrun or srun"
         )
     return True
 

@@ -61,13 +61,17 @@ def _parent(process: int) -> int:
     return int(fields[1])
 
 
-def _command(process: int) -> tuple[str, list[bytes]] | None:
-    """The folder that a process runs in, and its words after hlat.train; None: not ours to know."""
+def _command(process: int) -> tuple[str, str, list[bytes]] | None:
+    """A process's folder, program, and words after hlat.train; None: not ours to know.
+
+    The program counts, as what starts others, such as srun, has their words among its own.
+    """
     folder = _PROC / str(process)
     try:
         if folder.stat().st_uid != os.getuid():
             return None
         words = (folder / "cmdline").read_bytes().split(b"\0")
-        return str((folder / "cwd").readlink()), words[words.index(b"hlat.train") :]
+        places = [str((folder / name).readlink()) for name in ("cwd", "exe")]
+        return places[0], places[1], words[words.index(b"hlat.train") :]
     except (OSError, ValueError):  # it has ended, or trains nothing
         return None

@@ -1,10 +1,15 @@
 """Turns Ctrl-C and a scheduler's signals into a request to stop at the next step boundary."""
 
 import contextlib
+import math
 import os
 import signal
+import time
 from types import FrameType
 
+ECHO_S = 2.0
+"""Slurm ends a job by a signal to each of its processes, among them the supervisor, which passes it
+on: to a supervised process, a signal this soon after another one is the same."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
@@ -15,9 +20,10 @@ class Interruption:
         signal_name: Name of the signal that asked the run to stop; None while nobody did.
     """
 
-    def __init__(self, tell: bool = True) -> None:
-        """Say on stderr that a signal was heard, if `tell`."""
-        self._tell = tell
+    def __init__(self, tell: bool = True, echo_s: float = 0.0) -> None:
+        """Say on stderr that a signal was heard, if `tell`; forget others for `echo_s` seconds."""
+        self._tell, self._echo_s = tell, echo_s
+        self._heard = -math.inf
         self.signal_name: str | None = None
 
     def __enter__(self) -> "Interruption":
@@ -33,8 +39,14 @@ class Interruption:
             signal.signal(number, signal.SIG_IGN)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._restore()
-        self.signal_name = signal.Signals(number).name
+        if time.monotonic() < self._heard + self._echo_s:
+            return
+        if self.signal_name is not None or not self._echo_s:
+            self._restore()
+        if self.signal_name is not None:
+            signal.raise_signal(number)
+            return
+        self._heard, self.signal_name = time.monotonic(), signal.Signals(number).name
         if not self._tell:
             return
         told = f"\nhlat: {self.signal_name}: this step, then a save (again: at once)\n"

@@ -12,11 +12,11 @@ from types import TracebackType
 from hlat.config.errors import Exit
 from hlat.config.run import Config
 from hlat.data.loader import Loader
-from hlat.engine import tracing
+from hlat.engine import processes, tracing
 from hlat.engine.interface import Engine, Numbers
 from hlat.recovery.checkpoints import Checkpoints
 from hlat.recovery.guard import Guard
-from hlat.recovery.interruption import Interruption
+from hlat.recovery.interruption import ECHO_S, Interruption
 from hlat.recovery.watchdog import Watchdog
 from hlat.state import TrainingState
 from hlat.tracking.tracker import Tracker
@@ -40,7 +40,8 @@ class Safety:
         self._checkpoints = Checkpoints(config, folder, engine, loader, tracker)
         self._guard = Guard(config, folder, engine, loader, tracker)
         self._watchdog = Watchdog(config.recovery, folder, engine.world.rank)
-        self._signals = Interruption(tell=engine.world.chief)
+        supervised = processes.pulse() is not None
+        self._signals = Interruption(engine.world.chief, ECHO_S if supervised else 0.0)
         self._stack = ExitStack()
 
     def __enter__(self) -> "Safety":

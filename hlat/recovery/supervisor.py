@@ -2,7 +2,8 @@
 
 TorchElastic starts and ends them together. What became of them is decided here: what they agreed
 on is the run's end; a process that died or hangs is a failure, told on the console and in
-events.jsonl, and the run goes on from its newest checkpoint unless it keeps failing alike.
+events.jsonl, and the run goes on from its newest checkpoint unless it keeps failing alike. In a job
+of several nodes one supervisor on each does this for its own, and all of them decide together.
 """
 
 import fcntl
@@ -16,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,8 +34,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.run import Config
-from hlat.engine.processes import PARENT, RECORDS, Pulse, pulse_file
-from hlat.recovery.rendezvous import LocalRendezvous
+from hlat.engine.processes import PARENT, RECORDS, STOP, Node, Pulse, node, pulse_file
+from hlat.recovery import host
+from hlat.recovery.council import Alone, Council, Failure
+from hlat.recovery.rendezvous import LocalRendezvous, NodesRendezvous
 from hlat.recovery.watchdog import DUMP
 from hlat.tracking import beginning, run_folder
 from hlat.tracking.journal import Journal
@@ -49,23 +51,8 @@ _RECORD_FOLDERS, _ALIVE = "hlat-supervisor-", "alive"
 """Beginning of their names, and the file in each that its supervisor holds while it lives."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why processes ended without having agreed to.
-
-    Attributes:
-        reason: In one line.
-        trace: Of the exception that was raised first; empty if none was.
-        problems: Of a mistake in the configuration, which no restart mends.
-    """
-
-    reason: str
-    trace: str = ""
-    problems: tuple[str, ...] = ()
-
-
 def start(config: Config, command: list[str]) -> Exit:
-    """Start the processes of a run, see to it that they end well, and return the exit code.
+    """Start this node's processes of a run, see to it that they end well, and return the exit code.
 
     A signal goes on to all of them, and they decide together what becomes of it.
 
@@ -76,9 +63,11 @@ def start(config: Config, command: list[str]) -> Exit:
     Raises:
         ConfigError: One of them raised it.
     """
-    with run_folder.claimed(config.run) as folder:
+    here = node()
+    with run_folder.claimed(config.run, here is None or here.rank == 0) as folder:
         pass  # those that train hold it; here a mistake is told before they start
-    threads = max(1, (os.cpu_count() or 1) // config.num_processes)
+    num_processes = config.num_processes // (1 if here is None else here.size)
+    threads = max(1, (os.cpu_count() or 1) // num_processes)
     with _record_folder() as records:
         variables = {
             RECORDS: str(records),
@@ -88,7 +77,7 @@ def start(config: Config, command: list[str]) -> Exit:
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
         }
         with _environment(variables):
-            supervisor = Supervisor(config, command, folder, records)
+            supervisor = Supervisor(config, command, folder, records, here)
             with _handling(supervisor.pass_on):
                 return supervisor.supervise()
 
@@ -96,7 +85,14 @@ def start(config: Config, command: list[str]) -> Exit:
 class Supervisor(LocalElasticAgent):
     """TorchElastic's agent, with a mind of its own about hangs and restarts."""
 
-    def __init__(self, config: Config, command: list[str], folder: Path, records: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        command: list[str],
+        folder: Path,
+        records: Path,
+        here: Node | None = None,
+    ) -> None:
         """Start nothing yet.
 
         Args:
@@ -104,23 +100,33 @@ class Supervisor(LocalElasticAgent):
             command: What each process runs.
             folder: The run's folder.
             records: Where processes leave word of how they end.
+            here: This node among those of a job; None: it is the only one.
+
+        Raises:
+            torch.distributed.DistError: The first node cannot be reached.
         """
         # It logs every exit code but 0 as an error, below what the run has said itself
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(
             logging.CRITICAL
         )
-        self._recovery, self._num_processes = config.recovery, config.num_processes
+        rank, size = (0, 1) if here is None else (here.rank, here.size)
+        each = config.num_processes // size
+        self._recovery, self._ranks = config.recovery, range(rank * each, (rank + 1) * each)
+        self._leads = rank == 0
+        self._council = Alone() if here is None else Council(here, host.name())
         self._folder, self._records = folder, records
         self._signal: str | None = None
         self._hangs: str | None = None
         self._oom_kills = _oom_kills()
         self._failure: Failure | None = None
+        run_id = str(os.getpid()) if here is None else "nodes"
+        meeting = LocalRendezvous(run_id) if here is None else NodesRendezvous(here, run_id)
         spec = WorkerSpec(
             role="hlat",
-            local_world_size=config.num_processes,
+            local_world_size=each,
             entrypoint=command[0],
             args=tuple(command[1:]),
-            rdzv_handler=LocalRendezvous(str(os.getpid())),
+            rdzv_handler=meeting,
             max_restarts=config.recovery.max_restarts,
         )
         super().__init__(
@@ -138,33 +144,54 @@ class Supervisor(LocalElasticAgent):
         """
         result = self.run()
         if not result.is_failed():
-            return Exit(json.loads((self._records / "0.json").read_text())["exit"])
-        failure = self._failure or self._describe(result.failures)
-        if failure.problems:
+            record = self._records / f"{self._ranks[0]}.json"
+            return Exit(json.loads(record.read_text())["exit"])
+        failure = self._failure
+        assert failure is not None, "it was seen before TorchElastic gave up"
+        if failure.problems and self._leads:
             raise ConfigError(*failure.problems)
         if self._signal is not None:
             return Exit.PREEMPTED
-        print(f"hlat: {failure.trace or failure.reason}".rstrip(), file=sys.stderr)
-        return Exit.FAILED
+        if self._leads:
+            print(f"hlat: {failure.trace or failure.reason}".rstrip(), file=sys.stderr)
+        return failure.exit
 
     def pass_on(self, number: int, frame: FrameType | None) -> None:
         """Send a signal on to all processes; none is started after it."""
         self._signal = signal.Signals(number).name
         self._send(signal.Signals(number))
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        store: Any = worker_group.store
+        self._council.begin(store)
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
+        own = None
         if result.state is WorkerState.HEALTHY:
+            self._stop_if_asked()
             self._end_if_hung()
+            if not self._council.troubled():
+                return result
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            self._failure = self._describe(result.failures)
-            if not self._may_restart(self._failure):
-                self._remaining_restarts = 0
-        return result
+            own = self._describe(result.failures)
+        else:
+            return result
+        self._failure, restart = self._council.agree(own, self._may_restart)
+        if not restart:
+            self._remaining_restarts = 0
+        return RunResult(WorkerState.FAILED, failures=result.failures)
+
+    def _stop_if_asked(self) -> None:
+        """Let the run save and end once the file is there by which a launcher asks for it."""
+        asked = os.environ.get(STOP)
+        if self._leads and self._signal is None and asked is not None and Path(asked).exists():
+            self.pass_on(signal.SIGUSR2, None)
 
     def _end_if_hung(self) -> None:
         """End all processes if one has not been heard of for too long; they tell where they are."""
-        late = [rank for rank in range(self._num_processes) if self._pulse(rank).late()]
+        late = [rank for rank in self._ranks if self._pulse(rank).late()]
         if not late:
             return
         self._hangs = (
@@ -190,9 +217,7 @@ class Supervisor(LocalElasticAgent):
 
     def _stacks(self) -> list[int]:
         """Bytes that each process has written of where it is."""
-        files = [
-            self._folder / "logs" / f"rank_{rank}.stacks" for rank in range(self._num_processes)
-        ]
+        files = [self._folder / "logs" / f"rank_{rank}.stacks" for rank in self._ranks]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def _may_restart(self, failure: Failure) -> bool:
@@ -204,7 +229,8 @@ class Supervisor(LocalElasticAgent):
             for row in rows
             if row["event"] == "restart" and (row["reason"], row["step"]) == (failure.reason, step)
         ]
-        if failure.problems or self._signal is not None or self._remaining_restarts == 0:
+        final = failure.problems or failure.exit is not Exit.FAILED
+        if final or self._signal is not None or self._remaining_restarts == 0:
             return False
         row = {"step": step, "attempt": rows[-1]["attempt"] if rows else 0, "time": time.time()}
         if len(alike) + 1 >= self._recovery.max_same_failures:
@@ -226,8 +252,9 @@ class Supervisor(LocalElasticAgent):
 
     def _describe(self, failures: Mapping[int, ProcessFailure]) -> Failure:
         """What went wrong first."""
+        now = time.time()
         if self._hangs is not None:
-            return Failure(self._hangs)
+            return Failure(self._hangs, killed=True, time=now)
         killed = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0}
         told = [(json.loads(path.read_text()), path.stem) for path in self._records.glob("*.json")]
         raised = [(record, rank) for record, rank in told if "trace" in record]
@@ -237,14 +264,19 @@ class Supervisor(LocalElasticAgent):
             number, by = min(killed.items(), key=lambda one: (one[1] == by_us, one))
             out_of_memory = _oom_kills() > self._oom_kills and by == signal.SIGKILL
             why = " for want of memory" if out_of_memory else ""
-            return Failure(f"rank {number} was ended by {signal.Signals(by).name}{why}")
+            reason = f"rank {number} was ended by {signal.Signals(by).name}{why}"
+            return Failure(reason, killed=by != signal.SIGTERM, time=now)
         if raised:
             first, rank = min(raised, key=lambda pair: pair[0]["time"])
             reason = f"rank {rank} raised {first['trace'].rstrip().splitlines()[-1]}"
             trace = f"rank {rank} failed:\n{first['trace']}"
-            return Failure(reason, trace, tuple(first["problems"] or ()))
+            problems = tuple(first["problems"] or ())
+            exit_code = Exit.CONFIGURATION if problems else Exit.FAILED
+            return Failure(reason, trace, problems, exit_code, time=first["time"])
         number = min(failures)
-        return Failure(f"rank {number} exited with code {failures[number].exitcode}")
+        reason = f"rank {number} exited with code {failures[number].exitcode}"
+        unhealthy = failures[number].exitcode == Exit.UNHEALTHY_NODE
+        return Failure(reason, exit=Exit.UNHEALTHY_NODE if unhealthy else Exit.FAILED, time=now)
 
     def _prepare(self) -> None:
         """Forget the last attempt, and give the next one time to start."""
@@ -252,7 +284,7 @@ class Supervisor(LocalElasticAgent):
             record.unlink()
         self._hangs, self._oom_kills = None, _oom_kills()
         watched = self._recovery.step_timeout_s is not None
-        for rank in range(self._num_processes):
+        for rank in self._ranks:
             self._pulse(rank).expect(self._recovery.start_timeout_s if watched else None)
 
     def _pulse(self, rank: int) -> Pulse:
@@ -282,14 +314,15 @@ class _Logs(DefaultLogsSpecs):
         """Where the output of each process goes, just before they start."""
         self._prepare()
         destination = LogsDest()
-        for rank in envs:
+        for i, variables in envs.items():
+            rank = int(variables["RANK"])
             log = self._folder / f"rank_{rank}.log"
             _put_aside(log)
-            destination.stdouts[rank] = os.devnull if rank else ""
-            destination.stderrs[rank] = str(log) if rank else ""
+            destination.stdouts[i] = os.devnull if rank else ""
+            destination.stderrs[i] = str(log) if rank else ""
             if rank:
-                destination.tee_stderrs[rank] = str(log)
-            destination.error_files[rank] = os.devnull
+                destination.tee_stderrs[i] = str(log)
+            destination.error_files[i] = os.devnull
         return destination
 
 

@@ -17,6 +17,19 @@ def test_the_first_signal_is_remembered(number):
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.usefixtures("_ctrl_c_acts")
+def test_an_echo_is_not_a_second_signal(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("hlat.recovery.interruption.time.monotonic", lambda: now[0])
+    with Interruption(echo_s=2.0) as interruption:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+            now[0] += 0.9
+        assert interruption.signal_name == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
 @pytest.fixture
 def _ctrl_c_acts():
     """As in a terminal; a process that a shell started in the background ignores it."""

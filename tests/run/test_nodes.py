@@ -1,0 +1,123 @@
+"""A run over the nodes of a job: one supervisor on each, which decide together.
+
+Two supervisors on this machine are told that they are two nodes; tests/slurm has nodes.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
+
+NODES = ("hardware.nodes=2", "hardware.processes_per_node=1", "parallelism.tp=2")
+IN_STEP_7 = """
+import os
+if os.environ.get("RANK") == "1":
+    from hlat.engine.native.engine import NativeEngine
+    whole, steps = NativeEngine.train_step, []
+    def train_step(self, *arguments):
+        steps.append(1)
+        if len(steps) == 7 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            {statement}
+        return whole(self, *arguments)
+    NativeEngine.train_step = train_step
+"""
+
+
+class Nodes:
+    """Starts what a launcher starts on each node."""
+
+    def __init__(self, runner) -> None:
+        self.runner = runner
+
+    def inject(self, statement: str) -> None:
+        code = IN_STEP_7.format(statement=statement)
+        (self.runner.folder / "sitecustomize.py").write_text(code)
+        self.runner.environment["PYTHONPATH"] += os.pathsep + str(self.runner.folder)
+
+    def start(self, *overrides: str, nodes: int = 2) -> list["subprocess.Popen[str]"]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        meeting = {
+            "HLAT_NODES": str(nodes),
+            "HLAT_MEETING": f"127.0.0.1:{port}",
+            "HLAT_STOP": str(self.runner.folder / "stop"),
+        }
+        return [
+            subprocess.Popen(
+                [sys.executable, "-m", "hlat.train", *self.runner.small, *NODES, *overrides],
+                cwd=self.runner.folder,
+                env=self.runner.environment | meeting | {"HLAT_NODE": str(number)},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for number in range(nodes)
+        ]
+
+    def run(self, *overrides: str) -> tuple[list[int], list[str]]:
+        """Exit codes and errors of all nodes."""
+        started = self.start(*overrides)
+        said = [process.communicate(timeout=300) for process in started]
+        return [process.returncode for process in started], [err for _, err in said]
+
+
+@pytest.fixture
+def nodes(runner):
+    return Nodes(runner)
+
+
+def test_a_killed_process_is_started_again_on_all_nodes(nodes, runner, uninterrupted):
+    nodes.inject("os.kill(os.getpid(), 9)")
+    codes, errors = nodes.run("run.name=x", "recovery.max_restarts=1")
+    assert codes == [0, 0], errors
+    assert "rank 1 was ended by SIGKILL; going on from the newest checkpoint" in errors[0]
+    assert "SIGKILL" not in errors[1]
+    restarts = [row for row in runner.rows("x", "events.jsonl") if row["event"] == "restart"]
+    assert [row["reason"] for row in restarts] == ["rank 1 was ended by SIGKILL"]
+    for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_one_node_raises_ends_all_with_its_reason(nodes):
+    nodes.inject("raise ValueError('no')")
+    codes, errors = nodes.run("run.name=x")
+    assert codes == [1, 1], errors
+    assert "ValueError: no" in errors[0]
+
+
+def test_a_file_asks_all_nodes_to_save(nodes, runner):
+    started = nodes.start("run.name=x", "schedule.total_steps=100000")
+    while not runner.rows("x", "metrics.jsonl"):
+        assert all(process.poll() is None for process in started)
+        time.sleep(0.05)
+    (runner.folder / "stop").touch()
+    errors = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [75, 75], errors
+    assert runner.rows("x", "events.jsonl")[-1]["event"] == "interrupt"
+
+
+def test_a_lost_node_ends_the_others(nodes, runner):
+    runner.environment.pop("SLURMD_NODENAME", None)
+    first, second = nodes.start("run.name=x", "schedule.total_steps=100000")
+    while not runner.rows("x", "metrics.jsonl"):
+        assert first.poll() is None
+        time.sleep(0.05)
+    second.send_signal(signal.SIGKILL)
+    second.communicate()
+    errors = first.communicate(timeout=300)[1]
+    assert first.returncode == 1
+    name = socket.gethostname()
+    assert f"hlat: node {name} did not answer after rank 0 raised" in errors, errors[-3000:]
+
+
+def test_another_number_of_nodes_is_a_mistake(nodes):
+    (only,) = nodes.start("run.name=x", nodes=1)
+    errors = only.communicate(timeout=300)[1]
+    assert only.returncode == 2
+    assert "hardware.nodes=2, and HLAT_NODES=1 were given to the job" in errors
