@@ -21,29 +21,38 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import compose
+from hlat.config import compose, frozen
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.explain import explain
-from hlat.config.folders import folder
+from hlat.config.folders import copy, folder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
+_HERE = ("local", "basic")
+"""Launchers that run things here and now, as a single run does without them."""
 _SET_BY_USER = {key: value for key, value in os.environ.items() if key == _FULL_ERROR}
 
 
 def run(task: Callable[[DictConfig], Exit]) -> None:
     """Compose the configuration from the command line, run `task` on it, and exit with its code.
 
-    Exits with 2 after any mistake in the configuration, with 130 after Ctrl-C that nothing caught.
+    What a launcher has frozen is not composed again: `--frozen FOLDER` says where it lies. Exits
+    with 2 after any mistake in the configuration, with 130 after Ctrl-C that nothing caught.
     HYDRA_FULL_ERROR=1 shows the traceback instead of the message.
     """
+    if _frozen_folder() is not None:
+        sys.exit(_run_frozen(task))
     show_traceback = _SET_BY_USER.get(_FULL_ERROR, "0") not in ("", "0")
     codes: list[Exit] = []
+    sent: list[Exit] = []
 
     @functools.wraps(task)  # Hydra names the job after the innermost function's file
     def guarded(config: DictConfig) -> None:
         codes.append(Exit.FAILED)
         try:
             _refuse_sweep_without_multirun()
+            if _is_to_be_sent():
+                sent.append(codes.pop())
+                return
             codes[-1] = task(config)
         except (ConfigError, OmegaConfBaseException) as error:
             if show_traceback:
@@ -58,6 +67,9 @@ def run(task: Callable[[DictConfig], Exit]) -> None:
     try:
         with _raising():
             main(guarded)()
+            if sent:
+                sys.argv.append("hydra.mode=MULTIRUN")
+                main(guarded)()
     except KeyboardInterrupt:
         print("\nhlat: interrupted; nothing more was saved", file=sys.stderr)
         sys.exit(130)
@@ -71,6 +83,8 @@ def run(task: Callable[[DictConfig], Exit]) -> None:
 
 def overrides() -> list[str]:
     """Return what the user typed after the entry's name, interpolations unresolved."""
+    if (folder := _frozen_folder()) is not None:
+        return frozen.words(folder).overrides
     typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     assert isinstance(typed, list)
     return [str(override) for override in typed]
@@ -81,11 +95,17 @@ def resume_command(exit_code: Exit, overrides: list[str]) -> str:
     kept = [
         o for o in overrides if exit_code is not Exit.FINISHED or not o.startswith("run.steps=")
     ]
+    if (folder := _frozen_folder()) is not None:
+        return shlex.join(["python", "-m", "hlat.train", *frozen.words(folder).flags, *kept])
     return shlex.join(command(_python(), kept))
 
 
 def command(python: str, overrides: list[str]) -> list[str]:
     """Return the words of a command that trains what this one composes."""
+    if (folder := _frozen_folder()) is not None:
+        found = copy()
+        start = ["-m"] if found is None else [str(found)]
+        return [python, *start, "hlat.train", frozen.FLAG, str(folder)]
     flags = config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
     return [python, "-m", "hlat.train", *flags, *overrides]
 
@@ -101,6 +121,27 @@ def config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
 def users_environment() -> dict[str, str]:
     """Return the environment for a process that the user could have started."""
     return {key: value for key, value in os.environ.items() if key != _FULL_ERROR} | _SET_BY_USER
+
+
+def _frozen_folder() -> Path | None:
+    """Where what this process runs was frozen; None: it is to be composed."""
+    return Path(sys.argv[2]) if sys.argv[1:2] == [frozen.FLAG] and len(sys.argv) == 3 else None
+
+
+def _run_frozen(task: Callable[[DictConfig], Exit]) -> Exit:
+    folder = _frozen_folder()
+    assert folder is not None
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as below
+    try:
+        return task(frozen.load(folder))
+    except (ConfigError, OmegaConfBaseException) as error:
+        return _tell(error)
+
+
+def _is_to_be_sent() -> bool:
+    """Whether a launcher was chosen for a single run; Hydra asks none unless it sweeps."""
+    composed = HydraConfig.get()
+    return composed.mode is RunMode.RUN and composed.runtime.choices["hydra/launcher"] not in _HERE
 
 
 def _refuse_sweep_without_multirun() -> None:

@@ -15,3 +15,9 @@ def folder(name: str) -> Path:
         if place.is_dir():
             return place
     raise FileNotFoundError(f"{name}/ is neither in {_PACKAGE} nor beside it; reinstall hlat")
+
+
+def copy() -> Path | None:
+    """Return the folder of the copy that a job runs, which starts by itself; None: it is none."""
+    beside = _PACKAGE.parent
+    return beside if (beside / "__main__.py").is_file() else None

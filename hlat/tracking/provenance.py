@@ -1,9 +1,11 @@
 """Where a run came from: code, packages, machine.
 
 A result without its code revision cannot be repeated. The difference to the revision is kept too,
-because research code is rarely committed when a run starts.
+because research code is rarely committed when a run starts. A copy of the code that a job runs has
+both in a file beside it.
 """
 
+import json
 import platform
 import socket
 import subprocess
@@ -13,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_REVISION = "revision.json"
+"""In the folder of a copy."""
 
 
 def collect(device: str, data: dict[str, Any]) -> dict[str, Any]:
     """Return code revision and difference, packages, device, host, and data fingerprint."""
     return {
-        "git_revision": revision(),
-        "git_diff": _git("diff", "HEAD"),
+        **_code(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "hosts": [socket.gethostname()],
@@ -33,7 +36,20 @@ def collect(device: str, data: dict[str, Any]) -> dict[str, Any]:
 
 def revision() -> str | None:
     """Return the revision of the code; None without git or a checkout."""
-    return _git("rev-parse", "HEAD")
+    return _code()["git_revision"]
+
+
+def leave_with(copy: Path) -> None:
+    """Write revision and difference of the code beside a copy of it, in the folder `copy`."""
+    (copy / _REVISION).write_text(json.dumps(_code(), indent=2) + "\n")
+
+
+def _code() -> dict[str, str | None]:
+    copied = _PACKAGE.parent / _REVISION
+    if copied.exists():
+        told: dict[str, str | None] = json.loads(copied.read_text())
+        return told
+    return {"git_revision": _git("rev-parse", "HEAD"), "git_diff": _git("diff", "HEAD")}
 
 
 def _name(distribution: metadata.Distribution) -> str:
