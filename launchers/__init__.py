@@ -5,5 +5,6 @@ plugin package a second time, which would register two classes of one name.
 """
 
 from ._local import LocalLauncher
+from ._slurm import SlurmLauncher
 
-PLUGINS = (LocalLauncher,)
+PLUGINS = (LocalLauncher, SlurmLauncher)

@@ -5,6 +5,8 @@ one run folder would silently be one.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -13,39 +15,67 @@ from omegaconf.errors import OmegaConfBaseException
 from hlat.config.errors import ConfigError
 from hlat.config.explain import explain
 from hlat.config.resolve import resolve
+from hlat.config.run import Config
 from hlat.planning.feasibility import refuse_infeasible
 
 
-def check(context: HydraContext, config: DictConfig, points: Sequence[Sequence[str]]) -> None:
-    """Return if every point can run, each in a folder of its own.
+@dataclass(frozen=True)
+class Point:
+    """One point of a sweep, which can run.
+
+    Attributes:
+        overrides: What makes it this one.
+        composed: The configuration, with the run named.
+        config: The same, resolved.
+    """
+
+    overrides: Sequence[str]
+    composed: DictConfig
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        """The run's."""
+        assert self.config.run.name is not None, "resolve names every run"
+        return Path(self.config.run.root) / self.config.run.name
+
+
+def check(
+    context: HydraContext, config: DictConfig, points: Sequence[Sequence[str]]
+) -> list[Point]:
+    """Return the points if every one can run, each in a folder of its own.
 
     Raises:
         ConfigError: All problems of all points, with the point's overrides in front.
     """
     problems: list[str] = []
-    owners: dict[str, Sequence[str]] = {}
-    for point in points:
+    found: dict[Path, Point] = {}
+    for overrides in points:
         try:
-            folder = _folder(context, config, point)
+            point = _point(context, config, overrides)
         except ConfigError as error:
-            problems += [f"[{' '.join(point)}] {problem}" for problem in error.problems]
+            problems += [f"[{' '.join(overrides)}] {problem}" for problem in error.problems]
             continue
-        if (owner := owners.setdefault(folder, point)) is not point:
+        if (owner := found.setdefault(point.folder, point)) is not point:
             problems.append(
-                f"[{' '.join(point)}] would train in {folder}, as [{' '.join(owner)}] does; "
-                "leave run.name out, or give each point its own"
+                f"[{' '.join(overrides)}] would train in {point.folder}, as "
+                f"[{' '.join(owner.overrides)}] does; leave run.name out, or give each point its "
+                "own"
             )
     if problems:
         raise ConfigError(*problems)
+    return [*found.values()]
 
 
-def _folder(context: HydraContext, config: DictConfig, point: Sequence[str]) -> str:
+def _point(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> Point:
     try:
-        composed = context.config_loader.load_sweep_config(config, list(point))
+        composed = context.config_loader.load_sweep_config(config, list(overrides))
         with open_dict(composed):
             del composed["hydra"]
-        resolved = resolve(OmegaConf.create(composed))
+        composed = OmegaConf.create(composed)
+        resolved = resolve(composed)
     except OmegaConfBaseException as error:
         raise explain(error) from error
     refuse_infeasible(resolved)
-    return f"{resolved.run.root}/{resolved.run.name}"
+    composed.run.name = resolved.run.name
+    return Point(overrides, composed, resolved)

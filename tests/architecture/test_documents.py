@@ -58,7 +58,7 @@ def test_make_targets_exist(document: str, command: str) -> None:
 @pytest.mark.parametrize(("document", "command"), _commands("python -m hlat.train"))
 def test_training_commands_compose(document: str, command: str, compose) -> None:
     words = shlex.split(command)[3:]
-    overrides = [word for word in words if "=" in word and not word.startswith("hydra/")]
+    overrides = [word for word in words if "=" in word and not word.startswith("hydra")]
     first_point = [word.split(",")[0] if "[" not in word else word for word in overrides]
     config = OmegaConf.to_object(compose(*first_point))
     problems = [problem for rule in RULES for problem in rule(config)]

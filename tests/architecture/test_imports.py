@@ -21,7 +21,7 @@ LAYERS = {
     ),
     **dict.fromkeys(("model", "optimizer", "data", "checkpoint", "tracking", "planning"), 2),
     "engine": 3,
-    **dict.fromkeys(("evaluation", "reporting", "recovery"), 4),
+    **dict.fromkeys(("evaluation", "jobs", "reporting", "recovery"), 4),
     **dict.fromkeys(
         (
             "train",

@@ -1,4 +1,5 @@
-"""What jobs of the presets start with: the variables of every kind of node."""
+"""What jobs of the presets are: the variables of every kind of node, and the script that sbatch is
+given."""
 
 import json
 from pathlib import Path
@@ -8,13 +9,21 @@ from omegaconf import OmegaConf
 
 from hlat.config import compose as composition
 from hlat.config.folders import folder
+from hlat.jobs.submission import Place
 
 composition.register()
 from hydra_plugins.hlat_launchers._job import KINDS, environment, job  # noqa: E402 (known from now)
+from hydra_plugins.hlat_launchers._slurm import (  # noqa: E402
+    SlurmLauncherConfig,
+    parameters,
+    script,
+)
 
 GOLDEN = Path(__file__).parent / "jobs"
 SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}
 SDK["trn3"] = "neuron_2_33"
+HOME = Path("/fsx/home")
+EXPERIMENTS = sorted(file.stem for file in (folder("conf") / "experiment").glob("*.yaml"))
 HARDWARE = sorted(file.stem for file in (folder("conf") / "hardware").glob("*.yaml"))
 
 
@@ -31,6 +40,31 @@ def test_environment_is_as_recorded(hardware, compose, pytestconfig):
     if pytestconfig.getoption("--update"):
         file.write_text(now)
     assert now == file.read_text(), f"{hardware} changed; if meant: pytest tests/golden --update"
+
+
+@pytest.mark.parametrize(
+    "preset", [*(f"hardware={h}" for h in HARDWARE), *(f"experiment={e}" for e in EXPERIMENTS)]
+)
+def test_script_is_as_recorded(preset, compose, pytestconfig):
+    config = _config(compose, preset)
+    name = preset.partition("=")[2]
+    config.run.name = name
+    place = Place(HOME / f"runs/{name}/submissions/1")
+    told = parameters(job(config, (), HOME), SlurmLauncherConfig(), place.log("%j"), HOME)
+    now = script(told, place, "/opt/venv/bin/python")
+    file = GOLDEN / f"{preset.replace('=', '_')}.sh"
+    if pytestconfig.getoption("--update"):
+        file.write_text(now)
+    assert now == file.read_text(), f"{preset} changed; if meant: pytest tests/golden --update"
+
+
+def test_every_record_belongs_to_a_preset():
+    scripts = {file.name for file in GOLDEN.glob("*.sh")}
+    presets = {
+        *(f"hardware_{h}.sh" for h in HARDWARE),
+        *(f"experiment_{e}.sh" for e in EXPERIMENTS),
+    }
+    assert scripts == presets
 
 
 def test_every_record_belongs_to_a_kind_of_node():

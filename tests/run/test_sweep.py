@@ -50,6 +50,24 @@ def test_one_bad_point_stops_the_sweep_before_the_first(runner, refused, overrid
     assert not _folders(runner)
 
 
+def test_slurm_is_asked_about_sound_points_only(runner, refused):
+    runner.environment["PATH"] = str(runner.folder)
+    words = ("hydra/launcher=slurm", "run.steps=1")
+    refused(
+        runner.run_process("-m", *words, "parallelism.tp=1,3"),
+        "parallelism.tp=3] parallelism.tp=3 does",
+    )
+    for flags in ([], ["-m"]):
+        refused(runner.run_process(*flags, *words, "run.name=x"), "sbatch is not on the PATH")
+    assert not [*runner.folder.glob("runs/x/submissions/*")]
+
+
+def test_slurm_runs_training_only(hlat):
+    done = hlat("precompile", "hydra/launcher=slurm", "-m")
+    assert done.returncode == 2
+    assert "hydra/launcher=slurm trains, and cannot run hlat.precompile" in done.stderr
+
+
 def test_a_study_without_multirun_is_refused(runner, refused):
     refused(runner.run("+sweep=beta2"), "optimizer.beta2, precision are not set; add -m")
 

@@ -1,0 +1,116 @@
+"""Lists, follows, cancels and sends again what was sent to Slurm: `python -m hlat.jobs`."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hlat.config.arguments import Parser
+from hlat.config.errors import ConfigError, Exit
+from hlat.jobs import slurm
+from hlat.jobs.listing import Row, rows, table
+from hlat.jobs.submission import runs
+
+_EXAMPLES = """\
+examples:
+  python -m hlat.jobs                           the jobs of all runs in runs/
+  python -m hlat.jobs runs/sweeps/2026-11-22_09-30-00    those of a sweep
+  python -m hlat.jobs logs --follow runs/hlat_7b
+  python -m hlat.jobs cancel runs/hlat_7b
+  python -m hlat.jobs resubmit --failed runs    what ended before it was complete, once more
+
+A folder is that of a run, of several runs, or of a sweep. docs/launchers.md tells more."""
+_ACTIONS = ("list", "logs", "cancel", "resubmit")
+_SECONDS_BETWEEN_LOOKS = 1.0
+_INTERRUPTED = 130
+
+
+def main(words: Sequence[str]) -> int:
+    """Do what the words say; return the exit code."""
+    given = list(words)
+    action = given.pop(0) if given and given[0] in _ACTIONS else "list"
+    parser = Parser(
+        prog="python -m hlat.jobs",
+        usage="%(prog)s [list | logs [--follow] | cancel | resubmit [--failed]] [FOLDER...]",
+        description="List what was sent to Slurm, show its logs, cancel it, or send it again.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", default=[Path("runs")])
+    if action == "logs":
+        parser.add_argument("--follow", action="store_true", help="until the job has ended")
+    if action == "resubmit":
+        parser.add_argument("--failed", action="store_true", help="only what is not complete")
+    arguments = parser.parse_args(given)
+    try:
+        found = rows([run for folder in arguments.folders for run in runs(folder)])
+        if not found:
+            raise ConfigError(f"nothing was sent from {', '.join(map(str, arguments.folders))}")
+        if action == "logs":
+            return _logs(found, arguments.follow)
+        if action == "cancel":
+            return _cancel([row for row in found if row.alive])
+        if action == "resubmit":
+            return _resubmit([row for row in found if row.failed or not arguments.failed])
+        print(table(found))
+    except ConfigError as error:
+        print(f"hlat: {error}", file=sys.stderr)
+        return Exit.CONFIGURATION
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return Exit.FINISHED
+
+
+def _cancel(alive: list[Row]) -> int:
+    if alive:
+        slurm.cancel([row.job for row in alive])
+    for row in alive:
+        print(f"job {row.job} of {row.place.run_folder} is cancelled")
+    if not alive:
+        print("no job waits or runs")
+    return Exit.FINISHED
+
+
+def _resubmit(chosen: list[Row]) -> int:
+    """Send the same files again; nothing is sent while any of the jobs is alive."""
+    if alive := [row for row in chosen if row.alive]:
+        raise ConfigError(*(f"job {row.job} of {row.place.run_folder} is alive" for row in alive))
+    for row in chosen:
+        job = slurm.submit(row.place.script)
+        row.place.receipts.append({"job": job, "time": time.time()})
+        print(f"job {job} trains {row.place.run_folder}")
+    if not chosen:
+        print("nothing has failed")
+    return Exit.FINISHED
+
+
+def _logs(found: list[Row], follow: bool) -> int:
+    """Print what jobs have said; of several, which one is a line before."""
+    if follow and len(found) > 1:
+        raise ConfigError(f"{len(found)} runs cannot be followed at once; name the folder of one")
+    for row in found:
+        if len(found) > 1:
+            print(f"==> {row.place.run_folder} <==")
+        shown = _print(row, 0)
+    while follow:
+        ended = not rows([found[0].place.run_folder])[0].alive
+        shown = _print(found[0], shown)
+        if ended:
+            break
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    return Exit.FINISHED
+
+
+def _print(row: Row, since: int) -> int:
+    """Print a log from some byte on; return how far it was printed."""
+    log = row.place.log(row.job)
+    if not log.exists():
+        return since
+    with log.open("rb") as file:
+        file.seek(since)
+        text = file.read()
+    print(text.decode(errors="replace"), end="", flush=True)
+    return since + len(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

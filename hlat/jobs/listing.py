@@ -1,0 +1,128 @@
+"""What became of jobs: one row per run, from its folder and from what Slurm still knows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.config.errors import Exit
+from hlat.jobs import slurm
+from hlat.jobs.submission import Place, newest
+from hlat.tracking.journal import Journal
+
+ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
+"""States of a job that goes on, or may."""
+_ENDS = {
+    Exit.FINISHED: "COMPLETED",
+    Exit.CONFIGURATION: "REFUSED",
+    Exit.DIVERGED: "DIVERGED",
+    Exit.PREEMPTED: "INTERRUPTED",
+}
+_HEADINGS = ("run", "job", "state", "attempt", "nodes", "step", "loss", "last event")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run that was sent.
+
+    Attributes:
+        place: Its newest submission.
+        job: The number of its job.
+        state: Slurm's word for it while it has one, then ours for how it ended.
+        attempt: Times that the job was started.
+        nodes: Where it runs, or ran last.
+        step: The last that was logged; None: none was.
+        loss: Its loss.
+        event: The last of its events, with what it tells; why it waits, if it does.
+    """
+
+    place: Place
+    job: str
+    state: str
+    attempt: int
+    nodes: str
+    step: int | None
+    loss: float | None
+    event: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job runs, or will."""
+        return self.state in ALIVE
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and not because the run was complete."""
+        return not self.alive and self.state != _ENDS[Exit.FINISHED]
+
+
+def rows(folders: Sequence[Path]) -> list[Row]:
+    """What became of the newest job of each run.
+
+    Raises:
+        ConfigError: Slurm does not answer.
+    """
+    places = [place for folder in folders if (place := newest(folder)) is not None]
+    jobs = {place: place.job for place in places}
+    known = slurm.states([job for job in jobs.values() if job is not None])
+    return [_row(place, job, known.get(job)) for place, job in jobs.items() if job is not None]
+
+
+def table(found: Sequence[Row]) -> str:
+    """The rows as text, in columns."""
+    lines = [_HEADINGS, *map(_cells, found)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _row(place: Place, job: str, state: slurm.State | None) -> Row:
+    attempts = [row for row in place.attempts.rows() if row["job"] == job]
+    starts = [row for row in attempts if row["event"] == "start"]
+    metrics = Journal(place.run_folder / "metrics.jsonl").rows()
+    last: dict[str, Any] = metrics[-1] if metrics else {}
+    events = Journal(place.run_folder / "events.jsonl").rows()
+    return Row(
+        place=place,
+        job=job,
+        state=_state(state, attempts),
+        attempt=starts[-1]["attempt"] if starts else 0,
+        nodes=(state.nodes if state else "") or (starts[-1]["nodes"] if starts else ""),
+        step=last.get("step"),
+        loss=last.get("loss"),
+        event=_event(state, events),
+    )
+
+
+def _state(state: slurm.State | None, attempts: list[dict[str, Any]]) -> str:
+    """Slurm's word, or ours where it says less: its FAILED is any exit code but 0."""
+    if state is not None and state.name not in ("FAILED", "COMPLETED"):
+        return state.name
+    if attempts and attempts[-1]["event"] == "end":
+        return _ENDS.get(attempts[-1]["exit"], "FAILED")
+    return "LOST" if state is None else state.name
+
+
+def _event(state: slurm.State | None, events: list[dict[str, Any]]) -> str:
+    if state is not None and state.name == "PENDING":
+        return f"waits: {state.reason}"
+    if not events:
+        return ""
+    told = events[-1].get("reason") or events[-1].get("reasons") or ""
+    return f"{events[-1]['event']} {told}".rstrip()
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.place.run_folder.name,
+        row.job,
+        row.state,
+        str(row.attempt),
+        row.nodes,
+        "" if row.step is None else str(row.step),
+        "" if row.loss is None else f"{row.loss:.4f}",
+        row.event,
+    )

@@ -1,0 +1,50 @@
+"""Folders of what was sent: numbered, found again, and read as they were written."""
+
+import pytest
+
+from hlat.config.errors import ConfigError
+from hlat.jobs.submission import RECEIPTS, Place, Submission, make, newest, runs
+from hlat.tracking.journal import Journal
+
+SENT = Submission(2, ["python", "x"], {"A": "b c"}, ["--x=y"], 3, 1024)
+
+
+def test_a_submission_comes_back(tmp_path):
+    place = make(tmp_path / "run")
+    place.save(SENT)
+    assert place.load() == SENT
+    assert place.run_folder == tmp_path / "run"
+    assert place.job is None
+    for job in ("3", "7"):
+        place.receipts.append({"job": job, "time": 1.0})
+    assert (place.job, place.script.name) == ("7", "3_submission.sh")
+
+
+def test_each_has_a_folder_of_its_own_and_the_newest_is_found(tmp_path):
+    places = [make(tmp_path) for _ in range(11)]
+    assert [place.folder.name for place in places] == [str(i + 1) for i in range(11)]
+    assert newest(tmp_path) is None
+    for place in places[:10]:
+        place.save(SENT)
+    assert newest(tmp_path) == places[9]
+
+
+def test_what_is_no_submission_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="holds no submission"):
+        Place(tmp_path).load()
+    (tmp_path / "job.json").write_text('{"nodes": 1, "shell": "rm"}')
+    with pytest.raises(ConfigError, match="holds no submission"):
+        Place(tmp_path).load()
+
+
+def test_runs_are_found_by_run_by_root_and_by_sweep(tmp_path):
+    for name in ("b", "a"):
+        make(tmp_path / name).save(SENT)
+    (tmp_path / "not_sent").mkdir()
+    (tmp_path / "sweep").mkdir()
+    Journal(tmp_path / "sweep" / RECEIPTS).append({"run_folder": str(tmp_path / "b")})
+    assert [*runs(tmp_path / "a")] == [tmp_path / "a"]
+    assert [*runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
+    assert [*runs(tmp_path / "sweep")] == [tmp_path / "b"]
+    with pytest.raises(ConfigError, match="is no folder"):
+        [*runs(tmp_path / "nowhere")]
