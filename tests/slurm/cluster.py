@@ -1,0 +1,188 @@
+"""A real Slurm of several nodes on this machine: loopback only, without systemd, cgroups or
+accounting, with keys and folders of its own.
+
+Each node's slurmd has a UTS namespace, so that what runs on a node knows its name, and all of it
+can be found and ended at once, as if somebody had pulled the plug.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "srun", "unshare")
+_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+_MARK = "# hlat-test-slurm"
+_CONF = """\
+ClusterName=hlat
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,bf_interval=2,sched_interval=2
+JobRequeue=1
+ReturnToService=1
+SlurmctldTimeout=10
+SlurmdTimeout=8
+MessageTimeout=10
+KillWait=5
+MinJobAge=600
+{nodes}
+PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+"""cred_expire is also how long a requeued job waits, from 5 on; SlurmdTimeout how long a node may
+be silent."""
+
+
+def missing() -> str | None:
+    """Why there can be no cluster here; None: there can."""
+    absent = [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
+    if absent:
+        return (
+            f"not installed: {', '.join(absent)} (apt install slurmctld slurmd slurm-client munge)"
+        )
+    if os.geteuid() != 0:
+        return "nodes with names of their own need root"
+    namespaced = subprocess.run(["unshare", "--uts", "true"], capture_output=True)
+    return None if namespaced.returncode == 0 else "unshare --uts is not allowed here"
+
+
+class Cluster:
+    """The nodes n1, n2 ... of a Slurm; a context in which they are up."""
+
+    def __init__(self, folder: Path, num_nodes: int) -> None:
+        self.folder, self.names = folder, [f"n{i + 1}" for i in range(num_nodes)]
+        self.conf = folder / "slurm.conf"
+        self.environment = os.environ | {"SLURM_CONF": str(self.conf), "PATH": _PATH}
+        for name in [name for name in self.environment if name.startswith(("SLURM_J", "SBATCH_"))]:
+            del self.environment[name]
+        self._munged: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "Cluster":
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for job in self.run("squeue", "--noheader", "--format=%i", check=False).split():
+            self.run("scancel", "--signal=KILL", job, check=False)
+        for name in self.names:
+            self.unplug(name)
+        with suppress(OSError, ValueError):
+            os.kill(int((self.folder / "slurmctld.pid").read_text()), signal.SIGKILL)
+        if self._munged is not None:
+            self._munged.kill()
+            self._munged.wait()
+        hosts = Path("/etc/hosts")
+        lines = hosts.read_text().splitlines(keepends=True)
+        hosts.write_text("".join(line for line in lines if _MARK not in line))
+
+    def run(self, *words: str, check: bool = True) -> str:
+        """What a command says."""
+        done = subprocess.run(
+            words, env=self.environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert not check or done.returncode == 0, (words, done.stderr)
+        return done.stdout
+
+    def plug_in(self, name: str) -> None:
+        """Start a node."""
+        start = 'hostname "$0" && exec slurmd -N "$0" -f "$SLURM_CONF"'
+        self.run("unshare", "--uts", "sh", "-c", start, name)
+
+    def unplug(self, name: str) -> None:
+        """End everything on a node at once."""
+        pid = self.folder / f"slurmd-{name}.pid"
+        with suppress(OSError, ValueError):
+            uts = os.readlink(f"/proc/{int(pid.read_text())}/ns/uts")
+            assert uts != os.readlink("/proc/self/ns/uts")
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    if os.readlink(process / "ns/uts") == uts:
+                        os.kill(int(process.name), signal.SIGKILL)
+        pid.unlink(missing_ok=True)
+
+    def wait_until(self, seconds: float, condition: str, holds) -> None:
+        """Wait for something to hold; tell what the cluster looks like if it never does."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                shown = self.run("squeue", "--states=all", check=False)
+                shown += self.run("sinfo", "-N", "-l", check=False)
+                raise AssertionError(f"not within {seconds:g} s: {condition}\n{shown}")
+            time.sleep(0.2)
+
+    def _start(self) -> None:
+        host = socket.gethostname()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        names = [name for name in (host, *self.names) if _address(name) != "127.0.0.1"]
+        with Path("/etc/hosts").open("a") as hosts:
+            hosts.writelines(f"127.0.0.1 {name} {_MARK}\n" for name in names)
+        key = self.folder / "munge.key"
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={_free_port()} CPUs=4 "
+            "RealMemory=1000 State=UNKNOWN"
+            for name in self.names
+        )
+        self.conf.write_text(_CONF.format(host=host, port=port, folder=self.folder, nodes=nodes))
+        (self.folder / "state").mkdir()
+        self._munged = subprocess.Popen(
+            [
+                *("munged", "--foreground", "--force", f"--key-file={key}"),
+                *(f"--socket={self.folder}/munge.socket", f"--pid-file={self.folder}/munged.pid"),
+                *(f"--log-file={self.folder}/munged.log", f"--seed-file={self.folder}/seed"),
+            ],
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.wait_until(20, "munge", (self.folder / "munge.socket").exists)
+        self.run("slurmctld", "-i", "-f", str(self.conf))
+        for name in self.names:
+            self.plug_in(name)
+        self.wait_until(60, "all nodes are idle", lambda: self._idle() == {*self.names})
+
+    def _idle(self) -> set[str]:
+        words = ("sinfo", "--noheader", "-N", "--states=idle", "--format=%N")
+        return {*self.run(*words, check=False).split()}
+
+
+def _address(name: str) -> str | None:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return None
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
