@@ -16,12 +16,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from hlat.config.entry import config_dir_flags, users_environment
+from hlat.config.entry import users_environment
 from hlat.config.errors import Exit
 
-from ._points import check
+from ._points import check, flags
 
 
 @dataclass
@@ -44,10 +44,8 @@ class LocalLauncher(Launcher):
     ) -> None:
         """Remember what is swept."""
         self.context, self.config = hydra_context, config
-        typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
-        kept = [str(override) for override in typed if not override.startswith("hydra.mode=")]
         module = f"hlat.{config.hydra.job.name}"
-        self.command = [sys.executable, "-m", module, *config_dir_flags(config.hydra), *kept]
+        self.command = [sys.executable, "-m", module, *flags(config)]
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

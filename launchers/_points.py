@@ -7,11 +7,13 @@ one run folder would silently be one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from hlat.config.entry import config_dir_flags
 from hlat.config.errors import ConfigError
 from hlat.config.explain import explain
 from hlat.config.resolve import resolve
@@ -65,6 +67,13 @@ def check(
     if problems:
         raise ConfigError(*problems)
     return [*found.values()]
+
+
+def flags(config: DictConfig) -> list[str]:
+    """What the user typed for Hydra itself, which is the same for every point."""
+    typed: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
+    kept = [word for word in typed if not word.startswith("hydra.mode=")]
+    return [*config_dir_flags(config.hydra), *kept]
 
 
 def _point(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> Point:

@@ -24,7 +24,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import frozen
-from hlat.config.entry import config_dir_flags
 from hlat.config.errors import ConfigError
 from hlat.jobs import slurm
 from hlat.jobs.listing import rows
@@ -33,7 +32,7 @@ from hlat.tracking.journal import Journal
 
 from ._job import OPEN_FILES, Job
 from ._job import job as job_of
-from ._points import Point, check
+from ._points import Point, check, flags
 from ._snapshot import copy
 
 if TYPE_CHECKING:
@@ -112,9 +111,7 @@ class SlurmLauncher(Launcher):
                 f"hydra/launcher=slurm trains, and cannot run hlat.{config.hydra.job.name}"
             )
         self.context, self.config = hydra_context, config
-        typed = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
-        kept = [str(word) for word in typed if not word.startswith("hydra.mode=")]
-        self.flags = [*config_dir_flags(config.hydra), *kept]
+        self.flags = flags(config)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -273,7 +270,7 @@ def script(parameters: dict[str, Any], place: Place, python: str) -> str:
 
 @contextmanager
 def _prepared(
-    points: Sequence[Point], settings: SlurmLauncherConfig, flags: list[str]
+    points: Sequence[Point], settings: SlurmLauncherConfig, words: list[str]
 ) -> Iterator[list[Sending]]:
     """Everything that is to be sent, on disk and looked at by Slurm; what was not sent goes."""
     places: list[Place] = []
@@ -281,7 +278,7 @@ def _prepared(
         sendings = []
         for point in points:
             places.append(place := make(Path.cwd() / point.folder))
-            sendings.append(_prepare(point, place, settings, flags))
+            sendings.append(_prepare(point, place, settings, words))
         yield sendings
     finally:
         for place in places:
@@ -290,7 +287,7 @@ def _prepared(
 
 
 def _prepare(
-    point: Point, place: Place, settings: SlurmLauncherConfig, flags: list[str]
+    point: Point, place: Place, settings: SlurmLauncherConfig, words: list[str]
 ) -> Sending:
     """Write what one job needs.
 
@@ -305,7 +302,7 @@ def _prepare(
     told = parameters(job, settings, place.log("%j"), Path.cwd())
     if (refusal := slurm.refusal(script(told, place, python))) is not None:
         raise ConfigError(f"[{' '.join(point.overrides)}] Slurm refuses the job: {refusal}")
-    frozen.save(place.folder, point.composed, frozen.Words([*point.overrides], flags))
+    frozen.save(place.folder, point.composed, frozen.Words([*point.overrides], words))
     place.save(submission(job, settings))
     copy(place.code)
     executor = SlurmExecutor(place.folder)

@@ -21,15 +21,12 @@ _CONFIG, _WORDS = "config.yaml", "words.json"
 
 @dataclass(frozen=True)
 class Words:
-    """What the user typed.
-
-    Attributes:
-        overrides: Of the configuration.
-        flags: Before them: of Hydra itself and of its launcher.
-    """
+    """What the user typed."""
 
     overrides: list[str]
+    """Of the configuration."""
     flags: list[str]
+    """Before them: of Hydra itself and of its launcher."""
 
 
 def save(folder: Path, composed: DictConfig, words: Words) -> None:
