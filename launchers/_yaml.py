@@ -13,7 +13,14 @@ def as_yaml(*documents: dict[str, Any]) -> str:
 
 
 class _Plain(yaml.SafeDumper):
-    """Repeats a part that occurs twice: an alias would be read by few."""
+    """Repeats a part that occurs twice, as few would read an alias, and keeps lines as lines."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+
+_Plain.add_representer(str, _Plain.represent_str)

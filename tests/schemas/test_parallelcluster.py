@@ -32,7 +32,7 @@ def said(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
         assert old in text
         files[name].write_text(text.replace(old, new))
     done = subprocess.run(
-        [schemas / "python", HERE / "parallelcluster.py", *files.values()],
+        [schemas / "python", HERE / "clusters.py", *files.values()],
         capture_output=True,
         text=True,
     )

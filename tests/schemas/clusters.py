@@ -1,6 +1,6 @@
 """Reads clusters' configurations as ParallelCluster would, and tells what it says of each.
 
-    python parallelcluster.py CLUSTER.yaml...
+    python clusters.py CLUSTER.yaml...
 
 Runs in .venv-schemas: its schema, its validators, and the CloudFormation template that it makes of
 the file. AWS is played by moto, in this process; every connection to elsewhere is refused. moto has

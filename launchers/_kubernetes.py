@@ -1,0 +1,137 @@
+"""Sends every point of a sweep to Kubernetes as a manifest of its own, and returns with receipts.
+
+All points are composed, resolved, planned and written, and the cluster has looked at all manifests,
+before the first one is created. Where there is no kubectl, they are written and that is all.
+"""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from hlat.config import frozen
+from hlat.config.errors import ConfigError
+
+from ._job import Job, job
+from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
+from ._points import Point, check, flags
+from ._yaml import as_yaml
+
+_MANIFEST = "manifest.yaml"
+
+
+@dataclass
+class KubernetesLauncherConfig(Settings):
+    """How jobs are sent to Kubernetes."""
+
+    _target_: str = "hydra_plugins.hlat_launchers._kubernetes.KubernetesLauncher"
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher", name="kubernetes", node=KubernetesLauncherConfig, provider="hlat"
+)
+
+
+class KubernetesLauncher(Launcher):
+    """Hydra launcher that writes manifests, creates what they say, and waits for nothing."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings: Settings = OmegaConf.to_object(  # type: ignore[assignment]
+            OmegaConf.merge(OmegaConf.structured(Settings), settings)
+        )
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Remember what is swept.
+
+        Raises:
+            ConfigError: It is not hlat.train.
+        """
+        if config.hydra.job.name != "train":
+            raise ConfigError(
+                f"hydra/launcher=kubernetes trains, and cannot run hlat.{config.hydra.job.name}"
+            )
+        self.context, self.config = hydra_context, config
+        self.flags = flags(config)
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Check all points, create their objects, and print and return a receipt for each.
+
+        Raises:
+            ConfigError: A point cannot run, or the cluster would refuse its manifest. Nothing was
+                created then, unless the cluster has changed since it was asked.
+        """
+        points = check(self.context, self.config, job_overrides)
+        refuse_settings(self.settings)
+        root = Path(self.config.hydra.sweep.dir)
+        jobs = [job(point.config, COMMAND, Path(self.settings.mount)) for point in points]
+        files = [
+            write(root / name_of(of.name), point, of, self.settings, self.flags)
+            for point, of in zip(points, jobs, strict=True)
+        ]
+        kubectl = shutil.which("kubectl")
+        if kubectl is not None:
+            options = [word for file in files for word in ("-f", str(file))]
+            create(kubectl, ["--dry-run=server", *options])
+        returned = []
+        for i, (of, file) in enumerate(zip(jobs, files, strict=True)):
+            if kubectl is not None:
+                create(kubectl, ["-f", str(file)])
+            print(f"[{initial_job_idx + i}] {self._told(of, file, kubectl)}", flush=True)
+            done = JobReturn(overrides=points[i].overrides, status=JobStatus.COMPLETED)
+            done.return_value = {
+                "name": name_of(of.name),
+                "run_folder": str(of.run_folder),
+                "manifest": str(file),
+            }
+            returned.append(done)
+        return returned
+
+    def _told(self, of: Job, file: Path, kubectl: str | None) -> str:
+        if kubectl is None:
+            return f"{file} trains {of.run_folder}; send it:  {shlex.join(_create(file))}"
+        where = ("--namespace", self.settings.namespace)
+        follow = ("kubectl", "logs", "--follow", *where, "--selector", pods(of, self.settings))
+        return (
+            f"{self.settings.kind.value} {name_of(of.name)} trains {of.run_folder}\n"
+            f"    follow it:  {shlex.join(follow)}\n"
+            f"    end it:     {shlex.join(('kubectl', 'delete', '-f', str(file)))}"
+        )
+
+
+def write(folder: Path, point: Point, of: Job, settings: Settings, words: list[str]) -> Path:
+    """Write the manifest of a point, and beside it the configuration that it holds; return it."""
+    folder.mkdir(parents=True)
+    frozen.save(folder, point.composed, frozen.Words([*point.overrides], words))
+    files = {file.name: file.read_text() for file in sorted(folder.iterdir())}
+    documents = manifest(of, point.config.hardware.host_memory_gib, files, settings)
+    (folder / _MANIFEST).write_text(as_yaml(*documents))
+    return folder / _MANIFEST
+
+
+def create(kubectl: str, options: list[str]) -> None:
+    """Let kubectl create what manifests say.
+
+    Raises:
+        ConfigError: The cluster refuses it, has objects of these names, or does not answer.
+    """
+    done = subprocess.run([kubectl, "create", *options], capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"it exits with {done.returncode}"]
+        raise ConfigError(*(f"kubectl create: {line}" for line in lines))
+
+
+def _create(file: Path) -> tuple[str, ...]:
+    return ("kubectl", "create", "-f", str(file))

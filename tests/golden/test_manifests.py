@@ -1,0 +1,37 @@
+"""What Kubernetes is told of the paper's 70B run on every kind of node."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.compose import launcher_module
+
+GOLDEN = Path(__file__).parent / "manifests"
+SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}
+RECORDS = {
+    **{f"{h}_JobSet": (h, "JobSet") for h in (*SDK, "a100_p4d", "h100_p5", "cpu")},
+    **{f"{h}_PyTorchJob": (h, "PyTorchJob") for h in ("trn1_32xl", "h100_p5")},
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_manifest_is_as_recorded(record, compose, pytestconfig):
+    hardware, kind = RECORDS[record]
+    sdk = SDK.get(hardware, "none")
+    words = ("model=70b", f"hardware={hardware}", "hardware.nodes=4", f"compiler={sdk}")
+    config = OmegaConf.to_object(compose("run.name=hlat_70b", *words))
+    manifest, jobs = launcher_module("_manifest"), launcher_module("_job")
+    settings = manifest.Settings(image="registry.example/hlat:1", kind=manifest.Kind[kind])
+    of = jobs.job(config, manifest.COMMAND, Path(settings.mount))
+    files = {"config.yaml": "as composed\n", "words.json": "{}\n"}
+    documents = manifest.manifest(of, config.hardware.host_memory_gib, files, settings)
+    now = launcher_module("_yaml").as_yaml(*documents)
+    file = GOLDEN / f"{record}.yaml"
+    if pytestconfig.getoption("--update"):
+        file.write_text(now)
+    assert now == file.read_text(), f"{record} changed; if meant: pytest tests/golden --update"
+
+
+def test_every_record_is_compared():
+    assert {file.stem for file in GOLDEN.glob("*.yaml")} == RECORDS.keys()

@@ -1,0 +1,195 @@
+"""Runs sent to Kubernetes: nothing is created before all is looked at, and pods' commands train.
+
+There is no cluster: a stand-in for kubectl writes down what it is asked, and the commands of pods
+run as processes of this machine, with what Kubernetes would fill in.
+"""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hlat.config.compose import launcher_module
+
+IMAGE = "hydra.launcher.image=registry.example/hlat:1"
+SEND = ("hydra/launcher=kubernetes", IMAGE)
+KUBECTL = """\
+#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+case "$*" in *"$(cat "$(dirname "$0")/refused")"*) echo "error: no" >&2; exit 1;; esac
+"""
+
+
+class Kubectl:
+    """Writes down what it is asked, and refuses what has a word in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "kubectl").write_text(KUBECTL)
+        (folder / "kubectl").chmod(0o755)
+        self.refuse("nothing at all")
+
+    def refuse(self, word: str) -> None:
+        (self.folder / "refused").write_text(word)
+
+    def asked(self) -> list[str]:
+        file = self.folder / "asked"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def kubectl(tmp_path_factory, monkeypatch) -> Kubectl:
+    folder = tmp_path_factory.mktemp("programs")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return Kubectl(folder)
+
+
+def manifests(runner) -> list[Path]:
+    return sorted((runner.folder / "runs/sweeps").rglob("manifest.yaml"))
+
+
+def documents(file: Path) -> tuple[dict, dict]:
+    configuration, work = yaml.safe_load_all(file.read_text())
+    return configuration, work
+
+
+def test_the_cluster_looks_at_all_points_before_one_is_created(runner, kubectl):
+    done = runner.run("-m", *SEND, "run.name=a,b")
+    assert done.returncode == 0, done.stderr
+    first, second = (str(file.relative_to(runner.folder)) for file in manifests(runner))
+    assert kubectl.asked() == [
+        f"create --dry-run=server -f {first} -f {second}",
+        f"create -f {first}",
+        f"create -f {second}",
+    ]
+    assert "[1] JobSet hlat-b trains /fsx/runs/b\n    follow it:  kubectl logs" in done.stdout
+    assert not (runner.folder / "runs/a").exists()
+
+
+def test_a_single_run_is_sent_too(runner, kubectl):
+    done = runner.run(*SEND, "run.name=a")
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[1] for line in kubectl.asked()] == ["--dry-run=server", "-f"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("hydra.launcher.image=null",), "hydra.launcher.image is not set; name the image"),
+        (("hydra.launcher.mount=fsx",), "hydra.launcher.mount=fsx is no absolute path"),
+        (("hydra.launcher.max_attempts=0",), "hydra.launcher.max_attempts=0 is too small"),
+        (("+hydra.launcher.pod.volumes=[]",), "hydra.launcher.pod.volumes is set by the launcher"),
+        (("optimizer.lr=1e-3,no",), "optimizer.lr"),
+        (("run.name=same", "run.seed=1,2"), "run.name=same run.seed=1] does; leave run.name out"),
+    ],
+)
+def test_one_bad_point_or_setting_stops_all(words, problem, runner, kubectl):
+    done = runner.run("-m", *SEND, *words)
+    assert done.returncode == 2, done.stdout
+    assert problem in done.stderr
+    assert kubectl.asked() == []
+
+
+def test_what_the_cluster_refuses_is_told_and_nothing_is_created(runner, kubectl):
+    kubectl.refuse("--dry-run=server")
+    done = runner.run("-m", *SEND, "run.name=a,b")
+    assert done.returncode == 2
+    assert "hlat: kubectl create: error: no" in done.stderr
+    assert len(kubectl.asked()) == 1
+
+
+def test_without_kubectl_manifests_are_written(runner, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = runner.run("-m", *SEND, "run.name=a,b", "hydra.launcher.kind=PyTorchJob")
+    assert done.returncode == 0, done.stderr
+    assert [documents(file)[1]["kind"] for file in manifests(runner)] == ["PyTorchJob"] * 2
+    assert "send it:  kubectl create -f runs/sweeps/" in done.stdout
+
+
+def test_nothing_that_a_user_writes_is_filled_in_or_escapes_its_place(runner, kubectl):
+    variable = "+compiler.environment.X='$(HOME) $HOME \"a\" : # - {b}'"
+    done = runner.run(
+        *SEND, "run.name=a", variable, "compiler.neuron_sdk='2.28'", "run.root='x $(y)'"
+    )
+    assert done.returncode == 0, done.stderr
+    (file,) = runner.folder.rglob("manifest.yaml")
+    _, work = documents(file)
+    pod = work["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    values = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert filled_in(values["X"], {"HOME": "bad"}) == '$(HOME) $HOME "a" : # - {b}'
+    assert "bad" not in " ".join(filled_in(word, {"y": "bad"}) for word in container["command"])
+
+
+def test_pods_that_need_other_fields_get_them(runner, kubectl):
+    tolerations = "+hydra.launcher.pod.tolerations=[{operator: Exists}]"
+    assert runner.run(*SEND, "run.name=a", tolerations).returncode == 0
+    _, work = documents(manifests(runner)[0])
+    pod = work["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+
+
+@pytest.mark.parametrize("run", ["a", "a_b", "a-b", "A-b", "x" * 200, "x" * 201, "ä", "1.5"])
+def test_names_are_labels_of_their_own(run):
+    name_of = launcher_module("_manifest").name_of
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,42}[a-z0-9])?", name_of(run))
+    others = {"a", "a_b", "a-b", "A-b", "x" * 200, "x" * 201, "ä", "1.5"} - {run}
+    assert name_of(run) not in map(name_of, others)
+
+
+def filled_in(text: str, variables: dict[str, str]) -> str:
+    """What Kubernetes makes of a word or a value: $(NAME) is replaced, $$ is $."""
+
+    def replace(match: "re.Match[str]") -> str:
+        if match[0] == "$$":
+            return "$"
+        return variables.get(match[1], match[0])
+
+    return re.sub(r"\$\$|\$\((\w+)\)", replace, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"), [("JobSet", "JOB_COMPLETION_INDEX"), ("PyTorchJob", "RANK")]
+)
+def test_the_pods_of_two_nodes_train_together(kind, index, runner, kubectl, tmp_path):
+    layout = ("parallelism.tp=2", "hardware.nodes=2", "hardware.processes_per_node=1")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    done = runner.run(*SEND, "run.name=a", *layout, f"hydra.launcher.kind={kind}")
+    assert done.returncode == 0, done.stderr
+    (file,) = manifests(runner)
+    configuration, work = documents(file)
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    for name, text in configuration["data"].items():
+        (mounted / name).write_text(text)
+    text = json.dumps(work["spec"])
+    command = json.loads(re.search(r'"command": (\[.*?\])', text)[1])
+    pods = []
+    for i in range(2):
+        words = [filled_in(word, {index: str(i)}) for word in command]
+        words = [str(mounted) if word == "/etc/hlat" else word for word in words]
+        words = [sys.executable if word == "python" else word for word in words]
+        words = [re.sub("^HLAT_MEETING=.*", f"HLAT_MEETING=127.0.0.1:{port}", w) for w in words]
+        operator = {"RANK": str(i), "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+        pods.append(
+            subprocess.Popen(
+                words,
+                cwd=runner.folder,
+                env=runner.environment | (operator if kind == "PyTorchJob" else {}),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    said = [pod.communicate(timeout=300)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0, 0], "\n".join(said)
+    steps = [row["step"] for row in runner.rows("a", "metrics.jsonl")]
+    assert steps == [*range(1, len(steps) + 1)]
+    assert steps
