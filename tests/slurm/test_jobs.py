@@ -22,7 +22,7 @@ SLOW = STOP_AT_STEP_7.replace("60 if len(steps) == 7 else 0", "4")
 LESS_SLOW = SLOW.replace("sleep(4)", "sleep(1)")
 WRONG_ON_N1 = """
     if os.environ["SLURMD_NODENAME"] == "n1":
-        from hlat.engine.native import examination
+        from hlat.engine import examination
         multiply = examination._product
         examination._product = lambda one, other: multiply(one, other).clamp(max=3)
 """
