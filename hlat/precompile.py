@@ -33,7 +33,7 @@ examples:
   python -m hlat.precompile model=7b engine=nxd hardware=trn1_32xl compiler=neuron_2_28
   srun --nodes=64 --ntasks-per-node=1 python -m hlat.precompile experiment=hlat_7b
   python -m hlat.precompile verify                      is all that was traced compiled
-  python -m hlat.precompile merge /var/tmp/neuron-compile-cache --into /fsx/cache
+  python -m hlat.precompile merge --into /fsx/cache     what this node has compiled
   python -m hlat.precompile merge /fsx/cache            to where training on this node looks
 
 A node looks in NEURON_COMPILE_CACHE_URL, and without that in /var/tmp/neuron-compile-cache.
@@ -66,11 +66,10 @@ def precompile(composed: DictConfig) -> Exit:
     variables = entry.users_environment() | compiler.environment(config.compiler, config.precision)
     cache = compiler_cache.location(variables)
     variables["NEURON_COMPILE_CACHE_URL"] = str(cache)
-    with tracing.run_root(config) as root:
-        traced = tracing.command(config, entry.overrides(), root)
+    with tracing.command(config, composed) as traced:
         for name in compiler_cache.discard_incomplete(cache):
             print(f"{name} was left incomplete by an earlier attempt, and is compiled anew")
-        if not _does(tool, "collect", traced, variables):
+        if not _does(tool, "collect", traced, variables | tracing.meeting(config)):
             return Exit.FAILED
     compiled = _does(tool, "compile", [], variables)
     return max(_verify(cache), Exit.FINISHED if compiled else Exit.FAILED)
@@ -88,7 +87,7 @@ def look_after(words: Sequence[str]) -> int:
     """Merge or verify caches; return the exit code."""
     parser = Parser(
         prog="python -m hlat.precompile",
-        usage="%(prog)s OVERRIDE... | merge FOLDER... [--into DIR] | verify [FOLDER]",
+        usage="%(prog)s OVERRIDE... | merge [FOLDER...] [--into DIR] | verify [FOLDER]",
         description="Compile the graphs of a configuration for trn1 on this node, or merge and\n"
         "verify the folders in which nodes keep them.",
         epilog=_EXAMPLES,
@@ -99,13 +98,14 @@ def look_after(words: Sequence[str]) -> int:
     add("--into", type=Path, metavar="DIR", help="merge: the folder to complete")
     arguments = parser.parse_intermixed_args(words)
     folders, into, merges = arguments.folders, arguments.into, arguments.action == "merge"
-    if merges and not folders:
-        parser.error("which folders to merge is missing")
+    if merges and not folders and into is None:
+        parser.error("merge which folders, or --into which")
     if not merges and (into is not None or len(folders) > 1):
         parser.error("verify takes one folder")
     try:
         if merges:
-            return _merge(folders, into or compiler_cache.location(os.environ))
+            here = [] if folders and into else [compiler_cache.location(os.environ)]
+            return _merge(folders or here, into or here[0])
         return _verify(folders[0] if folders else compiler_cache.location(os.environ))
     except ConfigError as error:
         print(error, file=sys.stderr)

@@ -103,9 +103,7 @@ def resume_command(exit_code: Exit, overrides: list[str]) -> str:
 def command(python: str, overrides: list[str]) -> list[str]:
     """Return the words of a command that trains what this one composes."""
     if (folder := _frozen_folder()) is not None:
-        found = copy()
-        start = ["-m"] if found is None else [str(found)]
-        return [python, *start, "hlat.train", frozen.FLAG, str(folder)]
+        return frozen_command(python, folder)
     flags = config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
     return [python, "-m", "hlat.train", *flags, *overrides]
 
@@ -116,6 +114,13 @@ def config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
     return [
         word for s in sources if s.provider == "command-line" for word in ("--config-dir", s.path)
     ]
+
+
+def frozen_command(python: str, folder: Path) -> list[str]:
+    """Return the words of a command that trains what was frozen in a folder, with this program."""
+    found = copy()
+    start = ["-m"] if found is None else [str(found)]
+    return [python, *start, "hlat.train", frozen.FLAG, str(folder)]
 
 
 def users_environment() -> dict[str, str]:

@@ -4,7 +4,6 @@ neuron_parallel_compile has a program run as it would train, and takes down ever
 executing it. Whatever comes out of such a graph is garbage, so nobody may judge or keep it.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -12,26 +11,29 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from hlat.config import entry
+from omegaconf import DictConfig, OmegaConf
+
+from hlat.config import entry, frozen
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 from hlat.engine import processes
 
 _VARIABLE = "NEURON_EXTRACT_GRAPHS_ONLY"
 """Set by neuron_parallel_compile while it collects."""
-_OVERRIDES = (
-    "run.name=traced",
-    "run.steps=4",  # the first has no state of the optimizer yet, the last follows a save
-    "checkpoint.every_steps=3",
-    "checkpoint.keep_every_steps=null",
-    "checkpoint.destination=null",
-    "checkpoint.start_from=null",
-    "model.init_from=null",
-    "evaluation.every_steps=2",
-    "recovery.max_restarts=0",
-    "recovery.step_timeout_s=null",
-)
+_CHANGES: dict[str, Any] = {
+    "run.name": "traced",
+    "run.steps": 4,  # the first has no state of the optimizer yet, the last follows a save
+    "checkpoint.every_steps": 3,
+    "checkpoint.keep_every_steps": None,
+    "checkpoint.destination": None,
+    "checkpoint.start_from": None,
+    "model.init_from": None,
+    "evaluation.every_steps": 2,
+    "recovery.max_restarts": 0,
+    "recovery.step_timeout_s": None,
+}
 """Every graph of a run within four steps, as in HLAT, which saved at step 3 as well; and no word to
 or from any other run."""
 
@@ -42,7 +44,45 @@ def only_traces(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 @contextmanager
-def run_root(config: Config) -> Iterator[Path]:
+def command(config: Config, composed: DictConfig) -> Iterator[list[str]]:
+    """What traces a configuration on this node, together with the other nodes.
+
+    Args:
+        config: The run, resolved.
+        composed: The same, from which the traced run is made; a job's was frozen long ago.
+    """
+    with _run_root(config) as root, tempfile.TemporaryDirectory(prefix="hlat-traced-") as made:
+        traced = OmegaConf.create(composed)
+        for key, value in {**_CHANGES, "run.root": str(root)}.items():
+            OmegaConf.update(traced, key, value)
+        frozen.save(Path(made), traced, frozen.Words(entry.overrides(), []))
+        yield entry.frozen_command(sys.executable, Path(made))
+
+
+def meeting(config: Config) -> dict[str, str]:
+    """The variables by which the processes of several nodes find each other.
+
+    Raises:
+        ConfigError: There are others, and this process was not started beside one on each of them.
+    """
+    nodes = config.hardware.nodes
+    if nodes == 1 or processes.MEETING in os.environ:
+        return {}
+    place, found = processes.place(), os.environ | processes.rendezvous()
+    if place.size != nodes or "MASTER_ADDR" not in found:
+        raise ConfigError(
+            f"hardware.nodes={nodes} show their graphs together; start this once on each, with "
+            f"srun --nodes={nodes} --ntasks-per-node=1"
+        )
+    return {
+        processes.NODES: str(nodes),
+        processes.NODE: str(place.rank),
+        processes.MEETING: f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}",
+    }
+
+
+@contextmanager
+def _run_root(config: Config) -> Iterator[Path]:
     """A folder for the traced run, the same one on all its nodes; it is gone afterwards."""
     root = Path(config.run.root).absolute()
     root.mkdir(parents=True, exist_ok=True)
@@ -57,27 +97,3 @@ def run_root(config: Config) -> Iterator[Path]:
     finally:
         if processes.place().rank == 0:
             shutil.rmtree(shared, ignore_errors=True)
-
-
-def command(config: Config, overrides: list[str], root: Path) -> list[str]:
-    """What traces a configuration on this node, together with the other nodes.
-
-    Raises:
-        ConfigError: There are others, and this process was not started beside one on each of them.
-    """
-    told = [*overrides, *_OVERRIDES, f"run.root={json.dumps(str(root))}"]
-    train, nodes = entry.command(sys.executable, told), config.hardware.nodes
-    if nodes == 1:
-        return train
-    place, meeting = processes.place(), os.environ | processes.rendezvous()
-    if place.size != nodes or "MASTER_ADDR" not in meeting:
-        raise ConfigError(
-            f"hardware.nodes={nodes} show their graphs together; start this once on each, with "
-            f"srun --nodes={nodes} --ntasks-per-node=1"
-        )
-    return [
-        *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}"),
-        *(f"--node-rank={place.rank}", f"--nproc-per-node={config.hardware.processes_per_node}"),
-        *(f"--master-addr={meeting['MASTER_ADDR']}", f"--master-port={meeting['MASTER_PORT']}"),
-        *train[1:],
-    ]

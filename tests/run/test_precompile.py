@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hlat import compiler_cache, precompile
-from hlat.config import resolve
+from hlat.config import entry, frozen, resolve
 from hlat.engine import tracing
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -95,7 +95,8 @@ def test_a_traced_run_shows_all_graphs_and_keeps_nothing(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("FAKE_SWAP", "engine=nxd>engine=native")
+    engines = ("engine:\n  name: nxd\n  device: xla", "engine:\n  name: native\n  device: cpu")
+    monkeypatch.setenv("FAKE_SWAP", ">".join(engines))
     monkeypatch.setenv("FAKE_KEEP", str(tmp_path / "kept"))
     typed = ["run.name=mine", "run.steps=9", "checkpoint.every_steps=1", "recovery.preflight=true"]
     done = do(*small, "engine=nxd", *typed, f"checkpoint.destination={tmp_path}/elsewhere")
@@ -130,7 +131,7 @@ def test_garbage_is_not_judged(small: list[str], tmp_path: Path) -> None:
 def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
     shared = cache.parent / "shared"
-    done = do("merge", str(cache), "--into", str(shared))
+    done = do("merge", "--into", str(shared))
     assert (done.code, done.out) == (0, f"{shared}: 4 modules added, 0 were there\n")
     shutil.rmtree(cache)
     assert do("merge", str(shared)).code == 0
@@ -146,7 +147,7 @@ def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) ->
         ("engine=nxd modle=7b", "did you mean model?"),
         ("engine=nxd compiler.neuron_sdk=2.28 compiler.cc_flags=[--cache_dir=/x]", "--cache_dir"),
         ("experiment=hlat_7b hardware.nodes=2", "with srun --nodes=2 --ntasks-per-node=1"),
-        ("merge", "which folders to merge is missing"),
+        ("merge", "merge which folders, or --into which"),
         ("merge nowhere", "nowhere holds no neuronxcc-*/MODULE_*"),
         ("verify a b", "verify takes one folder"),
     ],
@@ -171,7 +172,7 @@ def test_a_folder_that_cannot_be_written(cache: Path, do: Callable[..., Done]) -
 def test_what_cannot_be_traced_is_not_compiled(
     cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_SWAP", "engine=nxd>nonsense=1")
+    monkeypatch.setenv("FAKE_SWAP", "engine:>engines:")
     done = do("engine=nxd")
     assert done.code == 1
     assert "hlat: neuron_parallel_compile --command collect exited with 1" in done.err
@@ -216,17 +217,23 @@ def test_looking_after_caches_needs_no_heavy_library(cache: Path, tmp_path: Path
 
 
 def test_nodes_trace_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compose) -> None:
-    """Each node starts its processes with torchrun, in a folder that all of them see."""
+    """Each node starts its processes as a job does, in a folder that all of them see."""
     slurm = {"PROCID": "3", "NTASKS": "64", "LOCALID": "0", "JOB_ID": "17", "STEP_ID": "2"}
     for name, value in (slurm | {"STEP_NODELIST": "trn-[001-064]"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    config = resolve.resolve(compose("experiment=hlat_7b", f"run.root={tmp_path}"))
-    with tracing.run_root(config) as root:
-        words = tracing.command(config, ["experiment=hlat_7b"], root)
-    assert root == tmp_path / ".traced-17-2"
-    assert words[1:11] == [
-        *("-m", "torch.distributed.run", "--nnodes=64", "--node-rank=3", "--nproc-per-node=32"),
-        *("--master-addr=trn-001", "--master-port=20017", "-m", "hlat.train", "experiment=hlat_7b"),
-    ]
-    assert words[-1] == f'run.root="{root}"'
+    monkeypatch.setattr(entry, "overrides", lambda: ["experiment=hlat_7b"])
+    composed = compose("experiment=hlat_7b", f"run.root={tmp_path}")
+    config = resolve.resolve(composed)
+    with tracing.command(config, composed) as words:
+        assert words[1:4] == ["-m", "hlat.train", frozen.FLAG]
+        traced = frozen.load(Path(words[4]))
+    assert traced.run.root == str(tmp_path / ".traced-17-2")
+    assert (traced.run.steps, composed.run.steps) == (4, None)
+    assert tracing.meeting(config) == {
+        "HLAT_NODES": "64",
+        "HLAT_NODE": "3",
+        "HLAT_MEETING": "trn-001:20017",
+    }
+    monkeypatch.setenv("HLAT_MEETING", "told:1")
+    assert tracing.meeting(config) == {}
