@@ -12,18 +12,20 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from hlat import compiler, compiler_cache
-from hlat.config import entry
+from hlat.config import entry, frozen
 from hlat.config.arguments import Parser
 from hlat.config.engine import Backend
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.resolve import resolve
+from hlat.config.run import Config
 from hlat.data.preparation.progress import Progress
 from hlat.engine import tracing
 from hlat.planning.feasibility import refuse_infeasible
@@ -66,13 +68,22 @@ def precompile(composed: DictConfig) -> Exit:
     variables = entry.users_environment() | compiler.environment(config.compiler, config.precision)
     cache = compiler_cache.location(variables)
     variables["NEURON_COMPILE_CACHE_URL"] = str(cache)
-    with tracing.command(config, composed) as traced:
+    with _traced(config, composed) as traced:
         for name in compiler_cache.discard_incomplete(cache):
             print(f"{name} was left incomplete by an earlier attempt, and is compiled anew")
         if not _does(tool, "collect", traced, variables | tracing.meeting(config)):
             return Exit.FAILED
     compiled = _does(tool, "compile", [], variables)
     return max(_verify(cache), Exit.FINISHED if compiled else Exit.FAILED)
+
+
+@contextmanager
+def _traced(config: Config, composed: DictConfig) -> Iterator[list[str]]:
+    """What traces a configuration on this node; it is frozen, as a job's was long before."""
+    with tracing.run_root(config) as root, tempfile.TemporaryDirectory(prefix="hlat-") as made:
+        words = frozen.Words(entry.overrides(), [])
+        frozen.save(Path(made), composed, words, tracing.changes(root))
+        yield entry.frozen_command(sys.executable, Path(made))
 
 
 def _does(tool: str, step: str, words: list[str], variables: Mapping[str, str]) -> bool:

@@ -11,9 +11,9 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,11 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from hlat import compiler_cache
 from hlat.config import frozen
+from hlat.config.engine import Backend
 from hlat.config.errors import ConfigError
+from hlat.config.run import Config
 from hlat.jobs import slurm
 from hlat.jobs.listing import rows
 from hlat.jobs.submission import RECEIPTS, Place, Submission, make
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
 _TIME = re.compile(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+")
 """As sbatch takes it: minutes, minutes:seconds, days-hours:minutes ..."""
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
+_COMPILED = ".compiled"
+"""In run.root: the graphs that jobs have compiled, for the nodes of all runs there."""
 _OWNED = {
     "array": "each point is a job of its own",
     "chdir": "the job runs where it was sent from",
@@ -77,6 +82,8 @@ class SlurmLauncherConfig:
     """Image in which the run is started (Pyxis, or another plugin that gives srun the option)."""
     max_attempts: int = 100
     """Times that a job may be started (HLAT's own agent: 100)."""
+    precompile: bool = True
+    """Compile what engine=nxd executes on Trainium in a job before, which the run's waits for."""
     python: str | None = None
     """Python on the nodes; null: the one that runs this."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -147,31 +154,44 @@ class Sending:
         place: Where its files lie.
         executor: What sends it.
         line: What the script does.
+        first: The job that must have succeeded before; None: none.
     """
 
     point: Point
     place: Place
     executor: "SlurmExecutor"
     line: str
+    first: "Sending | None" = None
 
     def send(self) -> dict[str, Any]:
-        """Send it, and return its receipt.
+        """Send it, after the one that comes before, and return its receipt.
 
         Raises:
             ConfigError: Slurm refuses it.
         """
+        receipt = {"run_folder": str(self.place.run_folder)}
+        if self.first is not None:
+            receipt["after"] = self.first.send()["job"]
+            options = self.executor.parameters["additional_parameters"]
+            waits = {"dependency": slurm.dependency(receipt["after"]), "kill-on-invalid-dep": "yes"}
+            self.executor.update_parameters(additional_parameters=options | waits)
+        try:
+            job = self._submit()
+        except ConfigError:
+            if self.first is not None:
+                slurm.cancel([receipt["after"]])
+            raise
+        return {"job": job, **receipt, "log": str(self.place.log(job))}
+
+    def _submit(self) -> str:
         from submitit.core.utils import FailedJobError
 
         try:
-            job = self.executor._submit_command(self.line)
+            job: str = self.executor._submit_command(self.line).job_id
         except FailedJobError as error:
             raise ConfigError(f"sbatch refuses {self.place.folder}: {error}") from error
-        self.place.receipts.append({"job": job.job_id, "time": time.time()})
-        return {
-            "job": job.job_id,
-            "run_folder": str(self.place.run_folder),
-            "log": str(self.place.log(job.job_id)),
-        }
+        self.place.receipts.append({"job": job, "time": time.time()})
+        return job
 
 
 def refuse_settings(settings: SlurmLauncherConfig) -> None:
@@ -254,17 +274,21 @@ def parameters(
     return found
 
 
-def body(place: Place, python: str) -> str:
-    """The line of the script that does it all."""
-    words = [python, str(place.code), "hlat.jobs.attempt", str(place.folder)]
-    return f"exec {shlex.join(words)}"
+def body(place: Place, program: Sequence[str]) -> str:
+    """The line of the script that does it all.
+
+    Args:
+        place: What is sent.
+        program: Words that run a module of the copy.
+    """
+    return f"exec {shlex.join([*program, 'hlat.jobs.attempt', str(place.folder)])}"
 
 
-def script(parameters: dict[str, Any], place: Place, python: str) -> str:
+def script(parameters: dict[str, Any], place: Place, program: Sequence[str]) -> str:
     """The text that sbatch is given."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    text: str = _make_sbatch_string(body(place, python), place.folder, **parameters)
+    text: str = _make_sbatch_string(body(place, program), place.folder, **parameters)
     return text
 
 
@@ -274,12 +298,13 @@ def _prepared(
 ) -> Iterator[list[Sending]]:
     """Everything that is to be sent, on disk and looked at by Slurm; what was not sent goes."""
     places: list[Place] = []
+
+    def place_for(point: Point) -> Place:
+        places.append(make(Path.cwd() / point.folder))
+        return places[-1]
+
     try:
-        sendings = []
-        for point in points:
-            places.append(place := make(Path.cwd() / point.folder))
-            sendings.append(_prepare(point, place, settings, words))
-        yield sendings
+        yield [_prepare(point, place_for, settings, words) for point in points]
     finally:
         for place in places:
             if place.job is None:
@@ -287,41 +312,90 @@ def _prepared(
 
 
 def _prepare(
-    point: Point, place: Place, settings: SlurmLauncherConfig, words: list[str]
+    point: Point,
+    place_for: Callable[[Point], Place],
+    settings: SlurmLauncherConfig,
+    words: list[str],
 ) -> Sending:
-    """Write what one job needs.
+    """Write what a run's job needs, and what the job before it needs if there is one.
+
+    Raises:
+        ConfigError: Slurm would refuse one of them.
+    """
+    before = place_for(point) if settings.precompile and is_compiled(point.config) else None
+    place = place_for(point)
+    program = [settings.python or sys.executable, str(place.code)]
+    train = [*program, "hlat.train", frozen.FLAG, str(place.folder)]
+    job = job_of(point.config, (*train,), Path.cwd())
+    commands, first = [train], None
+    if before is not None:
+        shared = Path.cwd() / point.config.run.root / _COMPILED
+        fetch = [*program, "hlat.precompile", "merge", str(shared)]
+        known = [fetch] if compiler_cache.modules(shared) else []
+        make_them = [*program, "hlat.precompile", frozen.FLAG, str(place.folder)]
+        give = [*program, "hlat.precompile", "merge", "--into", str(shared)]
+        sent = submission(job, settings, [*known, make_them, give], trains=False)
+        compiling = replace(job, name=f"{job.name}.compile")
+        first = _write(point, before, compiling, sent, settings, program)
+        commands = [fetch, train]
+    after = None if before is None else before.folder.name
+    sent = submission(job, settings, commands, trains=True, after=after)
+    sending = replace(_write(point, place, job, sent, settings, program), first=first)
+    frozen.save(place.folder, point.composed, frozen.Words([*point.overrides], words))
+    copy(place.code)
+    return sending
+
+
+def _write(
+    point: Point,
+    place: Place,
+    job: Job,
+    sent: Submission,
+    settings: SlurmLauncherConfig,
+    program: list[str],
+) -> Sending:
+    """Write what one job starts, once Slurm has looked at its script.
 
     Raises:
         ConfigError: Slurm would refuse it.
     """
     from submitit import SlurmExecutor
 
-    python = settings.python or sys.executable
-    command = (python, str(place.code), "hlat.train", frozen.FLAG, str(place.folder))
-    job = job_of(point.config, command, Path.cwd())
     told = parameters(job, settings, place.log("%j"), Path.cwd())
-    if (refusal := slurm.refusal(script(told, place, python))) is not None:
+    if (refusal := slurm.refusal(script(told, place, program))) is not None:
         raise ConfigError(f"[{' '.join(point.overrides)}] Slurm refuses the job: {refusal}")
-    frozen.save(place.folder, point.composed, frozen.Words([*point.overrides], words))
-    place.save(submission(job, settings))
-    copy(place.code)
+    place.save(sent)
     executor = SlurmExecutor(place.folder)
     executor.update_parameters(**told)
-    return Sending(point, place, executor, body(place, python))
+    return Sending(point, place, executor, body(place, program))
 
 
-def submission(job: Job, settings: SlurmLauncherConfig) -> Submission:
+def is_compiled(config: Config) -> bool:
+    """Whether a run executes graphs that neuronx-cc can compile before."""
+    return config.engine.name is Backend.nxd and config.compiler.neuron_sdk is not None
+
+
+def submission(
+    job: Job,
+    settings: SlurmLauncherConfig,
+    commands: list[list[str]],
+    *,
+    trains: bool,
+    after: str | None = None,
+) -> Submission:
     """What each attempt of a job starts."""
     image = settings.container_image
     options = {} if image is None else {"container-image": image}
     options |= settings.srun_options
     return Submission(
         nodes=job.nodes,
-        command=[*job.command],
+        commands=commands,
+        trains=trains,
         environment=job.environment,
         options=[*map(_flag, options.items())],
         max_attempts=settings.max_attempts,
         open_files=OPEN_FILES,
+        after=after,
     )
 
 
@@ -337,7 +411,8 @@ def _submitits(key: str) -> str:
 
 def _told(sending: Sending, receipt: dict[str, Any]) -> str:
     folder = sending.point.folder
+    after = f" after job {receipt['after']} has compiled it" if "after" in receipt else ""
     return (
-        f"job {receipt['job']} trains {folder}  {' '.join(sending.point.overrides)}\n"
+        f"job {receipt['job']} trains {folder}{after}  {' '.join(sending.point.overrides)}\n"
         f"    follow it:  python -m hlat.jobs logs --follow {shlex.quote(str(folder))}"
     )

@@ -6,9 +6,10 @@ the configuration itself, or to variables, which may be secrets and are no busin
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -29,8 +30,21 @@ class Words:
     """Before them: of Hydra itself and of its launcher."""
 
 
-def save(folder: Path, composed: DictConfig, words: Words) -> None:
-    """Write a composed configuration, and what it was composed from, into a folder."""
+def save(
+    folder: Path, composed: DictConfig, words: Words, changes: Mapping[str, Any] | None = None
+) -> None:
+    """Write a composed configuration, and what it was composed from, into a folder.
+
+    Args:
+        folder: It is there.
+        composed: The configuration.
+        words: What it was composed from.
+        changes: Other values than it has, by key.
+    """
+    if changes:
+        composed = OmegaConf.create(composed)
+        for key, value in changes.items():
+            OmegaConf.update(composed, key, value)
     (folder / _CONFIG).write_text(OmegaConf.to_yaml(composed))
     (folder / _WORDS).write_text(json.dumps(asdict(words), indent=2) + "\n")
 

@@ -6,16 +6,12 @@ executing it. Whatever comes out of such a graph is garbage, so nobody may judge
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from hlat.config import entry, frozen
 from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 from hlat.engine import processes
@@ -44,19 +40,26 @@ def only_traces(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 @contextmanager
-def command(config: Config, composed: DictConfig) -> Iterator[list[str]]:
-    """What traces a configuration on this node, together with the other nodes.
+def run_root(config: Config) -> Iterator[Path]:
+    """A folder for the traced run, the same one on all its nodes; it is gone afterwards."""
+    root = Path(config.run.root).absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    if config.hardware.nodes == 1:
+        with tempfile.TemporaryDirectory(prefix=".traced-", dir=root) as made:
+            yield Path(made)
+        return
+    step = "-".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
+    shared = root / f".traced-{step}"
+    try:
+        yield shared
+    finally:
+        if processes.place().rank == 0:
+            shutil.rmtree(shared, ignore_errors=True)
 
-    Args:
-        config: The run, resolved.
-        composed: The same, from which the traced run is made; a job's was frozen long ago.
-    """
-    with _run_root(config) as root, tempfile.TemporaryDirectory(prefix="hlat-traced-") as made:
-        traced = OmegaConf.create(composed)
-        for key, value in {**_CHANGES, "run.root": str(root)}.items():
-            OmegaConf.update(traced, key, value)
-        frozen.save(Path(made), traced, frozen.Words(entry.overrides(), []))
-        yield entry.frozen_command(sys.executable, Path(made))
+
+def changes(root: Path) -> dict[str, Any]:
+    """What makes a run one that is traced in a folder, by key."""
+    return {**_CHANGES, "run.root": str(root)}
 
 
 def meeting(config: Config) -> dict[str, str]:
@@ -79,21 +82,3 @@ def meeting(config: Config) -> dict[str, str]:
         processes.NODE: str(place.rank),
         processes.MEETING: f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}",
     }
-
-
-@contextmanager
-def _run_root(config: Config) -> Iterator[Path]:
-    """A folder for the traced run, the same one on all its nodes; it is gone afterwards."""
-    root = Path(config.run.root).absolute()
-    root.mkdir(parents=True, exist_ok=True)
-    if config.hardware.nodes == 1:
-        with tempfile.TemporaryDirectory(prefix=".traced-", dir=root) as made:
-            yield Path(made)
-        return
-    step = "-".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
-    shared = root / f".traced-{step}"
-    try:
-        yield shared
-    finally:
-        if processes.place().rank == 0:
-            shutil.rmtree(shared, ignore_errors=True)

@@ -9,7 +9,7 @@ from hlat.config.arguments import Parser
 from hlat.config.errors import ConfigError, Exit
 from hlat.jobs import slurm
 from hlat.jobs.listing import Row, rows, table
-from hlat.jobs.submission import runs
+from hlat.jobs.submission import Place, runs
 
 _EXAMPLES = """\
 examples:
@@ -48,7 +48,7 @@ def main(words: Sequence[str]) -> int:
         if action == "logs":
             return _logs(found, arguments.follow)
         if action == "cancel":
-            return _cancel([row for row in found if row.alive])
+            return _cancel([row for row in found if row.jobs])
         if action == "resubmit":
             return _resubmit([row for row in found if row.failed or not arguments.failed])
         print(table(found))
@@ -62,9 +62,9 @@ def main(words: Sequence[str]) -> int:
 
 def _cancel(alive: list[Row]) -> int:
     if alive:
-        slurm.cancel([row.job for row in alive])
+        slurm.cancel([job for row in alive for job in row.jobs])
     for row in alive:
-        print(f"job {row.job} of {row.place.run_folder} is cancelled")
+        print(f"job {' and '.join(row.jobs)} of {row.place.run_folder} is cancelled")
     if not alive:
         print("no job waits or runs")
     return Exit.FINISHED
@@ -72,15 +72,26 @@ def _cancel(alive: list[Row]) -> int:
 
 def _resubmit(chosen: list[Row]) -> int:
     """Send the same files again; nothing is sent while any of the jobs is alive."""
-    if alive := [row for row in chosen if row.alive]:
-        raise ConfigError(*(f"job {row.job} of {row.place.run_folder} is alive" for row in alive))
+    if alive := [row for row in chosen if row.jobs]:
+        raise ConfigError(
+            *(f"job {row.jobs[-1]} of {row.place.run_folder} is alive" for row in alive)
+        )
     for row in chosen:
-        job = slurm.submit(row.place.script)
-        row.place.receipts.append({"job": job, "time": time.time()})
-        print(f"job {job} trains {row.place.run_folder}")
+        first = None
+        if row.before is not None and not row.before.complete:
+            first = _send(row.before.place, None)
+        job = _send(row.place, first)
+        after = "" if first is None else f", after job {first} has compiled it"
+        print(f"job {job} trains {row.place.run_folder}{after}")
     if not chosen:
         print("nothing has failed")
     return Exit.FINISHED
+
+
+def _send(place: Place, after: str | None) -> str:
+    job = slurm.submit(place.script, after)
+    place.receipts.append({"job": job, "time": time.time()})
+    return job
 
 
 def _logs(found: list[Row], follow: bool) -> int:
@@ -90,19 +101,24 @@ def _logs(found: list[Row], follow: bool) -> int:
     for row in found:
         if len(found) > 1:
             print(f"==> {row.place.run_folder} <==")
-        shown = _print(row, 0)
+        shown = {log: _print(log, 0) for log in _logs_of(row)}
     while follow:
-        ended = not rows([found[0].place.run_folder])[0].alive
-        shown = _print(found[0], shown)
+        ended = not rows([found[0].place.run_folder])[0].jobs
+        shown = {log: _print(log, since) for log, since in shown.items()}
         if ended:
             break
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     return Exit.FINISHED
 
 
-def _print(row: Row, since: int) -> int:
+def _logs_of(row: Row) -> list[Path]:
+    """Of the job that comes before, and of the run's."""
+    before = [] if row.before is None else [row.before.place.log(row.before.job)]
+    return [*before, row.place.log(row.job)]
+
+
+def _print(log: Path, since: int) -> int:
     """Print a log from some byte on; return how far it was printed."""
-    log = row.place.log(row.job)
     if not log.exists():
         return since
     with log.open("rb") as file:

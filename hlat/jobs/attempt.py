@@ -87,13 +87,20 @@ class Attempt:
         _allow_open_files(self._submission.open_files)
         for number, handler in ((signal.SIGUSR2, self._ask), (signal.SIGTERM, self._remember)):
             signal.signal(number, handler)
-        steps = subprocess.Popen(srun(self._submission, self._environment), env=self._variables())
-        ending = self._ending(steps.wait())
+        ending = self._ending(self._steps())
         reason = self._reason(ending)
         self._note("end", exit=ending.exit, step=ending.step, again=reason)
         if reason is not None:
             self._requeue(ending, reason)
         return ending.exit
+
+    def _steps(self) -> int:
+        """Run the commands on all nodes, one after the other; return the code of the last."""
+        for command in self._submission.commands:
+            words = srun(self._submission, command, self._environment)
+            if code := subprocess.Popen(words, env=self._variables()).wait():
+                return code
+        return Exit.FINISHED
 
     def _variables(self) -> dict[str, str]:
         port = 20000 + int(self._job) % 10000  # below those that Linux gives to clients
@@ -107,7 +114,9 @@ class Attempt:
         }
 
     def _ending(self, code: int) -> Ending:
-        """How the run ended; srun says 0 also of tasks that a signal has ended."""
+        """How it ended; srun says 0 also of tasks that a signal has ended."""
+        if not self._submission.trains:
+            return Ending(code if code in [*Exit] else int(Exit.FAILED), 0, asked=False)
         events = Journal(self._place.run_folder / "events.jsonl").rows()
         done = any(row["event"] == "finish" for row in events)
         if code not in [*Exit] or (code == Exit.FINISHED and not done):
@@ -149,8 +158,8 @@ class Attempt:
         self._ended_by_slurm = True
 
 
-def srun(submission: Submission, environment: Mapping[str, str]) -> list[str]:
-    """The words that start the command once on every node, with all that the node has.
+def srun(submission: Submission, command: list[str], environment: Mapping[str, str]) -> list[str]:
+    """The words that start a command once on every node, with all that the node has.
 
     One that fails does not end the others: supervisors agree, and each exits with what they agreed
     on. A node whose supervisor does not answer is waited for a minute.
@@ -167,7 +176,7 @@ def srun(submission: Submission, environment: Mapping[str, str]) -> list[str]:
         "--kill-on-bad-exit=0",
         "--wait=60",
         *submission.options,
-        *submission.command,
+        *command,
     ]
 
 

@@ -22,6 +22,31 @@ _HEADINGS = ("run", "job", "state", "attempt", "nodes", "step", "loss", "last ev
 
 
 @dataclass(frozen=True)
+class Before:
+    """A job that makes what the run's job needs.
+
+    Attributes:
+        place: Its submission.
+        job: Its number.
+        state: As of a row.
+    """
+
+    place: Place
+    job: str
+    state: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job runs, or will."""
+        return self.state in ALIVE
+
+    @property
+    def complete(self) -> bool:
+        """Whether it made it."""
+        return self.state == _ENDS[Exit.FINISHED]
+
+
+@dataclass(frozen=True)
 class Row:
     """A run that was sent.
 
@@ -34,6 +59,7 @@ class Row:
         step: The last that was logged; None: none was.
         loss: Its loss.
         event: The last of its events, with what it tells; why it waits, if it does.
+        before: The job that it waits for, or whose success it missed.
     """
 
     place: Place
@@ -44,11 +70,18 @@ class Row:
     step: int | None
     loss: float | None
     event: str
+    before: "Before | None"
 
     @property
     def alive(self) -> bool:
         """Whether the job runs, or will."""
         return self.state in ALIVE
+
+    @property
+    def jobs(self) -> list[str]:
+        """The numbers of its jobs that run, or will."""
+        first = [self.before.job] if self.before is not None and self.before.alive else []
+        return [*first, self.job] if self.alive else first
 
     @property
     def failed(self) -> bool:
@@ -64,8 +97,12 @@ def rows(folders: Sequence[Path]) -> list[Row]:
     """
     places = [place for folder in folders if (place := newest(folder)) is not None]
     jobs = {place: place.job for place in places}
-    known = slurm.states([job for job in jobs.values() if job is not None])
-    return [_row(place, job, known.get(job)) for place, job in jobs.items() if job is not None]
+    before = {place: place.before for place in places}
+    first = [place.job for place in before.values() if place is not None]
+    known = slurm.states([job for job in (*jobs.values(), *first) if job is not None])
+    return [
+        _row(place, job, known, before[place]) for place, job in jobs.items() if job is not None
+    ]
 
 
 def table(found: Sequence[Row]) -> str:
@@ -79,8 +116,13 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(line.rstrip() for line in padded)
 
 
-def _row(place: Place, job: str, state: slurm.State | None) -> Row:
-    attempts = [row for row in place.attempts.rows() if row["job"] == job]
+def _row(place: Place, job: str, known: dict[str, slurm.State], first: Place | None) -> Row:
+    state = known.get(job)
+    attempts = _attempts(place, job)
+    before = None
+    if first is not None and first.job is not None:
+        told = _state(known.get(first.job), _attempts(first, first.job))
+        before = Before(first, first.job, told)
     starts = [row for row in attempts if row["event"] == "start"]
     metrics = Journal(place.run_folder / "metrics.jsonl").rows()
     last: dict[str, Any] = metrics[-1] if metrics else {}
@@ -93,8 +135,13 @@ def _row(place: Place, job: str, state: slurm.State | None) -> Row:
         nodes=(state.nodes if state else "") or (starts[-1]["nodes"] if starts else ""),
         step=last.get("step"),
         loss=last.get("loss"),
-        event=_event(state, events),
+        event=_event(state, events, None if attempts else before),
+        before=before,
     )
+
+
+def _attempts(place: Place, job: str) -> list[dict[str, Any]]:
+    return [row for row in place.attempts.rows() if row["job"] == job]
 
 
 def _state(state: slurm.State | None, attempts: list[dict[str, Any]]) -> str:
@@ -106,7 +153,9 @@ def _state(state: slurm.State | None, attempts: list[dict[str, Any]]) -> str:
     return "LOST" if state is None else state.name
 
 
-def _event(state: slurm.State | None, events: list[dict[str, Any]]) -> str:
+def _event(state: slurm.State | None, events: list[dict[str, Any]], before: Before | None) -> str:
+    if before is not None and not before.complete:
+        return f"job {before.job} compiles before: {before.state}"
     if state is not None and state.name == "PENDING":
         return f"waits: {state.reason}"
     if not events:

@@ -50,13 +50,24 @@ def cancel(jobs: Sequence[str]) -> None:
     _ask("scancel", *jobs)
 
 
-def submit(script: Path) -> str:
+def submit(script: Path, after: str | None) -> str:
     """Send a script and return the number of the job.
+
+    Args:
+        script: What `sbatch` takes.
+        after: Number of the job that must have succeeded before; None: of none.
 
     Raises:
         ConfigError: Slurm refuses.
     """
-    return _ask("sbatch", "--parsable", str(script)).strip().partition(";")[0]
+    # Without one too: an older job stands in the script
+    words = ("--parsable", f"--dependency={dependency(after) if after else ''}", str(script))
+    return _ask("sbatch", *words).strip().partition(";")[0]
+
+
+def dependency(job: str) -> str:
+    """What `sbatch --dependency` calls the success of a job."""
+    return f"afterok:{job}"
 
 
 def refusal(script: str) -> str | None:

@@ -30,19 +30,24 @@ class Submission:
 
     Attributes:
         nodes: How many.
-        command: What runs once on each.
+        commands: What runs once on each, one after the other until one fails.
+        trains: Whether the last of them is the run, whose folder tells how it went; else they make
+            something that the run needs.
         environment: Variables by name.
         options: Of srun.
         max_attempts: Times that the job may be started.
         open_files: Files that its processes may open, where the hard limit allows it.
+        after: Name of the submission whose job must have succeeded before; None: of none.
     """
 
     nodes: int
-    command: list[str]
+    commands: list[list[str]]
+    trains: bool
     environment: dict[str, str]
     options: list[str]
     max_attempts: int
     open_files: int
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,12 @@ class Place:
     def log(self, job: str) -> Path:
         """What a job has said; `%j` is the number to Slurm."""
         return self.folder / f"{job}.log"
+
+    @property
+    def before(self) -> "Place | None":
+        """The submission whose job must have succeeded before this one's."""
+        after = self.load().after
+        return None if after is None else Place(self.folder.parent / after)
 
     @property
     def script(self) -> Path:

@@ -51,7 +51,7 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
     config.run.name = name
     place = Place(HOME / f"runs/{name}/submissions/1")
     told = parameters(job(config, (), HOME), SlurmLauncherConfig(), place.log("%j"), HOME)
-    now = script(told, place, "/opt/venv/bin/python")
+    now = script(told, place, ["/opt/venv/bin/python", str(place.code)])
     file = GOLDEN / f"{preset.replace('=', '_')}.sh"
     if pytestconfig.getoption("--update"):
         file.write_text(now)

@@ -225,7 +225,7 @@ def test_nodes_trace_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     monkeypatch.setattr(entry, "overrides", lambda: ["experiment=hlat_7b"])
     composed = compose("experiment=hlat_7b", f"run.root={tmp_path}")
     config = resolve.resolve(composed)
-    with tracing.command(config, composed) as words:
+    with precompile._traced(config, composed) as words:
         assert words[1:4] == ["-m", "hlat.train", frozen.FLAG]
         traced = frozen.load(Path(words[4]))
     assert traced.run.root == str(tmp_path / ".traced-17-2")

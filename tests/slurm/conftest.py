@@ -73,18 +73,22 @@ class Login:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def shown(self, name: str) -> dict[str, str]:
-        """What Slurm knows of the newest job of a run."""
-        rows = self.rows(name, "submissions/1/receipts.jsonl")
+    def shown(self, name: str, submission: int = 1) -> dict[str, str]:
+        """What Slurm knows of the newest job of a submission."""
+        rows = self.rows(name, f"submissions/{submission}/receipts.jsonl")
         told = self.cluster.run("scontrol", "show", "job", rows[-1]["job"])
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
 
-    def wait_for(self, name: str, *states: str, seconds: float = 120) -> dict[str, str]:
+    def wait_for(
+        self, name: str, *states: str, submission: int = 1, seconds: float = 120
+    ) -> dict[str, str]:
         """Wait until the job of a run is in one of some states."""
-        self.cluster.wait_until(
-            seconds, f"{name} is {states}", lambda: self.shown(name)["JobState"] in states
-        )
-        return self.shown(name)
+
+        def there() -> bool:
+            return self.shown(name, submission)["JobState"] in states
+
+        self.cluster.wait_until(seconds, f"{name} is {states}", there)
+        return self.shown(name, submission)
 
     def wait_for_step(self, name: str, step: int, seconds: float = 120) -> None:
         def there() -> bool:

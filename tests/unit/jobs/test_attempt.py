@@ -39,8 +39,8 @@ def test_attempts_are_bounded(code):
 
 
 def test_one_task_a_node_gets_all_of_it():
-    sent = Submission(2, ["python", "a b"], {}, ["--container-image=x y"], 9, 1)
-    words = srun(sent, {"SLURM_CPUS_ON_NODE": "64"})
+    sent = Submission(2, [], True, {}, ["--container-image=x y"], 9, 1)
+    words = srun(sent, ["python", "a b"], {"SLURM_CPUS_ON_NODE": "64"})
     assert words[0] == "srun"
     assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=64"} < {*words}
     assert words[-3:] == ["--container-image=x y", "python", "a b"]

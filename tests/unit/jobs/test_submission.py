@@ -1,12 +1,14 @@
 """Folders of what was sent: numbered, found again, and read as they were written."""
 
+from dataclasses import replace
+
 import pytest
 
 from hlat.config.errors import ConfigError
 from hlat.jobs.submission import RECEIPTS, Place, Submission, make, newest, runs
 from hlat.tracking.journal import Journal
 
-SENT = Submission(2, ["python", "x"], {"A": "b c"}, ["--x=y"], 3, 1024)
+SENT = Submission(2, [["python", "x"]], True, {"A": "b c"}, ["--x=y"], 3, 1024)
 
 
 def test_a_submission_comes_back(tmp_path):
@@ -14,10 +16,16 @@ def test_a_submission_comes_back(tmp_path):
     place.save(SENT)
     assert place.load() == SENT
     assert place.run_folder == tmp_path / "run"
-    assert place.job is None
+    assert (place.job, place.before) == (None, None)
     for job in ("3", "7"):
         place.receipts.append({"job": job, "time": 1.0})
     assert (place.job, place.script.name) == ("7", "3_submission.sh")
+
+
+def test_what_must_come_before_is_found(tmp_path):
+    before, place = make(tmp_path / "run"), make(tmp_path / "run")
+    place.save(replace(SENT, after=before.folder.name))
+    assert place.before == before
 
 
 def test_each_has_a_folder_of_its_own_and_the_newest_is_found(tmp_path):

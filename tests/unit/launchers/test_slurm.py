@@ -38,7 +38,7 @@ PLACE = Place(Path("/runs/x/submissions/1"))
 def text(folder: str = "/runs/x/submissions/1", **settings) -> str:
     place = Place(Path(folder))
     told = parameters(JOB, SlurmLauncherConfig(**settings), place.log("%j"), Path("/home"))
-    return script(told, place, "/usr/bin/python")
+    return script(told, place, ["/usr/bin/python", str(place.code)])
 
 
 @pytest.mark.parametrize("limit", ["60", "60:00", "1:00:00", "2-12", "2-12:00", "2-12:00:00"])
@@ -104,7 +104,7 @@ def test_an_image_and_options_of_srun_become_words():
     settings = SlurmLauncherConfig(
         container_image="a b.sqsh", srun_options={"container-mounts": "/fsx:/fsx", "pty": True}
     )
-    sent = submission(JOB, settings)
+    sent = submission(JOB, settings, [["python", "hlat.train"]], trains=True)
     words = ["--container-image=a b.sqsh", "--container-mounts=/fsx:/fsx", "--pty"]
     assert sent.options == words
     assert (sent.nodes, sent.environment, sent.open_files) == (2, {"A": "b"}, 131071)
