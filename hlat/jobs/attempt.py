@@ -35,7 +35,8 @@ class Ending:
     Attributes:
         exit: Code of the run.
         step: The last that was logged.
-        asked: Whether it ended because this process asked it to.
+        asked: Whether it ended because its time was up, or because it has to give way to another
+            job; and not because somebody cancelled it.
         bad_nodes: Nodes that it found unhealthy.
     """
 
@@ -56,8 +57,7 @@ def again(ending: Ending, earlier: list[int], attempts_left: int) -> str | None:
     if ending.exit in _NEVER_AGAIN or attempts_left <= 0:
         return None
     if ending.exit == Exit.PREEMPTED:
-        # Else somebody cancels the job, or Slurm preempts and requeues it itself
-        return "its time was up" if ending.asked else None
+        return "it was asked to save and end" if ending.asked else None
     if ending.exit == Exit.UNHEALTHY_NODE and ending.bad_nodes:
         return f"unhealthy: {', '.join(ending.bad_nodes)}"
     if earlier and ending.step <= earlier[-1]:
@@ -125,10 +125,11 @@ class Attempt:
         bad = {str(row["host"]): None for row in now if row["event"] == "exclude"}
         rows = Journal(self._place.run_folder / "metrics.jsonl").rows()
         step = int(rows[-1]["step"]) if rows else 0
-        return Ending(int(code), step, self._stop.exists(), tuple(bad))
+        asked = self._stop.exists() or (code == Exit.PREEMPTED and slurm.is_preempted(self._job))
+        return Ending(int(code), step, asked, tuple(bad))
 
     def _reason(self, ending: Ending) -> str | None:
-        if self._ended_by_slurm:
+        if self._ended_by_slurm and not ending.asked:
             return None
         ends = [row for row in self._place.attempts.rows() if row["event"] == "end"]
         earlier = [row["step"] for row in ends if row["job"] == self._job and _failed(row["exit"])]

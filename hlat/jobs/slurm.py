@@ -76,6 +76,18 @@ def refusal(script: str) -> str | None:
     return None if done.returncode == 0 else _last_line(done.stderr)
 
 
+def is_preempted(job: str) -> bool:
+    """Whether Slurm has told a job to give way to another one.
+
+    Raises:
+        ConfigError: Slurm does not answer.
+    """
+    # As "PreemptEligibleTime=... PreemptTime=None", which is a time from then on
+    words = _ask("scontrol", "show", "job", job).split()
+    times = [word for word in words if word.startswith("PreemptTime=")]
+    return bool(times) and times != ["PreemptTime=None"]
+
+
 def requeue(job: str, without: Sequence[str]) -> None:
     """Start a job again, on other nodes than some. Only the job itself may; it ends thereby.
 

@@ -50,7 +50,10 @@ MessageTimeout=10
 KillWait=5
 MinJobAge=600
 {nodes}
-PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=90
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 """
 """cred_expire is also how long a requeued job waits, from 5 on; SlurmdTimeout how long a node may
 be silent."""

@@ -38,8 +38,13 @@ def test_two_nodes_train_as_one_machine_does(whole, login):
 
 
 def test_a_sweep_returns_receipts_and_ends_complete(login):
-    done = login.send("-m", "optimizer.lr=1e-3,2e-3,3e-3", "run.steps=2")
+    mine = login.folder / "mine/experiment/own.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("# @package _global_\nrun:\n  steps: 2\n")
+    words = ("-m", f"--config-dir={mine.parent.parent}", "experiment=own")
+    done = login.send(*words, "optimizer.lr=1e-3,2e-3,3e-3")
     assert done.returncode == 0, done.stderr
+    mine.unlink()
     assert done.stdout.count("follow it:  python -m hlat.jobs logs --follow runs/tiny-") == 3
     (command,) = [line for line in done.stdout.splitlines() if line.startswith("all of them:")]
     (sweep,) = shlex.split(command)[-1:]
@@ -101,6 +106,20 @@ def test_a_run_that_is_longer_than_its_limit_goes_on(whole, login):
     ends = [row for row in login.rows("x", "submissions/1/attempts.jsonl") if row["event"] == "end"]
     assert [row["exit"] for row in ends] == [75, 0]
     assert "interrupted and saved at step" in login.log("x")
+
+
+def test_a_preempted_run_saves_gives_way_and_goes_on(whole, login):
+    login.inject(LESS_SLOW)
+    assert login.send("run.name=x", *TWO_NODES).returncode == 0
+    login.wait_for_step("x", 3)
+    urgent = ("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 1", "--output=urgent")
+    login.cluster.run("sbatch", f"--chdir={login.folder}", *urgent)
+    assert "complete at step 20" in login.jobs("logs", "--follow", "runs/x")
+    shown = login.wait_for("x", "COMPLETED", "FAILED", "PREEMPTED")
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
+    assert login.losses("x") == whole.losses("whole")
+    events = [row["event"] for row in login.rows("x", "events.jsonl")]
+    assert events.count("interrupt") == 1
 
 
 def test_a_run_whose_node_is_lost_goes_on_on_another(whole, login):

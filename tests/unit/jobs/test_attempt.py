@@ -18,7 +18,7 @@ def test_what_another_attempt_cannot_mend_has_none(code):
 
 
 def test_a_run_whose_time_was_up_goes_on_and_a_cancelled_one_does_not():
-    assert again(ending(Exit.PREEMPTED, asked=True), [], 1) == "its time was up"
+    assert again(ending(Exit.PREEMPTED, asked=True), [], 1) == "it was asked to save and end"
     assert again(ending(Exit.PREEMPTED), [], 9) is None
 
 
