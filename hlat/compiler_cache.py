@@ -27,6 +27,7 @@ from hlat.config.errors import ConfigError
 
 _LOCATION = "NEURON_COMPILE_CACHE_URL"
 _DEFAULT_LOCATION = "/var/tmp/neuron-compile-cache"  # noqa: S108 (of libneuronxla)
+_SHARED = ".compiled"
 _WAIT_S, _SECONDS_BETWEEN_LOOKS = 600.0, 0.5
 """How long a merge waits for modules that somebody compiles, and how often it looks."""
 _DRAFTS = ".merging"
@@ -66,6 +67,11 @@ def location(environment: Mapping[str, str]) -> Path:
     if "://" in str(path) or not path.is_absolute():
         raise ConfigError(f"{_LOCATION}={url} is no absolute path; set it to a folder of this node")
     return path
+
+
+def shared(run_root: Path) -> Path:
+    """The folder in which the nodes of all runs of a root share what they have compiled."""
+    return run_root / _SHARED
 
 
 def modules(cache: Path) -> list[Path]:

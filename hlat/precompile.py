@@ -1,7 +1,7 @@
 """Compiles a configuration's graphs before expensive nodes train it: `python -m hlat.precompile`.
 
-    compose -> trace four steps -> compile in parallel -> verify          on every node
-    merge, into a shared folder, and from there onto the disk of every node
+    compose -> fetch -> trace four steps -> compile in parallel -> verify -> share     on every node
+    merge, from the shared folder onto the disk of a node that is to train
 
 What is compiled follows from what a step computes: model, batch, layout and number of processes,
 precision, masks of the data, optimizer and its constants, compiler and its flags. The learning
@@ -35,10 +35,10 @@ examples:
   python -m hlat.precompile model=7b engine=nxd hardware=trn1_32xl compiler=neuron_2_28
   srun --nodes=64 --ntasks-per-node=1 python -m hlat.precompile experiment=hlat_7b
   python -m hlat.precompile verify                      is all that was traced compiled
-  python -m hlat.precompile merge --into /fsx/cache     what this node has compiled
-  python -m hlat.precompile merge /fsx/cache            to where training on this node looks
+  python -m hlat.precompile merge runs/.compiled        to where training on this node looks
 
-A node looks in NEURON_COMPILE_CACHE_URL, and without that in /var/tmp/neuron-compile-cache.
+A node looks in NEURON_COMPILE_CACHE_URL, and without that in /var/tmp/neuron-compile-cache. What it
+has compiled it shares in <run.root>/.compiled, and what it finds there it does not compile again.
 docs/precompile.md tells more."""
 
 _TOOL = "neuron_parallel_compile"
@@ -68,13 +68,19 @@ def precompile(composed: DictConfig) -> Exit:
     variables = entry.users_environment() | compiler.environment(config.compiler, config.precision)
     cache = compiler_cache.location(variables)
     variables["NEURON_COMPILE_CACHE_URL"] = str(cache)
+    shared = compiler_cache.shared(Path(config.run.root))
+    if compiler_cache.modules(shared):
+        _merge([shared], cache)
     with _traced(config, composed) as traced:
         for name in compiler_cache.discard_incomplete(cache):
             print(f"{name} was left incomplete by an earlier attempt, and is compiled anew")
         if not _does(tool, "collect", traced, variables | tracing.meeting(config)):
             return Exit.FAILED
     compiled = _does(tool, "compile", [], variables)
-    return max(_verify(cache), Exit.FINISHED if compiled else Exit.FAILED)
+    code = max(_verify(cache), Exit.FINISHED if compiled else Exit.FAILED)
+    if compiler_cache.modules(cache):
+        _merge([cache], shared)
+    return code
 
 
 @contextmanager
@@ -98,7 +104,7 @@ def look_after(words: Sequence[str]) -> int:
     """Merge or verify caches; return the exit code."""
     parser = Parser(
         prog="python -m hlat.precompile",
-        usage="%(prog)s OVERRIDE... | merge [FOLDER...] [--into DIR] | verify [FOLDER]",
+        usage="%(prog)s OVERRIDE... | merge FOLDER... [--into DIR] | verify [FOLDER]",
         description="Compile the graphs of a configuration for trn1 on this node, or merge and\n"
         "verify the folders in which nodes keep them.",
         epilog=_EXAMPLES,
@@ -109,14 +115,13 @@ def look_after(words: Sequence[str]) -> int:
     add("--into", type=Path, metavar="DIR", help="merge: the folder to complete")
     arguments = parser.parse_intermixed_args(words)
     folders, into, merges = arguments.folders, arguments.into, arguments.action == "merge"
-    if merges and not folders and into is None:
-        parser.error("merge which folders, or --into which")
+    if merges and not folders:
+        parser.error("which folders to merge is missing")
     if not merges and (into is not None or len(folders) > 1):
         parser.error("verify takes one folder")
     try:
         if merges:
-            here = [] if folders and into else [compiler_cache.location(os.environ)]
-            return _merge(folders or here, into or here[0])
+            return _merge(folders, into or compiler_cache.location(os.environ))
         return _verify(folders[0] if folders else compiler_cache.location(os.environ))
     except ConfigError as error:
         print(error, file=sys.stderr)

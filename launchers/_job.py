@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from hlat import compiler
+from hlat import compiler, compiler_cache
+from hlat.config.engine import Backend
 from hlat.config.run import Config
 
 
@@ -105,6 +106,18 @@ def job(config: Config, command: tuple[str, ...], working_directory: Path) -> Jo
         command=command,
         environment=environment(config),
     )
+
+
+def compiled(config: Config, working_directory: Path) -> Path | None:
+    """Where the graphs of a run lie that are compiled before it; None: there are none to compile.
+
+    Args:
+        config: The run, resolved.
+        working_directory: See `Job`.
+    """
+    if config.engine.name is not Backend.nxd or config.compiler.neuron_sdk is None:
+        return None
+    return compiler_cache.shared(working_directory / config.run.root)
 
 
 def environment(config: Config) -> dict[str, str]:

@@ -23,17 +23,14 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from hlat import compiler_cache
 from hlat.config import frozen
-from hlat.config.engine import Backend
 from hlat.config.errors import ConfigError
-from hlat.config.run import Config
 from hlat.jobs import slurm
 from hlat.jobs.listing import rows
 from hlat.jobs.submission import RECEIPTS, Place, Submission, make
 from hlat.tracking.journal import Journal
 
-from ._job import OPEN_FILES, Job
+from ._job import OPEN_FILES, Job, compiled
 from ._job import job as job_of
 from ._points import Point, check, flags
 from ._snapshot import copy
@@ -44,8 +41,6 @@ if TYPE_CHECKING:
 _TIME = re.compile(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+")
 """As sbatch takes it: minutes, minutes:seconds, days-hours:minutes ..."""
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
-_COMPILED = ".compiled"
-"""In run.root: the graphs that jobs have compiled, for the nodes of all runs there."""
 _OWNED = {
     "array": "each point is a job of its own",
     "chdir": "the job runs where it was sent from",
@@ -322,22 +317,19 @@ def _prepare(
     Raises:
         ConfigError: Slurm would refuse one of them.
     """
-    before = place_for(point) if settings.precompile and is_compiled(point.config) else None
+    shared = compiled(point.config, Path.cwd()) if settings.precompile else None
+    before = place_for(point) if shared else None
     place = place_for(point)
     program = [settings.python or sys.executable, str(place.code)]
     train = [*program, "hlat.train", frozen.FLAG, str(place.folder)]
     job = job_of(point.config, (*train,), Path.cwd())
     commands, first = [train], None
     if before is not None:
-        shared = Path.cwd() / point.config.run.root / _COMPILED
-        fetch = [*program, "hlat.precompile", "merge", str(shared)]
-        known = [fetch] if compiler_cache.modules(shared) else []
-        make_them = [*program, "hlat.precompile", frozen.FLAG, str(place.folder)]
-        give = [*program, "hlat.precompile", "merge", "--into", str(shared)]
-        sent = submission(job, settings, [*known, make_them, give], trains=False)
+        compile_all = [*program, "hlat.precompile", frozen.FLAG, str(place.folder)]
+        sent = submission(job, settings, [compile_all], trains=False)
         compiling = replace(job, name=f"{job.name}.compile")
         first = _write(point, before, compiling, sent, settings, program)
-        commands = [fetch, train]
+        commands = [[*program, "hlat.precompile", "merge", str(shared)], train]
     after = None if before is None else before.folder.name
     sent = submission(job, settings, commands, trains=True, after=after)
     sending = replace(_write(point, place, job, sent, settings, program), first=first)
@@ -368,11 +360,6 @@ def _write(
     executor = SlurmExecutor(place.folder)
     executor.update_parameters(**told)
     return Sending(point, place, executor, body(place, program))
-
-
-def is_compiled(config: Config) -> bool:
-    """Whether a run executes graphs that neuronx-cc can compile before."""
-    return config.engine.name is Backend.nxd and config.compiler.neuron_sdk is not None
 
 
 def submission(

@@ -48,12 +48,13 @@ def run_root(config: Config) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=".traced-", dir=root) as made:
             yield Path(made)
         return
-    step = "-".join(os.environ.get(f"SLURM_{name}_ID", "0") for name in ("JOB", "STEP"))
-    shared = root / f".traced-{step}"
+    here = processes.node(os.environ | meeting(config))
+    assert here is not None, "meeting says where it is"
+    shared = root / f".traced-{here.host}-{here.port}"
     try:
         yield shared
     finally:
-        if processes.place().rank == 0:
+        if here.rank == 0:
             shutil.rmtree(shared, ignore_errors=True)
 
 

@@ -61,7 +61,18 @@ def test_compiles_verifies_and_does_nothing_twice(cache: Path, do: Callable[...,
     neffs = {path: path.stat().st_mtime_ns for path in cache.rglob("model.neff")}
     assert do("engine=nxd", "optimizer.lr=1e-5").code == 0
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("model.neff")} == neffs
-    assert [*Path("runs").iterdir()] == []
+    assert [path.name for path in Path("runs").iterdir()] == [".compiled"]
+
+
+def test_a_node_compiles_nothing_that_another_one_has(
+    cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do("engine=nxd")
+    shutil.rmtree(cache)
+    monkeypatch.setenv("FAKE_FAILS", "train")
+    done = do("engine=nxd")
+    assert done.code == 0, done.err
+    assert f"{cache}: 4 modules added, 0 were there" in done.out
 
 
 def test_failures_are_named_and_compiled_anew(
@@ -101,7 +112,7 @@ def test_a_traced_run_shows_all_graphs_and_keeps_nothing(
     typed = ["run.name=mine", "run.steps=9", "checkpoint.every_steps=1", "recovery.preflight=true"]
     done = do(*small, "engine=nxd", *typed, f"checkpoint.destination={tmp_path}/elsewhere")
     assert done.code == 0, done.out + done.err
-    assert [*Path("runs").iterdir()] == []
+    assert [path.name for path in Path("runs").iterdir()] == [".compiled"]
     assert not (tmp_path / "elsewhere").exists()
     run = tmp_path / "kept/traced"
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
@@ -131,7 +142,7 @@ def test_garbage_is_not_judged(small: list[str], tmp_path: Path) -> None:
 def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
     shared = cache.parent / "shared"
-    done = do("merge", "--into", str(shared))
+    done = do("merge", str(cache), "--into", str(shared))
     assert (done.code, done.out) == (0, f"{shared}: 4 modules added, 0 were there\n")
     shutil.rmtree(cache)
     assert do("merge", str(shared)).code == 0
@@ -147,7 +158,7 @@ def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) ->
         ("engine=nxd modle=7b", "did you mean model?"),
         ("engine=nxd compiler.neuron_sdk=2.28 compiler.cc_flags=[--cache_dir=/x]", "--cache_dir"),
         ("experiment=hlat_7b hardware.nodes=2", "with srun --nodes=2 --ntasks-per-node=1"),
-        ("merge", "merge which folders, or --into which"),
+        ("merge", "which folders to merge is missing"),
         ("merge nowhere", "nowhere holds no neuronxcc-*/MODULE_*"),
         ("verify a b", "verify takes one folder"),
     ],
@@ -228,7 +239,7 @@ def test_nodes_trace_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     with precompile._traced(config, composed) as words:
         assert words[1:4] == ["-m", "hlat.train", frozen.FLAG]
         traced = frozen.load(Path(words[4]))
-    assert traced.run.root == str(tmp_path / ".traced-17-2")
+    assert traced.run.root == str(tmp_path / ".traced-trn-001-20017")
     assert (traced.run.steps, composed.run.steps) == (4, None)
     assert tracing.meeting(config) == {
         "HLAT_NODES": "64",
