@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from hlat.config import frozen
 from hlat.config.errors import ConfigError
 
-from ._job import Job, job
+from ._job import Job, compiled, job
 from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
 from ._points import Point, check, flags
 from ._yaml import as_yaml
@@ -116,7 +116,8 @@ def write(folder: Path, point: Point, of: Job, settings: Settings, words: list[s
     folder.mkdir(parents=True)
     frozen.save(folder, point.composed, frozen.Words([*point.overrides], words))
     files = {file.name: file.read_text() for file in sorted(folder.iterdir())}
-    documents = manifest(of, point.config.hardware.host_memory_gib, files, settings)
+    shared = compiled(point.config, of.working_directory) if settings.precompile else None
+    documents = manifest(of, point.config.hardware.host_memory_gib, files, settings, shared)
     (folder / _MANIFEST).write_text(as_yaml(*documents))
     return folder / _MANIFEST
 

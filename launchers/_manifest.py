@@ -8,10 +8,13 @@ a volume that all pods share.
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from hlat import compiler_cache
 from hlat.config import frozen
 from hlat.config.errors import ConfigError, Exit
 from hlat.engine import processes
@@ -44,6 +47,8 @@ class Settings:
     """Where pods have it; relative paths of the configuration mean folders below."""
     max_attempts: int = 100
     """Times that the pods may be started (HLAT's own agent: 100)."""
+    precompile: bool = True
+    """Compile what engine=nxd executes on Trainium in pods before; a PyTorchJob has none."""
     grace_s: int = 300
     """Between a pod's being asked to end and its being killed; more than a save takes."""
     pod: dict[str, Any] = field(default_factory=dict)
@@ -53,8 +58,17 @@ class Settings:
 FOLDER = "/etc/hlat"
 """Where pods have the configuration."""
 COMMAND = ("python", "-m", "hlat.train", frozen.FLAG, FOLDER)
+_COMPILE = ("python", "-m", "hlat.precompile", frozen.FLAG, FOLDER)
+_FETCH = ("python", "-m", "hlat.precompile", "merge")
 _OWNED = {
-    *("containers", "nodeSelector", "restartPolicy", "terminationGracePeriodSeconds", "volumes")
+    *(
+        "containers",
+        "initContainers",
+        "nodeSelector",
+        "restartPolicy",
+        "terminationGracePeriodSeconds",
+        "volumes",
+    )
 }
 """Fields of a pod that hydra.launcher.pod cannot set."""
 _PORT = 41000
@@ -67,8 +81,10 @@ _MEMORY_SHARE = 0.8
 """Of the node's memory; the rest is the system's and the daemons'."""
 _NEVER_AGAIN = [int(code) for code in (Exit.CONFIGURATION, Exit.DIVERGED, Exit.UNHEALTHY_NODE)]
 """The last because pods would meet the same node again: Kubernetes must be told to avoid it."""
-_LONGEST_NAME = 44
-"""Of objects: pods append -node-0-<number>-<5 characters> to it, and may have 63 characters."""
+_NOT_COMPILED = [int(code) for code in (Exit.FAILED, Exit.CONFIGURATION)]
+"""As another attempt would end alike."""
+_LONGEST_NAME = 41
+"""Of objects: pods append -compile-0-<number>-<5 characters> to it, and may have 63 characters."""
 
 
 def name_of(run: str) -> str:
@@ -81,7 +97,11 @@ def name_of(run: str) -> str:
 
 
 def manifest(
-    job: Job, host_memory_gib: float | None, files: dict[str, str], settings: Settings
+    job: Job,
+    host_memory_gib: float | None,
+    files: dict[str, str],
+    settings: Settings,
+    compiled: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Return the documents of a job, in the order in which they are to be created.
 
@@ -90,6 +110,7 @@ def manifest(
         host_memory_gib: Of a node; None where that is not known.
         files: What is to lie in FOLDER: text by name.
         settings: Everything else; `refuse_settings` has looked at them.
+        compiled: Where compiled graphs lie that a JobSet is to make before; None: nowhere.
     """
     name = name_of(job.name)
     metadata: dict[str, Any] = {
@@ -100,7 +121,7 @@ def manifest(
     configuration = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
     if settings.kind is Kind.JobSet:
         kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
-        spec = _jobset(job, host_memory_gib, name, settings)
+        spec = _jobset(job, host_memory_gib, name, settings, compiled)
     else:
         kind = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
         spec = _pytorch_job(job, host_memory_gib, name, settings)
@@ -133,27 +154,33 @@ def pods(job: Job, settings: Settings) -> str:
     """Return the selector of a job's first pod, whose log tells what the run says."""
     name = name_of(job.name)
     if settings.kind is Kind.JobSet:
-        return f"jobset.sigs.k8s.io/jobset-name={name},batch.kubernetes.io/job-completion-index=0"
+        jobset, first = "jobset.sigs.k8s.io", "batch.kubernetes.io/job-completion-index=0"
+        return f"{jobset}/jobset-name={name},{jobset}/replicatedjob-name=node,{first}"
     return f"training.kubeflow.org/job-name={name},training.kubeflow.org/replica-type=master"
 
 
-def _jobset(job: Job, memory: float | None, name: str, settings: Settings) -> dict[str, Any]:
-    """A JobSet of one indexed Job; any pod's failure starts all of them again."""
-    words = _words(job, "JOB_COMPLETION_INDEX", f"{name}-node-0-0.{name}")
-    codes = {"containerName": "train", "operator": "In", "values": _NEVER_AGAIN}
-    indexed_job = {
-        "completions": job.nodes,
-        "parallelism": job.nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]},
-        "template": {
-            "spec": {
-                "restartPolicy": "Never",
-                **_pod(job, memory, "train", words, name, settings),
-            }
-        },
-    }
+def _jobset(
+    job: Job, memory: float | None, name: str, settings: Settings, compiled: Path | None
+) -> dict[str, Any]:
+    """A JobSet of one indexed Job, or of two: any pod's failure starts all of them again."""
+
+    def pods_of(part: str, container: str, command: Sequence[str]) -> dict[str, Any]:
+        words = _words(job, command, "JOB_COMPLETION_INDEX", f"{name}-{part}-0-0.{name}")
+        return _pod(job, memory, container, words, name, settings)
+
+    node = _replicated("node", job.nodes, pods_of("node", "train", job.command), _NEVER_AGAIN)
+    parts = [node]
+    if compiled is not None:
+        compiling = pods_of("compile", "compile", _COMPILE)
+        _keep_compiled(job, compiling)
+        pod = node["template"]["spec"]["template"]["spec"]
+        _keep_compiled(job, pod)
+        (train,) = pod["containers"]
+        fetch = {key: value for key, value in train.items() if key != "resources"}
+        fetch |= {"name": "fetch", "command": [*_FETCH, _verbatim(str(compiled))]}
+        pod["initContainers"] = [fetch]
+        node["dependsOn"] = [{"name": "compile", "status": "Complete"}]
+        parts.insert(0, _replicated("compile", job.nodes, compiling, _NOT_COMPILED))
     never_again = {
         "name": "never_again",
         "action": "FailJobSet",
@@ -162,13 +189,38 @@ def _jobset(job: Job, memory: float | None, name: str, settings: Settings) -> di
     return {
         "failurePolicy": {"maxRestarts": settings.max_attempts - 1, "rules": [never_again]},
         "network": {"enableDNSHostnames": True},
-        "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": indexed_job}}],
+        "replicatedJobs": parts,
     }
+
+
+def _replicated(
+    name: str, nodes: int, pod: dict[str, Any], never_again: list[int]
+) -> dict[str, Any]:
+    """An indexed Job with a pod for each node; some exit codes of its container end it for good."""
+    container = pod["containers"][0]["name"]
+    codes = {"containerName": container, "operator": "In", "values": never_again}
+    indexed_job = {
+        "completions": nodes,
+        "parallelism": nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]},
+        "template": {"spec": {"restartPolicy": "Never", **pod}},
+    }
+    return {"name": name, "replicas": 1, "template": {"spec": indexed_job}}
+
+
+def _keep_compiled(job: Job, pod: dict[str, Any]) -> None:
+    """Give the containers of a pod one folder for compiled graphs, where the compiler looks."""
+    where = str(compiler_cache.location(job.environment))
+    pod["volumes"].append({"name": "compiled", "emptyDir": {}})
+    for container in pod["containers"]:
+        container["volumeMounts"].append({"name": "compiled", "mountPath": where})
 
 
 def _pytorch_job(job: Job, memory: float | None, name: str, settings: Settings) -> dict[str, Any]:
     """A PyTorchJob, its first pod the master; a pod that a signal has ended is started again."""
-    words = _words(job, "RANK", f"{name}-master-0")
+    words = _words(job, job.command, "RANK", f"{name}-master-0")
     template = {"spec": _pod(job, memory, "pytorch", words, name, settings)}
     replicas = {"Master": 1, "Worker": job.nodes - 1}
     return {
@@ -181,8 +233,8 @@ def _pytorch_job(job: Job, memory: float | None, name: str, settings: Settings) 
     }
 
 
-def _words(job: Job, index: str, first: str) -> list[str]:
-    """The command, with what tells a pod which node of the job it is; Kubernetes fills in `index`.
+def _words(job: Job, command: Sequence[str], index: str, first: str) -> list[str]:
+    """A command, with what tells a pod which node of the job it is; Kubernetes fills in `index`.
 
     It is a word of `env`, since a variable's value can refer to none that an operator appends.
     """
@@ -191,7 +243,7 @@ def _words(job: Job, index: str, first: str) -> list[str]:
         f"{processes.NODE}=$({index})",
         f"{processes.MEETING}={first}:{_PORT}",
     )
-    return ["env", *place, *map(_verbatim, job.command)]
+    return ["env", *place, *map(_verbatim, command)]
 
 
 def _verbatim(text: str) -> str:

@@ -20,12 +20,15 @@ def test_manifest_is_as_recorded(record, compose, pytestconfig):
     hardware, kind = RECORDS[record]
     sdk = SDK.get(hardware, "none")
     words = ("model=70b", f"hardware={hardware}", "hardware.nodes=4", f"compiler={sdk}")
-    config = OmegaConf.to_object(compose("run.name=hlat_70b", *words))
+    engine = "nxd" if hardware == "trn1_32xl" else "native"
+    config = OmegaConf.to_object(compose("run.name=hlat_70b", *words, f"engine={engine}"))
     manifest, jobs = launcher_module("_manifest"), launcher_module("_job")
     settings = manifest.Settings(image="registry.example/hlat:1", kind=manifest.Kind[kind])
     of = jobs.job(config, manifest.COMMAND, Path(settings.mount))
     files = {"config.yaml": "as composed\n", "words.json": "{}\n"}
-    documents = manifest.manifest(of, config.hardware.host_memory_gib, files, settings)
+    compiled = jobs.compiled(config, of.working_directory)
+    memory = config.hardware.host_memory_gib
+    documents = manifest.manifest(of, memory, files, settings, compiled)
     now = launcher_module("_yaml").as_yaml(*documents)
     file = GOLDEN / f"{record}.yaml"
     if pytestconfig.getoption("--update"):
