@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -23,7 +23,7 @@ from hlat.config.errors import ConfigError
 
 from ._job import Job, compiled, job
 from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
-from ._points import Point, check, flags
+from ._points import Point, check, entry, flags, returned
 from ._yaml import as_yaml
 
 _MANIFEST = "manifest.yaml"
@@ -57,9 +57,9 @@ class KubernetesLauncher(Launcher):
         Raises:
             ConfigError: It is not hlat.train.
         """
-        if config.hydra.job.name != "train":
+        if entry(task_function) != "train":
             raise ConfigError(
-                f"hydra/launcher=kubernetes trains, and cannot run hlat.{config.hydra.job.name}"
+                f"hydra/launcher=kubernetes trains, and cannot run hlat.{entry(task_function)}"
             )
         self.context, self.config = hydra_context, config
         self.flags = flags(config)
@@ -85,19 +85,15 @@ class KubernetesLauncher(Launcher):
         if kubectl is not None:
             options = [word for file in files for word in ("-f", str(file))]
             create(kubectl, ["--dry-run=server", *options])
-        returned = []
+        done = []
         for i, (of, file) in enumerate(zip(jobs, files, strict=True)):
             if kubectl is not None:
                 create(kubectl, ["-f", str(file)])
-            print(f"[{initial_job_idx + i}] {self._told(of, file, kubectl)}", flush=True)
-            done = JobReturn(overrides=points[i].overrides, status=JobStatus.COMPLETED)
-            done.return_value = {
-                "name": name_of(of.name),
-                "run_folder": str(of.run_folder),
-                "manifest": str(file),
-            }
-            returned.append(done)
-        return returned
+            number, name = initial_job_idx + i, name_of(of.name)
+            print(f"[{number}] {self._told(of, file, kubectl)}", flush=True)
+            receipt = {"name": name, "run_folder": str(of.run_folder), "manifest": str(file)}
+            done.append(returned(points[i], number, name, receipt))
+        return done
 
     def _told(self, of: Job, file: Path, kubectl: str | None) -> str:
         if kubectl is None:

@@ -4,12 +4,15 @@ A mistake in the last point should not be found hours after the first has begun,
 one run folder would silently be one.
 """
 
+import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.types import HydraContext
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -29,11 +32,13 @@ class Point:
         overrides: What makes it this one.
         composed: The configuration, with the run named.
         config: The same, resolved.
+        section: Hydra's own section of it.
     """
 
     overrides: Sequence[str]
     composed: DictConfig
     config: Config
+    section: DictConfig
 
     @property
     def folder(self) -> Path:
@@ -76,15 +81,44 @@ def flags(config: DictConfig) -> list[str]:
     return [*config_dir_flags(config.hydra), *kept]
 
 
+def entry(task: TaskFunction) -> str:
+    """The entry that is swept: the task's file, as Hydra names a job that nobody names."""
+    return Path(inspect.unwrap(task).__code__.co_filename).stem
+
+
+def returned(point: Point, number: int, job: str, receipt: Any = None) -> JobReturn:
+    """What Hydra is told of a point that has run, or was sent.
+
+    Args:
+        point: It.
+        number: Its number in the sweep.
+        job: What the scheduler calls it.
+        receipt: How to find it.
+    """
+    section = copy.deepcopy(point.section)
+    with open_dict(section):
+        section.job.num, section.job.id = number, job
+    done = JobReturn(
+        overrides=list(point.overrides),
+        cfg=point.composed,
+        hydra_cfg=OmegaConf.create({"hydra": section}),
+        working_dir=str(point.folder),
+        task_name=section.job.name,
+        status=JobStatus.COMPLETED,
+    )
+    done.return_value = receipt
+    return done
+
+
 def _point(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> Point:
     try:
         composed = context.config_loader.load_sweep_config(config, list(overrides))
         with open_dict(composed):
-            del composed["hydra"]
+            section = composed.pop("hydra")
         composed = OmegaConf.create(composed)
         resolved = resolve(composed)
     except OmegaConfBaseException as error:
         raise explain(error) from error
     refuse_infeasible(resolved)
     composed.run.name = resolved.run.name
-    return Point(overrides, composed, resolved)
+    return Point(overrides, composed, resolved, section)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
@@ -32,7 +32,7 @@ from hlat.tracking.journal import Journal
 
 from ._job import OPEN_FILES, Job, compiled
 from ._job import job as job_of
-from ._points import Point, check, flags
+from ._points import Point, check, entry, flags, returned
 from ._snapshot import copy
 
 if TYPE_CHECKING:
@@ -108,9 +108,9 @@ class SlurmLauncher(Launcher):
         Raises:
             ConfigError: It is not hlat.train.
         """
-        if config.hydra.job.name != "train":
+        if entry(task_function) != "train":
             raise ConfigError(
-                f"hydra/launcher=slurm trains, and cannot run hlat.{config.hydra.job.name}"
+                f"hydra/launcher=slurm trains, and cannot run hlat.{entry(task_function)}"
             )
         self.context, self.config = hydra_context, config
         self.flags = flags(config)
@@ -127,17 +127,15 @@ class SlurmLauncher(Launcher):
         refuse_settings(self.settings)
         refuse_running([point.folder for point in points])
         receipts = Journal(Path(self.config.hydra.sweep.dir) / RECEIPTS)
-        returned = []
+        done = []
         with _prepared(points, self.settings, self.flags) as sendings:
-            for i, sending in enumerate(sendings):
+            for number, sending in enumerate(sendings, initial_job_idx):
                 receipt = sending.send()
                 receipts.append(receipt)
-                print(f"[{initial_job_idx + i}] {_told(sending, receipt)}", flush=True)
-                done = JobReturn(overrides=sending.point.overrides, status=JobStatus.COMPLETED)
-                done.return_value = receipt
-                returned.append(done)
+                print(f"[{number}] {_told(sending, receipt)}", flush=True)
+                done.append(returned(sending.point, number, receipt["job"], receipt))
         print(f"all of them:  python -m hlat.jobs {shlex.quote(str(receipts.path.parent))}")
-        return returned
+        return done
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,53 @@ def test_hydras_own_launcher_runs_every_point_too(runner):
         (["parallelism.tp=1,3"], "parallelism.tp=3 does not divide"),
         (["run.name=x", "optimizer.lr=1e-3,2e-3"], "would train in runs/x, as"),
         (["batch.micro_batch_size=1,2"], "would train in runs/tiny-"),
+        (
+            ["hydra.launcher.jobs=2", "hydra.launcher.cores=1", "parallelism.tp=2", "run.name=x,y"],
+            "run.name=y] 2 processes of 1 threads need 2 cores, and hydra.launcher.cores=1",
+        ),
     ],
 )
 def test_one_bad_point_stops_the_sweep_before_the_first(runner, refused, overrides, sentence):
     refused(runner.run("-m", "run.steps=1", *overrides), sentence)
     assert not _folders(runner)
+
+
+def test_points_at_once_train_what_they_train_one_by_one(runner):
+    runner.environment["OMP_NUM_THREADS"] = "1"
+    alone = runner.run_process("-m", "run.steps=6", "run.name=c")
+    assert alone.returncode == 0, alone.stderr
+    done = runner.run_process(
+        "-m", "hydra.launcher.jobs=2", "hydra.launcher.cores=2", "run.steps=6", "run.name=a,b"
+    )
+    assert done.returncode == 0, done.stderr
+    assert runner.losses("a") == runner.losses("b") == runner.losses("c")
+    assert runner.weights("a", 6) == runner.weights("b", 6) == runner.weights("c", 6)
+    times = [[row["time"] for row in runner.rows(name, "events.jsonl")] for name in "ab"]
+    assert max(first for first, *_ in times) < min(last for *_, last in times)
+    last = runner.losses("a")[-1][1]
+    assert done.stdout.count(f" s, step 6/6, loss {last:.4f}\n") == 2
+    assert "step 1/" not in done.stdout
+    for log in ("0.log", "1.log"):
+        (file,) = (runner.folder / "runs/sweeps").rglob(log)
+        assert "complete at step 6" in file.read_text()
+
+
+def test_ctrl_c_saves_all_that_run_at_once_and_starts_no_other(runner):
+    sweep = runner.start(
+        *("-m", "hydra.launcher.jobs=2", "hydra.launcher.cores=2", "run.name=a,b,c"),
+        "schedule.total_steps=5000",
+    )
+    while sweep.poll() is None and not all(runner.rows(name, "metrics.jsonl") for name in "ab"):
+        time.sleep(0.01)
+    os.kill(sweep.pid, signal.SIGINT)
+    _, err = sweep.communicate()
+    assert sweep.returncode == 75, err
+    assert "hlat: of 3 points 2 were interrupted, 1 were not started\n" in err
+    for name in "ab":
+        events = [row["event"] for row in runner.rows(name, "events.jsonl")]
+        assert events.count("interrupt") == 1
+        assert events[-1] == "interrupt"
+    assert not (runner.folder / "runs/c").exists()
 
 
 def test_slurm_is_asked_about_sound_points_only(runner, refused):

@@ -23,10 +23,7 @@ def find_device(config: Config, local_rank: int) -> torch.device:
         ConfigError: The name is no device of this machine.
         MissingDeviceError: There are too few.
     """
-    name = config.engine.device
-    accelerator = (
-        torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    )
+    name, accelerator = config.engine.device, _accelerator()
     if name == "auto":
         found = accelerator or torch.device("cpu")
     else:
@@ -76,3 +73,11 @@ def environment(config: Config, device_type: str) -> dict[str, str]:
             "compiler.neuron_sdk=null sets no mode; use compiler=neuron_2_33 or another pin"
         )
     return variables
+
+
+def _accelerator() -> torch.device | None:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+if __name__ == "__main__":  # for launchers, which have no torch: what there is, and how many
+    print(_accelerator() or "cpu", torch.accelerator.device_count())
