@@ -1,0 +1,277 @@
+"""What Hydra asks of every launcher, asked of ours.
+
+Hydra's own suite calls a task of its own in this process and looks at what it returned. Ours start
+hlat.train elsewhere, so what a test of that suite is about is tested here on hlat.train; a table in
+docs/adr/0030-points-share-a-machine.md has all of its tests, and a reason for each that is left out.
+
+On this machine the points run; most of them only show what they would read. A stand-in for sbatch
+numbers jobs, and manifests are written as where there is no kubectl.
+"""
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import HydraException
+from hydra.test_utils import launcher_common_tests as suite
+from omegaconf import OmegaConf
+
+from hlat import train
+from hlat.config import compose as composition
+from hlat.config.folders import folder
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+LAUNCHERS = {
+    "local": [],
+    "slurm": [],
+    "kubernetes": ["hydra.launcher.image=registry.example/hlat:1"],
+}
+SBATCH = f"""\
+#!{sys.executable}
+import pathlib, sys
+if "--test-only" not in sys.argv:
+    sent = pathlib.Path(__file__).with_name("sent")
+    sent.open("a").write(".")
+    print("Submitted batch job", 40 + sent.stat().st_size)
+"""
+Sweep = Callable[..., list[list[JobReturn]]]
+
+
+def installed_editable() -> bool:
+    try:
+        origin = metadata.distribution("hlat").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return False
+    return json.loads(origin or "{}").get("dir_info", {}).get("editable", False)
+
+
+@pytest.fixture(autouse=True)
+def _known() -> None:
+    composition.register()
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def base(small: list[str]) -> list[str]:
+    """Overrides of a point that shows what it would read, and trains nothing."""
+    return [*small, "data.preview=1"]
+
+
+@pytest.fixture
+def sweep(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    """Sweep hlat.train in a folder of its own, and return what the launcher told Hydra, by batch."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "sbatch").write_text(SBATCH)
+    (programs / "sbatch").chmod(0o755)
+    (programs / "srun").symlink_to("sbatch")  # submitit looks whether it is there
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    return lambda *overrides: multirun(
+        [f"hydra/launcher={launcher}", *LAUNCHERS[launcher]], overrides
+    )
+
+
+def multirun(words: list[str], overrides: tuple[str, ...]) -> list[list[JobReturn]]:
+    hydra = Hydra.create_main_hydra_file_or_module(None, "hlat.train", str(folder("conf")), "train")
+    try:
+        return hydra.multirun("config", train.main, [*words, *overrides], False)
+    finally:
+        GlobalHydra.instance().clear()
+
+
+@pytest.mark.parametrize(("launcher_name", "overrides"), LAUNCHERS.items())
+class TestAsItIs:
+    """The tests of the suite that no task takes part in."""
+
+    test_not_sweeping_hydra_overrides = suite.LauncherTestSuite.test_not_sweeping_hydra_overrides
+
+
+def test_one_point(sweep, base, compose):
+    ((point,),) = sweep(*base)
+    assert point.status is JobStatus.COMPLETED
+    assert point.overrides == base
+    assert point.cfg == compose(*base, f"run.name={point.cfg.run.name}")
+    assert point.task_name == point.hydra_cfg.hydra.job.name == "train"
+    assert point.hydra_cfg.hydra.job.num == 0
+    assert point.hydra_cfg.hydra.job.id is not None
+
+
+def test_two_points(sweep, base, compose):
+    ((first, second),) = sweep(*base, "hydra.sweep.dir=swept", "run.seed=1,2")
+    recorded = OmegaConf.load("swept/multirun.yaml").hydra.overrides.task
+    assert recorded == [*base, "run.seed=1,2"]
+    for i, point in enumerate((first, second)):
+        assert point.overrides == [*base, f"run.seed={i + 1}"]
+        assert point.cfg == compose(*point.overrides, f"run.name={point.cfg.run.name}")
+        assert point.hydra_cfg.hydra.job.num == i
+    assert first.hydra_cfg.hydra.job.id != second.hydra_cfg.hydra.job.id
+    assert first.working_dir != second.working_dir
+
+
+def test_a_key_that_is_none_stops_all_points(sweep, base):
+    with pytest.raises(HydraException, match="boo"):
+        sweep(*base, "run.seed=1,2", "boo=bar")
+    assert not Path("runs").exists()
+
+
+def test_two_choices(sweep, base, compose):
+    ((first, second),) = sweep(*base, "optimizer=tiny,small")
+    assert first.overrides == [*base, "optimizer=tiny"]
+    assert second.overrides == [*base, "optimizer=small"]
+    assert first.cfg.optimizer == compose(*base).optimizer
+    assert second.cfg.optimizer == compose(*base, "optimizer=small").optimizer
+    assert first.cfg.optimizer != second.cfg.optimizer
+
+
+def test_a_choice_that_a_default_leaves_open(sweep, base):
+    write("mine/rates/slow.yaml", "lr: 1e-5\n")
+    write("mine/rates/fast.yaml", "lr: 1e-2\n")
+    write("mine/experiment/open.yaml", "# @package _global_\ndefaults:\n- /rates@optimizer: ???\n")
+    more = (f"hydra.searchpath=[file://{Path.cwd()}/mine]", "experiment=open")
+    ((first, second),) = sweep(*base, *more, "rates@optimizer=slow,fast")
+    assert [first.cfg.optimizer.lr, second.cfg.optimizer.lr] == [1e-5, 1e-2]
+
+
+def test_keys_that_only_a_choice_has(sweep, base):
+    """The sources of a corpus are no keys of the schema: those of `base` are its choice's."""
+    write("mine/data/also.yaml", "defaults: [python]\nsources: {code: {weight: 0.9}}\n")
+    more = f"hydra.searchpath=[file://{Path.cwd()}/mine]"
+    ((first, second),) = sweep(
+        *base, more, "data=python,also", "data.sources.code.text_column=text"
+    )
+    assert [point.cfg.data.sources.code.weight for point in (first, second)] == [0.5, 0.9]
+    assert first.cfg.data.sources.code.text_column == "text"
+
+
+def test_batches_go_on_counting(sweep, base):
+    batches = sweep(*base, "hydra.sweeper.max_batch_size=2", "run.seed=1,2", "optimizer=tiny,small")
+    assert [len(batch) for batch in batches] == [2, 2]
+    points = [point for batch in batches for point in batch]
+    assert [point.overrides[-2:] for point in points] == [
+        [f"run.seed={seed}", f"optimizer={choice}"]
+        for seed in (1, 2)
+        for choice in ("tiny", "small")
+    ]
+    assert [point.hydra_cfg.hydra.job.num for point in points] == [0, 1, 2, 3]
+    assert len({point.hydra_cfg.hydra.job.id for point in points}) == 4
+    assert len({point.working_dir for point in points}) == 4
+
+
+def test_another_name_for_the_job_changes_no_entry(sweep, base):
+    ((point,),) = sweep(*base, "hydra.job.name=other")
+    assert point.task_name == point.hydra_cfg.hydra.job.name == "other"
+    assert point.status is JobStatus.COMPLETED
+
+
+def test_the_sweeps_folder_moves_and_runs_do_not(sweep, base):
+    ((point,),) = sweep(
+        *base, "hydra.sweep.dir=mine", "hydra.sweep.subdir=${hydra.job.num}", "run.name=x"
+    )
+    assert Path("mine/multirun.yaml").exists()
+    assert point.working_dir == "runs/x"
+
+
+@pytest.mark.parametrize("launcher", ["local"], indirect=True)
+def test_paths_mean_the_folder_where_the_command_was_typed(sweep, base, corpus):
+    Path("texts").symlink_to(corpus)
+    ((point,),) = sweep(*base, "data.root=texts", "hydra.job.chdir=true")
+    assert point.status is JobStatus.COMPLETED
+
+
+def test_values_of_all_kinds_arrive_as_they_are(sweep, base, corpus):
+    names = ["a b", "it's", "c=d,e", 'say "f"']
+    more = "+hardware.peak_tflops={fp32:1.5,bf16:3}"
+    ((*points,),) = sweep(*base, f"run.name={','.join(map(quote, names))}", more)
+    assert [point.cfg.run.name for point in points] == names
+    assert points[0].cfg.hardware.peak_tflops == {"fp32": 1.5, "bf16": 3.0}
+    odd = Path.cwd() / "a, [1] {b}.arrow"
+    odd.write_bytes((corpus / "code.arrow").read_bytes())
+    lists = [["code.arrow"], ["code.arrow", str(odd)]]
+    ((*points,),) = sweep(*base, f"data.sources.code.paths=[code.arrow],[code.arrow,'{odd}']")
+    assert [point.cfg.data.sources.code.paths for point in points] == lists
+
+
+def test_the_files_of_a_point_have_its_configuration_and_words(sweep, launcher, small, monkeypatch):
+    """On this machine it has trained, as many steps as a variable of this process says."""
+    name = 'it\'s a, "b"'
+    monkeypatch.setenv("HOW_MANY", "2")
+    words = [
+        *small,
+        f"run.name={quote(name)}",
+        "+hardware.peak_tflops={fp32:1e-3}",
+        "run.steps=${oc.env:HOW_MANY}",
+    ]
+    ((point,),) = sweep(*words)
+    where = {
+        "local": f"runs/{name}",
+        "slurm": f"runs/{name}/submissions/1",
+        "kubernetes": "runs/sweeps/*/hlat-*",
+    }[launcher]
+    (found,) = Path.cwd().glob(where)
+    assert OmegaConf.load(found / "config.yaml") == OmegaConf.create(OmegaConf.to_yaml(point.cfg))
+    if launcher == "local":
+        assert [*OmegaConf.load(found / "overrides.yaml")] == point.overrides
+        assert len((found / "metrics.jsonl").read_text().splitlines()) == 2
+    else:
+        assert json.loads((found / "words.json").read_text())["overrides"] == point.overrides
+
+
+def test_every_test_of_hydras_suite_is_held_or_left_out_for_a_reason():
+    text = (REPOSITORY / "docs/adr/0030-points-share-a-machine.md").read_text()
+    rows = re.findall(r"^\| `(\w+)\.(test_\w+)` \| (.*) \|$", text, re.MULTILINE)
+    tests = {
+        (owner, name)
+        for owner, kind in vars(suite).items()
+        if inspect.isclass(kind) and kind.__module__ == suite.__name__
+        for name in vars(kind)
+        if name.startswith("test_")
+    }
+    assert {(owner, name) for owner, name, _ in rows} == tests
+    assert len(rows) == len(tests)
+    own = {name for name in globals() if name.startswith("test_")} | {*vars(TestAsItIs)}
+    for _, _, said in rows:
+        named = re.findall(r"`(test_\w+)`", said)
+        assert {*named} <= own
+        assert named or said.startswith("left out: ")
+
+
+@pytest.mark.skipif(not installed_editable(), reason="hlat is not installed with pip install -e")
+def test_hydra_finds_them_in_an_editable_install(tmp_path):
+    """In a wheel: .ci/wheel."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-m", "hlat.train", "--info", "plugins"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    for plugin in ("LocalLauncher", "SlurmLauncher", "KubernetesLauncher"):
+        assert len(re.findall(rf"\b{plugin}\b", done.stdout)) == 1
+
+
+def quote(text: str) -> str:
+    """A text as a value on the command line, where Hydra would read signs in it."""
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def write(path: str, text: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(text)
