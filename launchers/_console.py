@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,5 +98,7 @@ def _last_row(path: Path) -> dict[str, Any] | None:
         return None
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST_ROW))
-        lines = file.read().split(b"\n")
-    return json.loads(lines[-2]) if len(lines) > 1 else None
+        *_, last, _ = [b"", *file.read().split(b"\n")]
+    with suppress(ValueError):  # there is none yet, or it is damaged
+        return json.loads(last)
+    return None

@@ -66,18 +66,32 @@ class Queue:
         None is started any more after a signal, or after a point that was interrupted.
         """
         waiting, passed_on = deque(tasks), 0
-        with _noting(self._signals):
+        with _noting(self._signals), self._none_left_behind():
             while self._running or (waiting and not self._ending):
                 for number in self._signals[passed_on:]:
                     passed_on += 1
-                    for one in self._running:
-                        one.process.send_signal(number)
+                    self._send(number)
                 while waiting and not self._ending and self._has_room(waiting[0][1]):
                     self._start(*waiting.popleft())
                 self._console.progress([one.task for one in self._running], len(waiting))
                 time.sleep(_SECONDS_BETWEEN_LOOKS)
                 self._look()
         return self._codes
+
+    @contextlib.contextmanager
+    def _none_left_behind(self) -> Iterator[None]:
+        """Have what runs save and end if this cannot go on: nobody would look after it."""
+        try:
+            yield
+        except BaseException:
+            self._send(signal.SIGTERM)
+            for one in self._running:
+                one.process.wait()
+            raise
+
+    def _send(self, number: int) -> None:
+        for one in self._running:
+            one.process.send_signal(number)
 
     @property
     def _ending(self) -> bool:

@@ -132,6 +132,32 @@ def test_a_loss_that_is_not_finite_and_half_a_row_are_told_as_they_are(task, cap
     assert "step 6/7, loss not finite" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("text", ["", "half", "damaged\n"])
+def test_a_journal_without_a_whole_row_is_no_obstacle(task, capfd, text):
+    write_metrics("a", half=text)
+    queue("pass", together(2)).run([(task(0, "a"), ONE_CORE)])
+    assert "[0] finished after 0 s\n" in capfd.readouterr().out
+
+
+def test_those_that_run_are_told_to_save_if_the_next_cannot_start(task):
+    script = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path("saved").touch(), sys.exit(75)))
+pathlib.Path(sys.argv[1]).touch()
+time.sleep(20)
+"""
+    Path("1.log").mkdir()
+
+    class WhenReady(Console):
+        def starts(self, task: Task) -> None:
+            wait_for(lambda: task.number == 0 or Path("a").exists())
+
+    running = Queue([sys.executable, "-S", "-c", script], together(2), WhenReady())
+    with pytest.raises(IsADirectoryError):
+        running.run([(task(0, "a"), ONE_CORE), (task(1, "b"), ONE_CORE)])
+    assert Path("saved").exists()
+
+
 def test_a_terminal_is_told_how_far_all_are(task, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     write_metrics("a", {"step": 2, "loss": 4.0})
@@ -192,8 +218,14 @@ def send_when(ready, number: signal.Signals) -> None:
     """Send this process a signal as soon as something is so."""
 
     def wait() -> None:
-        while not ready():
-            time.sleep(0.01)
+        wait_for(ready)
         os.kill(os.getpid(), number)
 
     threading.Thread(target=wait, daemon=True).start()
+
+
+def wait_for(ready) -> None:
+    deadline = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
