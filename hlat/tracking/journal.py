@@ -1,8 +1,8 @@
 """A file of JSON lines that survives kills and full disks.
 
-A killed process can leave half a line and a full disk can refuse one. Half a line is cut off when
-the file is opened again; a refused line is kept in memory and written with the next one, so
-training never stops for its log.
+A killed process can leave half a line and a full disk can refuse one. Half a line is cut off before
+the next one is written, and by nobody who only reads: it may be on its way. A refused line is kept
+in memory and written with the next one, so training never stops for its log.
 """
 
 import errno
@@ -20,9 +20,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._waiting = b""
-        self._warned = False
-        if path.exists() and path.read_bytes()[-1:] not in (b"", b"\n"):
-            self._rewrite(self.rows())
+        self._warned = self._whole = False
 
     def append(self, row: dict[str, Any]) -> None:
         """Write one row, or keep it for the next call if the disk refuses it.
@@ -31,6 +29,7 @@ class Journal:
         """
         self._waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
         try:
+            self._mend()
             self._write()
         except OSError as error:
             self._warn(f"cannot write {self.path}: {error.strerror}; training goes on")
@@ -54,6 +53,14 @@ class Journal:
         if dropped:
             self._rewrite([row for row in rows if row["step"] <= last_step])
         return dropped
+
+    def _mend(self) -> None:
+        """Cut off the half line that an earlier process has left."""
+        if self._whole:
+            return
+        if self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n"):
+            self._rewrite(self.rows())
+        self._whole = True
 
     def _write(self) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

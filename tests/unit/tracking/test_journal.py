@@ -42,6 +42,13 @@ def test_half_a_line_of_a_killed_process_is_cut_off(journal):
     assert again.rows() == [{"step": 1}, {"step": 2}]
 
 
+def test_who_only_reads_changes_nothing(journal):
+    text = '{"step": 1}\n{"step": 2, "lo'
+    journal.path.write_text(text)
+    assert Journal(journal.path).rows() == [{"step": 1}]
+    assert journal.path.read_text() == text
+
+
 def test_rewinding_drops_later_steps_only(journal):
     for step in range(1, 6):
         journal.append({"step": step})
