@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import frozen
 from hlat.config.errors import ConfigError
+from hlat.tracking import sweep
 
 from ._job import Job, compiled, job
 from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
@@ -73,8 +74,8 @@ class KubernetesLauncher(Launcher):
             ConfigError: A point cannot run, or the cluster would refuse its manifest. Nothing was
                 created then, unless the cluster has changed since it was asked.
         """
-        points = check(self.context, self.config, job_overrides)
         refuse_settings(self.settings)
+        points = check(self.context, self.config, job_overrides, self.settings.prune)
         root = Path(self.config.hydra.sweep.dir)
         jobs = [job(point.config, COMMAND, Path(self.settings.mount)) for point in points]
         files = [
@@ -92,6 +93,7 @@ class KubernetesLauncher(Launcher):
             number, name = initial_job_idx + i, name_of(of.name)
             print(f"[{number}] {self._told(of, file, kubectl)}", flush=True)
             receipt = {"name": name, "run_folder": str(of.run_folder), "manifest": str(file)}
+            sweep.add(root, number, of.run_folder, points[i].overrides, {})
             done.append(returned(points[i], number, name, receipt))
         return done
 

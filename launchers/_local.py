@@ -17,15 +17,16 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.errors import ConfigError, Exit
+from hlat.tracking import sweep
 
 from ._budget import ALONE, WHOLE, Budget, Need, budget, need, problems, takes_accelerators
 from ._console import Console, Task
-from ._points import Point, check, entry, flags, returned
+from ._points import Point, Pruning, check, entry, flags, returned
 from ._queue import Queue
 
 
 @dataclass
-class LocalLauncherConfig:
+class LocalLauncherConfig(Pruning):
     """How much of this machine the points of a sweep share."""
 
     _target_: str = "hydra_plugins.hlat_launchers._local.LocalLauncher"
@@ -73,12 +74,14 @@ class LocalLauncher(Launcher):
         Raises:
             ConfigError: A point cannot run, or not with what there is. None has started then.
         """
-        points = check(self.context, self.config, job_overrides)
+        points = check(self.context, self.config, job_overrides, self.settings.prune)
         shared, needs = shares(points, self.settings)
         tasks = [
             Task(number, point, self._log(number))
             for number, point in enumerate(points, initial_job_idx)
         ]
+        for task in tasks:
+            sweep.add(self._folder, task.number, task.point.folder, task.point.overrides, {})
         queue = Queue(self.command, shared, Console())
         codes = queue.run([*zip(tasks, needs, strict=True)])
         if told := _shortfall(codes, len(tasks)):
@@ -88,9 +91,12 @@ class LocalLauncher(Launcher):
 
     def _log(self, number: int) -> Path | None:
         """Where a point's output goes: with others at once it would be a mess on the console."""
-        return (
-            Path(self.config.hydra.sweep.dir) / f"{number}.log" if self.settings.jobs > 1 else None
-        )
+        return self._folder / f"{number}.log" if self.settings.jobs > 1 else None
+
+    @property
+    def _folder(self) -> Path:
+        """The sweep's."""
+        return Path(self.config.hydra.sweep.dir)
 
 
 def refuse_settings(settings: LocalLauncherConfig, entry: str) -> None:

@@ -20,6 +20,7 @@ from hlat.config.errors import ConfigError, Exit
 from hlat.engine import processes
 
 from ._job import Accelerator, Job
+from ._points import Pruning
 
 
 class Kind(Enum):
@@ -32,7 +33,7 @@ class Kind(Enum):
 
 
 @dataclass
-class Settings:
+class Settings(Pruning):
     """What a manifest says that a run does not."""
 
     image: str | None = None

@@ -22,6 +22,15 @@ from hlat.config.explain import explain
 from hlat.config.resolve import resolve
 from hlat.config.run import Config
 from hlat.planning.feasibility import refuse_infeasible
+from hlat.tracking import sweep
+
+
+@dataclass
+class Pruning:
+    """What becomes of points that cannot run."""
+
+    prune: bool = False
+    """Leave out points that cannot run, and list them, in place of refusing the whole sweep."""
 
 
 @dataclass(frozen=True)
@@ -48,29 +57,40 @@ class Point:
 
 
 def check(
-    context: HydraContext, config: DictConfig, points: Sequence[Sequence[str]]
+    context: HydraContext, config: DictConfig, points: Sequence[Sequence[str]], prune: bool
 ) -> list[Point]:
     """Return the points if every one can run, each in a folder of its own.
+
+    Args:
+        context: Hydra's.
+        config: What is swept.
+        points: Overrides of each.
+        prune: Whether those that cannot run are left out, as long as one can.
 
     Raises:
         ConfigError: All problems of all points, with the point's overrides in front.
     """
-    problems: list[str] = []
+    problems: list[tuple[Sequence[str], Sequence[str]]] = []
     found: dict[Path, Point] = {}
     for overrides in points:
         try:
             point = _point(context, config, overrides)
         except ConfigError as error:
-            problems += [f"[{' '.join(overrides)}] {problem}" for problem in error.problems]
+            problems.append((overrides, error.problems))
             continue
         if (owner := found.setdefault(point.folder, point)) is not point:
-            problems.append(
-                f"[{' '.join(overrides)}] would train in {point.folder}, as "
-                f"[{' '.join(owner.overrides)}] does; leave run.name out, or give each point its "
-                "own"
+            told = (
+                f"would train in {point.folder}, as [{' '.join(owner.overrides)}] does; leave "
+                "run.name out, or give each point its own"
             )
-    if problems:
-        raise ConfigError(*problems)
+            problems.append((overrides, [told]))
+    lines = [f"[{' '.join(overrides)}] {line}" for overrides, told in problems for line in told]
+    if lines and not (prune and found):
+        raise ConfigError(*lines)
+    for line in lines:
+        print(f"left out: {line}")
+    for overrides, told in problems:
+        sweep.leave_out(Path(config.hydra.sweep.dir), overrides, told)
     return [*found.values()]
 
 

@@ -27,12 +27,12 @@ from hlat.config import frozen
 from hlat.config.errors import ConfigError
 from hlat.jobs import slurm
 from hlat.jobs.listing import rows
-from hlat.jobs.submission import RECEIPTS, Place, Submission, make
-from hlat.tracking.journal import Journal
+from hlat.jobs.submission import Place, Submission, make
+from hlat.tracking import sweep
 
 from ._job import OPEN_FILES, Job, compiled
 from ._job import job as job_of
-from ._points import Point, check, entry, flags, returned
+from ._points import Point, Pruning, check, entry, flags, returned
 from ._snapshot import copy
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _OWNED = {
 
 
 @dataclass
-class SlurmLauncherConfig:
+class SlurmLauncherConfig(Pruning):
     """How jobs are sent to Slurm."""
 
     _target_: str = "hydra_plugins.hlat_launchers._slurm.SlurmLauncher"
@@ -123,18 +123,18 @@ class SlurmLauncher(Launcher):
         Raises:
             ConfigError: A point cannot run, or Slurm would refuse its job. Nothing was sent then.
         """
-        points = check(self.context, self.config, job_overrides)
         refuse_settings(self.settings)
+        points = check(self.context, self.config, job_overrides, self.settings.prune)
         refuse_running([point.folder for point in points])
-        receipts = Journal(Path(self.config.hydra.sweep.dir) / RECEIPTS)
-        done = []
+        folder, done = Path(self.config.hydra.sweep.dir), []
         with _prepared(points, self.settings, self.flags) as sendings:
             for number, sending in enumerate(sendings, initial_job_idx):
                 receipt = sending.send()
-                receipts.append(receipt)
+                told = {"job": receipt["job"]}
+                sweep.add(folder, number, sending.point.folder, sending.point.overrides, told)
                 print(f"[{number}] {_told(sending, receipt)}", flush=True)
                 done.append(returned(sending.point, number, receipt["job"], receipt))
-        print(f"all of them:  python -m hlat.jobs {shlex.quote(str(receipts.path.parent))}")
+        print(f"all of them:  python -m hlat.jobs {shlex.quote(str(folder))}")
         return done
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.errors import ConfigError
+from hlat.tracking import sweep
 from hlat.tracking.journal import Journal
 
 _JOB = "job.json"
@@ -150,14 +151,10 @@ def runs(folder: Path) -> Iterator[Path]:
     Raises:
         ConfigError: It is none of these.
     """
-    if (receipts := folder / RECEIPTS).is_file():
-        yield from (Path(row["run_folder"]) for row in Journal(receipts).rows())
+    if sweep.is_sweep(folder):
+        yield from sweep.run_folders(folder)
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder of a run, of runs, or of a sweep")
     candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     yield from (path for path in candidates if newest(path) is not None)
-
-
-RECEIPTS = "receipts.jsonl"
-"""In a sweep's folder: one row per point, with its run's folder and its job."""

@@ -1,8 +1,10 @@
 """A multirun checks every point, then starts one process per point, each in a run folder of its own."""
 
+import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,8 +66,8 @@ def test_points_at_once_train_what_they_train_one_by_one(runner):
     assert done.returncode == 0, done.stderr
     assert runner.losses("a") == runner.losses("b") == runner.losses("c")
     assert runner.weights("a", 6) == runner.weights("b", 6) == runner.weights("c", 6)
-    times = [[row["time"] for row in runner.rows(name, "events.jsonl")] for name in "ab"]
-    assert max(first for first, *_ in times) < min(last for *_, last in times)
+    both_started = done.stdout.index("1.log)")
+    assert both_started < done.stdout.index("finished after")
     last = runner.losses("a")[-1][1]
     assert done.stdout.count(f" s, step 6/6, loss {last:.4f}\n") == 2
     assert "step 1/" not in done.stdout
@@ -128,3 +130,22 @@ def test_ctrl_c_in_a_sweep_saves_the_point_and_stops(runner):
     assert "interrupted and saved" in out
     (folder,) = _folders(runner)
     assert runner.rows(folder.name, "events.jsonl")[-1]["event"] == "interrupt"
+
+
+def test_points_that_cannot_run_are_left_out_and_listed(runner):
+    done = runner.run_process(
+        "-m", "hydra.launcher.prune=true", "run.steps=1", "parallelism.tp=3,1", "optimizer.lr=1e-3"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "parallelism.tp=3 optimizer.lr=0.001] parallelism.tp=3 does not divide" in done.stdout
+    (record,) = (runner.folder / "runs/sweeps").glob("*/sweep.jsonl")
+    left_out, ran = map(json.loads, record.read_text().splitlines())
+    assert "parallelism.tp=3" in left_out["overrides"]
+    assert "does not divide" in left_out["problems"][0]
+    assert [folder.resolve() for folder in _folders(runner)] == [Path(ran["run_folder"])]
+
+
+def test_a_sweep_of_which_no_point_can_run_is_refused(runner, refused):
+    words = ("hydra.launcher.prune=true", "parallelism.tp=3,5")
+    refused(runner.run_process("-m", *words), "parallelism.tp=5 does not divide")
+    assert not _folders(runner)

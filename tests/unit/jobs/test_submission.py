@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hlat.config.errors import ConfigError
-from hlat.jobs.submission import RECEIPTS, Place, Submission, make, newest, runs
-from hlat.tracking.journal import Journal
+from hlat.jobs.submission import Place, Submission, make, newest, runs
+from hlat.tracking import sweep
 
 SENT = Submission(2, [["python", "x"]], True, {"A": "b c"}, ["--x=y"], 3, 1024)
 
@@ -49,8 +49,8 @@ def test_runs_are_found_by_run_by_root_and_by_sweep(tmp_path):
     for name in ("b", "a"):
         make(tmp_path / name).save(SENT)
     (tmp_path / "not_sent").mkdir()
-    (tmp_path / "sweep").mkdir()
-    Journal(tmp_path / "sweep" / RECEIPTS).append({"run_folder": str(tmp_path / "b")})
+    sweep.add(tmp_path / "sweep", 0, tmp_path / "b", ["run.name=b"], {"job": "7"})
+    sweep.leave_out(tmp_path / "sweep", ["run.name=c"], ["no"])
     assert [*runs(tmp_path / "a")] == [tmp_path / "a"]
     assert [*runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
     assert [*runs(tmp_path / "sweep")] == [tmp_path / "b"]

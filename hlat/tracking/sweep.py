@@ -1,0 +1,52 @@
+"""What a sweep consists of, in its folder: `sweep.jsonl`, one row for each point.
+
+    number run_folder overrides     of a point that was started or sent; also job, if it was sent
+    overrides problems              of one that was left out
+
+A run does not know of the sweep that it belongs to, and may belong to several.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hlat.tracking.journal import Journal
+
+_FILE = "sweep.jsonl"
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep."""
+    return (folder / _FILE).is_file()
+
+
+def run_folders(sweep: Path) -> list[Path]:
+    """The folders of a sweep's runs, once each, in the order of its points."""
+    rows = Journal(sweep / _FILE).rows()
+    return [*dict.fromkeys(Path(row["run_folder"]) for row in rows if "run_folder" in row)]
+
+
+def add(
+    sweep: Path, number: int, run_folder: Path, overrides: Sequence[str], told: Mapping[str, Any]
+) -> None:
+    """Write down a point.
+
+    Args:
+        sweep: Folder of the sweep.
+        number: Of the point.
+        run_folder: Of its run.
+        overrides: What makes it this one.
+        told: What else is known of it.
+    """
+    row = {"number": number, "run_folder": str(run_folder.absolute()), "overrides": [*overrides]}
+    _append(sweep, {**row, **told})
+
+
+def leave_out(sweep: Path, overrides: Sequence[str], problems: Sequence[str]) -> None:
+    """Write down a point that cannot run, and why."""
+    _append(sweep, {"overrides": [*overrides], "problems": [*problems]})
+
+
+def _append(sweep: Path, row: dict[str, Any]) -> None:
+    sweep.mkdir(parents=True, exist_ok=True)
+    Journal(sweep / _FILE).append(row)
