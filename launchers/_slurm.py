@@ -355,7 +355,10 @@ def _write(
     if (refusal := slurm.refusal(script(told, place, program))) is not None:
         raise ConfigError(f"[{' '.join(point.overrides)}] Slurm refuses the job: {refusal}")
     place.save(sent)
-    executor = SlurmExecutor(place.folder)
+    try:
+        executor = SlurmExecutor(place.folder)
+    except RuntimeError as error:  # it looks for srun
+        raise ConfigError(f"this is no login node of Slurm: {error}") from error
     executor.update_parameters(**told)
     return Sending(point, place, executor, body(place, program))
 
