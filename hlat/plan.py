@@ -1,6 +1,7 @@
-"""What to expect before a node is booked: `python -m hlat.plan failures`, `from_nxdt=FILE.yaml`.
+"""What to expect before a node is booked: `python -m hlat.plan OVERRIDE ...`, as of hlat.train.
 
-The first word says what is planned; each has a function of its own in `_COMMANDS`.
+Two first words plan something else, each with a function of its own in `_COMMANDS`: `failures`, and
+`from_nxdt=FILE.yaml`.
 """
 
 import difflib
@@ -17,22 +18,36 @@ from hlat.config.arguments import Parser, number
 from hlat.config.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
+    from hlat.config.run import Config
     from hlat.planning.failures import Scenario
+    from hlat.planning.search import Layout
 
 _HELP = """\
-usage: python -m hlat.plan COMMAND ...
+usage: python -m hlat.plan OVERRIDE ... [--json] [--figure FILE]
+       python -m hlat.plan COMMAND ...
 
-What to expect, before a node is booked.
+What to expect, before a node is booked: memory, time and cost of what hlat.train would run.
+
+overrides as of hlat.train, and
+  search=true  every valid layout of the model on these nodes, the fastest that fits first
+
+options:
+  --json         print all numbers as JSON
+  --figure FILE  draw memory and time of a step (svg or png)
 
 commands:
   failures   uptime, goodput and the best checkpoint interval, by formula and by simulation
   from_nxdt  the same run as a configuration of NeuronX Distributed Training, in overrides of hlat
 
+The exit code is 2 where the run does not fit, or breaks a rule.
+
 examples:
+  python -m hlat.plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=4
+  python -m hlat.plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=256 search=true
   python -m hlat.plan failures nodes=256
   python -m hlat.plan from_nxdt=hf_llama3_8B_config.yaml
 
-`python -m hlat.plan COMMAND --help` tells more."""
+`python -m hlat.plan COMMAND --help` tells more; docs/planning.md has the formulas."""
 
 _FAILURES = """\
 keys (times in seconds, those of the scenario unless given):
@@ -69,6 +84,8 @@ example:
 docs/nxdt.md lists the keys."""
 
 _INTERRUPTED = 130
+_ENDINGS = (".png", ".svg")
+_NEAREST = 3
 _MAY_BE_ZERO = {
     *("detect_s", "response_s", "restart_s", "load_s", "save_stall_s", "save_write_s", "seed")
 }
@@ -80,21 +97,157 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan; return the exit code."""
     first, *words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     command, equals, value = first.partition("=")
-    if command in ("-h", "--help"):
-        print(_HELP)
-        return Exit.FINISHED
     try:
-        if command not in _COMMANDS:
-            near = difflib.get_close_matches(command, _COMMANDS, 1)
+        if command in _COMMANDS:
+            return _COMMANDS[command]([value, *words] if equals else words)
+        if {"-h", "--help"} & {first, *words}:
+            print(_HELP)
+            return Exit.FINISHED
+        near = difflib.get_close_matches(command, _COMMANDS, 1)
+        if near or not (equals or first.startswith("-")):
             hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(_COMMANDS)}"
             raise ConfigError(f"{command} cannot be planned; {hint}")
-        return _COMMANDS[command]([value, *words] if equals else words)
+        return _run([first, *words])
     except ConfigError as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return _INTERRUPTED
+
+
+def _run(words: Sequence[str]) -> int:
+    """Plan a run, or search its layouts."""
+    parser = Parser("python -m hlat.plan", "Memory, time and cost of a run.", "")
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--figure", type=Path, metavar="FILE")
+    arguments = parser.parse_intermixed_args(words)
+    searched, overrides = _search(arguments.overrides)
+    if searched and arguments.figure is not None:
+        raise ConfigError(f"--figure {arguments.figure} shows one layout; leave out search=true")
+    _check_ending(arguments.figure)
+    config, problems = _read(overrides)
+    if searched:
+        return _ranked(config, arguments.json)
+    if problems:
+        return _impossible(config, problems, arguments.json)
+    return _planned(config, arguments.json, arguments.figure)
+
+
+def _search(words: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether layouts are to be searched, and the overrides."""
+    asked = [word for word in words if word.partition("=")[0] == "search"]
+    if bad := [word for word in asked if word not in ("search=true", "search=false")]:
+        raise ConfigError(f"{bad[0]} is no choice; use search=true")
+    return "search=true" in asked, [word for word in words if word not in asked]
+
+
+def _read(overrides: Sequence[str]) -> "tuple[Config, list[str]]":
+    """The configuration, and what is wrong with its layout; anything else wrong is raised."""
+    from hlat.config.compose import composed
+    from hlat.config.resolve import resolve, typed
+    from hlat.planning.search import layout_problems
+
+    tree = composed(overrides)
+    config = typed(tree)
+    problems = layout_problems(config)
+    try:
+        return resolve(tree), problems
+    except ConfigError as error:
+        if set(error.problems) <= set(problems):
+            return config, problems
+        raise
+
+
+def _planned(config: "Config", as_json: bool, file: Path | None) -> int:
+    """Tell a plan; if it does not fit, the nearest that do."""
+    from hlat.planning.forecast import forecast
+    from hlat.reporting import plan as report
+
+    plan = forecast(config)
+    fitting = [] if plan.fits else _fitting(config)
+    if as_json:
+        told = report.summarise(config, plan)
+        told["nearest"] = [report.summarise_layout(one) for one in fitting]
+        print(json.dumps(told, indent=2))
+    else:
+        print("\n".join(report.table(config, plan)))
+        if not plan.fits:
+            print(f"\n{report.misfit(config, plan.memory, plan.device_bytes)}")
+            print("\n".join(report.alternatives(fitting)))
+    if file is not None:
+        from hlat.reporting import plan_figure
+
+        if not _drawn(file, lambda: plan_figure.write(file, config, plan)):
+            return Exit.FAILED
+    return Exit.FINISHED if plan.fits else Exit.CONFIGURATION
+
+
+def _impossible(config: "Config", problems: Sequence[str], as_json: bool) -> int:
+    """Tell why processes cannot take a layout, the nearest that they can, and what fits."""
+    from hlat.planning.forecast import forecast
+    from hlat.planning.search import nearest, search
+    from hlat.reporting import plan as report
+
+    valid = nearest(config, search(config), 1)
+    fitting = _fitting(config)
+    if as_json:
+        told = {
+            "fits": False,
+            "problems": list(problems),
+            "nearest_valid": [report.summarise(one.config, forecast(one.config)) for one in valid],
+            "nearest": [report.summarise_layout(one) for one in fitting],
+        }
+        print(json.dumps(told, indent=2))
+        return Exit.CONFIGURATION
+    print("\n".join(f"infeasible: {problem}" for problem in problems))
+    for one in valid:
+        plan = forecast(one.config)
+        print("\nthe nearest layout that these nodes can take:\n")
+        print("\n".join(report.table(one.config, plan)))
+        if not plan.fits:
+            print(f"\n{report.misfit(one.config, plan.memory, plan.device_bytes)}")
+    print("\n".join(report.alternatives(fitting)))
+    return Exit.CONFIGURATION
+
+
+def _ranked(config: "Config", as_json: bool) -> int:
+    """Tell all valid layouts, the best of them first."""
+    from hlat.planning.search import search
+    from hlat.reporting import plan as report
+
+    found = search(config)
+    if as_json:
+        print(json.dumps([report.summarise_layout(one) for one in found], indent=2))
+    else:
+        print("\n".join(report.ranking(config, found)))
+    return Exit.FINISHED if any(one.fits for one in found) else Exit.CONFIGURATION
+
+
+def _fitting(config: "Config") -> "list[Layout]":
+    """The layouts that fit and differ least from the run's own, on more nodes if need be."""
+    from hlat.planning.search import nearest, on_more_nodes, search
+
+    here = [one for one in search(config) if one.fits]
+    own = nearest(config, here, _NEAREST)
+    return own + nearest(config, on_more_nodes(config), _NEAREST)
+
+
+def _check_ending(file: Path | None) -> None:
+    if file is not None and file.suffix not in _ENDINGS:
+        raise ConfigError(f"--figure {file} must end in {' or '.join(_ENDINGS)}")
+
+
+def _drawn(file: Path, draw: Callable[[], None]) -> bool:
+    """Draw a figure into a file; whether it could be written."""
+    try:
+        draw()
+    except OSError as error:
+        print(f"--figure {file} cannot be written ({error.strerror})", file=sys.stderr)
+        return False
+    print(f"drew {file}", file=sys.stderr)
+    return True
 
 
 def _failures(words: Sequence[str]) -> int:
@@ -114,19 +267,15 @@ def _failures(words: Sequence[str]) -> int:
     from hlat.reporting.failures import summarise, table
 
     file = arguments.figure
-    if file is not None and file.suffix not in failure_figure.ENDINGS:
-        raise ConfigError(f"--figure {file} must end in {' or '.join(failure_figure.ENDINGS)}")
+    _check_ending(file)
     scenario, sources, trials, seed = _scenario(parser, arguments.settings)
     failures.refuse_impossible(scenario, trials)
     plan = summarise(scenario, failures.simulate(scenario, trials, seed), sources)
     print(json.dumps(plan, indent=2) if arguments.json else "\n".join(table(plan)))
     if file is not None:
-        try:
-            failure_figure.write(file, failure_figure.sweep(scenario, trials, seed))
-        except OSError as error:
-            print(f"--figure {file} cannot be written ({error.strerror})", file=sys.stderr)
+        swept = failure_figure.sweep(scenario, trials, seed)
+        if not _drawn(file, lambda: failure_figure.write(file, swept)):
             return Exit.FAILED
-        print(f"drew {file}", file=sys.stderr)
     return Exit.FINISHED
 
 

@@ -20,12 +20,13 @@ def nxd(config: Config) -> Iterator[str]:
                 f"engine.name={config.engine.name.value} keeps them equal; set it to false"
             )
         return
-    yield from _layout(config)
-    yield from _precision(config)
+    yield from layout(config)
+    yield from recipe(config)
     yield from _device(config)
 
 
-def _layout(config: Config) -> Iterator[str]:
+def layout(config: Config) -> Iterator[str]:
+    """What NxD does not cut."""
     layout, model = config.parallelism, config.model
     if layout.zero > 1:
         yield f"parallelism.zero={layout.zero} is not in NxD; use 0 or 1, or engine=native"
@@ -51,7 +52,8 @@ def _layout(config: Config) -> Iterator[str]:
         )
 
 
-def _precision(config: Config) -> Iterator[str]:
+def recipe(config: Config) -> Iterator[str]:
+    """What NxD keeps with ZeRO-1 only, or does not keep."""
     precision, zero = config.precision, config.parallelism.zero
     name, weights = f"precision={precision.name}", precision.weights
     kept = (precision.accumulation, precision.master_weights)

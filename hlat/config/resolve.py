@@ -25,8 +25,7 @@ def resolve(composed: DictConfig) -> Config:
         ConfigError: Keys that do not exist, values that are missing, and every violated rule, one
         line each.
     """
-    _check_complete(composed)
-    config = cast(Config, OmegaConf.to_object(composed))
+    config = typed(composed)
     problems = [problem for rule in RULES for problem in rule(config)]
     if problems:
         raise ConfigError(*problems)
@@ -34,6 +33,16 @@ def resolve(composed: DictConfig) -> Config:
         named = dataclasses.replace(config.run, name=default_name(config))
         config = dataclasses.replace(config, run=named)
     return config
+
+
+def typed(composed: DictConfig) -> Config:
+    """Return the configuration as dataclass objects, whatever the rules say of it.
+
+    Raises:
+        ConfigError: Keys that do not exist, and values that are missing.
+    """
+    _check_complete(composed)
+    return cast(Config, OmegaConf.to_object(composed))
 
 
 def _check_complete(composed: DictConfig) -> None:

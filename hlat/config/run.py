@@ -35,6 +35,8 @@ class Run:
     phase's end."""
     log_every: int = 1
     """Steps between rows of metrics.jsonl; the device is read only then."""
+    force: bool = False
+    """Go on where the planner says that the run does not fit its devices (docs/planning.md)."""
 
 
 @dataclass

@@ -35,13 +35,14 @@ def check_vocabulary(model: Model, tokenizer_size: int) -> None:
 
 def _memory(config: Config) -> list[str]:
     need, have = estimate(config), device_memory(config)
-    if need.total <= have:
+    if need.total <= have or config.run.force:
         return []
-    terms = ", ".join(f"{name} {_gib(size)}" for name, size in vars(need).items())
+    terms = ", ".join(f"{name} {_gib(size)}" for name, size in vars(need).items() if size)
     return [
         f"model={config.model.name} needs {_gib(need.total)} GiB per device ({terms}), "
         f"hardware={config.hardware.name} has {_gib(have)}; use a smaller model, a narrower "
-        "precision, more parallelism.tp or pp, or a smaller batch.micro_batch_size"
+        "precision, more parallelism.tp or pp, or a smaller batch.micro_batch_size; python -m "
+        "hlat.plan with the same overrides tells what fits, and run.force=true goes on"
     ]
 
 

@@ -17,7 +17,6 @@ from hlat.planning.failures import Scenario
 from hlat.reporting.figures import LIGHT, MUTED, SERIES, STYLE, alone, element
 from hlat.reporting.wording import duration
 
-ENDINGS = (".png", ".svg")
 _TIMES: dict[float, str] = dict(
     [
         *((10.0**power, f"{10.0**power:g} s") for power in range(-3, 1)),

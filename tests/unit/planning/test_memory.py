@@ -19,7 +19,9 @@ def config(compose):
 def test_7b_in_bf16_costs_8_bytes_a_parameter_over_8_ranks(config):
     memory = estimate(config("experiment=hlat_7b"))
     # 6,738,415,616 x 8 / 8, and the norms, which every rank holds whole: 65 x 4096 x 7/8 x 8
-    assert memory.weights + memory.gradients + memory.optimizer == 6_738_415_616 + 65 * 4096 * 7
+    held = memory.weights + memory.accumulation + memory.moments
+    assert held == 6_738_415_616 + 65 * 4096 * 7
+    assert memory.gradients == memory.master_weights == 0
 
 
 def test_70b_shards_its_optimizer_over_dp(config):
@@ -27,15 +29,77 @@ def test_70b_shards_its_optimizer_over_dp(config):
     layer = 8192 * (2 * 8192 + 3 * 28672) / 32 + 2 * 128 * 8192 + 2 * 8192  # one kv head a rank
     first_stage = 10 * layer + 32000 * 8192 / 32
     assert memory.weights == pytest.approx(2 * (first_stage + 8192), abs=2 * 8192)
-    assert memory.gradients == 2 * memory.weights
-    assert memory.optimizer == pytest.approx(memory.weights / 2 * 12 / 32)
+    assert memory.gradients == memory.weights  # NxD's own, beside their sums
+    assert memory.accumulation == 2 * memory.weights
+    assert memory.master_weights == pytest.approx(memory.weights / 2 * 4 / 32)
+    assert memory.moments == 2 * memory.master_weights
+
+
+def test_70b_at_the_papers_layout_keeps_eight_micro_batches_of_ten_layers(config):
+    memory = estimate(config("experiment=hlat_70b"))
+    # Norm and matrix inputs 4 h, o_proj's input and q twice 3 h, gate and up 2 I, over 32 ranks;
+    # k twice and v of one head of 128
+    token = (7 * 8192 + 2 * 28672) / 32 + 3 * 128
+    assert memory.activations == 8 * 10 * 4096 * token * 2
+    assert memory.collectives == 2 * 4096 * 8192 * 2 + 2 * 130e6 + 4 * 4096 * 8192 * 2 / 32
+    assert memory.reserve == 3 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [
+        # h 128, I 352, one of four kv heads of 32: what tp cuts, and what it does not
+        (("parallelism.tp=2", "parallelism.dp=1"), 4 * 128 + (3 * 128 + 3 * 352) / 2 + 3 * 32),
+        (
+            (
+                "parallelism.tp=2",
+                "parallelism.dp=1",
+                "parallelism.sequence_parallel=true",
+            ),
+            3 * 128 + (3 * 128 + 3 * 352) / 2 + 3 * 32,
+        ),
+    ],
+)
+def test_sequence_parallelism_cuts_the_inputs_of_norms(config, overrides, kept):
+    wanted = config(*overrides)
+    assert estimate(wanted).activations == 8 * 256 * 4 * kept * 4
+
+
+def test_a_layers_work_counts_beyond_that_of_the_head(config):
+    few = ("model.vocab_size=4096", "batch.sequence_length=256", "model.intermediate_size=4096")
+    memory = estimate(config(*few))
+    assert memory.logits == (8 * 256 * 4096 + 4096 * 128) * 4
+    assert memory.working == 8 * 256 * 7 * 4096 * 4 - memory.logits
+
+
+def test_attention_that_is_not_fused_makes_its_probabilities(config):
+    overrides = ("experiment=hlat_70b", "hardware.nodes=8")
+    memory = estimate(config(*overrides))  # the first stage, which has no head
+    scores = 2 * 4096 * (2 + 2 * 4)  # of two heads: in bf16, and twice in the softmax's fp32
+    assert memory.working == 4096 * ((7 + 1) * 28672 / 32 * 2 + scores)
+    kept = estimate(config(*overrides, "parallelism.activation_checkpointing=none")).activations
+    more = 8 * 10 * 4096 * (28672 / 32 + 2 * 4096) * 2
+    assert kept == memory.activations + more
+
+
+def test_several_stages_of_a_rank_keep_more(config):
+    overrides = ("parallelism.pp=4", "batch.micro_batch_size=1", "model.num_layers=8")
+    one = estimate(config(*overrides))
+    several = estimate(
+        config(
+            *overrides,
+            "parallelism.pipeline_schedule=interleaved",
+            "parallelism.stages_per_rank=2",
+        )
+    )
+    assert several.activations == one.activations * (4 + 3 / 2) / 4
 
 
 def test_activations_and_logits_of_the_tiny_model(config):
     memory = estimate(config())
     tokens = config().micro_batch_size * config().batch.sequence_length
     assert memory.activations == tokens * 4 * (7 * 128 + 3 * 64 + 3 * 352) * 4
-    assert memory.logits == tokens * 4096 * 4
+    assert memory.logits == (tokens + 128) * 4096 * 4  # and the gradient of the head
 
 
 def test_a_save_beside_training_copies_what_it_writes_where_host_and_device_are_one(config):
@@ -74,8 +138,10 @@ def test_a_model_that_does_not_fit_is_refused_with_every_term(config):
     message = str(caught.value)
     assert message.startswith("model=70b needs 1,")
     assert "hardware=cpu has 24.0" in message
-    for term in ("weights 257.0", "gradients 257.0", "optimizer 513.9", "activations", "logits"):
+    for term in ("weights 257.0", "accumulation 257.0", "moments 513.9", "activations", "logits"):
         assert term in message
+    assert "run.force=true goes on" in message
+    refuse_infeasible(dataclasses.replace(wanted, run=dataclasses.replace(wanted.run, force=True)))
 
 
 def test_what_fits_is_accepted(config):
@@ -120,7 +186,8 @@ def test_zero_takes_one_copy_after_the_other_apart(config):
     def terms(stage, recipe):
         overrides = (f"parallelism.zero={stage}", "parallelism.dp=4", f"precision={recipe}")
         memory = estimate(config(*overrides))
-        return memory.weights, memory.gradients, memory.optimizer
+        optimizer = memory.master_weights + memory.moments
+        return memory.weights, memory.accumulation, optimizer
 
     count = terms(0, "fp32")[0] / 4
     assert terms(0, "mixed") == (2 * count, 4 * count, 12 * count)

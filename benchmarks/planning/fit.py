@@ -1,0 +1,135 @@
+"""Fits the planner's constants of trn1 to published rows, and tells the error of each row.
+
+Usage: PYTHONPATH=. python benchmarks/planning/fit.py
+
+Writes fit.json beside itself and the table of docs/planning.md. Because somebody chose the rows to
+fit, every other choice of as many is tried as well.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import table, write_between
+from hlat.config.compose import composed
+from hlat.config.resolve import resolve
+from hlat.config.run import Config
+from hlat.planning.efficiency import EFFICIENCIES, Efficiency
+from hlat.planning.published import OVERRIDES, ROWS, Published
+from hlat.planning.step_time import speed, step_time
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent.parent / "docs/planning.md"
+START = [0.5, 0.2, 0.3]
+
+Row = tuple[Published, Config]
+
+
+def rate(shares: Sequence[float], config: Config) -> float:
+    """Sequences per second with these shares of the data sheet."""
+    constants = Efficiency(*shares, "fit")
+    return config.batch.global_batch_size / step_time(config, speed(config, constants)).total
+
+
+def loss(shares: Sequence[float], rows: Sequence[Row]) -> float:
+    """Mean square of the logarithm of predicted over published, rows alike, summed over rows."""
+    return sum(
+        math.log(rate(shares, config) / value) ** 2 / len(row.sequences_per_second)
+        for row, config in rows
+        for value in row.sequences_per_second
+    )
+
+
+def fit(rows: Sequence[Row]) -> list[float]:
+    """Shares with the least loss, none above 1, by steps along one axis at a time."""
+    shares, step = START, 0.3
+    best = loss(shares, rows)
+    while step > 1e-3:
+        before = best
+        for axis in range(len(shares)):
+            for factor in (1 + step, 1 / (1 + step)):
+                near = [min(1, s * factor) if i == axis else s for i, s in enumerate(shares)]
+                if (found := loss(near, rows)) < best:
+                    shares, best = near, found
+        if best == before:
+            step /= 2
+    return shares
+
+
+def error(shares: Sequence[float], row: Row) -> float:
+    """Of the prediction against the median of a row."""
+    published, config = row
+    return rate(shares, config) / statistics.median(published.sequences_per_second) - 1
+
+
+def every_choice(rows: Sequence[Row], count: int) -> dict[str, float]:
+    """Largest error of held-out rows over all choices of fitted ones."""
+    worst = []
+    for chosen in combinations(range(len(rows)), count):
+        shares = fit([rows[i] for i in chosen])
+        held_out = [abs(error(shares, row)) for i, row in enumerate(rows) if i not in chosen]
+        worst.append(max(held_out))
+    worst.sort()
+    within = sum(one < 0.15 for one in worst) / len(worst)
+    return {
+        "choices": len(worst),
+        "median": statistics.median(worst),
+        "largest": worst[-1],
+        "share_within_15_percent": within,
+    }
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of docs/planning.md."""
+    header = ["row", "nodes", "published, sequences/s", "predicted", "of the median", "of each"]
+    lines = [
+        [
+            f"{'' if row['fitted'] else '**held out** '}{row['name']}",
+            str(row["nodes"]),
+            ", ".join(f"{value:.4g}" for value in row["published"]),
+            f"{row['predicted']:.4g}",
+            f"{row['error']:+.1%}",
+            ", ".join(f"{row['predicted'] / value - 1:+.0%}" for value in row["published"]),
+        ]
+        for row in result["rows"]
+    ]
+    return table(header, lines)
+
+
+def main() -> None:
+    rows = [
+        (row, resolve(composed([*row.overrides, *OVERRIDES, f"hardware.nodes={row.nodes}"])))
+        for row in ROWS
+    ]
+    fitted = [row for row in rows if row[0].fitted]
+    shares = fit(fitted)
+    used = EFFICIENCIES["trn1.32xlarge"]
+    now = [used.compute, used.link, used.network]
+    print("fitted", [round(share, 4) for share in shares], "in use", now)
+    result = {
+        "fitted": shares,
+        "in_use": now,
+        "rows": [
+            {
+                "name": row[0].name,
+                "nodes": row[0].nodes,
+                "fitted": row[0].fitted,
+                "published": list(row[0].sequences_per_second),
+                "predicted": rate(now, row[1]),
+                "error": error(now, row),
+            }
+            for row in rows
+        ],
+        "other_choices": every_choice(rows, len(fitted)),
+    }
+    print(result["other_choices"])
+    (HERE / "fit.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_between(PAGE, "published", render(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""The planner's memory beside what native runs on this machine hold at most.
+
+Usage: PYTHONPATH=. python benchmarks/planning/run.py
+
+A layout's processes run together, three steps each, and the fullest counts. Writes result.json
+beside itself, and the table of README.md.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import describe_machine, machine, table, write_between
+from hlat.config.compose import composed
+from hlat.config.resolve import resolve
+from hlat.planning.memory import estimate
+
+HERE = Path(__file__).resolve().parent
+MODEL = [
+    "model.num_layers=8",
+    "model.hidden_size=512",
+    "model.intermediate_size=1408",
+    "model.num_attention_heads=8",
+    "model.num_key_value_heads=4",
+    "model.vocab_size=8192",
+    "batch.sequence_length=512",
+    "batch.global_batch_size=16",
+    "batch.micro_batch_size=2",
+    "checkpoint.asynchronous=false",
+    "schedule.warmup_steps=1",
+]
+LAYOUTS = {
+    "one process, fp32": "",
+    "one process, bf16_sr, selective": "precision=bf16_sr activation_checkpointing=selective",
+    "one process, mixed, full": "precision=mixed activation_checkpointing=full",
+    "dp2, zero 1, mixed": "precision=mixed dp=2 zero=1",
+    "dp2, zero 2, fp32": "dp=2 zero=2",
+    "tp2, fp32": "tp=2",
+    "tp2, sequence parallel, mixed": "precision=mixed tp=2 sequence_parallel=true",
+    "pp2, fp32": "pp=2",
+    "tp2 x pp2, sequence parallel, mixed, selective": (
+        "precision=mixed tp=2 pp=2 sequence_parallel=true activation_checkpointing=selective"
+    ),
+}
+TOLERANCE = 0.1
+
+
+def overrides(layout: str) -> list[str]:
+    """Of hlat.train."""
+    words = layout.split()
+    return MODEL + [
+        word if word.startswith("precision=") else f"parallelism.{word}" for word in words
+    ]
+
+
+def measured(words: list[str], processes: int) -> int:
+    """Bytes of the fullest rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    started = []
+    for rank in range(processes):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        memory = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+        threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        command = [sys.executable, str(HERE / "measure.py"), *words]
+        environment = {**os.environ, **place, **meeting, **memory, **threads}
+        started.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        )
+    found = [process.communicate()[0] for process in started]
+    return max(json.loads(text.splitlines()[-1]) for text in found)
+
+
+def render(result: dict[str, Any]) -> str:
+    """The table of README.md."""
+    rows = [
+        [
+            row["layout"],
+            f"{row['predicted'] / 2**20:,.0f}",
+            f"{row['measured'] / 2**20:,.0f}",
+            f"{row['predicted'] / row['measured'] - 1:+.1%}",
+        ]
+        for row in result["rows"]
+    ]
+    header = ["layout", "predicted, MiB", "measured, MiB", "error"]
+    return f"{table(header, rows)}\n\n{machine(result)}"
+
+
+def main() -> None:
+    rows = []
+    for name, layout in LAYOUTS.items():
+        words = overrides(layout)
+        config = resolve(composed(words))
+        need, peak = estimate(config), measured(words, config.num_processes)
+        rows.append(
+            {
+                "layout": name,
+                "settings": layout,
+                "terms": asdict(need),
+                "predicted": need.total,
+                "measured": peak,
+            }
+        )
+        print(f"{name}: {need.total / 2**20:.0f} MiB, {peak / 2**20:.0f} measured", flush=True)
+    result = {"machine": describe_machine(["torch"]), "run": MODEL, "rows": rows}
+    (HERE / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    write_between(HERE / "README.md", "memory", render(result))
+
+
+if __name__ == "__main__":
+    main()
