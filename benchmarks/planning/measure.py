@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/planning/measure.py OVERRIDE ...   (of hlat.train; RANK and so on are set)
 
-Prints the bytes by which the process grew from before the model was built to its peak over three
+Prints the bytes by which the process grew from before the model was built to its peak over two
 steps. Small tensors come from a heap that never shrinks, so the caller sets MALLOC_MMAP_THRESHOLD_.
 """
 
@@ -18,7 +18,7 @@ from hlat.config.resolve import resolve
 from hlat.data.sequences import Sequences
 from hlat.engine.native.engine import NativeEngine
 
-STEPS = 3
+STEPS = 2
 
 
 def resident(key: str) -> int:

@@ -2,7 +2,7 @@
 
 Usage: PYTHONPATH=. python benchmarks/planning/run.py
 
-A layout's processes run together, three steps each, and the fullest counts. Writes result.json
+A layout's processes run together, two steps each, and the fullest counts. Writes result.json
 beside itself, and the table of README.md.
 """
 
@@ -29,7 +29,7 @@ MODEL = [
     "model.num_key_value_heads=4",
     "model.vocab_size=8192",
     "batch.sequence_length=512",
-    "batch.global_batch_size=16",
+    "batch.global_batch_size=8",
     "batch.micro_batch_size=2",
     "checkpoint.asynchronous=false",
     "schedule.warmup_steps=1",

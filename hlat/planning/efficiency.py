@@ -41,9 +41,11 @@ EFFICIENCIES = {
 }
 """By hardware.name."""
 
-RESERVES_GIB = {"trn1.32xlarge": 3.0, "trn1n.32xlarge": 3.0}
-"""Memory of a device that runtime, programs and the compiler's scratch take, by hardware.name;
-assumed: 70B on four trn1 nodes, which ran out of memory (HLAT paper, figure 5), lacks that much."""
+RESERVES_GIB = {"trn1.32xlarge": 3.0, "trn1n.32xlarge": 3.0, "cpu": 0.025}
+"""Memory of a device that runtime, programs and the compiler's scratch take, by hardware.name. Of
+trn1 assumed, so that 70B on four nodes, which ran out of memory (HLAT paper, figure 5), does: from
+2.4 to 6.1 GiB say the same of all published runs. Of a CPU what a first step loads into a process,
+measured (benchmarks/planning)."""
 
 _XLA_ONLY = ("trn1.32xlarge", "trn1n.32xlarge")
 """TorchNeuron, and so engine=native, needs trn2 or newer (its documentation)."""

@@ -321,3 +321,132 @@ def test_nothing_of_a_file_reaches_the_terminal_as_it_is(nxdt, capsys, monkeypat
     assert "a-secret" not in out
     assert re.search(r"number=a number that is too long +no equivalent", out)
     assert re.search(rf"seed={re.escape(secret)} +its value is not known here", out)
+
+
+HLAT_7B = ("experiment=hlat_7b",)
+ON_FOUR = ("model=70b", "precision=mixed", "hardware=trn1_32xl", "hardware.nodes=4")
+
+
+def test_a_run_is_planned_from_the_overrides_of_training(capsys):
+    assert plan.main(HLAT_7B) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("7b in bf16_sr on 64 nodes of trn1.32xlarge, 2,048 devices; 1,024 seq")
+    rows = {
+        "activations": "1.92",
+        "together": "11.72",
+        "data-parallel reduction": "0.864",
+        "tokens per second": "1,239,734",
+        "MFU": "27.3% of 194,560 TFLOP/s",
+        "days to 1.8T tokens": "16.80 without failures",
+        "cost per 4 M tokens": "$1.23",
+        "cores of a node to tokenise": "0.033 of 128",
+        "checkpoint": "40.43 GB",
+    }
+    for label, value in rows.items():
+        assert re.search(rf"^{label} +{re.escape(value)}", out, re.MULTILINE), label
+
+
+def test_the_page_shows_what_is_printed(capsys):
+    plan.main(HLAT_7B)
+    page = (REPOSITORY / "docs/planning.md").read_text()
+    for line in capsys.readouterr().out.splitlines():
+        assert f"    {line}".rstrip() in [row.rstrip() for row in page.splitlines()] or not line
+
+
+def test_70b_does_not_fit_four_nodes_and_is_told_where_it_would(capsys):
+    assert plan.main(ON_FOUR) == 2
+    out = capsys.readouterr().out
+    assert out.startswith("infeasible: parallelism.tp=32 x pp=8 needs a multiple of 256 processes")
+    assert (
+        "infeasible: tp=32 pp=4 zero=1 micro_batch_size=1 activation_checkpointing=selective "
+        "needs 16.63 GiB of each device, trn1.32xlarge has 16.00; moments (4.28 GiB) are the "
+        "largest term" in out
+    )
+    assert re.search(r"^ +8 +32 +8 +1 +1 +selective +1 ", out, re.MULTILINE)
+    assert plan.main([*ON_FOUR, "--json"]) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] is False
+    assert told["nearest_valid"][0]["layout"]["pp"] == 4
+    assert all(one["fits"] for one in told["nearest"])
+
+
+def test_the_nearest_layouts_are_plans_that_fit(capsys):
+    words = ["experiment=hlat_7b", "parallelism.tp=2", "--json"]
+    assert plan.main(words) == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["memory"]["total"] > told["memory"]["device"]
+    best = told["nearest"][0]
+    assert plan.main(["experiment=hlat_7b", *best["overrides"], "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["memory"]["total"] == best["memory"]
+    assert again["throughput"]["step"]["total"] == best["step_seconds"]
+
+
+def test_a_search_ranks_layouts_that_fit_by_speed(capsys):
+    words = ["model=70b", "hardware=trn1_32xl", "hardware.nodes=32", "search=true"]
+    assert plan.main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    fitting = [one for one in told if one["fits"]]
+    assert told[: len(fitting)] == fitting
+    speeds = [one["tokens_per_second"] for one in fitting]
+    assert speeds == sorted(speeds, reverse=True)
+    assert {one["zero"] for one in told} == {0, 1} - {0}  # NxD keeps mixed's copies with ZeRO-1
+    assert any(one["tp"] == 32 and one["pp"] == 8 for one in fitting)
+    assert plan.main(words) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"^{len(told)} valid layouts, {len(fitting)} fit$", out, re.MULTILINE)
+    assert "the first: hardware.nodes=32 parallelism.tp=" in out
+
+
+def test_a_search_without_constants_ranks_by_memory(capsys):
+    assert plan.main(["parallelism.tp=2", "parallelism.dp=2", "search=true", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    sizes = [one["memory"] for one in told]
+    assert sizes == sorted(sizes)
+    assert {one["tp"] * one["pp"] * one["dp"] for one in told} == {4}
+
+
+def test_time_that_nobody_knows_is_not_told(capsys):
+    assert plan.main(["run.steps=5"]) == 0
+    out = capsys.readouterr().out
+    assert "together" in out
+    assert "hardware=cpu has no constants in hlat/planning/efficiency.py" in out
+    assert "tokens per second" not in out
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_a_plan_is_drawn(tmp_path, capsys, ending):
+    file = tmp_path / f"plan.{ending}"
+    assert plan.main([*HLAT_7B, "--figure", str(file)]) == 0
+    assert capsys.readouterr().err == f"drew {file}\n"
+    if ending == "svg":
+        text = file.read_text()
+        assert "data-parallel reduction" in text
+        assert "7b on 64 of trn1.32xlarge: 11.72 GiB of 16.00, which fits" in text
+        assert not re.search(r"#0000\d", text), "a placeholder colour was left"
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("modle=7b", "modle is not a key of the configuration; did you mean model?"),
+        ("model=7b --figure x.pdf", "--figure x.pdf must end in .png or .svg"),
+        (
+            "model=7b search=true --figure x.svg",
+            "--figure x.svg shows one layout; leave out search=true",
+        ),
+        ("model=7b search=yes", "search=yes is no choice; use search=true"),
+        ("optimizer.beta1=2", "optimizer.beta1=2.0 is outside [0, 1)"),
+    ],
+)
+def test_a_mistake_in_overrides_is_told_in_a_line(capsys, words, problem):
+    assert plan.main(words.split()) == 2
+    assert capsys.readouterr().err == f"{problem}\n"
+
+
+def test_a_plan_imports_no_torch():
+    code = "import sys; from hlat import plan; plan.main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *HLAT_7B], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
