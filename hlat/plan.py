@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_HELP)
             return Exit.FINISHED
         near = difflib.get_close_matches(command, _COMMANDS, 1)
-        if near or not (equals or first.startswith("-")):
+        if not first.startswith("-") and (near or not equals):
             hint = f"did you mean {near[0]}?" if near else f"commands: {', '.join(_COMMANDS)}"
             raise ConfigError(f"{command} cannot be planned; {hint}")
         return _run([first, *words])

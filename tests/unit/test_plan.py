@@ -430,6 +430,7 @@ def test_a_plan_is_drawn(tmp_path, capsys, ending):
     ("words", "problem"),
     [
         ("modle=7b", "modle is not a key of the configuration; did you mean model?"),
+        ("--figure x.pdf model=7b", "--figure x.pdf must end in .png or .svg"),
         ("model=7b --figure x.pdf", "--figure x.pdf must end in .png or .svg"),
         (
             "model=7b search=true --figure x.svg",
