@@ -20,6 +20,7 @@ from hlat.config.errors import ConfigError, Exit
 if TYPE_CHECKING:
     from hlat.config.run import Config
     from hlat.planning.failures import Scenario
+    from hlat.planning.forecast import Forecast
     from hlat.planning.search import Layout
 
 _HELP = """\
@@ -131,7 +132,7 @@ def _run(words: Sequence[str]) -> int:
     if searched:
         return _ranked(config, arguments.json)
     if problems:
-        return _impossible(config, problems, arguments.json)
+        return _impossible(config, problems, arguments.json, arguments.figure)
     return _planned(config, arguments.json, arguments.figure)
 
 
@@ -176,39 +177,39 @@ def _planned(config: "Config", as_json: bool, file: Path | None) -> int:
         if not plan.fits:
             print(f"\n{report.misfit(config, plan.memory, plan.device_bytes)}")
             print("\n".join(report.alternatives(fitting)))
-    if file is not None:
-        from hlat.reporting import plan_figure
-
-        if not _drawn(file, lambda: plan_figure.write(file, config, plan)):
-            return Exit.FAILED
+    if file is not None and not _drawn_plan(file, config, plan):
+        return Exit.FAILED
     return Exit.FINISHED if plan.fits else Exit.CONFIGURATION
 
 
-def _impossible(config: "Config", problems: Sequence[str], as_json: bool) -> int:
+def _impossible(config: "Config", problems: Sequence[str], as_json: bool, file: Path | None) -> int:
     """Tell why processes cannot take a layout, the nearest that they can, and what fits."""
     from hlat.planning.forecast import forecast
     from hlat.planning.search import nearest, search
     from hlat.reporting import plan as report
 
-    valid = nearest(config, search(config), 1)
+    valid = [one.config for one in nearest(config, search(config), 1)]
+    plans = [(other, forecast(other)) for other in valid]
     fitting = _fitting(config)
     if as_json:
         told = {
             "fits": False,
             "problems": list(problems),
-            "nearest_valid": [report.summarise(one.config, forecast(one.config)) for one in valid],
+            "nearest_valid": [report.summarise(other, plan) for other, plan in plans],
             "nearest": [report.summarise_layout(one) for one in fitting],
         }
         print(json.dumps(told, indent=2))
-        return Exit.CONFIGURATION
-    print("\n".join(f"infeasible: {problem}" for problem in problems))
-    for one in valid:
-        plan = forecast(one.config)
-        print("\nthe nearest layout that these nodes can take:\n")
-        print("\n".join(report.table(one.config, plan)))
-        if not plan.fits:
-            print(f"\n{report.misfit(one.config, plan.memory, plan.device_bytes)}")
-    print("\n".join(report.alternatives(fitting)))
+    else:
+        print("\n".join(f"infeasible: {problem}" for problem in problems))
+        for other, plan in plans:
+            print("\nthe nearest layout that these nodes can take:\n")
+            print("\n".join(report.table(other, plan)))
+            if not plan.fits:
+                print(f"\n{report.misfit(other, plan.memory, plan.device_bytes)}")
+        print("\n".join(report.alternatives(fitting)))
+    for other, plan in plans:
+        if file is not None and not _drawn_plan(file, other, plan):
+            return Exit.FAILED
     return Exit.CONFIGURATION
 
 
@@ -237,6 +238,13 @@ def _fitting(config: "Config") -> "list[Layout]":
 def _check_ending(file: Path | None) -> None:
     if file is not None and file.suffix not in _ENDINGS:
         raise ConfigError(f"--figure {file} must end in {' or '.join(_ENDINGS)}")
+
+
+def _drawn_plan(file: Path, config: "Config", plan: "Forecast") -> bool:
+    """Draw a plan into a file; whether it could be written."""
+    from hlat.reporting import plan_figure
+
+    return _drawn(file, lambda: plan_figure.write(file, config, plan))
 
 
 def _drawn(file: Path, draw: Callable[[], None]) -> bool:

@@ -44,7 +44,7 @@ EFFICIENCIES = {
 RESERVES_GIB = {"trn1.32xlarge": 3.0, "trn1n.32xlarge": 3.0, "cpu": 0.025}
 """Memory of a device that runtime, programs and the compiler's scratch take, by hardware.name. Of
 trn1 assumed, so that 70B on four nodes, which ran out of memory (HLAT paper, figure 5), does: from
-2.4 to 6.1 GiB say the same of all published runs. Of a CPU what a first step loads into a process,
+2.4 to 6.0 GiB say the same of all published runs. Of a CPU what a first step loads into a process,
 measured (benchmarks/planning)."""
 
 _XLA_ONLY = ("trn1.32xlarge", "trn1n.32xlarge")
