@@ -12,7 +12,7 @@ from itertools import product
 from hlat.config import nxd_rules, rules
 from hlat.config.engine import Backend
 from hlat.config.errors import ConfigError
-from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
+from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.run import Config
 from hlat.planning.efficiency import planned_engine
 from hlat.planning.memory import Memory, device_memory, estimate
@@ -54,9 +54,11 @@ class Layout:
     def overrides(self) -> list[str]:
         """What to type for it."""
         layout = self.config.parallelism
+        dp = [] if layout.dp is None else [f"parallelism.dp={layout.dp}"]
         return [
             f"parallelism.tp={layout.tp}",
             f"parallelism.pp={layout.pp}",
+            *dp,
             f"parallelism.zero={layout.zero}",
             f"parallelism.activation_checkpointing={layout.activation_checkpointing.value}",
             f"parallelism.sequence_parallel={str(layout.sequence_parallel).lower()}",
@@ -119,7 +121,11 @@ def on_more_nodes(config: Config) -> list[Layout]:
     nodes = config.hardware.nodes
     while config.hardware.processes_per_node is not None and nodes < _MOST_NODES:
         nodes *= 2
-        larger = replace(config, hardware=replace(config.hardware, nodes=nodes))
+        larger = replace(
+            config,
+            hardware=replace(config.hardware, nodes=nodes),
+            parallelism=replace(config.parallelism, dp=None),
+        )
         if fitting := [one for one in search(larger) if one.fits]:
             return fitting
     return []
@@ -128,21 +134,16 @@ def on_more_nodes(config: Config) -> list[Layout]:
 def _in_layout(
     config: Config, tp: int, pp: int, micro: int, recomputed: ActivationCheckpointing, zero: int
 ) -> Config:
-    several = pp > 1
-    schedule = config.parallelism.pipeline_schedule
+    derived = config.parallelism.dp is None and config.hardware.processes_per_node is not None
     layout = replace(
         config.parallelism,
         tp=tp,
         pp=pp,
-        dp=None,
+        dp=None if derived else config.num_processes // (tp * pp),
         zero=zero,
         sequence_parallel=tp > 1 and config.batch.sequence_length % tp == 0,
-        pipeline_schedule=schedule if several else PipelineSchedule.one_f_one_b,
-        stages_per_rank=config.parallelism.stages_per_rank if several else 1,
         activation_checkpointing=recomputed,
     )
-    if config.hardware.processes_per_node is None:
-        layout = replace(layout, dp=config.num_processes // (tp * pp))
     return replace(config, parallelism=layout, batch=replace(config.batch, micro_batch_size=micro))
 
 

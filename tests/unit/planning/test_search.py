@@ -34,6 +34,14 @@ def test_what_is_found_is_what_training_accepts_and_the_planner_says(compose, co
         assert one.step_s == predict(alone).total
 
 
+def test_what_to_type_for_a_layout_names_dp_where_it_was_named(compose, config):
+    words = ("parallelism.tp=2", "parallelism.dp=2", "parallelism.pp=1")
+    for one in search(config(*words))[::20]:
+        alone = resolve(compose(*words, *one.overrides))
+        assert alone.num_processes == 4
+        assert one.memory == estimate(alone)
+
+
 def test_the_papers_layout_is_among_them(config):
     (own,) = nearest(config("experiment=hlat_70b"), search(config("experiment=hlat_70b")), 1)
     layout = own.config.parallelism
