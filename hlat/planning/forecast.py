@@ -25,6 +25,8 @@ WRITE_BYTES_PER_S = 1e9
 """Of each node to shared storage, assumed; all nodes write at once."""
 COPY_BYTES_PER_S = 10e9
 """Of each node from its devices to its memory, assumed: for which a save beside training stops."""
+_LONGEST_INTERVAL = 100
+"""In mean times between failures: one attempt in e^100 would end."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +159,15 @@ def _saves(config: Config, step_s: float) -> Saves:
         best_steps=best,
         best_goodput=failures.goodput(scenario, best * step_s),
         every_steps=every,
-        goodput=failures.goodput(scenario, every * step_s),
+        goodput=_goodput(scenario),
     )
+
+
+def _goodput(scenario: Scenario) -> float:
+    """The goodput of the scenario's own interval; 0 where no run would get through one."""
+    if scenario.interval_s > _LONGEST_INTERVAL * scenario.mtbf_s:
+        return 0.0
+    return failures.goodput(scenario, scenario.interval_s)
 
 
 def _scenario(

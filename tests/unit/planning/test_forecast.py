@@ -44,6 +44,12 @@ def test_the_best_interval_is_that_of_failures(planned):
     assert saves.best_goodput > saves.goodput > 0.97
 
 
+def test_an_interval_that_no_run_gets_through_saves_nothing(planned):
+    saves = planned("experiment=hlat_7b", "checkpoint.every_steps=10_000_000").saves
+    assert saves.goodput == 0
+    assert saves.best_goodput > 0.9
+
+
 def test_a_price_that_is_not_known_costs_nothing_known(planned):
     plan = planned("experiment=hlat_7b", "hardware=trn1n_32xl", "hardware.nodes=64")
     assert plan.throughput.cost_usd is None
