@@ -190,7 +190,7 @@ def _memory(memory: Memory, have: float) -> list[str]:
 
 def _time(throughput: Throughput) -> list[str]:
     step = throughput.step
-    lines = [f"{'time of a step, s':{_WIDTH}}"]
+    lines = ["time of a step, s"]
     for name, label in TIME_LABELS.items():
         seconds = getattr(step, name)
         hidden = ""
