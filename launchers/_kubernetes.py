@@ -20,11 +20,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import frozen
 from hlat.config.errors import ConfigError
-from hlat.tracking import sweep
 
 from ._job import Job, compiled, job
 from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
-from ._points import Point, check, entry, flags, returned
+from ._points import Point, check, entry, flags, record, returned
 from ._yaml import as_yaml
 
 _MANIFEST = "manifest.yaml"
@@ -93,7 +92,7 @@ class KubernetesLauncher(Launcher):
             number, name = initial_job_idx + i, name_of(of.name)
             print(f"[{number}] {self._told(of, file, kubectl)}", flush=True)
             receipt = {"name": name, "run_folder": str(of.run_folder), "manifest": str(file)}
-            sweep.add(root, number, of.run_folder, points[i].overrides, {})
+            record(root, number, points[i], of.run_folder)
             done.append(returned(points[i], number, name, receipt))
         return done
 

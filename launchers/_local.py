@@ -17,11 +17,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.errors import ConfigError, Exit
-from hlat.tracking import sweep
 
 from ._budget import ALONE, WHOLE, Budget, Need, budget, need, problems, takes_accelerators
 from ._console import Console, Task
-from ._points import Point, Pruning, check, entry, flags, returned
+from ._points import Point, Pruning, check, entry, flags, record, returned
 from ._queue import Queue
 
 
@@ -81,7 +80,7 @@ class LocalLauncher(Launcher):
             for number, point in enumerate(points, initial_job_idx)
         ]
         for task in tasks:
-            sweep.add(self._folder, task.number, task.point.folder, task.point.overrides, {})
+            record(self._folder, task.number, task.point, task.point.folder)
         queue = Queue(self.command, shared, Console())
         codes = queue.run([*zip(tasks, needs, strict=True)])
         if told := _shortfall(codes, len(tasks)):

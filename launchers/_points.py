@@ -21,6 +21,7 @@ from hlat.config.errors import ConfigError
 from hlat.config.explain import explain
 from hlat.config.resolve import resolve
 from hlat.config.run import Config
+from hlat.planning import step_time
 from hlat.planning.feasibility import refuse_infeasible
 from hlat.tracking import sweep
 
@@ -30,7 +31,8 @@ class Pruning:
     """What becomes of points that cannot run."""
 
     prune: bool = False
-    """Leave out points that cannot run, and list them, in place of refusing the whole sweep."""
+    """Leave out points that cannot run, and list them, in place of refusing the whole sweep; where
+    the planner knows the hardware, the fastest of the others come first."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,15 @@ class Point:
     section: DictConfig
 
     @property
+    def planned_tokens_per_second(self) -> float | None:
+        """What the planner expects; None where it does not know the hardware."""
+        try:
+            seconds = step_time.predict(self.config).total
+        except ConfigError:
+            return None
+        return self.config.batch.tokens_per_step / seconds
+
+    @property
     def folder(self) -> Path:
         """The run's."""
         assert self.config.run.name is not None, "resolve names every run"
@@ -65,7 +76,8 @@ def check(
         context: Hydra's.
         config: What is swept.
         points: Overrides of each.
-        prune: Whether those that cannot run are left out, as long as one can.
+        prune: Whether those that cannot run are left out, as long as one can, and the others come
+            in the order of their planned speed.
 
     Raises:
         ConfigError: All problems of all points, with the point's overrides in front.
@@ -91,7 +103,7 @@ def check(
         print(f"left out: {line}")
     for overrides, told in problems:
         sweep.leave_out(Path(config.hydra.sweep.dir), overrides, told)
-    return [*found.values()]
+    return sorted(found.values(), key=_slowness) if prune else [*found.values()]
 
 
 def flags(config: DictConfig) -> list[str]:
@@ -104,6 +116,16 @@ def flags(config: DictConfig) -> list[str]:
 def entry(task: TaskFunction) -> str:
     """The entry that is swept: the task's file, as Hydra names a job that nobody names."""
     return Path(inspect.unwrap(task).__code__.co_filename).stem
+
+
+def record(
+    folder: Path, number: int, point: Point, run_folder: Path, job: str | None = None
+) -> None:
+    """Write down a point in the sweep's folder, with the number that a scheduler gave its job."""
+    planned = point.planned_tokens_per_second
+    known = {"job": job, "planned_tokens_per_second": planned}
+    told = {key: value for key, value in known.items() if value is not None}
+    sweep.add(folder, number, run_folder, point.overrides, told)
 
 
 def returned(point: Point, number: int, job: str, receipt: Any = None) -> JobReturn:
@@ -128,6 +150,10 @@ def returned(point: Point, number: int, job: str, receipt: Any = None) -> JobRet
     )
     done.return_value = receipt
     return done
+
+
+def _slowness(point: Point) -> float:
+    return -(point.planned_tokens_per_second or 0.0)
 
 
 def _point(context: HydraContext, config: DictConfig, overrides: Sequence[str]) -> Point:

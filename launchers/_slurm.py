@@ -28,11 +28,10 @@ from hlat.config.errors import ConfigError
 from hlat.jobs import slurm
 from hlat.jobs.listing import rows
 from hlat.jobs.submission import Place, Submission, make
-from hlat.tracking import sweep
 
 from ._job import OPEN_FILES, Job, compiled
 from ._job import job as job_of
-from ._points import Point, Pruning, check, entry, flags, returned
+from ._points import Point, Pruning, check, entry, flags, record, returned
 from ._snapshot import copy
 
 if TYPE_CHECKING:
@@ -130,10 +129,10 @@ class SlurmLauncher(Launcher):
         with _prepared(points, self.settings, self.flags) as sendings:
             for number, sending in enumerate(sendings, initial_job_idx):
                 receipt = sending.send()
-                told = {"job": receipt["job"]}
-                sweep.add(folder, number, sending.point.folder, sending.point.overrides, told)
+                point, job = sending.point, receipt["job"]
+                record(folder, number, point, point.folder, job)
                 print(f"[{number}] {_told(sending, receipt)}", flush=True)
-                done.append(returned(sending.point, number, receipt["job"], receipt))
+                done.append(returned(point, number, job, receipt))
         print(f"all of them:  python -m hlat.jobs {shlex.quote(str(folder))}")
         return done
 

@@ -1,6 +1,7 @@
 """What a sweep consists of, in its folder: `sweep.jsonl`, one row for each point.
 
-    number run_folder overrides     of a point that was started or sent; also job, if it was sent
+    number run_folder overrides     of a point that was started or sent; also what the planner
+                                    expects, and its job if it was sent
     overrides problems              of one that was left out
 
 A run does not know of the sweep that it belongs to, and may belong to several.
