@@ -26,6 +26,7 @@ class TrainingState:
         adjustable: Settings whose change is allowed and told (config.identity.adjustable).
         config: The configuration as it was composed, in YAML; interpolations as they were typed.
         code_revision: Of the code that saved; empty where it is not known.
+        tracker: What each service that shows the run calls it (tracking.services).
         weights_only: Whether the checkpoint lacks what a run needs to go on, the optimizer's
             moments and the loader's position; `data` holds no more than the fingerprint then.
         averaged_from: Of an average, each checkpoint that went into it: its path, its step, the
@@ -39,6 +40,7 @@ class TrainingState:
     adjustable: dict[str, Any] = field(default_factory=dict)
     config: str = ""
     code_revision: str = ""
+    tracker: dict[str, str] = field(default_factory=dict)
     weights_only: bool = False
     averaged_from: list[dict[str, Any]] = field(default_factory=list)
 

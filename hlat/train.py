@@ -71,7 +71,7 @@ def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
         world = engine.world
         loader = open_loader(config.data, config.phase, config.batch, config.run.seed, *world.share)
         check_vocabulary(config.model, loader.vocab_size)
-        tracker = Tracker(folder, config, world.chief)
+        tracker = Tracker(folder, config, world.chief, config_yaml)
         try:
             state = resume(config, folder, engine, loader, tracker)
             revision = provenance.revision() if world.chief else None

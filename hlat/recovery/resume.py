@@ -38,8 +38,8 @@ def resume(
     for reason in refused:
         tracker.say(f"WARNING: {reason}")
     if path is None:
-        tracker.begin(0, **_told(refused=refused), **_begin(config, engine, tracker))
-        return fresh
+        tracker.begin(0, {}, **_told(refused=refused), **_begin(config, engine, tracker))
+        return dataclasses.replace(fresh, tracker=tracker.identity)
     state = TrainingState.from_json(store.load_state(path))
     if state.weights_only:
         raise ConfigError(
@@ -47,7 +47,8 @@ def resume(
             f"data too; to begin a new one from the weights: python -m hlat.export {path} --output "
             "DIR, then model.init_from=DIR in place of checkpoint.start_from"
         )
-    if changed := differences(_inherited(state.fixed, own=path.parent == saved), fresh.fixed):
+    own = path.parent == saved
+    if changed := differences(_inherited(state.fixed, own), fresh.fixed):
         raise ConfigError(
             *(
                 f"{path} cannot go on: {line}; set it back or choose another run.name"
@@ -59,8 +60,12 @@ def resume(
     loader.leave_out(batches_left_out(everyone, tracker))
     store.restore(path, engine.chunks())
     tracker.say(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
-    tracker.begin(state.step, checkpoint=str(path), **_told(changed=changed, refused=refused))
-    return dataclasses.replace(fresh, step=state.step, tokens=state.tokens)
+    known_as = state.tracker if own else None  # a branch is another run wherever it is shown
+    told = _told(changed=changed, refused=refused)
+    tracker.begin(state.step, known_as, checkpoint=str(path), **told)
+    return dataclasses.replace(
+        fresh, step=state.step, tokens=state.tokens, tracker=tracker.identity
+    )
 
 
 def batches_left_out(everyone: Group, tracker: Tracker) -> list[range]:

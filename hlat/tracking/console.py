@@ -4,11 +4,13 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from hlat.config.tracking import Console as Style
+from hlat.tracking.listener import Beginning, Row
 
 _LOGGER = logging.getLogger("hlat")
 _SECONDS_BETWEEN_LINES = 10.0
@@ -19,22 +21,24 @@ class Console:
 
     Args:
         style: How progress is shown.
-        total: Steps of the whole run.
-        done: Steps that lie behind.
     """
 
-    def __init__(self, style: Style, total: int, done: int) -> None:
-        as_bar = style is Style.bar or (style is Style.auto and sys.stderr.isatty())
-        self._bar = (
-            tqdm(total=total, initial=done, unit="step", dynamic_ncols=True) if as_bar else None
-        )
-        self._total, self._first = total, done
+    def __init__(self, style: Style) -> None:
+        self._as_bar = style is Style.bar or (style is Style.auto and sys.stderr.isatty())
+        self._bar: tqdm[Any] | None = None
+        self._warnings = _Warnings(self)
+
+    def begin(self, beginning: Beginning) -> None:
+        """Show where the attempt begins, and from now on what any part of hlat warns of."""
+        self._total, self._first = beginning.total_steps, beginning.step
+        if self._as_bar:
+            total, done = self._total, self._first
+            self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True)
         self._started = time.monotonic()
         self._last_line = 0.0
-        self._warnings = _Warnings(self)
         _LOGGER.addHandler(self._warnings)
 
-    def step(self, row: dict[str, Any]) -> None:
+    def row(self, row: Row) -> None:
         """Show one row of metrics.jsonl."""
         numbers = (
             f"loss {row['loss']:.4f}  grad_norm {row['grad_norm']:.3f}  "
@@ -47,6 +51,9 @@ class Console:
             self._last_line = time.monotonic()
             left = _clock(self._seconds_left(row["step"]))
             tell(f"step {row['step']}/{self._total}  {numbers}  {left} left")
+
+    def event(self, row: Row) -> None:
+        """Nothing: who makes an event says what a person should know of it."""
 
     def rewind(self, step: int) -> None:
         """Show an earlier step again."""
@@ -61,11 +68,15 @@ class Console:
         if self._bar is not None:
             self._bar.refresh()
 
-    def close(self) -> None:
+    def finish(self, summary: Mapping[str, float]) -> None:
         """Leave the bar as it stands, and warnings to whoever else prints them."""
         _LOGGER.removeHandler(self._warnings)
         if self._bar is not None:
             self._bar.close()
+
+    def abandon(self) -> None:
+        """As at the end."""
+        self.finish({})
 
     def _line_is_due(self, step: int) -> bool:
         first, last = step <= self._first + 1, step >= self._total

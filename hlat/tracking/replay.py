@@ -12,6 +12,7 @@ Row = dict[str, Any]
 
 BEGINNINGS = ("start", "resume")
 """Events that open an attempt; their step is the one it goes on from."""
+_SUPERVISORS = ("restart", "give_up")
 BLOCKED = {
     "evaluate": "seconds",
     "checkpoint": "stall_seconds",
@@ -48,6 +49,12 @@ def standing(events: Iterable[Row]) -> list[Row]:
             kept = [earlier for earlier in kept if earlier["step"] <= event["step"]]
         kept.append(event)
     return kept
+
+
+def written_between(events: list[Row]) -> list[Row]:
+    """Return the last events of all that a supervisor has written since the last attempt ended."""
+    own = [i for i, row in enumerate(events) if row["event"] not in _SUPERVISORS]
+    return events[own[-1] + 1 if own else 0 :]
 
 
 def blocked_seconds(event: Row) -> float:

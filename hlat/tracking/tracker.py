@@ -1,20 +1,24 @@
 """The record of a run: a row per logged step, a row per event, shown as they are written.
 
-Rows are the run's memory: reports, resumption and the console all read from them.
+Rows are the run's memory: reports, resumption and the console all read from them. Services, if a
+run names any, are told of each row once it is written.
 """
 
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hlat import hardware
 from hlat.config.run import Config
+from hlat.config.told import told
 from hlat.model.canonical import flops_per_token
 from hlat.state import total_steps
-from hlat.tracking import replay
+from hlat.tracking import provenance, replay, services, totals
 from hlat.tracking.beginning import attempt_began
 from hlat.tracking.console import Console, tell
 from hlat.tracking.journal import Journal, Nowhere
+from hlat.tracking.listener import Beginning, Listener
 
 
 class Tracker:
@@ -24,31 +28,46 @@ class Tracker:
         folder: The run folder.
         config: The run's configuration.
         chief: Whether this process writes the record; of the others it hears nothing.
+        config_yaml: The configuration as it was composed, for services.
+
+    Attributes:
+        attempt: Its number, from 1.
+        identity: What each service calls the run; known once the attempt has begun.
     """
 
-    def __init__(self, folder: Path, config: Config, chief: bool = True) -> None:
-        self._chief = chief
+    def __init__(
+        self, folder: Path, config: Config, chief: bool = True, config_yaml: str = "{}"
+    ) -> None:
+        self._chief, self._folder, self._config_yaml = chief, folder, config_yaml
         journal = Journal if chief else Nowhere
         self._metrics = journal(folder / "metrics.jsonl")
         self._events = journal(folder / "events.jsonl")
         self._config = config
         self._flops_per_token = flops_per_token(config.model, config.batch.sequence_length)
         self._console: Console | None = None
+        self._listeners: list[Listener] = []
+        self.identity: dict[str, str] = {}
         self.attempt = 1 + sum(row["event"] in replay.BEGINNINGS for row in self._events.rows())
         self._last_step, self._last_time, self._waited = 0, time.perf_counter(), 0.0
 
-    def begin(self, step: int, **details: Any) -> None:
+    def begin(self, step: int, identity: Mapping[str, str] | None = None, **details: Any) -> None:
         """Open the attempt at `step`; rows beyond it will be written again.
 
         The event tells when the attempt `began`, and what it has to do again (`replay.lost`).
+
+        Args:
+            step: Where the run goes on.
+            identity: What each service calls the run, as its checkpoint has it.
+            details: What else the event tells.
         """
         before, dropped = self._events.rows(), self._metrics.keep(step)
         earlier = [row for row in (*before, *dropped) if row["attempt"] < self.attempt]
         began = attempt_began(max((row["time"] for row in earlier), default=None))
         lost = replay.lost(dropped, before, step) if earlier else {}
-        self.event("resume" if step else "start", step, began=began, **lost, **details)
         if self._chief:
-            self._console = Console(self._config.tracking.console, total_steps(self._config), step)
+            self._console = Console(self._config.tracking.console)
+            self._open_services(step, identity or {}, replay.written_between(before))
+        self.event("resume" if step else "start", step, began=began, **lost, **details)
         self.restart_clock(step)
 
     def ready(self, step: int) -> None:
@@ -78,8 +97,8 @@ class Tracker:
             "time": time.time(),
         }
         self._metrics.append(row)
-        if self._console is not None:
-            self._console.step(row)
+        for listener in self._listeners:
+            listener.row(row)
 
     def rewind(self, step: int) -> None:
         """Go back to `step` within the attempt; rows beyond it will be written again.
@@ -87,8 +106,8 @@ class Tracker:
         The event tells the `seconds` since the last row, and what is done again (`replay.lost`).
         """
         lost = replay.lost(self._metrics.keep(step), self._events.rows(), step)
-        if self._console is not None:
-            self._console.rewind(step)
+        for listener in self._listeners:
+            listener.rewind(step)
         self.event("rewind", step, seconds=self.restart_clock(step), **lost)
 
     def recent(self, count: int) -> list[dict[str, Any]]:
@@ -101,9 +120,11 @@ class Tracker:
 
     def event(self, event: str, step: int, **details: Any) -> None:
         """Write one row of events.jsonl."""
-        self._events.append(
-            {"event": event, "step": step, "attempt": self.attempt, "time": time.time(), **details}
-        )
+        place = {"step": step, "attempt": self.attempt, "time": time.time()}
+        row = {"event": event, **place, **details}
+        self._events.append(row)
+        for listener in self._listeners:
+            listener.event(row)
 
     def say(self, text: str) -> None:
         """Tell the user something without breaking the progress bar."""
@@ -130,9 +151,38 @@ class Tracker:
         return seconds
 
     def close(self) -> None:
-        """End the progress display."""
-        if self._console is not None:
-            self._console.close()
+        """End the progress display, and let services finish."""
+        if self._listeners:
+            summary = totals.totals(self._metrics.rows(), self._events.rows())
+            for listener in self._listeners:
+                listener.finish(summary)
+            self._listeners = []
+
+    def _open_services(
+        self, step: int, identity: Mapping[str, str], missed: Iterable[dict[str, Any]]
+    ) -> None:
+        """Let the console and all services begin, and tell them what a supervisor wrote."""
+        config = self._config
+        services.refuse_missing(config)
+        self.identity = services.identities(config, self._folder, identity)
+        made = services.listeners(config, self.say)
+        assert self._console is not None, "it hears of everything first"
+        for name, listener in {"console": self._console, **made}.items():
+            self._listeners.append(listener)
+            listener.begin(
+                Beginning(
+                    folder=self._folder,
+                    name=self._folder.name,
+                    identity=self.identity.get(name, ""),
+                    attempt=self.attempt,
+                    step=step,
+                    total_steps=total_steps(config),
+                    config=told(self._config_yaml) if made else {},
+                    code_revision=provenance.revision() if made else None,
+                )
+            )
+            for row in missed:
+                listener.event(row)
 
     def _mfu(self, tokens_per_second: float) -> float | None:
         config = self._config

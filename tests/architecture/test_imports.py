@@ -52,6 +52,7 @@ FENCES = {
     "gigatoken": {"data"},
     "safetensors": {"checkpoint", "model"},
     "wandb": {"tracking"},
+    "tensorboard": {"tracking"},
     "matplotlib": {"reporting"},
     "hydra": {"config", *ENTRIES},
     "omegaconf": {"config", *ENTRIES},

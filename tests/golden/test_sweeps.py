@@ -50,6 +50,7 @@ def test_a_study_has_the_points_that_it_tells(study, compose):
     assert len({config.run.name for config in runs}) == len(runs)
     assert f"# Cost: {len(runs)} runs" in study.read_text()
     for config in runs:
+        assert config.tracking.wandb.group == study.stem
         assert 1e6 < num_parameters(config.model) < 1e7
 
 

@@ -48,13 +48,18 @@ def test_the_environment_leaves_no_trace(
 def test_what_an_interpolation_stands_for_is_not_written(
     environment: None, runner, corpus: Path
 ) -> None:
-    """A path by way of a secret: the files hold the expression, where they hold it at all."""
+    """A path by way of a secret: the files hold the expression, where they hold it at all, and so
+    do those that W&B's and TensorBoard's own libraries write."""
     place = runner.folder.parent / f"{CANARY}-WANDB_API_KEY"
     place.symlink_to(corpus)
     root = "data.root='${oc.env:PARENT}/${oc.env:WANDB_API_KEY}'"
-    runner.environment["PARENT"] = str(runner.folder.parent)
-    done = runner.run_process("run.name=x", "run.steps=5", root)
+    runner.environment |= {"PARENT": str(runner.folder.parent), "WANDB_MODE": "offline"}
+    services = "tracking.services=[wandb,tensorboard]"
+    done = runner.run_process("run.name=x", "run.steps=5", root, services)
     assert done.returncode == 0, done.stderr
+    for service in ("wandb/offline-run-*/*.wandb", "tensorboard/events*"):
+        (written,) = runner.folder.glob(f"runs/x/{service}")
+        assert b"${oc.env:WANDB_API_KEY}" in written.read_bytes()
     assert "${oc.env:WANDB_API_KEY}" in (runner.folder / "runs/x/config.yaml").read_text()
     overrides = (runner.folder / "runs/x/overrides.yaml").read_text()
     assert json.dumps(root) in overrides

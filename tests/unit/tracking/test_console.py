@@ -1,15 +1,24 @@
 """What a log file shows: the first line, the last, and one now and then."""
 
+from pathlib import Path
+
 from hlat.config.tracking import Console as Style
 from hlat.tracking.console import Console, _clock
+from hlat.tracking.listener import Beginning
 
 ROW = {"loss": 2.5, "grad_norm": 0.5, "tokens_per_second": 1234.5}
 
 
+def opened(style, step, total):
+    console = Console(style)
+    console.begin(Beginning(Path(), "x", "", 1, step, total, {}, None))
+    return console
+
+
 def test_lines_are_few_and_say_what_matters(capsys):
-    console = Console(Style.lines, total=50, done=0)
+    console = opened(Style.lines, step=0, total=50)
     for step in range(1, 51):
-        console.step({"step": step, **ROW})
+        console.row({"step": step, **ROW})
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("step 1/50  loss 2.5000  grad_norm 0.500  1,234 tokens/s  ")
@@ -17,11 +26,11 @@ def test_lines_are_few_and_say_what_matters(capsys):
 
 
 def test_a_bar_shows_the_same(capsys):
-    console = Console(Style.bar, total=3, done=1)
+    console = opened(Style.bar, step=1, total=3)
     for step in (2, 3):
-        console.step({"step": step, **ROW})
+        console.row({"step": step, **ROW})
     console.say("a sentence")
-    console.close()
+    console.finish({})
     printed = capsys.readouterr()
     assert "a sentence" in printed.out
     assert "3/3" in printed.err

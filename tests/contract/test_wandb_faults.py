@@ -1,0 +1,85 @@
+"""Whatever becomes of W&B's process, its servers or its disk, a run neither waits nor fails.
+
+The library and its process are the real ones, in a process that must also be able to exit.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+SCRIPT = REPOSITORY / "tests/contract/wandb_fault.py"
+
+
+def _outcome(what: str, folder: Path, **variables: str) -> tuple[dict[str, float], str, str]:
+    """Seconds that logging and finishing took, and what was printed besides."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    environment = {
+        **kept,
+        "PYTHONPATH": str(REPOSITORY),
+        "NETRC": str(folder / "none"),
+        **variables,
+    }
+    command = [sys.executable, str(SCRIPT), what, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    *told, seconds = done.stdout.splitlines()
+    return json.loads(seconds), "\n".join(told), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
+def test_its_process_is_killed(tmp_path: Path) -> None:
+    seconds, _, errors = _outcome("killed", tmp_path)
+    assert seconds["rows"] < 1.0
+    assert seconds["finish"] < 10.0
+    (warning,) = errors.splitlines()
+    assert warning.startswith("hlat W&B is left out from here on: Connection")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
+def test_its_process_hangs(tmp_path: Path) -> None:
+    seconds, _, errors = _outcome("hangs", tmp_path)
+    assert seconds["rows"] < 1.0
+    assert seconds["finish"] < 10.0
+    assert errors == "hlat W&B has not ended after 1 s\n"
+
+
+@pytest.mark.slow
+def test_its_servers_cannot_be_reached(tmp_path: Path) -> None:
+    """With a key, and nobody behind the port: the run is kept offline, the key is not."""
+    key = "5f2d9c0a" * 5
+    nobody = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": key}
+    seconds, told, errors = _outcome("nothing", tmp_path, **nobody)
+    assert seconds["rows"] < 1.0
+    assert told.startswith("W&B cannot be reached (Failed to authenticate with http://127")
+    assert told.endswith(f"wandb sync {tmp_path}/wandb/offline-run-*-abcd1234")
+    written = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
+    assert not [
+        content for content in [*written, told.encode(), errors.encode()] if key.encode() in content
+    ]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_its_disk_fills_up(small_disk: Path) -> None:
+    seconds, _, _ = _outcome("nothing", small_disk)
+    assert seconds["rows"] < 1.0
+    assert seconds["finish"] < 35.0
+    left = os.statvfs(small_disk)
+    assert left.f_bavail * left.f_frsize < 16_384, "the disk was never full"

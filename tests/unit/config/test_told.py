@@ -1,0 +1,27 @@
+"""What a service is told of a configuration: values, and no secret that one of them stands for."""
+
+import yaml
+
+from hlat.config.told import told
+
+
+def test_references_are_resolved_and_the_environment_is_not(monkeypatch):
+    monkeypatch.setenv("A_SECRET", "canary")
+    typed = {
+        "data": {"root": "${oc.env:A_SECRET}/x", "also": "${ oc.env:A_SECRET }", "copy": "${data.root}"},
+        "model": {"size": 3, "same": "${model.size}", "list": ["${model.size}", "${oc.decode:'1'}"]},
+        "missing": None,
+    }  # fmt: skip
+    tree = told(yaml.safe_dump(typed))
+    assert tree["model"] == {"size": 3, "same": 3, "list": [3, "${oc.decode:'1'}"]}
+    assert tree["data"] == {
+        "root": "${oc.env:A_SECRET}/x",
+        "also": "${ oc.env:A_SECRET }",
+        "copy": "${oc.env:A_SECRET}/x",
+    }
+
+
+def test_a_resolver_inside_a_reference_is_left_alone(monkeypatch):
+    monkeypatch.setenv("WHICH", "root")
+    tree = told("data: {root: canary}\ncopy: ${data.${oc.env:WHICH}}\n")
+    assert tree["copy"] == "${data.${oc.env:WHICH}}"
