@@ -51,6 +51,22 @@ def standing(events: Iterable[Row]) -> list[Row]:
     return kept
 
 
+def seconds_alive(rows: Iterable[Row]) -> float:
+    """Return how long attempts have lasted, each from when it `began` to its last sign of life.
+
+    Args:
+        rows: Rows of metrics.jsonl and of events.jsonl, in any order.
+    """
+    began: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    for row in rows:
+        attempt = row["attempt"]
+        if row.get("event") in BEGINNINGS:
+            began[attempt] = row.get("began") or row["time"]
+        ended[attempt] = max(row["time"], ended.get(attempt, 0.0))
+    return sum(max(0.0, ended[attempt] - since) for attempt, since in began.items())
+
+
 def written_between(events: list[Row]) -> list[Row]:
     """Return the last events of all that a supervisor has written since the last attempt ended."""
     own = [i for i, row in enumerate(events) if row["event"] not in _SUPERVISORS]

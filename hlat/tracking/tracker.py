@@ -47,6 +47,7 @@ class Tracker:
         self._console: Console | None = None
         self._listeners: list[Listener] = []
         self.identity: dict[str, str] = {}
+        self._paid_since = time.time()
         self.attempt = 1 + sum(row["event"] in replay.BEGINNINGS for row in self._events.rows())
         self._last_step, self._last_time, self._waited = 0, time.perf_counter(), 0.0
 
@@ -64,6 +65,8 @@ class Tracker:
         earlier = [row for row in (*before, *dropped) if row["attempt"] < self.attempt]
         began = attempt_began(max((row["time"] for row in earlier), default=None))
         lost = replay.lost(dropped, before, step) if earlier else {}
+        alive = replay.seconds_alive((*before, *self._metrics.rows(), *dropped))
+        self._paid_since = began - alive
         if self._chief:
             self._console = Console(self._config.tracking.console)
             self._open_services(step, identity or {}, replay.written_between(before))
@@ -92,6 +95,7 @@ class Tracker:
             "step_seconds": seconds,
             "data_wait_seconds": waited / steps,
             "mfu": self._mfu(tokens_per_second),
+            **self._cost(step * self._config.batch.tokens_per_step),
             "phase": phase,
             "attempt": self.attempt,
             "time": time.time(),
@@ -183,6 +187,12 @@ class Tracker:
             )
             for row in missed:
                 listener.event(row)
+
+    def _cost(self, tokens: int) -> dict[str, float | None]:
+        """What all nodes have cost while an attempt was alive, and that per 4 million tokens."""
+        seconds = time.time() - self._paid_since
+        cpt = hardware.cost_per_4m_tokens(self._config.hardware, tokens / seconds)
+        return {"cost_usd": None if cpt is None else cpt * tokens / 4e6, "cpt_usd": cpt}
 
     def _mfu(self, tokens_per_second: float) -> float | None:
         config = self._config

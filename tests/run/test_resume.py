@@ -21,12 +21,13 @@ def test_a_run_writes_its_folder(uninterrupted):
     }  # fmt: skip
     row = uninterrupted.rows("whole", "metrics.jsonl")[-1]
     assert list(row) == [
-        "step", "tokens", "learning_rate", "loss", "grad_norm", "param_norm", "tokens_per_second", "step_seconds",
-        "data_wait_seconds", "mfu", "phase", "attempt", "time",
+        "step", "tokens", "learning_rate", "loss", "grad_norm", "param_norm", "memory_bytes", "tokens_per_second",
+        "step_seconds", "data_wait_seconds", "mfu", "cost_usd", "cpt_usd", "phase", "attempt", "time",
     ]  # fmt: skip
     assert row["step"] == 20
     assert row["tokens"] == 20 * 8 * 64
-    assert row["mfu"] is None
+    assert row["mfu"] is row["cost_usd"] is row["cpt_usd"] is None
+    assert 50e6 < row["memory_bytes"] < 5e9
     events = [row["event"] for row in uninterrupted.rows("whole", "events.jsonl")]
     assert events[:4] == ["preflight", "start", "ready", "evaluate"]
     assert events[-1] == "finish"

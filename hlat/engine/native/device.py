@@ -4,6 +4,8 @@ The same code serves a CPU, a GPU and Trainium 2; nothing here or elsewhere asks
 """
 
 import os
+import resource
+import sys
 
 import torch
 
@@ -57,6 +59,21 @@ def prepare_device(config: Config, device: torch.device) -> None:
     torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
     # A debugging aid of that mode; writing all memory once more is 6% of a step on a CPU
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Return the most memory that this process has held of a device; the device does not wait.
+
+    It is the allocator's own count, and of a CPU the process's resident memory (getrusage(2), which
+    counts in KiB on Linux and in bytes on macOS). None: torch has no count for such a device.
+    """
+    if device.type == "cpu":
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    try:
+        return int(torch.accelerator.max_memory_allocated(device))
+    except (AttributeError, RuntimeError):  # no allocator of torch's, as of XLA devices
+        return None
 
 
 def environment(config: Config, device_type: str) -> dict[str, str]:

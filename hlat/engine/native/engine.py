@@ -18,7 +18,7 @@ from hlat.engine.examination import Machinery, examine
 from hlat.engine.interface import Disagreement, Examination, Numbers, World
 from hlat.engine.native import fully_sharded
 from hlat.engine.native.blocks import prepare_blocks
-from hlat.engine.native.device import find_device, prepare_device
+from hlat.engine.native.device import find_device, peak_memory, prepare_device
 from hlat.engine.native.mesh import Mesh, join_world, leave_world
 from hlat.engine.native.parts import make_parts
 from hlat.engine.native.pipeline import Batch, Passage, Pipeline, Straight
@@ -93,7 +93,8 @@ class NativeEngine:
         _, param_norm = self._over_ranks(loss, updated)
         numbers = torch.stack([loss, pending["grad_norm"], param_norm, self._num_skipped])
         mean_loss, *norms, num_skipped = numbers.tolist()
-        return Numbers(mean_loss, norms[0], norms[1], int(num_skipped))
+        memory = peak_memory(self._device)
+        return Numbers(mean_loss, norms[0], norms[1], int(num_skipped), memory)
 
     def chunks(self) -> Iterator[Chunk]:
         """Weights, both moments, and the count of updates of what this rank updates.

@@ -1,6 +1,6 @@
 """What going back costs, from rows made by hand."""
 
-from hlat.tracking.replay import blocked_seconds, lost, standing, steps_covered
+from hlat.tracking.replay import blocked_seconds, lost, seconds_alive, standing, steps_covered
 
 
 def row(step, attempt=1):
@@ -40,3 +40,15 @@ def test_only_what_says_so_blocks():
 def test_nothing_dropped_costs_nothing():
     events = [{"event": "start", "step": 0, "attempt": 1}]
     assert lost([], events, 5) == {"lost_steps": 0, "lost_seconds": 0, "lost_by_attempt": {}}
+
+
+def test_a_run_is_paid_for_while_an_attempt_is_alive():
+    rows = [
+        {"event": "start", "attempt": 1, "began": 100.0, "time": 110.0},
+        {"step": 1, "attempt": 1, "time": 150.0},
+        {"event": "resume", "attempt": 2, "began": 1000.0, "time": 1001.0},
+        {"event": "resume", "attempt": 3, "time": 2000.0},
+        {"step": 2, "attempt": 3, "time": 2007.0},
+    ]
+    assert seconds_alive(rows) == 50.0 + 1.0 + 7.0
+    assert seconds_alive([]) == 0.0

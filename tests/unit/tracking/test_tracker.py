@@ -162,3 +162,21 @@ def test_the_word_of_who_started_the_process_holds_until_an_attempt_has_begun(
     open_tracker().begin(0)
     begun = [row for row in _rows(tmp_path, "events.jsonl") if row["event"] == "start"]
     assert [row["began"] for row in begun] == [parent, own]
+
+
+def test_cost_counts_all_nodes_over_all_attempts(open_tracker, clock, tmp_path, monkeypatch):
+    """trn1.32xlarge at 21.50 USD per hour: 100 seconds of an attempt, then 20 of another."""
+    now = time.time() + 1e6
+    wall = [now]
+    monkeypatch.setattr(tracker_module.time, "time", lambda: wall[0])
+    monkeypatch.setattr(tracker_module, "attempt_began", lambda _: wall[0])
+    for seconds in (100.0, 20.0):
+        tracker = open_tracker()
+        tracker.begin(0)
+        wall[0] += seconds
+        clock.now += seconds
+        tracker.log(1, "base", **NUMBERS)
+        wall[0] += 5000.0
+    (row,) = _rows(tmp_path, "metrics.jsonl")
+    assert row["cost_usd"] == pytest.approx(21.50 * 120 / 3600, rel=1e-6)
+    assert row["cpt_usd"] == pytest.approx(row["cost_usd"] / row["tokens"] * 4e6)
