@@ -1,6 +1,7 @@
-"""Make the report of a run: `python -m hlat.report RUN_FOLDER`.
+"""Make the report of a run, or compare several: `python -m hlat.report FOLDER ...`.
 
-A run writes its report when it ends. This entry makes it for one that was killed or still goes on.
+A run writes its report when it ends. This entry makes it for one that was killed or still goes on,
+and puts the runs of a folder, such as those of a sweep, beside each other.
 """
 
 import argparse
@@ -12,35 +13,67 @@ from hlat.config.errors import ConfigError, Exit
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report; print uptime and goodput, and in the last line where it is.
+    """Write the report; print what it comes to, and in the last line where it is.
 
     Args:
         argv: Arguments of the command line; None: those of this process.
 
     Returns:
-        0, or 2 if the folder is no run folder or cannot be written to.
+        0, or 2 if a folder has no run or cannot be written to.
     """
     parser = argparse.ArgumentParser(
         prog="python -m hlat.report",
         description="Write report.html and figures/*.svg of a run into its folder, from its"
         " metrics.jsonl, events.jsonl, config.yaml and provenance.json. The run may be finished,"
-        " killed or still going on.",
-        epilog="example: python -m hlat.report runs/tiny",
+        " killed or still going on. Of several runs, or of the runs in a folder: print a table, and"
+        " write comparison.html and comparison/*.svg.",
+        epilog="examples: python -m hlat.report runs/tiny; python -m hlat.report runs",
     )
-    parser.add_argument("run_folder", type=Path, help="folder of the run, such as runs/<run.name>")
-    folder = parser.parse_args(argv).run_folder
-    from hlat.reporting.lifetime import sentence  # drawing is slow to import; --help is not
-    from hlat.reporting.record import read
-    from hlat.reporting.report import write
+    parser.add_argument(
+        "folders",
+        type=Path,
+        nargs="+",
+        metavar="FOLDER",
+        help="folder of a run, such as runs/<run.name>, or one that holds some",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="where a comparison is written (default: the only folder, or here)",
+    )
+    given = parser.parse_args(argv)
+    from hlat.reporting.record import is_run  # drawing is slow to import; --help is not
 
     try:
-        record = read(folder)
-        page = write(record, folder)
+        if len(given.folders) == 1 and (is_run(given.folders[0]) or not given.folders[0].is_dir()):
+            told = _report(given.folders[0])
+        else:
+            told = _compare(given.folders, given.output)
     except (ConfigError, OSError) as error:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
-    print("\n".join(filter(None, [sentence(record.lifetime), str(page)])))
+    print("\n".join(filter(None, told)))
     return Exit.FINISHED
+
+
+def _report(folder: Path) -> list[str]:
+    from hlat.reporting.lifetime import sentence
+    from hlat.reporting.record import read
+    from hlat.reporting.report import write
+
+    record = read(folder)
+    page = write(record, folder)
+    return [sentence(record.lifetime), str(page)]
+
+
+def _compare(folders: Sequence[Path], output: Path | None) -> list[str]:
+    from hlat.reporting import comparison
+    from hlat.reporting.report import compare
+
+    records = comparison.runs(folders)
+    place = output or (folders[0] if len(folders) == 1 else Path())
+    return [*comparison.lines(*comparison.table(records)), str(compare(records, place))]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from hlat.config.errors import ConfigError
+
 _RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
 
 
@@ -17,11 +19,16 @@ def told(config_yaml: str) -> dict[str, Any]:
 
     Args:
         config_yaml: What OmegaConf.to_yaml wrote, interpolations as they were typed.
+
+    Raises:
+        ConfigError: It is no configuration, or refers to what it has not.
     """
-    typed = OmegaConf.to_container(OmegaConf.create(config_yaml), resolve=False)
-    tree = OmegaConf.to_container(OmegaConf.create(_inert(typed)), resolve=True)
-    assert isinstance(tree, dict), "a configuration is a mapping"
-    return {str(key): value for key, value in tree.items()}
+    try:
+        typed = OmegaConf.to_container(OmegaConf.create(config_yaml), resolve=False)
+        tree = OmegaConf.to_container(OmegaConf.create(_inert(typed)), resolve=True)
+    except Exception as error:  # those of the parser and of its types
+        raise ConfigError(f"not a configuration: {error}") from error
+    return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
 
 
 def _inert(value: Any) -> Any:

@@ -108,20 +108,20 @@ def panels(record: Record) -> list[Panel]:
             "data_wait", "Waiting for data", "% of step time", [data_wait(record)], at_least=(0, 10)
         ),
     ]
-    return [panel for panel in drawn if any(map(_drawable, panel.curves))]
+    return [panel for panel in drawn if any(map(drawable, panel.curves))]
 
 
 def describe(panel: Panel) -> str:
     """What a panel shows, for those who do not see it."""
     lines = []
-    for curve in filter(_drawable, panel.curves):
+    for curve in filter(drawable, panel.curves):
         values = curve.values[~np.isnan(curve.values)]
         name = f"{curve.label}: " if len(panel.curves) > 1 else ""
         lines.append(
             f"{name}from {short(values[0])} to {short(values[-1])},"
             f" lowest {short(values.min())}, highest {short(values.max())}"
         )
-    end = max(curve.tokens.max() for curve in filter(_drawable, panel.curves))
+    end = max(curve.tokens.max() for curve in filter(drawable, panel.curves))
     unit = f" ({panel.unit})" if panel.unit else ""
     return f"{panel.title}{unit} over {short(end)} tokens; {'; '.join(lines)}."
 
@@ -151,17 +151,25 @@ def legend(record: Record) -> str:
     return " ".join(notes)
 
 
-def draw(panel: Panel, record: Record) -> str:
-    """Draw a panel as an SVG element, the same bytes each time, for a page that has `PALETTE`."""
+def draw(panel: Panel, record: Record | None = None) -> str:
+    """Draw a panel as an SVG element, the same bytes each time, for a page that has `PALETTE`.
+
+    Args:
+        panel: The figure.
+        record: The run whose restarts and phases are marked; None: nothing is marked.
+    """
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": panel.name}):
         figure = Figure(figsize=(4.8, 2.8), layout="constrained")
         axes = figure.add_subplot()
-        curves = [thin(curve) for curve in panel.curves if _drawable(curve)]
+        curves = [thin(curve) for curve in panel.curves if drawable(curve)]
         _draw_curves(axes, curves)
         if len(panel.curves) > 1:
             names = [curve.label for curve in curves]
-            figure.legend(axes.lines[:], names, loc="outside upper left", ncols=4, fontsize=9)
-        _draw_marks(axes, record)
+            figure.legend(
+                axes.lines[:], names, loc="outside upper left", ncols=_columns(names), fontsize=9
+            )
+        if record is not None:
+            _draw_marks(axes, record)
         _label(axes, panel)
         return element(figure, describe(panel))
 
@@ -182,8 +190,14 @@ def alone(svg: str) -> str:
     return f"{opening.replace('<svg', f'<svg {namespaces}', 1)}>{style}{rest}"
 
 
-def _drawable(curve: Curve) -> bool:
+def drawable(curve: Curve) -> bool:
+    """Whether a curve has any value to show."""
     return bool((~np.isnan(curve.values) & ~np.isnan(curve.tokens)).any())
+
+
+def _columns(names: list[str]) -> int:
+    """Columns of a legend, so that it is no wider than its figure."""
+    return max(1, min(4, 60 // (6 + max(map(len, names)))))
 
 
 def _phases(record: Record) -> list[float]:

@@ -11,6 +11,7 @@ from typing import Any
 from hlat.reporting import bars, lifetime, summary
 from hlat.reporting.figures import PALETTE, Panel, caption, legend
 from hlat.reporting.record import Record
+from hlat.reporting.spikes import TITLE
 from hlat.reporting.wording import anything
 
 _CSS = """
@@ -50,29 +51,34 @@ pre { overflow: auto; max-height: 40rem; padding: 0.8rem; margin: 0.5rem 0;
 """
 
 
-def page(record: Record, drawings: list[tuple[Panel, str]], time: str) -> str:
+def page(record: Record, drawings: list[tuple[Panel, str]], time: str, spikes: str = "") -> str:
     """The whole report as an HTML document.
 
     Args:
         record: The run.
         drawings: Its figures, each with its SVG element.
         time: The SVG element of where its time went; empty if no attempt is recorded.
+        spikes: That of how long its gradient spikes lasted; empty if there was none.
     """
-    name = escape(record.name)
     sections = [
         _numbers(record),
-        _figures(record, drawings),
+        _figures(record, drawings, spikes),
         _time(record, time),
         _ledger(record),
         _events(record),
         _origin(record),
     ]
+    return document("Run report", record.name, "".join(sections))
+
+
+def document(kind: str, name: str, body: str) -> str:
+    """An HTML document of a kind, about what has a name, that needs nothing but itself."""
+    name = escape(name)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{name} - run report</title>\n<style>{PALETTE}{_CSS}</style>\n</head>\n<body>\n"
-        f"<h1><small>Run report</small>{name}</h1>\n<main>\n"
-        f"{''.join(sections)}</main>\n</body>\n</html>\n"
+        f"<title>{name} - {kind.lower()}</title>\n<style>{PALETTE}{_CSS}</style>\n</head>\n"
+        f"<body>\n<h1><small>{kind}</small>{name}</h1>\n<main>\n{body}</main>\n</body>\n</html>\n"
     )
 
 
@@ -108,12 +114,17 @@ def _heldout(record: Record) -> str:
     )
 
 
-def _figures(record: Record, drawings: list[tuple[Panel, str]]) -> str:
+def _figures(record: Record, drawings: list[tuple[Panel, str]], spikes: str) -> str:
     drawn = [
         f"<figure>\n<h3>{escape(panel.title)}</h3>\n{svg}"
         f"<figcaption>{escape(caption(panel))}</figcaption>\n</figure>\n"
         for panel, svg in drawings
     ]
+    if spikes:
+        drawn.append(
+            f"<figure>\n<h3>{TITLE}</h3>\n{spikes}<figcaption>A spike: a gradient norm above its "
+            "running average by recovery.spike_margin.</figcaption>\n</figure>\n"
+        )
     if not drawn:
         return "<h2>Figures</h2>\n<p>No step was logged, so there is nothing to draw.</p>\n"
     note = f"<p>{escape(legend(record))}</p>\n" if legend(record) else ""

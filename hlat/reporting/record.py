@@ -69,7 +69,7 @@ def read(folder: Path) -> Record:
     Raises:
         ConfigError: It is no run folder: none of a run's files is there.
     """
-    if not any((folder / name).is_file() for name in _FILES):
+    if not is_run(folder):
         raise ConfigError(f"{folder} is not a run folder: it has none of {', '.join(_FILES)}")
     metrics, torn_metrics = _rows(_text(folder / "metrics.jsonl"))
     events, torn_events = _rows(_text(folder / "events.jsonl"))
@@ -82,6 +82,11 @@ def read(folder: Path) -> Record:
         provenance=provenance[0] if provenance else {},
         unreadable=torn_metrics + torn_events + torn_provenance,
     )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder has any of the files of a run."""
+    return any((folder / name).is_file() for name in _FILES)
 
 
 def number(row: Row, key: str) -> float:

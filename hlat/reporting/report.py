@@ -4,9 +4,10 @@ Each file is put in place whole, because a report may be opened while it is made
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.reporting import bars
+from hlat.reporting import bars, comparison, spikes
 from hlat.reporting.figures import alone, draw, panels
 from hlat.reporting.lifetime import sentence
 from hlat.reporting.page import page
@@ -43,8 +44,28 @@ def write(record: Record, run_folder: Path) -> Path:
     time = bars.draw(record.lifetime) if record.lifetime.attempts else ""
     if time:
         _replace(figures / f"{bars.NAME}.svg", alone(time))
+    lasted = spikes.lengths(record)
+    spiked = spikes.draw(lasted) if lasted else ""
+    if spiked:
+        _replace(figures / f"{spikes.NAME}.svg", alone(spiked))
     report = run_folder / "report.html"
-    _replace(report, page(record, drawings, time))
+    _replace(report, page(record, drawings, time, spiked))
+    return report
+
+
+def compare(records: Sequence[Record], place: Path) -> Path:
+    """Write `comparison.html` and `comparison/*.svg` of several runs; return the page.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    figures = place / "comparison"
+    figures.mkdir(parents=True, exist_ok=True)
+    drawings = comparison.drawings(records)
+    for panel, svg in drawings:
+        _replace(figures / f"{panel.name}.svg", alone(svg))
+    report = place / "comparison.html"
+    _replace(report, comparison.page(records, drawings))
     return report
 
 

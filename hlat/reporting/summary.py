@@ -102,6 +102,12 @@ def _tokens(value: float) -> str:
     return f"{whole(value)} ({short(value)})" if value >= 1e4 else whole(value)
 
 
+def state(record: Record) -> str:
+    """How the newest attempt ended, in a word; in two if nothing says that it has."""
+    ends = [row for row in record.last_attempt if row.get("event") in ENDINGS]
+    return anything(ends[-1]["event"]) if ends else "running or killed"
+
+
 def _ending(record: Record) -> str:
     ends = [row for row in record.last_attempt if row.get("event") in ENDINGS]
     if not ends:

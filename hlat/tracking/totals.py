@@ -29,7 +29,8 @@ def totals(rows: Iterable[Row], events: Iterable[Row]) -> dict[str, float]:
             if values := _finite_values(rows, key):
                 found[f"median_{key}"] = median(values)
     evaluations = [row for row in events if row["event"] == "evaluate"]
-    if evaluations and _finite(bits := evaluations[-1]["bits_per_byte"], "mean"):
+    bits = evaluations[-1].get("bits_per_byte") if evaluations else None
+    if isinstance(bits, dict) and _finite(bits, "mean"):
         found["heldout_bits_per_byte"] = bits["mean"]
     happened = Counter(row["event"] for row in events)
     return found | {name: happened[event] for event, name in _COUNTED.items()}

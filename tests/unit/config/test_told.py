@@ -1,7 +1,9 @@
 """What a service is told of a configuration: values, and no secret that one of them stands for."""
 
+import pytest
 import yaml
 
+from hlat.config.errors import ConfigError
 from hlat.config.told import told
 
 
@@ -25,3 +27,9 @@ def test_a_resolver_inside_a_reference_is_left_alone(monkeypatch):
     monkeypatch.setenv("WHICH", "root")
     tree = told("data: {root: canary}\ncopy: ${data.${oc.env:WHICH}}\n")
     assert tree["copy"] == "${data.${oc.env:WHICH}}"
+
+
+@pytest.mark.parametrize("text", ["a: {b: ", "a: ${nowhere}", "a: ${a}"])
+def test_what_is_no_configuration_is_refused(text):
+    with pytest.raises(ConfigError, match="not a configuration"):
+        told(text)

@@ -1,0 +1,160 @@
+"""Several runs beside each other: what was set differently, and what came of it.
+
+What differs is read from the configurations, not from what somebody typed, so runs of a sweep and
+runs that were started weeks apart compare alike.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from hlat.config.errors import ConfigError
+from hlat.config.told import told
+from hlat.reporting.curves import Curve, heldout, metric
+from hlat.reporting.figures import Panel, caption, draw, drawable
+from hlat.reporting.page import document
+from hlat.reporting.record import Record, is_run, read
+from hlat.reporting.summary import state
+from hlat.reporting.wording import UNKNOWN, anything, exact, percent, whole
+from hlat.tracking.totals import totals
+
+_OWN = ("run.name", "run.root")
+"""Keys that differ between any two runs."""
+_FIGURES = (
+    ("loss", "Training loss", "nats per token"),
+    ("grad_norm", "Gradient norm", "l2, before clipping"),
+    ("param_norm", "Parameter norm", "l2, all weights"),
+    ("learning_rate", "Learning rate", ""),
+    ("tokens_per_second", "Throughput", "tokens per second"),
+)
+_RESULTS = (
+    *("Step", "Final loss", "Best loss", "Held-out bits per byte", "Spikes"),
+    *("Tokens/s, median", "MFU, median", "Cost (USD)", "Goodput", "State"),
+)
+
+
+def runs(folders: Sequence[Path]) -> list[Record]:
+    """Read the run folders that are given, and those that lie in folders that are none.
+
+    Raises:
+        ConfigError: A folder neither is nor holds a run folder.
+    """
+    found: list[Path] = []
+    for folder in folders:
+        inside = [folder] if is_run(folder) else sorted(filter(is_run, folder.glob("*")))
+        if not inside:
+            raise ConfigError(f"{folder} is no run folder, and there is none in it")
+        found += [one for one in inside if one not in found]
+    return [read(folder) for folder in found]
+
+
+def differences(records: Iterable[Record]) -> dict[str, list[str]]:
+    """Return the keys in which the runs' configurations differ, with the value of each run."""
+    trees = [_settings(record) for record in records]
+    keys = dict.fromkeys(key for tree in trees for key in tree if key not in _OWN)
+    values = {key: [anything(tree.get(key)) for tree in trees] for key in keys}
+    return {key: told_by for key, told_by in values.items() if len(set(told_by)) > 1}
+
+
+def table(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the columns, and a row per run: what was set, and what came of it."""
+    axes = differences(records)
+    rows = [
+        [record.name, *(values[i] for values in axes.values()), *_results(record)]
+        for i, record in enumerate(records)
+    ]
+    return ["Run", *axes, *_RESULTS], rows
+
+
+def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table as lines for a terminal."""
+    columns = zip(heads, *rows, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (heads, *rows)
+    ]
+
+
+def panels(records: Sequence[Record]) -> list[Panel]:
+    """The figures of all runs over each other, without those that would be empty."""
+    found = [
+        Panel(key, title, unit, [_named(metric(record, key), record) for record in records])
+        for key, title, unit in _FIGURES
+    ]
+    means = [_named(curve, record) for record in records for curve in heldout(record)[-1:]]
+    found.insert(1, Panel("heldout", "Held-out text, mean", "bits per byte", means))
+    return [panel for panel in found if any(map(drawable, panel.curves))]
+
+
+def page(records: Sequence[Record], drawings: Sequence[tuple[Panel, str]]) -> str:
+    """The comparison as an HTML document that needs nothing but itself."""
+    heads, rows = table(records)
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    body = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + "".join(f"<td>{escape(value)}</td>" for value in values)
+        + "</tr>\n"
+        for name, *values in rows
+    )
+    results = (
+        '<div class="wide" tabindex="0" role="region" aria-label="Runs">\n<table>\n'
+        "<caption>What was set differently, and what came of it</caption>\n"
+        f"<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>\n"
+    )
+    figures = "".join(
+        f"<figure>\n<h3>{escape(panel.title)}</h3>\n{svg}"
+        f"<figcaption>{escape(caption(panel))}</figcaption>\n</figure>\n"
+        for panel, svg in drawings
+    )
+    drawn = f'<h2>Figures</h2>\n<div class="figures">\n{figures}</div>\n' if figures else ""
+    return document("Comparison", f"{len(records)} runs", results + drawn)
+
+
+def drawings(records: Sequence[Record]) -> list[tuple[Panel, str]]:
+    """Each figure with its SVG element."""
+    return [(panel, draw(panel)) for panel in panels(records)]
+
+
+def _results(record: Record) -> list[str]:
+    found = totals(record.metrics, record.events)
+
+    def get(key: str) -> float:
+        return found.get(key, float("nan"))
+
+    cost = f"{found['cost_usd']:.2f}" if "cost_usd" in found else UNKNOWN
+    return [
+        whole(get("step")),
+        exact(get("final_loss")),
+        exact(get("best_loss")),
+        exact(get("heldout_bits_per_byte")),
+        whole(get("spikes")),
+        whole(get("median_tokens_per_second")),
+        percent(100 * get("median_mfu")),
+        cost,
+        percent(100 * record.lifetime.goodput),
+        state(record),
+    ]
+
+
+def _named(curve: Curve, record: Record) -> Curve:
+    return Curve(record.name, curve.tokens, curve.values)
+
+
+def _settings(record: Record) -> dict[str, Any]:
+    """The run's settings by full key; none if its file cannot be read."""
+    with suppress(ConfigError):
+        return _flat(told(record.config))
+    return {}
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a tree by full key."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value} if prefix else {}
+    leaves: dict[str, Any] = {}
+    for key, item in value.items():
+        leaves |= _flat(item, f"{prefix}.{key}".lstrip("."))
+    return leaves

@@ -1,0 +1,163 @@
+"""Several runs beside each other: what differs, what came of it, one page."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hlat import report
+from hlat.reporting import comparison
+from hlat.reporting.record import read
+
+CONFIG = """
+run: {{name: {name}, root: runs, seed: 1}}
+optimizer: {{lr: {lr}, same: '${{run.seed}}'}}
+data: {{root: '${{oc.env:A_SECRET}}'}}
+tracking: {{wandb: {{tags: {tags}}}}}
+"""
+
+
+def _run(
+    folder: Path, lr: float, loss: float, ending: str | None = "finish", tags: str = "[]"
+) -> None:
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "step": step,
+            "tokens": 512 * step,
+            "loss": loss / step,
+            "grad_norm": 1.0,
+            "param_norm": 2.0,
+            "learning_rate": lr,
+            "tokens_per_second": 100.0,
+            "mfu": 0.25,
+            "step_seconds": 1.0,
+            "data_wait_seconds": 0.0,
+            "cost_usd": 1.5 * step,
+            "attempt": 1,
+            "time": 1000.0 + step,
+        }
+        for step in range(1, 5)
+    ]
+    rows.append(rows[-1] | {"step": 5, "tokens": 2560, "loss": loss, "time": 1005.0})
+    events = [{"event": "start", "step": 0, "attempt": 1, "time": 1000.0, "began": 999.0}]
+    bits = {"code": 2.0, "mean": loss / 10}
+    events.append(
+        {
+            "event": "evaluate",
+            "step": 5,
+            "attempt": 1,
+            "time": 1005.0,
+            "bits_per_byte": bits,
+            "loss": bits,
+        }
+    )
+    events += [{"event": "spike", "step": step, "attempt": 1, "time": 1001.0} for step in (1, 3, 4)]
+    if ending is not None:
+        events.append({"event": ending, "step": 5, "attempt": 1, "time": 1006.0})
+    for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (folder / "config.yaml").write_text(CONFIG.format(name=folder.name, lr=lr, tags=tags))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("A_SECRET", "canary-5f2d9c")
+    _run(tmp_path / "runs/a", 0.1, 10.0)
+    _run(tmp_path / "runs/b<i>", 0.2, 8.0, ending=None)
+    (tmp_path / "runs/sweeps").mkdir()
+    return tmp_path / "runs"
+
+
+def test_only_what_differs_is_a_column(sweep: Path) -> None:
+    records = comparison.runs([sweep])
+    assert comparison.differences(records) == {"optimizer.lr": ["0.1", "0.2"]}
+
+
+def test_the_table_tells_what_came_of_each(sweep: Path) -> None:
+    heads, rows = comparison.table(comparison.runs([sweep]))
+    first, second = (dict(zip(heads, row, strict=True)) for row in rows)
+    assert first == {
+        "Run": "a", "optimizer.lr": "0.1", "Step": "5", "Final loss": "10.000", "Best loss": "2.500",
+        "Held-out bits per byte": "1.000", "Spikes": "3", "Tokens/s, median": "100", "MFU, median": "25 %",
+        "Cost (USD)": "6.00", "Goodput": first["Goodput"], "State": "finish",
+    }  # fmt: skip
+    assert first["Goodput"].endswith(" %")
+    assert second["State"] == "running or killed"
+    assert second["Best loss"] == "2.000"
+
+
+def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
+    _run(tmp_path / "a", 0.1, 1.0, tags="[x, y]")
+    _run(tmp_path / "b", 0.1, 1.0)
+    (tmp_path / "b/config.yaml").write_text("run: {seed: 1}\n")
+    found = comparison.differences(comparison.runs([tmp_path / "a", tmp_path / "b"]))
+    assert found["tracking.wandb.tags"] == ["x, y", "n/a"]
+    assert "run.seed" not in found
+
+
+def test_a_configuration_that_cannot_be_read_has_no_values(sweep: Path) -> None:
+    (sweep / "a/config.yaml").write_text("optimizer: {lr: ")
+    found = comparison.differences(comparison.runs([sweep]))
+    assert found["optimizer.lr"] == ["n/a", "0.2"]
+
+
+def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(sweep)]) == 0
+    *lines, page = capsys.readouterr().out.splitlines()
+    assert page == str(sweep / "comparison.html")
+    assert len(lines) == 3
+    assert lines[0].index("optimizer.lr") == lines[1].index("0.1 ")
+    text = Path(page).read_text()
+    assert "b&lt;i&gt;" in text
+    assert "<i>" not in text
+    assert "canary" not in text
+    assert not re.findall(r"""(?:src|href)=["'](?!#)""", text)
+    HTMLParser().feed(text)
+    drawn = {file.stem for file in (sweep / "comparison").glob("*.svg")}
+    assert drawn == {
+        "loss",
+        "grad_norm",
+        "param_norm",
+        "learning_rate",
+        "heldout",
+        "tokens_per_second",
+    }
+    for file in (sweep / "comparison").glob("*.svg"):
+        label = ElementTree.parse(file).getroot().get("aria-label") or ""
+        assert "a: from" in label
+        assert "b<i>: from" in label
+    assert report.main([str(sweep)]) == 0, "what was written is no run"
+
+
+def test_several_folders_go_where_one_is_told(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new/place"
+    folders = [str(sweep / "b<i>"), str(sweep / "a"), str(sweep)]
+    assert report.main([*folders, "--output", str(out)]) == 0
+    text = (out / "comparison.html").read_text()
+    assert "2 runs" in text
+    assert text.index(">b&lt;i&gt;</th>") < text.index(">a</th>")
+
+
+def test_a_folder_without_runs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report.main([str(tmp_path)]) == 2
+    assert "is no run folder, and there is none in it" in capsys.readouterr().err
+
+
+def test_lengths_of_spikes_count_logged_steps_in_a_row(sweep: Path) -> None:
+    from hlat.reporting import spikes
+
+    record = read(sweep / "a")
+    assert spikes.lengths(record) == {1: 1, 2: 1}
+    assert (
+        spikes.describe(spikes.lengths(record))
+        == "2 gradient spikes; 50 % lasted a single logged step, the longest 2."
+    )
+    assert report.main([str(sweep / "a")]) == 0
+    assert (sweep / "a/figures/spikes.svg").exists()
+    assert "Length of gradient spikes" in (sweep / "a/report.html").read_text()
