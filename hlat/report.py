@@ -7,6 +7,7 @@ and puts the runs of a folder, such as those of a sweep, beside each other.
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hlat.config.errors import ConfigError, Exit
@@ -42,10 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="where a comparison is written (default: the only folder, or here)",
     )
+    parser.add_argument(
+        "--serve",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="show the page of one run to this machine's browser, made anew at each look",
+    )
     given = parser.parse_args(argv)
     from hlat.reporting.record import is_run  # drawing is slow to import; --help is not
 
     try:
+        if given.serve is not None:
+            return _serve(given.folders, given.serve)
         if len(given.folders) == 1 and (is_run(given.folders[0]) or not given.folders[0].is_dir()):
             told = _report(given.folders[0])
         else:
@@ -54,6 +65,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
     print("\n".join(filter(None, told)))
+    return Exit.FINISHED
+
+
+def _serve(folders: Sequence[Path], port: int) -> int:
+    from hlat.reporting.server import server
+
+    if len(folders) != 1:
+        raise ConfigError(f"--serve shows one run, and {len(folders)} folders are given")
+    with server(folders[0], port) as serving:
+        host, bound, *_ = serving.server_address
+        print(f"http://{host!s}:{bound}/ shows {folders[0]}; Ctrl-C ends it", flush=True)
+        with suppress(KeyboardInterrupt):
+            serving.serve_forever()
     return Exit.FINISHED
 
 

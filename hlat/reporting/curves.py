@@ -32,11 +32,7 @@ class Curve:
 
 def metric(record: Record, key: str) -> Curve:
     """A column of metrics.jsonl."""
-    return _curve(
-        key,
-        [number(row, "tokens") for row in record.metrics],
-        [number(row, key) for row in record.metrics],
-    )
+    return Curve(key, record.column("tokens"), record.column(key))
 
 
 def data_wait(record: Record) -> Curve:

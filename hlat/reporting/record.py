@@ -11,11 +11,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hlat.config.errors import ConfigError
 from hlat.recovery import goodput
 
 Row = dict[str, Any]
 
+_AT_ONCE = 10_000
+"""Lines that are read together."""
 _FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "events.jsonl")
 
 
@@ -38,6 +43,20 @@ class Record:
     config: str
     provenance: Row
     unreadable: int
+
+    def column(self, key: str) -> NDArray[np.float64]:
+        """A number of each row of metrics.jsonl; NaN where it is missing or not finite."""
+        if key not in self._columns:
+            values = [row.get(key) for row in self.metrics]
+            if not set(map(type, values)) <= {int, float, type(None)}:
+                values = [number(row, key) for row in self.metrics]
+            column = np.array(values, dtype=np.float64)
+            self._columns[key] = np.where(np.isfinite(column), column, np.nan)
+        return self._columns[key]
+
+    @cached_property
+    def _columns(self) -> dict[str, NDArray[np.float64]]:
+        return {}
 
     @property
     def last_attempt(self) -> list[Row]:
@@ -110,14 +129,32 @@ def _text(path: Path) -> str:
 
 
 def _rows(text: str) -> tuple[list[Row], int]:
-    rows, unreadable = [], 0
-    for line in filter(str.strip, text.split("\n")):
-        try:
-            row = json.loads(line)
-        except (RecursionError, ValueError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            unreadable += 1
+    lines = [line for line in map(str.strip, text.split("\n")) if line]
+    rows: list[Row] = []
+    unreadable = 0
+    for start in range(0, len(lines), _AT_ONCE):
+        chunk = lines[start : start + _AT_ONCE]
+        read = _read_at_once(chunk) or [*map(_row, chunk)]
+        rows += [row for row in read if row is not None]
+        unreadable += sum(row is None for row in read)
     return rows, unreadable
+
+
+def _read_at_once(lines: list[str]) -> list[Row | None]:
+    """Read lines as one array, which takes half the time; empty if any of them is no object."""
+    if not all(line[0] == "{" and line[-1] == "}" for line in lines):
+        return []
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")
+    except (RecursionError, ValueError):
+        return []
+    # A line of two objects would be two rows here, and is unreadable
+    return rows if len(rows) == len(lines) else []
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (RecursionError, ValueError):
+        return None
+    return row if isinstance(row, dict) else None

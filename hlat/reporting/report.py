@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hlat.reporting import bars, comparison, spikes
-from hlat.reporting.figures import alone, draw, panels
+from hlat.reporting.figures import Panel, alone, draw, panels
 from hlat.reporting.lifetime import sentence
 from hlat.reporting.page import page
 from hlat.reporting.record import Record, read
@@ -38,19 +38,27 @@ def write(record: Record, run_folder: Path) -> Path:
     """
     figures = run_folder / "figures"
     figures.mkdir(exist_ok=True)
-    drawings = [(panel, draw(panel, record)) for panel in panels(record)]
-    for panel, svg in drawings:
-        _replace(figures / f"{panel.name}.svg", alone(svg))
-    time = bars.draw(record.lifetime) if record.lifetime.attempts else ""
-    if time:
-        _replace(figures / f"{bars.NAME}.svg", alone(time))
-    lasted = spikes.lengths(record)
-    spiked = spikes.draw(lasted) if lasted else ""
-    if spiked:
-        _replace(figures / f"{spikes.NAME}.svg", alone(spiked))
+    drawings, time, spiked = _drawn(record)
+    drawn = {panel.name: svg for panel, svg in drawings} | {bars.NAME: time, spikes.NAME: spiked}
+    for name, svg in drawn.items():
+        if svg:
+            _replace(figures / f"{name}.svg", alone(svg))
     report = run_folder / "report.html"
     _replace(report, page(record, drawings, time, spiked))
     return report
+
+
+def render(record: Record) -> str:
+    """Return the page of a record, and write nothing."""
+    return page(record, *_drawn(record))
+
+
+def _drawn(record: Record) -> tuple[list[tuple[Panel, str]], str, str]:
+    """Return all figures: the panels, where the time went, how long spikes lasted; or nothing."""
+    drawings = [(panel, draw(panel, record)) for panel in panels(record)]
+    time = bars.draw(record.lifetime) if record.lifetime.attempts else ""
+    lasted = spikes.lengths(record)
+    return drawings, time, spikes.draw(lasted) if lasted else ""
 
 
 def compare(records: Sequence[Record], place: Path) -> Path:

@@ -4,7 +4,8 @@ They are few on purpose: a reader who wants more finds the figures and files bes
 """
 
 import math
-from statistics import median
+
+import numpy as np
 
 from hlat.recovery.goodput import ENDINGS
 from hlat.reporting.record import Record, Row, number, numbers
@@ -17,19 +18,20 @@ _IN_THE_LEDGER = {"began", "lost_by_attempt"}
 def summary(record: Record) -> list[tuple[str, str]]:
     """Names and values of the summary table."""
     last = record.metrics[-1] if record.metrics else {}
-    times = _finite(record.metrics, "time") + _finite(record.events, "time")
+    logged = record.column("time")
+    times = [*logged[np.isfinite(logged)].tolist(), *_finite(record.events, "time")]
     attempts = {
         anything(row["attempt"]) for row in record.metrics + record.events if "attempt" in row
     }
-    wait, step = (_finite(record.metrics, f"{key}_seconds") for key in ("data_wait", "step"))
-    share = 100 * sum(wait) / sum(step) if sum(step) else math.nan
+    wait, step = (np.nansum(record.column(f"{key}_seconds")) for key in ("data_wait", "step"))
+    share = float(100 * wait / step) if step else math.nan
     rows = [
         ("Steps", whole(number(last, "step"))),
         ("Tokens", _tokens(number(last, "tokens"))),
         ("Started (UTC)", moment(min(times, default=math.nan))),
         ("Wall time, first to last row", duration(max(times) - min(times)) if times else UNKNOWN),
-        ("Tokens per second, median", whole(_median(record.metrics, "tokens_per_second"))),
-        ("Model FLOP utilisation, median", percent(100 * _median(record.metrics, "mfu"))),
+        ("Tokens per second, median", whole(_median(record, "tokens_per_second"))),
+        ("Model FLOP utilisation, median", percent(100 * _median(record, "mfu"))),
         ("Step time waiting for data", percent(share)),
         ("Final training loss (nats per token)", exact(number(last, "loss"))),
         ("Attempts", str(len(attempts) or UNKNOWN)),
@@ -93,9 +95,10 @@ def _finite(rows: list[Row], key: str) -> list[float]:
     return [value for row in rows if math.isfinite(value := number(row, key))]
 
 
-def _median(rows: list[Row], key: str) -> float:
-    values = _finite(rows, key)
-    return median(values) if values else math.nan
+def _median(record: Record, key: str) -> float:
+    values = record.column(key)
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else math.nan
 
 
 def _tokens(value: float) -> str:
