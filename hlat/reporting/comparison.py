@@ -92,17 +92,18 @@ def panels(records: Sequence[Record]) -> list[Panel]:
 def page(records: Sequence[Record], drawings: Sequence[tuple[Panel, str]]) -> str:
     """The comparison as an HTML document that needs nothing but itself."""
     heads, rows = table(records)
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    head = "".join(f'<th scope="col" class="number">{escape(name)}</th>' for name in heads[1:])
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(f"<td>{escape(value)}</td>" for value in values)
+        f'<tr><th scope="row" class="name">{escape(name)}</th>'
+        + "".join(f'<td class="number">{escape(value)}</td>' for value in values)
         + "</tr>\n"
         for name, *values in rows
     )
     results = (
         '<div class="wide" tabindex="0" role="region" aria-label="Runs">\n<table>\n'
         "<caption>What was set differently, and what came of it</caption>\n"
-        f"<thead>\n<tr>{head}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>\n"
+        f'<thead>\n<tr><th scope="col">Run</th>{head}</tr>\n</thead>\n'
+        f"<tbody>\n{body}</tbody>\n</table>\n</div>\n"
     )
     figures = "".join(
         f"<figure>\n<h3>{escape(panel.title)}</h3>\n{svg}"

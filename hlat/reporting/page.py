@@ -32,7 +32,7 @@ thead th { color: var(--muted); }
 tbody th { font-weight: 400; }
 td.number, th.number { text-align: right; }
 td { overflow-wrap: anywhere; }
-td.number, td.time, td.event { white-space: nowrap; }
+td.number, td.time, td.event, th.name { white-space: nowrap; }
 .wide { overflow: auto; max-height: 30rem; }
 .wide table.long { min-width: 44rem; }
 .side-by-side { display: flex; flex-wrap: wrap; gap: 1.5rem 4rem; align-items: flex-start; }
