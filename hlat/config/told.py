@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 
 from hlat.config.errors import ConfigError
 
-_RESOLVER = re.compile(r"\$\{\s*[\w.]+\s*:")
+_REFERENCE = re.compile(r"\$\{[\w.\[\]]+\}")
+"""To another key, by its name; whatever else stands in braces may ask a resolver."""
 
 
 def told(config_yaml: str) -> dict[str, Any]:
@@ -32,11 +33,11 @@ def told(config_yaml: str) -> dict[str, Any]:
 
 
 def _inert(value: Any) -> Any:
-    """Return `value` with every text that asks a resolver escaped."""
+    """Return `value` with every text that may ask a resolver escaped."""
     if isinstance(value, dict):
         return {key: _inert(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_inert(item) for item in value]
-    if isinstance(value, str) and _RESOLVER.search(value):
+    if isinstance(value, str) and "${" in _REFERENCE.sub("", value):
         return value.replace("${", r"\${")
     return value

@@ -33,7 +33,7 @@ def refuse_missing(config: Config) -> None:
         f"tracking.services={service.value}: the package {service.value} is not installed; "
         f"pip install 'hlat[{service.value}]', or leave it out"
         for service in config.tracking.services
-        if importlib.util.find_spec(service.value) is None
+        if not _is_installed(service.value)
     ]
     if problems:
         raise ConfigError(*problems)
@@ -48,10 +48,11 @@ def identities(config: Config, folder: Path, saved: Mapping[str, str]) -> dict[s
         saved: The same from the run's checkpoint; what neither knows gets a new name.
     """
     path = folder / _FILE
-    known = {**saved, **_read(path)}
+    kept = _read(path)
+    known = {**saved, **kept}
     if Service.wandb in config.tracking.services:
         known.setdefault(Service.wandb.value, secrets.token_hex(4))
-    if known:
+    if known != kept:
         written = path.with_name(f".{_FILE}.tmp")
         written.write_text(json.dumps(known, indent=2) + "\n")
         written.replace(path)
@@ -69,6 +70,12 @@ def listeners(config: Config, say: Callable[[str], None]) -> dict[str, Listener]
         )
         made[service.value] = Aside(_NAMES[service], listener)
     return made
+
+
+def _is_installed(package: str) -> bool:
+    """Whether it can be imported; a mere folder of that name, as W&B leaves some, is no package."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _read(path: Path) -> dict[str, str]:

@@ -29,6 +29,14 @@ def test_a_resolver_inside_a_reference_is_left_alone(monkeypatch):
     assert tree["copy"] == "${data.${oc.env:WHICH}}"
 
 
+@pytest.mark.parametrize(
+    "name", ["${oc.${kind}:A_SECRET}", "${${whole}:A_SECRET}", "${kind} ${oc.env:A_SECRET}"]
+)
+def test_a_resolver_whose_name_is_a_reference_is_one_too(name, monkeypatch):
+    monkeypatch.setenv("A_SECRET", "canary")
+    assert told(yaml.safe_dump({"kind": "env", "whole": "oc.env", "value": name}))["value"] == name
+
+
 @pytest.mark.parametrize("text", ["a: {b: ", "a: ${nowhere}", "a: ${a}"])
 def test_what_is_no_configuration_is_refused(text):
     with pytest.raises(ConfigError, match="not a configuration"):
