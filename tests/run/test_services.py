@@ -3,21 +3,23 @@
 import json
 from pathlib import Path
 
+import pytest
+
 
 def _name(folder: Path) -> str:
     return json.loads((folder / "services.json").read_text())["wandb"]
 
 
-def test_the_checkpoint_knows_the_runs_name(runner) -> None:
-    runner.environment |= {"WANDB_MODE": "offline"}
-    assert runner.run_process("run.name=x", "run.steps=5", "tracking=wandb").returncode == 0
+def test_the_checkpoint_knows_the_runs_name(runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert runner.run("run.name=x", "run.steps=5", "tracking=wandb").returncode == 0
     x = runner.folder / "runs/x"
     name = _name(x)
     (x / "services.json").unlink()
-    assert runner.run_process("run.name=x", "run.steps=6", "tracking=wandb").returncode == 0
+    assert runner.run("run.name=x", "run.steps=6", "tracking=wandb").returncode == 0
     assert _name(x) == name
     assert len([*x.glob(f"wandb/offline-run-*-{name}")]) == 2
     origin = f"checkpoint.start_from={x}/checkpoints/step_00000005"
-    done = runner.run_process("run.name=y", "run.steps=6", "tracking=wandb", origin)
+    done = runner.run("run.name=y", "run.steps=6", "tracking=wandb", origin)
     assert done.returncode == 0, done.stderr
     assert _name(runner.folder / "runs/y") != name
