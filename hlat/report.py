@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m hlat.report",
         description="Write report.html and figures/*.svg of a run into its folder, from its"
         " metrics.jsonl, events.jsonl, config.yaml and provenance.json. The run may be finished,"
-        " killed or still going on. Of several runs, or of the runs in a folder: print a table, and"
-        " write comparison.html and comparison/*.svg.",
+        " killed or still going on. Of several runs, a sweep, or the runs in a folder: print a table,"
+        " and write comparison.html and comparison/*.svg.",
         epilog="examples: python -m hlat.report runs/tiny; python -m hlat.report runs",
     )
     parser.add_argument(
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         nargs="+",
         metavar="FOLDER",
-        help="folder of a run, such as runs/<run.name>, or one that holds some",
+        help="folder of a run, such as runs/<run.name>, of a sweep, or one that holds runs",
     )
     parser.add_argument(
         "--output",

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from hlat.config.errors import ConfigError
 
 from ._job import Job, compiled, job
 from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
-from ._points import Point, check, entry, flags, record, returned
+from ._points import Point, check, entry, flags, grouped, record, returned
 from ._yaml import as_yaml
 
 _MANIFEST = "manifest.yaml"
@@ -76,7 +76,8 @@ class KubernetesLauncher(Launcher):
         refuse_settings(self.settings)
         points = check(self.context, self.config, job_overrides, self.settings.prune)
         root = Path(self.config.hydra.sweep.dir)
-        jobs = [job(point.config, COMMAND, Path(self.settings.mount)) for point in points]
+        group = grouped(root, points)
+        jobs = [self._job(point, group) for point in points]
         files = [
             write(root / name_of(of.name), point, of, self.settings, self.flags)
             for point, of in zip(points, jobs, strict=True)
@@ -95,6 +96,10 @@ class KubernetesLauncher(Launcher):
             record(root, number, points[i], of.run_folder)
             done.append(returned(points[i], number, name, receipt))
         return done
+
+    def _job(self, point: Point, variables: dict[str, str]) -> Job:
+        made = job(point.config, COMMAND, Path(self.settings.mount))
+        return replace(made, environment=variables | made.environment)
 
     def _told(self, of: Job, file: Path, kubectl: str | None) -> str:
         if kubectl is None:

@@ -4,6 +4,7 @@ A process per point keeps the points independent: one that diverges ends alone, 
 machinery leaks from one into the next (docs/adr/0030-points-share-a-machine.md).
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from hlat.config.errors import ConfigError, Exit
 
 from ._budget import ALONE, WHOLE, Budget, Need, budget, need, problems, takes_accelerators
 from ._console import Console, Task
-from ._points import Point, Pruning, check, entry, flags, record, returned
+from ._points import Point, Pruning, check, entry, flags, grouped, record, returned
 from ._queue import Queue
 
 
@@ -74,6 +75,7 @@ class LocalLauncher(Launcher):
             ConfigError: A point cannot run, or not with what there is. None has started then.
         """
         points = check(self.context, self.config, job_overrides, self.settings.prune)
+        os.environ |= grouped(self._folder, points)  # which processes inherit
         shared, needs = shares(points, self.settings)
         tasks = [
             Task(number, point, self._log(number))

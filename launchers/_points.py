@@ -6,6 +6,7 @@ one run folder would silently be one.
 
 import copy
 import inspect
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,10 @@ from hlat.config.run import Config
 from hlat.planning import step_time
 from hlat.planning.feasibility import refuse_infeasible
 from hlat.tracking import sweep
+
+
+_GROUP = "WANDB_RUN_GROUP"
+"""Of W&B's library (its documentation of environment variables)."""
 
 
 @dataclass
@@ -111,6 +116,16 @@ def flags(config: DictConfig) -> list[str]:
     typed: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
     kept = [word for word in typed if not word.startswith("hydra.mode=")]
     return [*config_dir_flags(config.hydra), *kept]
+
+
+def grouped(sweep_folder: Path, points: Sequence[Point]) -> dict[str, str]:
+    """The variable by which W&B groups a sweep's runs where no configuration does.
+
+    A single run that was sent is none, and what the user has set stays.
+    """
+    if len(points) == 1 or _GROUP in os.environ:
+        return {}
+    return {_GROUP: sweep_folder.name}
 
 
 def entry(task: TaskFunction) -> str:

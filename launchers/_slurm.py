@@ -6,6 +6,7 @@ writes and submits. A job therefore needs neither this process nor this checkout
 (docs/adr/0025-jobs-are-files.md).
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -31,7 +32,7 @@ from hlat.jobs.submission import Place, Submission, make
 
 from ._job import OPEN_FILES, Job, compiled
 from ._job import job as job_of
-from ._points import Point, Pruning, check, entry, flags, record, returned
+from ._points import Point, Pruning, check, entry, flags, grouped, record, returned
 from ._snapshot import copy
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class SlurmLauncher(Launcher):
         points = check(self.context, self.config, job_overrides, self.settings.prune)
         refuse_running([point.folder for point in points])
         folder, done = Path(self.config.hydra.sweep.dir), []
+        os.environ |= grouped(folder, points)  # which jobs inherit
         with _prepared(points, self.settings, self.flags) as sendings:
             for number, sending in enumerate(sendings, initial_job_idx):
                 receipt = sending.send()

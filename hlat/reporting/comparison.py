@@ -18,6 +18,7 @@ from hlat.reporting.page import document
 from hlat.reporting.record import Record, is_run, read
 from hlat.reporting.summary import state
 from hlat.reporting.wording import UNKNOWN, anything, exact, percent, whole
+from hlat.tracking import sweep
 from hlat.tracking.totals import totals
 
 _OWN = ("run.name", "run.root")
@@ -36,18 +37,23 @@ _RESULTS = (
 
 
 def runs(folders: Sequence[Path]) -> list[Record]:
-    """Read the run folders that are given, and those that lie in folders that are none.
+    """Read the run folders that are given, those of sweeps, and those that lie in other folders.
 
     Raises:
         ConfigError: A folder neither is nor holds a run folder.
     """
     found: list[Path] = []
     for folder in folders:
-        inside = [folder] if is_run(folder) else sorted(filter(is_run, folder.glob("*")))
+        inside = [folder] if is_run(folder) else [*filter(is_run, _inside(folder))]
         if not inside:
             raise ConfigError(f"{folder} is no run folder, and there is none in it")
         found += [one for one in inside if one not in found]
     return [read(folder) for folder in found]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Where runs of a folder may be, in the order of a sweep's points."""
+    return sweep.run_folders(folder) if sweep.is_sweep(folder) else sorted(folder.glob("*"))
 
 
 def differences(records: Iterable[Record]) -> dict[str, list[str]]:

@@ -8,17 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from hlat import report
+
 
 def _folders(runner):
     root = runner.folder / "runs"
     return [path for path in root.iterdir() if path.name != "sweeps"] if root.exists() else []
 
 
-def test_every_point_has_its_run(runner):
-    done = runner.run_process("-m", "run.steps=1", "optimizer.beta2=0.95,0.99")
+def test_every_point_has_its_run_in_one_group_and_one_report(runner, capsys):
+    runner.environment["WANDB_MODE"] = "offline"
+    words = ("run.steps=1", "optimizer.beta2=0.95,0.99", "tracking=wandb")
+    done = runner.run_process("-m", *words)
     assert done.returncode == 0, done.stderr
     assert len(_folders(runner)) == 2
     assert all((folder / "report.html").exists() for folder in _folders(runner))
+    (sweep,) = (runner.folder / "runs/sweeps").iterdir()
+    for folder in _folders(runner):
+        (written,) = folder.glob("wandb/offline-run-*/*.wandb")
+        assert sweep.name.encode() in written.read_bytes(), "W&B shows them together"
+    assert report.main([str(sweep)]) == 0
+    assert (sweep / "comparison.html").exists()
+    told = capsys.readouterr().out
+    assert "optimizer.beta2" in told
+    assert all(folder.name in told for folder in _folders(runner))
 
 
 def test_a_sweep_over_choices_of_ones_own(runner):
