@@ -100,12 +100,12 @@ def resume_command(exit_code: Exit, overrides: list[str]) -> str:
     return shlex.join(command(_python(), kept))
 
 
-def command(python: str, overrides: list[str]) -> list[str]:
-    """Return the words of a command that trains what this one composes."""
+def command(python: str, overrides: list[str], name: str = "hlat.train") -> list[str]:
+    """Return the words of a command whose entry, `name`, composes what this one composes."""
     if (folder := _frozen_folder()) is not None:
-        return frozen_command(python, folder)
+        return frozen_command(python, folder, name)
     flags = config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
-    return [python, "-m", "hlat.train", *flags, *overrides]
+    return [python, "-m", name, *flags, *overrides]
 
 
 def config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
@@ -116,11 +116,11 @@ def config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
     ]
 
 
-def frozen_command(python: str, folder: Path) -> list[str]:
-    """Return the words of a command that trains what was frozen in a folder, with this program."""
+def frozen_command(python: str, folder: Path, name: str = "hlat.train") -> list[str]:
+    """Return the words of a command whose entry takes what was frozen in a folder, as this does."""
     found = copy()
     start = ["-m"] if found is None else [str(found)]
-    return [python, *start, "hlat.train", frozen.FLAG, str(folder)]
+    return [python, *start, name, frozen.FLAG, str(folder)]
 
 
 def users_environment() -> dict[str, str]:

@@ -21,7 +21,7 @@ LAYERS = {
     ),
     **dict.fromkeys(("model", "optimizer", "data", "checkpoint", "tracking", "planning"), 2),
     "engine": 3,
-    **dict.fromkeys(("evaluation", "jobs", "reporting", "recovery"), 4),
+    **dict.fromkeys(("evaluation", "jobs", "reporting", "recovery", "diagnosis"), 4),
     **dict.fromkeys(
         (
             "train",
@@ -41,7 +41,7 @@ LAYERS = {
 ENTRIES = {room for room, layer in LAYERS.items() if layer == 5}
 FENCES = {
     "torch": {
-        *("model", "optimizer", "engine", "checkpoint"),
+        *("model", "optimizer", "engine", "checkpoint", "diagnosis"),
         *("recovery.supervisor", "recovery.rendezvous"),
     },
     "torch_xla": {"engine.nxd"},

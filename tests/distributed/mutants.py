@@ -1,0 +1,444 @@
+"""Bugs, planted in a rank one at a time, and what the doctor says on it."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from hlat import optimizer, schedule
+from hlat.checkpoint import store
+from hlat.config.run import Config
+from hlat.data.loader import Loader
+from hlat.diagnosis.checkup import check_up
+from hlat.diagnosis.patient import Patient
+from hlat.diagnosis.verdict import Outcome
+from hlat.engine import shards
+from hlat.engine.create import create_engine
+from hlat.engine.interface import World
+from hlat.engine.native import engine, gradients, noise, pipeline, replicas, rounding
+from hlat.engine.native import tensor_parallel as regions
+from hlat.engine.native.engine import NativeEngine
+from hlat.engine.native.weights import Weights
+from hlat.engine.processes import place
+from hlat.model import canonical, initialise, llama, operators
+from hlat.model.loss import IGNORED
+
+Plant = Callable[[], Any]
+
+
+def diagnose(config: Config, mutant: str | None, names: list[str]) -> list[Outcome]:
+    """What checks say on this rank with a bug, or without."""
+    plant = contextlib.nullcontext if mutant is None else MUTANTS[mutant]
+    with plant():
+        patient = Patient(config, create_engine(config))
+        found = [*check_up(patient, names)]
+        patient.engine.close()
+    return found
+
+
+def _patched(target: Any, **functions: Any) -> Plant:
+    return lambda: mock.patch.multiple(target, **functions)
+
+
+def _around(target: Any, name: str, make: Callable[[Any], Any]) -> Plant:
+    """Replace a function by what is made of it."""
+    return lambda: mock.patch.object(target, name, make(getattr(target, name)))
+
+
+# Attention
+
+
+def _core(visible: Callable[[int], Any], heads: slice = slice(None)) -> Plant:
+    """Causal attention but for some heads, which see what `visible` says."""
+    right = llama.CoreAttention.forward
+
+    def forward(self, q, k, v, bias=None):
+        found = right(self, q, k, v, bias)
+        if getattr(self, "well", False):
+            return found
+        seen = visible(q.shape[2])
+        wrong = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        found = found.clone()
+        found[:, heads] = wrong[:, heads]
+        return found
+
+    return _patched(llama.CoreAttention, forward=forward)
+
+
+def _everything(length: int) -> Any:
+    return torch.ones(length, length, dtype=torch.bool)
+
+
+def _one_too_many(length: int) -> Any:
+    return _everything(length).tril(1)
+
+
+@contextlib.contextmanager
+def _second_layer_leaks() -> Iterator[None]:
+    make = llama.Llama.__init__
+
+    def init(self, *settings, **more):
+        make(self, *settings, **more)
+        for name, layer in self.layers.items():
+            layer.self_attn.core.well = name != "1"
+
+    with mock.patch.object(llama.Llama, "__init__", init), _core(_everything)():
+        yield
+
+
+def _rotates_neighbours(x, cos, sin):
+    """The order of the original Llama's weights, which are not these."""
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
+
+
+# Labels and loss
+
+
+def _shifted(by: int) -> Any:
+    def targets(tokens, documents=None):
+        following = tokens[:, by:].long()
+        return F.pad(following, (0, by), value=IGNORED)
+
+    return targets
+
+
+def _counts_the_first(right: Any) -> Any:
+    return lambda sequences, loss_mask: np.ones_like(right(sequences, loss_mask))
+
+
+# Backward passes
+
+
+def _without_mean(ctx, grad):
+    x, weight, scale = ctx.saved_tensors
+    product = grad * (x * scale)
+    return (grad * weight * scale).to(x.dtype), product.flatten(0, -2).sum(0), None
+
+
+def _without_up(ctx, grad):
+    (blocks,) = ctx.saved_tensors
+    gate, _ = operators._gate_and_up(blocks, ctx.block)
+    grad = torch.unflatten(grad, -1, (-1, ctx.block))
+    grads = (torch.ops.aten.silu_backward(grad, gate.contiguous()), F.silu(gate) * grad)
+    return torch.stack(grads, -2).flatten(-3), None
+
+
+# Accumulation
+
+
+def _drops_the_last(right: Any) -> Any:
+    return lambda self, size: right(self, size)[: max(1, len(self.tokens) // size - 1)]
+
+
+def _mean_of_means(right: Any) -> Any:
+    def backward(self, batch, scale):
+        return right(self, batch, scale / max(1, len(batch.tokens) // self._micro_batch_size))
+
+    return backward
+
+
+def _overwrites(right: Any) -> Any:
+    def add(self, name, weight):
+        self._counts.pop(name, None)
+        right(self, name, weight)
+
+    return add
+
+
+# Initial values
+
+
+def _alike(right: Any) -> Any:
+    def stream(seed, name, block):
+        parts = name.split(".")
+        return right(seed, ".".join("0" if part.isdecimal() else part for part in parts), block)
+
+    return stream
+
+
+def _from_the_beginning(right: Any) -> Any:
+    def values(parameter, model, seed, offset, size):
+        return right(parameter, model, seed, (0,) * len(offset), size)
+
+    return values
+
+
+# Optimizer
+
+
+class _AdamW(torch.optim.AdamW):
+    """AdamW by hand, with one mistake."""
+
+    mistake = ""
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._one(weight, weight.grad, group)
+
+    def _one(self, weight: Any, gradient: Any, group: Any) -> None:
+        state, mistake = self.state[weight], self.mistake
+        if not state:
+            state["step"] = torch.zeros(())
+            state |= {key: torch.zeros_like(weight) for key in ("exp_avg", "exp_avg_sq")}
+        rate, (beta1, beta2), eps = group["lr"], group["betas"], group["eps"]
+        decay = 0.0 if mistake == "no decay" else group["weight_decay"]
+        if mistake == "decays gradients":
+            gradient, decay = gradient + decay * weight, 0.0
+        state["step"] += 2 if mistake == "counts twice" else 1
+        average, square = state["exp_avg"], state["exp_avg_sq"]
+        average.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        first = 1 - beta1 ** state["step"]
+        second = 1.0 if mistake == "no beta2 correction" else 1 - beta2 ** state["step"]
+        root = (
+            (square / second + eps).sqrt()
+            if mistake == "epsilon inside"
+            else ((square / second).sqrt() + eps)
+        )
+        weight.mul_(1 - rate * decay).addcdiv_(average / first, root, value=-rate)
+
+
+def _adamw(mistake: str) -> Plant:
+    def build(settings, tensors):
+        made = type("Made", (_AdamW,), {"mistake": mistake})
+        return made(optimizer.groups(settings, tensors), **optimizer.settings(settings))
+
+    return _patched(optimizer, build=build)
+
+
+def _ignores_the_rate(right: Any) -> Any:
+    return lambda self, rate, skip: right(self, 1e-3, skip)
+
+
+def _one_step_ahead(right: Any) -> Any:
+    return lambda step, begin, end: right(step + 1, begin, end)
+
+
+# Rounding and precision
+
+
+def _numbers(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def make(right: Any) -> Any:
+        return lambda self, bits: [change(number) for number in right(self, bits)]
+
+    return make
+
+
+def _in_bf16(right: Any) -> Any:
+    def forward(self, x):
+        return F.linear(x.bfloat16(), self.weight.bfloat16()).float()
+
+    return forward
+
+
+# Data parallelism
+
+
+@contextlib.contextmanager
+def _one_is_not_reduced(parameter: str = "layers.1.mlp.down_proj.weight") -> Iterator[None]:
+    complete, start = Weights._complete, Weights._start
+
+    def noted(self, name):
+        self.newest = name
+        return complete(self, name)
+
+    def skipped(self, gradient):
+        alone = self.newest == parameter
+        return replicas.Sum(gradient, None) if alone else start(self, gradient)
+
+    with mock.patch.multiple(Weights, _complete=noted, _start=skipped):
+        yield
+
+
+def _own_norm(right: Any) -> Any:
+    def over_ranks(self, loss, tensors):
+        return right(self, loss, tensors)[0], optimizer.global_norm(tensors)
+
+    return over_ranks
+
+
+def _of_this_rank(right: Any) -> Any:
+    return lambda seed, *rest: right(seed + place().rank, *rest)
+
+
+# Tensor parallelism
+
+
+@contextlib.contextmanager
+def _kv(times: int) -> Iterator[None]:
+    complete = Weights._complete
+
+    def summed(self, name):
+        kv, axis = self._mesh.kv, self._mesh.kv.sum_
+
+        def several(tensor):
+            for _ in range(times):
+                axis(tensor)
+
+        with mock.patch.object(kv, "sum_", several):
+            return complete(self, name)
+
+    with mock.patch.object(Weights, "_complete", summed):
+        yield
+
+
+def _counts_copies(right: Any) -> Any:
+    def shared(*settings):
+        found = right(*settings)
+        return replace(found, num_owned=shards.coalesced.count(found.rows))
+
+    return shared
+
+
+# Pipelines
+
+
+def _of_another_micro_batch(right: Any) -> Any:
+    def backward(self, batch, scale):
+        rolled = batch.targets.roll(len(batch.targets) // 2, 0)
+        return right(self, replace(batch, targets=rolled), scale)
+
+    return backward
+
+
+def _averages_again(right: Any) -> Any:
+    def made(*settings):
+        make = right(*settings)
+        return lambda stages, **more: make(stages, **more | {"scale_grads": True})
+
+    return made
+
+
+def _loses_the_last(right: Any) -> Any:
+    def loss(self, output, targets):
+        self.num_seen = getattr(self, "num_seen", 0) + 1
+        return right(self, output, targets) * (0 if self.num_seen % 4 == 0 else 1)
+
+    return loss
+
+
+# Checkpoints and data
+
+
+def _spoils_moments(right: Any) -> Any:
+    def restore(path, chunks):
+        kept = [*chunks]
+        right(path, kept)
+        for chunk in kept:
+            if chunk.name.startswith("exp_avg_sq/"):
+                chunk.tensor.mul_(1.01)
+
+    return restore
+
+
+def _narrows(right: Any) -> Any:
+    def restore(path, chunks):
+        kept = [*chunks]
+        right(path, kept)
+        for chunk in kept:
+            chunk.tensor.copy_(chunk.tensor.detach().bfloat16())
+
+    return restore
+
+
+def _skips_one(right: Any) -> Any:
+    def restore(self, state):
+        lines = right(self, state)
+        self.next()
+        return lines
+
+    return restore
+
+
+def _reverses_on_one(right: Any) -> Any:
+    def following(self):
+        sequences = right(self)
+        return replace(sequences, tokens=sequences.tokens[::-1]) if place().rank else sequences
+
+    return following
+
+
+def _zero_share(self: World) -> Any:
+    return 0, self.dp_size, self.peers
+
+
+MUTANTS: dict[str, Plant] = {
+    "no mask": _core(_everything),
+    "mask off by one": _core(_one_too_many),
+    "one head leaks": _core(_everything, slice(1, 2)),
+    "one layer leaks": _second_layer_leaks,
+    "documents are ignored": _patched(
+        llama,
+        within_documents=lambda d: torch.ones(*d.shape, d.shape[1], dtype=torch.bool).tril(),
+    ),
+    "documents see ahead": _patched(
+        llama, within_documents=lambda d: d.unsqueeze(2) == d.unsqueeze(1)
+    ),
+    "labels shifted by two": _patched(engine, next_token_targets=_shifted(2)),
+    "labels not shifted": _patched(engine, next_token_targets=_shifted(0)),
+    "one target too many": _around(engine, "counted_targets", _counts_the_first),
+    "rotary order": _patched(llama, rotate=_rotates_neighbours),
+    "norm without its mean": _patched(operators._RMSNorm, backward=staticmethod(_without_mean)),
+    "gate without up": _patched(operators._SwiGLU, backward=staticmethod(_without_up)),
+    "last micro batch dropped": _around(pipeline.Batch, "split", _drops_the_last),
+    "mean of means": _around(pipeline.Straight, "backward", _mean_of_means),
+    "sums overwritten": _around(gradients.GradientSums, "_add", _overwrites),
+    "initial values not scaled": _patched(canonical, _residual_scale=lambda model, layer: 1.0),
+    "scaled by sqrt(L)": _patched(
+        canonical, _residual_scale=lambda model, layer: 1 / math.sqrt(model.num_layers)
+    ),
+    "layers drawn alike": _around(initialise, "_stream", _alike),
+    "every shard drawn as the first": _around(engine, "initial_values", _from_the_beginning),
+    "no beta2 correction": _adamw("no beta2 correction"),
+    "epsilon inside the root": _adamw("epsilon inside"),
+    "no weight decay": _adamw("no decay"),
+    "decay through gradients": _adamw("decays gradients"),
+    "updates counted twice": _adamw("counts twice"),
+    "rate ignored": _around(Weights, "update", _ignores_the_rate),
+    "schedule one step ahead": _around(schedule, "_done", _one_step_ahead),
+    "rounds towards zero": _around(rounding.Rounding, "numbers", _numbers(torch.zeros_like)),
+    "rounds to nearest": _around(
+        rounding.Rounding, "numbers", _numbers(lambda n: torch.full_like(n, 0x8000))
+    ),
+    "rounds away too often": _around(
+        rounding.Rounding, "numbers", _numbers(lambda number: number | 0x4000)
+    ),
+    "products in bf16": _around(llama.Linear, "forward", _in_bf16),
+    "one parameter not reduced": _one_is_not_reduced,
+    "sum instead of mean": _around(
+        NativeEngine,
+        "_num_counted_by_all",
+        lambda right: lambda self, sequences: self._num_counted(sequences),
+    ),
+    "all ranks read the same": _patched(World, share=property(_zero_share)),
+    "updates not shared": _patched(replicas.Replicas, share=lambda self, memory: None),
+    "norm of one rank": _around(NativeEngine, "_over_ranks", _own_norm),
+    "ranks round apart": _around(noise, "_row_keys", _of_this_rank),
+    "norm gradients not shared": _patched(Weights, _sum_vectors=lambda self, sums: None),
+    "outputs not summed": _patched(regions.Regions, leave=lambda self, y: y),
+    "input gradients not summed": _patched(
+        regions._Copy, backward=staticmethod(lambda ctx, gradient: (gradient, None))
+    ),
+    "key/value copies not summed": lambda: _kv(0),
+    "key/value copies summed twice": lambda: _kv(2),
+    "key/value copies count twice": _around(shards, "_shared_head", _counts_copies),
+    "targets of another micro batch": _around(
+        pipeline.Pipeline, "backward", _of_another_micro_batch
+    ),
+    "pipeline averages again": _around(pipeline, "_schedule", _averages_again),
+    "pipeline loses the last": _around(pipeline.Pipeline, "_loss_of", _loses_the_last),
+    "moments not restored": _around(store, "restore", _spoils_moments),
+    "restored in bf16": _around(store, "restore", _narrows),
+    "resume skips a batch": _around(Loader, "restore", _skips_one),
+    "peers read different rows": _around(Loader, "next", _reverses_on_one),
+}
