@@ -1,9 +1,11 @@
 """Bugs, planted in a rank one at a time, and what the doctor says on it."""
 
 import contextlib
+import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,10 +17,10 @@ from hlat import optimizer, schedule
 from hlat.checkpoint import store
 from hlat.config.run import Config
 from hlat.data.loader import Loader
-from hlat.diagnosis.checkup import check_up
+from hlat.diagnosis.checkup import check_up, examine
 from hlat.diagnosis.patient import Patient
 from hlat.diagnosis.verdict import Outcome
-from hlat.engine import shards
+from hlat.engine import examination, shards
 from hlat.engine.create import create_engine
 from hlat.engine.interface import World
 from hlat.engine.native import engine, gradients, noise, pipeline, replicas, rounding
@@ -40,6 +42,13 @@ def diagnose(config: Config, mutant: str | None, names: list[str]) -> list[Outco
         found = [*check_up(patient, names)]
         patient.engine.close()
     return found
+
+
+def exit_code(config: Config, folder: str, mutant: str) -> tuple[int, str]:
+    """What the doctor's process exits with on this rank, and has printed, with a bug."""
+    with MUTANTS[mutant](), contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = examine(config, Path(folder), create_engine(config))
+    return code, printed.getvalue()
 
 
 def _patched(target: Any, **functions: Any) -> Plant:
@@ -368,6 +377,15 @@ def _reverses_on_one(right: Any) -> Any:
     return following
 
 
+def _adds_one(right: Any) -> Any:
+    def product(one, other):
+        result = right(one, other)
+        result[7, 5] += 1
+        return result
+
+    return product
+
+
 def _zero_share(self: World) -> Any:
     return 0, self.dp_size, self.peers
 
@@ -441,4 +459,5 @@ MUTANTS: dict[str, Plant] = {
     "restored in bf16": _around(store, "restore", _narrows),
     "resume skips a batch": _around(Loader, "restore", _skips_one),
     "peers read different rows": _around(Loader, "next", _reverses_on_one),
+    "a device multiplies wrongly": _around(examination, "_product", _adds_one),
 }

@@ -1,8 +1,11 @@
 """The doctor finds each bug that is planted, blames what is to blame, and nothing where all is
 well."""
 
+import json
+
 import pytest
 
+from hlat.config.errors import Exit
 from hlat.config.resolve import resolve
 from hlat.diagnosis.checkup import CHECKS
 from hlat.diagnosis.shrink import shrink
@@ -99,7 +102,7 @@ def shrunk(compose, small):
 
 
 def test_every_mutant_is_expected_somewhere() -> None:
-    assert FOUND.keys() == mutants.MUTANTS.keys()
+    assert {*FOUND, "a device multiplies wrongly"} == mutants.MUTANTS.keys()
 
 
 @pytest.mark.parametrize("mutant", FOUND)
@@ -124,6 +127,29 @@ def test_a_parameter_that_is_not_reduced_is_the_only_one_blamed(ranks: Ranks, sh
             "model.layers.1.mlp.down_proj.weight"
         }
     assert "count 1, 0 times" in found["reduction"].said or "count 1, " in found["reduction"].said
+
+
+@pytest.mark.parametrize(
+    ("mutant", "code", "failed"),
+    [
+        ("one parameter not reduced", Exit.DIVERGED, "reduction"),
+        ("a device multiplies wrongly", Exit.UNHEALTHY_NODE, "machine"),
+    ],
+)
+def test_the_exit_code_tells_arithmetic_from_a_machine(
+    ranks: Ranks, shrunk, tmp_path, mutant: str, code: Exit, failed: str
+) -> None:
+    config = shrunk(DP)
+    told = ranks.run(2, mutants.exit_code, config, str(tmp_path), mutant)
+    assert [found for found, _ in told] == [code] * 2
+    assert f"FAIL  {failed}" in told[0][1]
+    assert "in a run: " in told[0][1]
+    assert told[1][1] == ""
+    record = json.loads((tmp_path / "doctor.json").read_text())
+    assert not record["healthy"]
+    bad = [one for one in record["checks"] if one["status"] == "FAIL"]
+    assert failed in [one["check"] for one in bad]
+    assert all(one["culprits"] and one["symptom"] for one in bad)
 
 
 def test_one_leaking_head_is_the_only_one_blamed(ranks: Ranks, shrunk) -> None:
