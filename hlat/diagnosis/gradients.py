@@ -254,12 +254,15 @@ def _sentence(config: Config, one: dict[str, Any]) -> str:
         return told
     table = np.reshape(one["counts"], (-1, config.num_micro_batches))
     if one["axis"] == "dp" and np.ptp(table.mean(1)) > _APART:
-        each = ", ".join(f"{count:.2g}" for count in table.mean(1))
-        return f"{told}: sequences of data-parallel ranks count {each} times"
+        return f"{told}: sequences of data-parallel ranks count {_times(table.mean(1))}"
     if np.ptp(table.mean(0)) > _APART:
-        each = ", ".join(f"{count:.2g}" for count in table.mean(0))
-        return f"{told}: micro batches count {each} times"
-    return f"{told}: every sequence counts {table.mean():.3g} times"
+        return f"{told}: micro batches count {_times(table.mean(0))}"
+    return f"{told}: every sequence counts {_times(table.mean(keepdims=True)[0])}"
+
+
+def _times(counts: NDArray[Any]) -> str:
+    """Such as 1, 0 times."""
+    return ", ".join(f"{abs(count):.3g}" for count in counts.round(2)) + " times"
 
 
 def _norm(config: Config, step: Step) -> Outcome:

@@ -1,6 +1,6 @@
 """Whether small updates of the weights arrive, on average, and push them nowhere else.
 
-An update that is a sixteenth of the spacing of bf16 is lost if it is rounded to nearest, and
+An update below half the spacing of bf16 is lost if it is rounded to nearest, and
 arrives on average if it is rounded stochastically. The moments that are kept tell what each update
 was to be.
 """
@@ -70,8 +70,10 @@ def _add(
     if weight.ndim < 2:
         return  # norms, around one, where nothing of such an update arrives for long
     asked = _asked(config, weight, *(kind[name].astype(np.float64) for kind in moments))
-    change = after[name].astype(np.float64) - weight
     spacing = _spacing(config, weight)
+    small = np.abs(asked) < spacing / 2 if _kept(config) is Dtype.bf16 else slice(None)
+    weight, asked, spacing = weight[small], asked[small], spacing[small]
+    change = after[name].astype(np.float64)[small] - weight
     share = np.minimum(np.abs(asked) / spacing, 1)
     chance = share * (1 - share)
     sums.kept += float((change * asked).sum())
