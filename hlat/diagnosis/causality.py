@@ -31,7 +31,8 @@ Tokens = NDArray[np.int32]
 def check_causality(patient: Patient) -> list[Outcome]:
     """No loss changes when what comes later does, nor when another document does."""
     found: list[Culprit] = []
-    largest, looked = 0.0, list[bool]()
+    looked: list[bool] = []
+    largest = 0.0
     for config in _paths(patient):
         with patient.other(config) if patient.rebuilds else nullcontext(patient) as one:
             masked = config.data.document_mask

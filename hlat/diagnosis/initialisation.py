@@ -29,13 +29,16 @@ def check_initialisation(patient: Patient) -> list[Outcome]:
     told, worst = [], 0.0
     for name, values in found.items():
         expected = _rule(config.model, name)
-        measured = float(values.astype(np.float64).std()) if expected else float(values.max())
-        gap = abs(measured / (expected or 1.0) - 1)
-        allowed = _SIGMAS / math.sqrt(2 * values.size) + _ROUNDED if expected else 0.0
+        if expected is None:
+            expected, measured, allowed = 1.0, float(np.abs(values).mean()), 0.0
+        else:
+            measured = float(values.astype(np.float64).std())
+            allowed = _SIGMAS / math.sqrt(2 * values.size) + _ROUNDED
+        gap = abs(measured / expected - 1)
         worst = max(worst, gap)
         if not gap <= allowed:
             wrong.append(Culprit(name, "model"))
-            told.append(f"{name} has standard deviation {measured:.4g}, the rule {expected:.4g}")
+            told.append(f"{name} measures {measured:.4g}, and {expected:.4g} by the rule")
         elif not np.array_equal(values, _elsewhere(patient, name)):
             wrong.append(Culprit(name, widest(config)))
             told.append(f"{name} has other values than on one process")

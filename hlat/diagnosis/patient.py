@@ -139,14 +139,19 @@ class Patient:
                 content = base64.b64encode(values.tobytes()).decode()
                 pieces.append([name, chunk.offset, chunk.size, content])
         told = self.engine.world.everyone.collect(pieces)
-        found: Whole = {}
+        found = self._nothing(kind) if self.leads else {}
         for name, offset, size, content in (piece for pieces in told for piece in pieces):
-            shape = self.parameters[name].shape
-            whole = found.setdefault(name, np.full(shape if size else (), np.nan, np.float32))
             ranges = zip(offset, size, strict=True)
             place = tuple(slice(start, start + n) for start, n in ranges)
-            whole[place] = np.frombuffer(base64.b64decode(content), np.float32).reshape(size)
+            found[name][place] = np.frombuffer(base64.b64decode(content), np.float32).reshape(size)
         return found
+
+    def _nothing(self, kind: str) -> Whole:
+        """Tensors that nobody has told of: not a number of them is one."""
+        shapes = {name: one.shape for name, one in self.parameters.items()}
+        if kind == "updates":
+            shapes = dict.fromkeys(shapes, ())
+        return {name: np.full(shape, np.nan, np.float32) for name, shape in shapes.items()}
 
     def as_kept(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Values in the dtype in which weights are kept."""

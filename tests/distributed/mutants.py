@@ -377,6 +377,10 @@ def _reverses_on_one(right: Any) -> Any:
     return following
 
 
+def _without_the_last_norm(right: Any) -> Any:
+    return lambda self: (one for one in right(self) if "model.norm" not in one.name)
+
+
 def _adds_one(right: Any) -> Any:
     def product(one, other):
         result = right(one, other)
@@ -457,6 +461,7 @@ MUTANTS: dict[str, Plant] = {
     "pipeline loses the last": _around(pipeline.Pipeline, "_loss_of", _loses_the_last),
     "moments not restored": _around(store, "restore", _spoils_moments),
     "restored in bf16": _around(store, "restore", _narrows),
+    "a parameter left out": _around(NativeEngine, "chunks", _without_the_last_norm),
     "resume skips a batch": _around(Loader, "restore", _skips_one),
     "peers read different rows": _around(Loader, "next", _reverses_on_one),
     "a device multiplies wrongly": _around(examination, "_product", _adds_one),
@@ -515,6 +520,7 @@ FOUND = {
     "pipeline loses the last": (PP, "pipeline", "lm_head", "pp"),
     "moments not restored": ("", "checkpoint", "exp_avg_sq/", "here"),
     "restored in bf16": ("", "checkpoint", "weights/", "here"),
+    "a parameter left out": ("", "initialisation", "model.norm.weight", "model"),
     "resume skips a batch": ("", "data", "rows after a resume", "data"),
     "peers read different rows": (TP, "data", "rows of peers", "tp+pp"),
 }
