@@ -372,7 +372,9 @@ def _skips_one(right: Any) -> Any:
 def _reverses_on_one(right: Any) -> Any:
     def following(self):
         sequences = right(self)
-        return replace(sequences, tokens=sequences.tokens[::-1]) if place().rank else sequences
+        return (
+            replace(sequences, tokens=sequences.tokens[::-1].copy()) if place().rank else sequences
+        )
 
     return following
 
