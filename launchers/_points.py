@@ -26,7 +26,6 @@ from hlat.planning import step_time
 from hlat.planning.feasibility import refuse_infeasible
 from hlat.tracking import sweep
 
-
 _GROUP = "WANDB_RUN_GROUP"
 """Of W&B's library (its documentation of environment variables)."""
 
