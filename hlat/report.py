@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m hlat.report",
         description="Write report.html and figures/*.svg of a run into its folder, from its"
         " metrics.jsonl, events.jsonl, config.yaml and provenance.json. The run may be finished,"
-        " killed or still going on. Of several runs, a sweep, or the runs in a folder: print a table,"
-        " and write comparison.html and comparison/*.svg.",
+        " killed or still going on. Of several runs, a sweep, or the runs in a folder: print a"
+        " table, and write comparison.html and comparison/*.svg.",
         epilog="examples: python -m hlat.report runs/tiny; python -m hlat.report runs",
     )
     parser.add_argument(
