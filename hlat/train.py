@@ -107,8 +107,7 @@ def train(
     from hlat.state import total_steps
 
     total, every = total_steps(config), config.evaluation.every_steps
-    heldout = loader.heldout(config.evaluation.sequences_per_source)
-    stage = loader.stage
+    heldout, stage = loader.heldout(config.evaluation.sequences_per_source), loader.stage
     tracker.ready(state.step)
     if not engine.world.everyone.any(bool(tracker.events("evaluate"))):
         evaluate(engine, heldout, tracker, state.step)
@@ -127,7 +126,8 @@ def train(
         saving = stop or last or safety.save_is_due(state.step)
         if saving or state.step % config.run.log_every == 0:
             numbers = engine.read(pending)
-            tracker.log(state.step, stage, learning_rate=rate, **numbers.measured)
+            row = {"learning_rate": rate, **numbers.measured, "memory_bytes": engine.peak_memory()}
+            tracker.log(state.step, stage, **row)
             checked = safety.check(state, numbers)
             if checked is None:
                 return Exit.DIVERGED, state.step

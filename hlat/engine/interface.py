@@ -50,21 +50,17 @@ class Numbers:
         param_norm: Global l2 norm of the weights after the step, fp32; None after an evaluation.
         num_skipped: Steps since the engine was built that changed nothing, because their gradients
             were not finite.
-        memory_bytes: The most that this process has ever held of its device's memory, or of main
-            memory where that is the device's; None: the device does not tell.
     """
 
     loss: float
     grad_norm: float | None = None
     param_norm: float | None = None
     num_skipped: int = 0
-    memory_bytes: int | None = None
 
     @property
     def measured(self) -> dict[str, float | None]:
-        """Loss, norms and memory by name."""
-        names = ("loss", "grad_norm", "param_norm", "memory_bytes")
-        return {name: getattr(self, name) for name in names}
+        """Loss and norms by name."""
+        return {"loss": self.loss, "grad_norm": self.grad_norm, "param_norm": self.param_norm}
 
 
 @dataclass(frozen=True)
@@ -176,6 +172,13 @@ class Engine(Protocol):
 
     def read(self, pending: Pending) -> Numbers:
         """Fetch the numbers of the newest step or of an evaluation: the only host sync."""
+        ...
+
+    def peak_memory(self) -> int | None:
+        """The most bytes that this process has ever held of its device's memory.
+
+        Of main memory where that is the device's; None: the device does not tell. Nobody waits.
+        """
         ...
 
     def chunks(self) -> Iterator[Chunk]:

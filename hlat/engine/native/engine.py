@@ -93,8 +93,11 @@ class NativeEngine:
         _, param_norm = self._over_ranks(loss, updated)
         numbers = torch.stack([loss, pending["grad_norm"], param_norm, self._num_skipped])
         mean_loss, *norms, num_skipped = numbers.tolist()
-        memory = peak_memory(self._device)
-        return Numbers(mean_loss, norms[0], norms[1], int(num_skipped), memory)
+        return Numbers(mean_loss, norms[0], norms[1], int(num_skipped))
+
+    def peak_memory(self) -> int | None:
+        """The most that this process has ever held of its device's memory."""
+        return peak_memory(self._device)
 
     def chunks(self) -> Iterator[Chunk]:
         """Weights, both moments, and the count of updates of what this rank updates.

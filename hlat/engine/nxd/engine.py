@@ -119,6 +119,10 @@ class NxdEngine:
         loss, *norms = numbers
         return Numbers(loss, norms[0], norms[1], int(self._num_skipped))
 
+    def peak_memory(self) -> int | None:
+        """Not known: PyTorch/XLA counts no memory of such a device."""
+        return None
+
     def chunks(self) -> Iterator[Chunk]:
         """Weights, both moments, and the count of updates of what this rank updates.
 
