@@ -4,7 +4,6 @@ A process per point keeps the points independent: one that diverges ends alone, 
 machinery leaks from one into the next (docs/adr/0030-points-share-a-machine.md).
 """
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +74,6 @@ class LocalLauncher(Launcher):
             ConfigError: A point cannot run, or not with what there is. None has started then.
         """
         points = check(self.context, self.config, job_overrides, self.settings.prune)
-        os.environ |= grouped(self._folder, points)  # which processes inherit
         shared, needs = shares(points, self.settings)
         tasks = [
             Task(number, point, self._log(number))
@@ -83,7 +81,7 @@ class LocalLauncher(Launcher):
         ]
         for task in tasks:
             record(self._folder, task.number, task.point, task.point.folder)
-        queue = Queue(self.command, shared, Console())
+        queue = Queue(self.command, grouped(self._folder, points), shared, Console())
         codes = queue.run([*zip(tasks, needs, strict=True)])
         if told := _shortfall(codes, len(tasks)):
             print(f"hlat: of {len(tasks)} points {told}", file=sys.stderr)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -47,15 +47,23 @@ class Running:
 class Queue:
     """The points that run, and how those ended that did."""
 
-    def __init__(self, command: Sequence[str], budget: Budget, console: Console) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        budget: Budget,
+        console: Console,
+    ) -> None:
         """Run nothing yet.
 
         Args:
             command: What each process runs, before the point's overrides.
+            variables: Set in each, beside those of the user.
             budget: What all that run share.
             console: Where it is told what becomes of them.
         """
-        self._command, self._budget, self._console = command, budget, console
+        self._command, self._variables = command, variables
+        self._budget, self._console = budget, console
         self._running: list[Running] = []
         self._codes: dict[int, int] = {}
         self._signals: list[int] = []
@@ -105,7 +113,8 @@ class Queue:
         free = [name for name in self._budget.devices.names if name not in taken]
         devices = free[: need.devices]
         self._console.starts(task)
-        variables = users_environment() | self._budget.variables(need, devices)
+        variables = {**users_environment(), **self._variables}
+        variables |= self._budget.variables(need, devices)
         with contextlib.ExitStack() as stack:
             output = None
             if task.log is not None:

@@ -6,7 +6,6 @@ writes and submits. A job therefore needs neither this process nor this checkout
 (docs/adr/0025-jobs-are-files.md).
 """
 
-import os
 import re
 import shlex
 import shutil
@@ -127,8 +126,7 @@ class SlurmLauncher(Launcher):
         points = check(self.context, self.config, job_overrides, self.settings.prune)
         refuse_running([point.folder for point in points])
         folder, done = Path(self.config.hydra.sweep.dir), []
-        os.environ |= grouped(folder, points)  # which jobs inherit
-        with _prepared(points, self.settings, self.flags) as sendings:
+        with self._prepared(points, folder) as sendings:
             for number, sending in enumerate(sendings, initial_job_idx):
                 receipt = sending.send()
                 point, job = sending.point, receipt["job"]
@@ -137,6 +135,23 @@ class SlurmLauncher(Launcher):
                 done.append(returned(point, number, job, receipt))
         print(f"all of them:  python -m hlat.jobs {shlex.quote(str(folder))}")
         return done
+
+    @contextmanager
+    def _prepared(self, points: Sequence[Point], folder: Path) -> Iterator["list[Sending]"]:
+        """Everything that is to be sent, on disk and looked at by Slurm; what was not sent goes."""
+        places: list[Place] = []
+
+        def place_for(point: Point) -> Place:
+            places.append(make(Path.cwd() / point.folder))
+            return places[-1]
+
+        group = grouped(folder, points)
+        try:
+            yield [_prepare(point, place_for, self.settings, self.flags, group) for point in points]
+        finally:
+            for place in places:
+                if place.job is None:
+                    shutil.rmtree(place.folder)
 
 
 @dataclass(frozen=True)
@@ -286,30 +301,12 @@ def script(parameters: dict[str, Any], place: Place, program: Sequence[str]) -> 
     return text
 
 
-@contextmanager
-def _prepared(
-    points: Sequence[Point], settings: SlurmLauncherConfig, words: list[str]
-) -> Iterator[list[Sending]]:
-    """Everything that is to be sent, on disk and looked at by Slurm; what was not sent goes."""
-    places: list[Place] = []
-
-    def place_for(point: Point) -> Place:
-        places.append(make(Path.cwd() / point.folder))
-        return places[-1]
-
-    try:
-        yield [_prepare(point, place_for, settings, words) for point in points]
-    finally:
-        for place in places:
-            if place.job is None:
-                shutil.rmtree(place.folder)
-
-
 def _prepare(
     point: Point,
     place_for: Callable[[Point], Place],
     settings: SlurmLauncherConfig,
     words: list[str],
+    variables: dict[str, str],
 ) -> Sending:
     """Write what a run's job needs, and what the job before it needs if there is one.
 
@@ -322,6 +319,7 @@ def _prepare(
     program = [settings.python or sys.executable, str(place.code)]
     train = [*program, "hlat.train", frozen.FLAG, str(place.folder)]
     job = job_of(point.config, (*train,), Path.cwd())
+    job = replace(job, environment=variables | job.environment)
     commands, first = [train], None
     if before is not None:
         compile_all = [*program, "hlat.precompile", frozen.FLAG, str(place.folder)]

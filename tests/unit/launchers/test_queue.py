@@ -79,7 +79,7 @@ def task(compose, tmp_path, monkeypatch):
 
 
 def queue(script: str, budget: Budget) -> Queue:
-    return Queue([sys.executable, "-S", "-c", script], budget, Console())
+    return Queue([sys.executable, "-S", "-c", script], {}, budget, Console())
 
 
 def together(jobs: int, cores: int = 8, devices: Devices = NONE) -> Budget:
@@ -152,7 +152,7 @@ time.sleep(20)
         def starts(self, task: Task) -> None:
             wait_for(lambda: task.number == 0 or Path("a").exists())
 
-    running = Queue([sys.executable, "-S", "-c", script], together(2), WhenReady())
+    running = Queue([sys.executable, "-S", "-c", script], {}, together(2), WhenReady())
     with pytest.raises(IsADirectoryError):
         running.run([(task(0, "a"), ONE_CORE), (task(1, "b"), ONE_CORE)])
     assert Path("saved").exists()
