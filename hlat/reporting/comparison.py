@@ -57,11 +57,23 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def differences(records: Iterable[Record]) -> dict[str, list[str]]:
-    """Return the keys in which the runs' configurations differ, with the value of each run."""
+    """Return the keys in which the runs' configurations differ, with the value of each run.
+
+    Of a group whose preset explains the rest, such as precision, only its name.
+    """
     trees = [_settings(record) for record in records]
     keys = dict.fromkeys(key for tree in trees for key in tree if key not in _OWN)
     values = {key: [anything(tree.get(key)) for tree in trees] for key in keys}
-    return {key: told_by for key, told_by in values.items() if len(set(told_by)) > 1}
+    differing = {key: told_by for key, told_by in values.items() if len(set(told_by)) > 1}
+    return {key: told for key, told in differing.items() if not _is_explained(key, differing)}
+
+
+def _is_explained(key: str, values: dict[str, list[str]]) -> bool:
+    """Whether the name of a key's group says its value in each run."""
+    names = values.get(f"{key.partition('.')[0]}.name", values[key])
+    return names is not values[key] and len({*zip(names, values[key], strict=True)}) == len(
+        {*names}
+    )
 
 
 def table(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:

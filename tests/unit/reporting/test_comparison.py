@@ -90,6 +90,19 @@ def test_the_table_tells_what_came_of_each(sweep: Path) -> None:
     assert second["Best loss"] == "2.000"
 
 
+def test_the_name_of_a_preset_says_what_is_in_it(tmp_path: Path) -> None:
+    for name, weights, rounding in (("a", "x", 1), ("b", "y", 1), ("c", "y", 2)):
+        _run(tmp_path / name, 0.1, 1.0)
+        more = f"precision: {{name: p{weights}, weights: {weights}, rounding: {rounding}}}\n"
+        with (tmp_path / name / "config.yaml").open("a") as file:
+            file.write(more)
+    records = comparison.runs([tmp_path])
+    assert comparison.differences(records) == {
+        "precision.name": ["px", "py", "py"],
+        "precision.rounding": ["1", "1", "2"],
+    }
+
+
 def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
     _run(tmp_path / "a", 0.1, 1.0, tags="[x, y]")
     _run(tmp_path / "b", 0.1, 1.0)
