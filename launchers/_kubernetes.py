@@ -10,20 +10,17 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import frozen
 from hlat.config.errors import ConfigError
 
 from ._job import Job, compiled, job
 from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
-from ._points import Point, check, entry, flags, grouped, record, returned
+from ._points import Point, check, grouped, record, returned
+from ._sender import Sender
 from ._yaml import as_yaml
 
 _MANIFEST = "manifest.yaml"
@@ -41,28 +38,11 @@ ConfigStore.instance().store(
 )
 
 
-class KubernetesLauncher(Launcher):
+class KubernetesLauncher(Sender):
     """Hydra launcher that writes manifests, creates what they say, and waits for nothing."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings: Settings = OmegaConf.to_object(  # type: ignore[assignment]
-            OmegaConf.merge(OmegaConf.structured(Settings), settings)
-        )
-
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
-        """Remember what is swept.
-
-        Raises:
-            ConfigError: It is not hlat.train.
-        """
-        if entry(task_function) != "train":
-            raise ConfigError(
-                f"hydra/launcher=kubernetes trains, and cannot run hlat.{entry(task_function)}"
-            )
-        self.context, self.config = hydra_context, config
-        self.flags = flags(config)
+    name, schema = "kubernetes", Settings
+    settings: Settings
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int

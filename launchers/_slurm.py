@@ -19,9 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import frozen
 from hlat.config.errors import ConfigError
@@ -31,7 +28,8 @@ from hlat.jobs.submission import Place, Submission, make
 
 from ._job import OPEN_FILES, Job, compiled
 from ._job import job as job_of
-from ._points import Point, Pruning, check, entry, flags, grouped, record, returned
+from ._points import Point, Pruning, check, grouped, record, returned
+from ._sender import Sender
 from ._snapshot import copy
 
 if TYPE_CHECKING:
@@ -91,28 +89,11 @@ ConfigStore.instance().store(
 )
 
 
-class SlurmLauncher(Launcher):
+class SlurmLauncher(Sender):
     """Hydra launcher that sends jobs, and waits for none of them."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.settings: SlurmLauncherConfig = OmegaConf.to_object(  # type: ignore[assignment]
-            OmegaConf.merge(OmegaConf.structured(SlurmLauncherConfig), settings)
-        )
-
-    def setup(
-        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
-    ) -> None:
-        """Remember what is swept.
-
-        Raises:
-            ConfigError: It is not hlat.train.
-        """
-        if entry(task_function) != "train":
-            raise ConfigError(
-                f"hydra/launcher=slurm trains, and cannot run hlat.{entry(task_function)}"
-            )
-        self.context, self.config = hydra_context, config
-        self.flags = flags(config)
+    name, schema = "slurm", SlurmLauncherConfig
+    settings: SlurmLauncherConfig
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
