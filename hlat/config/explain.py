@@ -6,13 +6,17 @@ Their own messages speak of structs and nodes; a user thinks in keys and choices
 import dataclasses
 import difflib
 import re
+import sys
 import typing
 
+from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
 from hlat.config.errors import ConfigError
 from hlat.config.folders import folder
 from hlat.config.run import Config
+
+_LAUNCHER, _DEFAULT = "hydra.launcher", "local"
 
 
 def explain(error: Exception) -> ConfigError:
@@ -54,7 +58,8 @@ def _keys(node: type, prefix: str) -> typing.Iterator[str]:
 def unknown_key(key: str) -> ConfigError:
     """Return the error for a key that does not exist, with the nearest one that does."""
     group, _, name = key.rpartition(".")
-    siblings = [known for known in keys() if known.rpartition(".")[0] == group]
+    known_keys = _launcher_keys() if group == _LAUNCHER else keys()
+    siblings = [known for known in known_keys if known.rpartition(".")[0] == group]
     names = [known.rpartition(".")[2] for known in siblings]
     if group and siblings:
         near = [f"{group}.{close}" for close in difflib.get_close_matches(name, names, n=1)]
@@ -68,10 +73,23 @@ def unknown_key(key: str) -> ConfigError:
     return ConfigError(f"{problem}; `--cfg job` prints all keys")
 
 
+def _launcher_keys() -> list[str]:
+    """The settings of the launcher that was typed, or of the default one."""
+    typed = [word.partition("=")[2] for word in sys.argv if word.startswith("hydra/launcher=")]
+    chosen, store = f"{[_DEFAULT, *typed][-1]}.yaml", ConfigStore.instance()
+    if chosen not in store.list("hydra/launcher"):
+        return []
+    names = map(str, store.load(f"hydra/launcher/{chosen}").node)
+    return [f"{_LAUNCHER}.{name}" for name in names if name != "_target_"]
+
+
 def _unknown_choice(group: str, choice: str) -> ConfigError:
     choices = sorted(file.stem for file in (folder("conf") / group).glob("*.yaml"))
     if group == "sweep":
         choices = sorted(file.stem for file in folder("sweeps").glob("*.yaml"))
+    if group == "hydra/launcher":
+        found = ConfigStore.instance().list(group)
+        choices = sorted(name.removesuffix(".yaml") for name in found)
     near = difflib.get_close_matches(choice, choices, n=1)
     hint = f" did you mean {near[0]}?" if near else ""
     listed = f" choices: {', '.join(choices)}" if choices else ""

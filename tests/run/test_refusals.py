@@ -14,6 +14,11 @@ MISTAKES = [
         "optimizer.beta3 is not a key of the configuration; did you mean optimizer.beta2?",
     ),
     ("+optimizer.beta3=1", "did you mean optimizer.beta2?"),
+    (
+        "hydra.launcher.job=2",
+        "hydra.launcher.job is not a key of the configuration; did you mean hydra.launcher.jobs?",
+    ),
+    ("hydra/launcher=slrm", "hydra/launcher=slrm does not exist; did you mean slurm?"),
     ("optimizer.lr=fast", "optimizer.lr=fast"),
     ("run.steps=[1", "run.steps=[1"),
     ("optimizer.lr=1,2", "optimizer.lr=1,2"),

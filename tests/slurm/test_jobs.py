@@ -99,13 +99,17 @@ def test_a_cancelled_job_stays_cancelled_and_is_saved(login):
 def test_a_run_that_is_longer_than_its_limit_goes_on(whole, login):
     login.inject(SLOW)
     limit = ("hydra.launcher.time=2", "hydra.launcher.signal_s=60")
-    assert login.send("run.name=x", *limit, *TWO_NODES).returncode == 0
+    login.environment["WANDB_MODE"] = "offline"
+    assert login.send("run.name=x", "tracking=wandb", *limit, *TWO_NODES).returncode == 0
     shown = login.wait_for("x", "COMPLETED", "FAILED", "TIMEOUT", seconds=240)
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
     assert login.losses("x") == whole.losses("whole")
     ends = [row for row in login.rows("x", "submissions/1/attempts.jsonl") if row["event"] == "end"]
     assert [row["exit"] for row in ends] == [75, 0]
     assert "interrupted and saved at step" in login.log("x")
+    attempts = [*(login.folder / "runs/x/wandb").glob("offline-run-*")]
+    assert len(attempts) == 2
+    assert len({path.name.rpartition("-")[2] for path in attempts}) == 1, "one run of W&B's"
 
 
 def test_a_preempted_run_saves_gives_way_and_goes_on(whole, login):
