@@ -158,7 +158,7 @@ class Tracker:
         """End the progress display, and let services finish."""
         if self._listeners:
             summary = totals.totals(self._metrics.rows(), self._events.rows())
-            for listener in self._listeners:
+            for listener in reversed(self._listeners):  # the console shows what the others warn of
                 listener.finish(summary)
             self._listeners = []
 

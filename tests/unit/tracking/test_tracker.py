@@ -1,12 +1,13 @@
 """Rows, attempts and times of a run's record."""
 
 import json
+import logging
 import time
 
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.tracking import beginning
+from hlat.tracking import beginning, services
 from hlat.tracking import tracker as tracker_module
 from hlat.tracking.tracker import Tracker
 
@@ -180,3 +181,22 @@ def test_cost_counts_all_nodes_over_all_attempts(open_tracker, clock, tmp_path, 
     (row,) = _rows(tmp_path, "metrics.jsonl")
     assert row["cost_usd"] == pytest.approx(21.50 * 120 / 3600, rel=1e-6)
     assert row["cpt_usd"] == pytest.approx(row["cost_usd"] / row["tokens"] * 4e6)
+
+
+def test_the_console_shows_what_a_service_warns_of_at_the_very_end(
+    open_tracker, monkeypatch, capsys
+):
+    class Late:
+        """Warns of its trouble when the run is over, as a slow service does."""
+
+        begin = row = event = rewind = abandon = staticmethod(lambda argument=None: None)
+
+        def finish(self, summary):
+            logging.getLogger("hlat").warning("it is broken")
+
+    monkeypatch.setattr(services, "listeners", lambda config, say: {"late": Late()})
+    monkeypatch.setattr(logging.getLogger("hlat"), "handlers", [])
+    tracker = open_tracker()
+    tracker.begin(0)
+    tracker.close()
+    assert capsys.readouterr().out == "WARNING: it is broken\n"
