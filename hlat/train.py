@@ -137,7 +137,7 @@ def train(
         if last or (not stop and every is not None and state.step % every == 0):
             with safety.patience():
                 evaluate(engine, heldout, tracker, state.step)
-        if saving and (trouble := safety.save(state, wait=stop or last)):
+        if trouble := safety.save(state, stop or last) if saving else safety.inspect(state.step):
             return trouble, state.step
         if stop:
             safety.interrupt(state.step)

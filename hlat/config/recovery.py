@@ -38,6 +38,9 @@ class Recovery:
     """Share of hardware.peak_tflops in matrix products, and of its links' bandwidth in sums over
     ranks, below which a node is unhealthy. It is for what is broken, not for what is slow: the sums
     of AWS's nccom-test user guide reach 0.11 to 0.15 of trn1's links."""
+    check_replicas_every_steps: int | None = None
+    """Steps between comparisons of the ranks' copies of the state beside those before each save,
+    each with a look whether later tokens move earlier losses; null: none."""
     max_clock_skew_s: float = 1.0
     """Seconds by which a node's clock may differ from the first node's before a warning; no number
     of a run depends on it, but logs do, and signed requests to storage fail at 15 minutes."""

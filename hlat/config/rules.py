@@ -47,6 +47,7 @@ def at_least(config: Config) -> Iterator[str]:
         "recovery.spike_window": 2,
         "recovery.max_restarts": 0,
         "recovery.max_same_failures": 1,
+        "recovery.check_replicas_every_steps": 1,
         "checkpoint.keep_every_steps": 1,
         "evaluation.every_steps": 1,
         "evaluation.sequences_per_source": 1,

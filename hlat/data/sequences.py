@@ -22,6 +22,9 @@ class Sequences:
     documents: NDArray[np.int32] | None = None
     """Ordinal, within its row, of the document that each token belongs to, [n, s]; None where
     nothing asks for it."""
+    num_counted: int | None = None
+    """Targets at the beginning of each row beyond which an evaluation counts none; None: all
+    count."""
 
 
 def document_ordinals(tokens: NDArray[np.int32], eos: int) -> NDArray[np.int32]:
@@ -51,11 +54,14 @@ def counted_targets(sequences: Sequences, loss_mask: bool) -> NDArray[np.bool_]:
     """Which tokens the loss counts, [n, s].
 
     The first token of a row is predicted from nothing and never counts. With `loss_mask`, that of a
-    document does not either: it would be predicted from the end of another document.
+    document does not either: it would be predicted from the end of another document. Nor does what
+    the sequences themselves leave out.
     """
     counted = np.ones(sequences.tokens.shape, np.bool_)
     counted[:, 0] = False
     if loss_mask:
         assert sequences.documents is not None
         counted[:, 1:] = sequences.documents[:, 1:] == sequences.documents[:, :-1]
+    if sequences.num_counted is not None:
+        counted[:, 1 + sequences.num_counted :] = False
     return counted

@@ -27,6 +27,7 @@ from hlat.diagnosis.verdict import Culprit, Outcome, Status, judged, not_applica
 from hlat.engine import processes
 from hlat.engine.interface import Engine
 from hlat.recovery import preflight
+from hlat.tracking.console import tell
 
 RECORD = "doctor.json"
 
@@ -59,8 +60,10 @@ def examine(config: Config, folder: Path, engine: Engine) -> Exit:
         engine: One that has not met the others yet; closed in the end.
     """
     begun, found = time.perf_counter(), []
-    machine = _machine(config, folder, engine)
     leads = processes.place().rank == 0
+    if leads:
+        (folder / RECORD).unlink(missing_ok=True)  # or an end half way would leave another's verdict
+    machine = _machine(config, folder, engine)
     if leads:
         _print(machine)
         found.append(machine)
@@ -115,16 +118,16 @@ def _exit_code(found: list[Outcome]) -> Exit:
 
 
 def _print(outcome: Outcome) -> None:
-    print(f"{outcome.status.value:<5} {outcome.check:<15} {outcome.said}", flush=True)
+    tell(f"{outcome.status.value:<5} {outcome.check:<15} {outcome.said}")
     if outcome.status is Status.failed:
-        print(f"{'':21} in a run: {SYMPTOMS[outcome.check]}", flush=True)
+        tell(f"{'':21} in a run: {SYMPTOMS[outcome.check]}")
 
 
 def _conclude(folder: Path, found: list[Outcome], seconds: float) -> None:
     count = {s: sum(outcome.status is s for outcome in found) for s in Status}
     failed = [outcome.check for outcome in found if outcome.status is Status.failed]
     verdict = f"FAIL: {', '.join(failed)}" if failed else "healthy"
-    print(
+    tell(
         f"{verdict}; {count[Status.passed]} passed, {count[Status.failed]} failed, "
         f"{count[Status.not_applicable]} not applicable, in {seconds:.0f} s; {folder / RECORD}"
     )

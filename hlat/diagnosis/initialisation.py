@@ -42,8 +42,9 @@ def check_initialisation(patient: Patient) -> list[Outcome]:
         elif not np.array_equal(values, _elsewhere(patient, name)):
             wrong.append(Culprit(name, widest(config)))
             told.append(f"{name} has other values than on one process")
+    known = {culprit.part for culprit in wrong}
     for one, other in _alike(found):
-        wrong += [Culprit(other, "model")]
+        wrong += [] if other in known else [Culprit(other, "model")]
         told.append(f"{other} was drawn like {one}")
     more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
     return [

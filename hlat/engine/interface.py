@@ -167,7 +167,7 @@ class Engine(Protocol):
         ...
 
     def eval_step(self, sequences: Sequences) -> Pending:
-        """Measure the loss of any number of sequences, [n, s], and change nothing."""
+        """Measure the loss of what counts of any number of sequences, [n, s]; change nothing."""
         ...
 
     def read(self, pending: Pending) -> Numbers:

@@ -1,7 +1,7 @@
 """Everything that keeps a run from losing its work, as the loop sees it.
 
-Signals, saves, the watchdog and the judgement of the numbers meet here, so that the loop asks four
-questions: was it told to stop, may it go on, is a save due, was it saved.
+Signals, saves, the watchdog and the judgement of the numbers meet here, so that the loop asks
+five questions: was it told to stop, may it go on, is a save due, was it saved, are copies alike.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from hlat.config.run import Config
 from hlat.data.loader import Loader
 from hlat.engine import processes, tracing
 from hlat.engine.interface import Engine, Numbers
+from hlat.recovery import inspection
 from hlat.recovery.checkpoints import Checkpoints
 from hlat.recovery.guard import Guard
 from hlat.recovery.interruption import ECHO_S, Interruption
@@ -36,7 +37,8 @@ class Safety:
     def __init__(
         self, config: Config, folder: Path, engine: Engine, loader: Loader, tracker: Tracker
     ) -> None:
-        self._tracker, self._everyone = tracker, engine.world.everyone
+        self._config, self._engine, self._tracker = config, engine, tracker
+        self._everyone = engine.world.everyone
         self._checkpoints = Checkpoints(config, folder, engine, loader, tracker)
         self._guard = Guard(config, folder, engine, loader, tracker)
         self._watchdog = Watchdog(config.recovery, folder, engine.world.rank)
@@ -107,6 +109,17 @@ class Safety:
             self._tracker.event("fail", state.step, reason="the last state could not be saved")
             return Exit.FAILED
         return None
+
+    def inspect(self, step: int) -> Exit | None:
+        """Look at the state if that is due; returns how the run must end, else None.
+
+        Raises:
+            CopiesDifferError: There is no telling which rank holds the state that is right.
+        """
+        every = self._config.recovery.check_replicas_every_steps
+        if every is None or step % every or tracing.only_traces():
+            return None
+        return inspection.verdict(self._config, self._engine, self._tracker, step)
 
     def interrupt(self, step: int) -> None:
         """Write down that a signal ends the run; all is saved, so further ones change nothing."""

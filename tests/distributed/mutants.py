@@ -36,12 +36,16 @@ Plant = Callable[[], Any]
 
 def diagnose(config: Config, mutant: str | None, names: list[str]) -> list[Outcome]:
     """What checks say on this rank with a bug, or without."""
-    plant = contextlib.nullcontext if mutant is None else MUTANTS[mutant]
-    with plant():
+    with planted(mutant):
         patient = Patient(config, create_engine(config))
         found = [*check_up(patient, names)]
         patient.engine.close()
     return found
+
+
+def planted(mutant: str | None) -> Any:
+    """The context of a bug, or of none."""
+    return contextlib.nullcontext() if mutant is None else MUTANTS[mutant]()
 
 
 def exit_code(config: Config, folder: str, mutant: str) -> tuple[int, str]:

@@ -1,4 +1,5 @@
-"""The doctor finds neuronx-distributed's arithmetic right, under hlat's engine."""
+"""The doctor finds neuronx-distributed's arithmetic right under hlat's engine, and each of its faults
+where the way around it is taken away."""
 
 import pytest
 
@@ -22,6 +23,20 @@ CHECKS = [
     *("replicas", "rounding", "optimizer", "numerics", "checkpoint"),
 ]
 
+TP, ZERO = "parallelism.tp=2", "parallelism.dp=2 parallelism.zero=1"
+FOUND = {
+    "1 input gradients not summed": (f"{TP} precision=bf16", "gradients", "layers.0.", "tp+dp"),
+    "2 masters not loaded": (ZERO, "checkpoint", "next step", "here"),
+    "3 clipped at one": (f"{ZERO} optimizer.grad_clip=0.5", "gradients", "lm_head", "dp"),
+    "4 marks lost": (TP, "gradient norm", "grad_norm", "tp"),
+    "4 key/value copies count each": ("parallelism.tp=4", "gradient norm", "grad_norm", "kv"),
+    "5 rows repeated": ("parallelism.tp=4", "initialisation", "k_proj", "tp"),
+    "6 stages drawn alike": (LAYOUTS["pp2"], "initialisation", "layers.1.", "pp"),
+    "7 norms in bf16": ("", "gradients", "layernorm", "model"),
+}
+"""Of each fault: overrides, the check that fails, a part of the culprit's name, its axis."""
+OF_GRADIENTS = {"gradient norm": "gradients"}
+
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_nothing_is_found_where_all_is_well(compose, tmp_path, name: str) -> None:
@@ -31,3 +46,14 @@ def test_nothing_is_found_where_all_is_well(compose, tmp_path, name: str) -> Non
     for outcome in outcomes:
         assert outcome.status is not Status.failed, outcome
     assert len(outcomes) == len(CHECKS) + 4
+
+
+@pytest.mark.parametrize("fault", FOUND)
+def test_each_of_nxds_faults_is_found_and_named(compose, tmp_path, fault: str) -> None:
+    words, check, part, axis = FOUND[fault]
+    config = shrink(resolve(compose("engine=nxd", f"run.root={tmp_path}", *words.split())))
+    names = [OF_GRADIENTS.get(check, check)]
+    outcomes = run(config.num_processes, "doctor.diagnose", config, names, fault)[0]
+    (outcome,) = [one for one in outcomes if one.check == check]
+    assert outcome.status is Status.failed, outcome.said
+    assert {one.axis for one in outcome.culprits if part in one.part} == {axis}, outcome

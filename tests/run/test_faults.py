@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
 
 from hlat.engine.native.engine import NativeEngine
 from tests.run.test_processes import broken, children, inject
@@ -180,6 +182,29 @@ def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
     assert "step 7: gradients are not finite" in done.stdout
 
 
+def test_looks_between_steps_change_no_number(runner):
+    assert runner.run("run.name=whole").returncode == 0
+    done = runner.run("run.name=x", "recovery.check_replicas_every_steps=3")
+    assert done.returncode == 0, done.stderr
+    assert runner.losses("x") == runner.losses("whole")
+
+
+def test_a_mask_that_leaks_ends_the_run_at_the_next_look(runner, monkeypatch):
+    from hlat.model.llama import CoreAttention
+
+    def forward(self, q, k, v, bias=None):
+        every = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
+        return F.scaled_dot_product_attention(q, k, v, every, enable_gqa=True)
+
+    monkeypatch.setattr(CoreAttention, "forward", forward)
+    done = runner.run("run.name=x", "recovery.check_replicas_every_steps=3")
+    assert done.returncode == 3, done.stderr
+    (leak,) = events(runner, "leak")
+    assert leak["step"] == 3
+    assert "attention sees the future; python -m hlat.doctor tells where" in done.stdout
+    assert runner.run("run.name=y").returncode == 0
+
+
 @pytest.fixture
 def memory_group():
     """A control group whose processes may have 600 MB between them."""
@@ -278,15 +303,19 @@ class TestSupervised:
         assert restart["reason"] == "rank 0 was ended by SIGKILL for want of memory"
         assert runner.losses("x") == uninterrupted.losses("whole")
 
-    def test_the_node_of_the_odd_one_of_four_copies_is_excluded(self, runner, tmp_path):
+    @pytest.mark.parametrize(("every", "found"), [("null", 15), ("4", 12)])
+    def test_the_node_of_the_odd_one_of_four_copies_is_excluded(
+        self, runner, tmp_path, every, found
+    ):
         inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
         layout = ("parallelism.dp=4", "precision=fp32", "batch.micro_batch_size=1")
+        layout += (f"recovery.check_replicas_every_steps={every}",)
         done = runner.run_process("run.name=x", *SUPERVISED, *layout)
         assert done.returncode == 4, done.stderr
         (exclude,) = events(runner, "exclude")
-        assert (exclude["step"], exclude["ranks"]) == (15, [1])
+        assert (exclude["step"], exclude["ranks"]) == (found, [1])
         assert not events(runner, "restart")
-        assert "ended at step 15, which was not saved, because of a node" in done.stdout
+        assert f"ended at step {found}, which was not saved, because of a node" in done.stdout
         again = runner.run_process("run.name=x", *SUPERVISED, *layout)
         assert again.returncode == 0, again.stderr
         assert steps(runner) == [*range(1, 21)]

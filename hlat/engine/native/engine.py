@@ -28,7 +28,7 @@ from hlat.model.canonical import parameters
 from hlat.model.canonical_views import views
 from hlat.model.initialise import initial_values
 from hlat.model.llama import Llama
-from hlat.model.loss import head_loss, next_token_targets
+from hlat.model.loss import IGNORED, head_loss, next_token_targets
 
 
 class NativeEngine:
@@ -169,6 +169,8 @@ class NativeEngine:
             assert sequences.documents is not None
             documents = self._on_device(sequences.documents)
         targets = next_token_targets(tokens, documents if data.loss_mask else None)
+        if sequences.num_counted is not None:
+            targets[:, sequences.num_counted :] = IGNORED
         return Batch(tokens, documents if data.document_mask else None, targets)
 
     def _on_device(self, array: NDArray[np.int32]) -> Tensor:

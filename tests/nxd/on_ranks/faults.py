@@ -1,0 +1,153 @@
+"""NxD's own ways to train wrongly (docs/neuron.md), planted where hlat's engine steps around them."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
+
+from hlat.engine.nxd import engine, layers
+from hlat.engine.nxd.engine import NxdEngine
+from hlat.parallelism.plan import stage_layers
+
+_COPIES = 2
+"""Ranks that share a key/value head in the layout of fault 5."""
+
+
+def planted(fault: str | None) -> Any:
+    """The context of a fault, or of none."""
+    return contextlib.nullcontext() if fault is None else FAULTS[fault]()
+
+
+def _around(target: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Replace a function by what is made of it."""
+    return lambda: mock.patch.object(target, name, make(getattr(target, name)))
+
+
+def _column(*sizes: int, reduce_dtype: torch.dtype, **settings: Any) -> ColumnParallelLinear:
+    """1: the dtype of sums is NxD's default."""
+    return ColumnParallelLinear(*sizes, **settings)
+
+
+def _without_masters(right: Any) -> Any:
+    """2: what the model reads is loaded, and the optimizer's masters stay what they were."""
+
+    def refresh(self: NxdEngine) -> None:
+        before = {name: one.updated.detach().clone() for name, one in self.weights.held.items()}
+        right(self)
+        for name, weight in self.weights.held.items():
+            weight.updated.data.copy_(before[name])
+
+    return refresh
+
+
+def _clips_by_nxd(right: Any) -> Any:
+    """3, in part: NxD clips, and is told at what norm."""
+
+    def settings(self: NxdEngine) -> dict[str, Any]:
+        limit = self.config.optimizer.grad_clip
+        told = {"zero_one_enabled": True, "grad_clipping": True, "max_grad_norm": limit}
+        return right(self) | {"optimizer_config": told}
+
+    return settings
+
+
+def _does_not_clip(right: Any) -> Any:
+    """3, the other part: hlat does not."""
+
+    def clip(self: NxdEngine, groups: list[dict[str, Any]]) -> Any:
+        kept = self.config
+        self.config = replace(kept, optimizer=replace(kept.optimizer, grad_clip=None))
+        finite = right(self, groups)
+        self.config = kept
+        return finite
+
+    return clip
+
+
+@contextlib.contextmanager
+def _clipped_at_one() -> Any:
+    with (
+        _around(NxdEngine, "_nxd_config", _clips_by_nxd)(),
+        _around(NxdEngine, "_clip", _does_not_clip)(),
+    ):
+        yield
+
+
+def _counted(part: str, copies: Callable[[], int]) -> Callable[[Any], Any]:
+    """4: squares of some parameters are divided by another number of ranks."""
+
+    def make(right: Any) -> Any:
+        def hold(*settings: Any) -> Any:
+            found = right(*settings)
+            wrong = {name: (held, copies()) for name, (held, _) in found.items() if part in name}
+            return found | wrong
+
+        return hold
+
+    return make
+
+
+def _repeats_rows(right: Any) -> Any:
+    """5: of the rows of all heads each is there as often as ranks share a head."""
+
+    def initialise(self: NxdEngine) -> None:
+        right(self)
+        rank, size = (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_size(),
+        )
+        for chunk in self.chunks():
+            kind, _, name = chunk.name.partition("/")
+            if kind == "weights" and ("k_proj" in name or "v_proj" in name):
+                settings = (self._parameters[name], self.config.model, self.config.run.seed)
+                whole = torch.from_numpy(engine.initial_values(*settings, (0, 0), chunk.shape))
+                chunk.tensor.copy_(whole.repeat_interleave(_COPIES, 0).chunk(size)[rank])
+
+    return initialise
+
+
+def _drawn_by_stage(right: Any) -> Any:
+    """6: each stage draws its layers as if they were the first ones."""
+
+    def values(parameter: Any, model: Any, *rest: Any) -> Any:
+        parts = parameter.name.split(".")
+        if parts[1] == "layers":
+            size = parallel_state.get_pipeline_model_parallel_size()
+            rank = parallel_state.get_pipeline_model_parallel_rank()
+            first = stage_layers(model.num_layers, size)[rank][0]
+            parts[2] = str(int(parts[2]) - first)
+        return right(replace(parameter, name=".".join(parts)), model, *rest)
+
+    return values
+
+
+def _in_bf16(right: Any) -> Any:
+    """7: the mean square is one of bf16 numbers."""
+
+    def init(self: Any, model: Any, dtype: torch.dtype) -> None:
+        right(self, model, torch.bfloat16)
+
+    return init
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "1 input gradients not summed": lambda: mock.patch.object(
+        layers, "ColumnParallelLinear", _column
+    ),
+    "2 masters not loaded": _around(NxdEngine, "_refresh", _without_masters),
+    "3 clipped at one": _clipped_at_one,
+    "4 marks lost": _around(
+        engine,
+        "hold",
+        _counted("qkv_proj.weight", parallel_state.get_tensor_model_parallel_size),
+    ),
+    "4 key/value copies count each": _around(engine, "hold", _counted("weight_", lambda: 1)),
+    "5 rows repeated": _around(NxdEngine, "_initialise", _repeats_rows),
+    "6 stages drawn alike": _around(engine, "initial_values", _drawn_by_stage),
+    "7 norms in bf16": _around(layers.Norm, "__init__", _in_bf16),
+}
