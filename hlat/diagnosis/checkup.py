@@ -62,7 +62,9 @@ def examine(config: Config, folder: Path, engine: Engine) -> Exit:
     begun, found = time.perf_counter(), []
     leads = processes.place().rank == 0
     if leads:
-        (folder / RECORD).unlink(missing_ok=True)  # or an end half way would leave another's verdict
+        (folder / RECORD).unlink(
+            missing_ok=True
+        )  # or an end half way would leave another's verdict
     machine = _machine(config, folder, engine)
     if leads:
         _print(machine)

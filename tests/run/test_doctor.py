@@ -1,8 +1,13 @@
 """`python -m hlat.doctor` as users meet it."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
+
+from tests.conftest import REPOSITORY
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -48,3 +53,20 @@ def test_it_is_no_entry_that_a_launcher_sends(hlat) -> None:
     done = hlat("doctor", "hydra/launcher=slurm")
     assert done.returncode == 2
     assert "cannot run hlat.doctor" in done.stderr
+
+
+def test_a_reader_who_leaves_ends_nothing(words, tmp_path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "hlat.doctor", *words, "run.name=x"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("pass  machine")
+        process.stdout.close()
+        assert (process.wait(), process.stderr.read()) == (0, "")
+    assert json.loads((tmp_path / "runs/doctor/x/doctor.json").read_text())["healthy"]
