@@ -112,6 +112,13 @@ def test_evaluation_changes_nothing_and_takes_any_number_of_sequences(build, tok
     assert all(torch.equal(before[name], tensor) for name, tensor in _state(engine).items())
 
 
+def test_evaluation_leaves_out_what_sequences_do_not_count(build, tokens):
+    engine, rows = build(), tokens[0].tokens
+    begun = engine.read(engine.eval_step(Sequences(rows, num_counted=8))).loss
+    short = engine.read(engine.eval_step(Sequences(rows[:, :9].copy()))).loss
+    assert begun == pytest.approx(short, rel=1e-6)
+
+
 def test_evaluation_has_no_norms(build, tokens):
     engine = build()
     numbers = engine.read(engine.eval_step(tokens[0]))

@@ -11,7 +11,7 @@ from hlat.diagnosis.checkup import CHECKS
 from hlat.diagnosis.shrink import shrink
 from hlat.diagnosis.verdict import Status
 from tests.distributed import mutants
-from tests.distributed.mutants import DP, FOUND, KV, MICRO, PP, SP
+from tests.distributed.mutants import DP, FOUND, KV, MICRO, PP, SP, TP
 from tests.distributed.ranks import Ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
@@ -32,6 +32,16 @@ HEALTHY = {
     "dp2+zero3": f"{DP} parallelism.zero=3 precision=mixed",
     "pp2": f"{PP} precision=mixed",
     "three dimensions": f"parallelism.dp=2 {SP} {PP} precision=bf16_sr parallelism.zero=1",
+}
+
+OPTIONS = {
+    "interleaved": f"{PP} parallelism.stages_per_rank=2 precision=mixed "
+    "parallelism.pipeline_schedule=interleaved",
+    "zero bubble": f"{PP} parallelism.stages_per_rank=2 parallelism.pipeline_schedule=zero_bubble",
+    "recomputed": f"{SP} parallelism.activation_checkpointing=full optimizer.grad_clip=0 "
+    "optimizer.decay_norms=false",
+    "masks, tied head": f"{TP} data.document_mask=true data.loss_mask=true "
+    "model.tie_embeddings=true",
 }
 
 
@@ -103,9 +113,9 @@ def test_one_leaking_head_is_the_only_one_blamed(ranks: Ranks, shrunk) -> None:
     assert {one.part for one in outcome.culprits} == {"layer 0 head 1", "layer 1 head 1"}
 
 
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", [*HEALTHY, *OPTIONS])
 def test_nothing_is_found_where_all_is_well(ranks: Ranks, shrunk, name: str) -> None:
-    config = shrunk(HEALTHY[name])
+    config = shrunk((HEALTHY | OPTIONS)[name])
     for outcome in ranks.run(config.num_processes, mutants.diagnose, config, None, [*CHECKS])[0]:
         assert outcome.status is not Status.failed, outcome
 
