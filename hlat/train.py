@@ -137,7 +137,7 @@ def train(
         if last or (not stop and every is not None and state.step % every == 0):
             with safety.patience():
                 evaluate(engine, heldout, tracker, state.step)
-        if trouble := safety.save(state, stop or last) if saving else safety.inspect(state.step):
+        if trouble := safety.inspect(state.step) or (saving and safety.save(state, stop or last)):
             return trouble, state.step
         if stop:
             safety.interrupt(state.step)

@@ -62,9 +62,8 @@ def examine(config: Config, folder: Path, engine: Engine) -> Exit:
     begun, found = time.perf_counter(), []
     leads = processes.place().rank == 0
     if leads:
-        (folder / RECORD).unlink(
-            missing_ok=True
-        )  # or an end half way would leave another's verdict
+        # An end half way would leave the verdict of another time
+        (folder / RECORD).unlink(missing_ok=True)
     machine = _machine(config, folder, engine)
     if leads:
         _print(machine)

@@ -31,7 +31,7 @@ def verdict(config: Config, engine: Engine, tracker: Tracker, step: int) -> Exit
     if not engine.world.everyone.any(abs(losses[0] - losses[1]) > 0):
         return None
     reason = f"later tokens move the loss of earlier ones from {losses[0]:.9g} to {losses[1]:.9g}"
-    tracker.event("leak", step, reason=reason)
+    tracker.event("diverge", step, reason=reason)
     tracker.say(f"ERROR: {reason}: attention sees the future; python -m hlat.doctor tells where")
     return Exit.DIVERGED
 

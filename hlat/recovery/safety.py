@@ -119,7 +119,8 @@ class Safety:
         every = self._config.recovery.check_replicas_every_steps
         if every is None or step % every or tracing.only_traces():
             return None
-        return inspection.verdict(self._config, self._engine, self._tracker, step)
+        with self.patience():
+            return inspection.verdict(self._config, self._engine, self._tracker, step)
 
     def interrupt(self, step: int) -> None:
         """Write down that a signal ends the run; all is saved, so further ones change nothing."""

@@ -197,10 +197,11 @@ def test_a_mask_that_leaks_ends_the_run_at_the_next_look(runner, monkeypatch):
         return F.scaled_dot_product_attention(q, k, v, every, enable_gqa=True)
 
     monkeypatch.setattr(CoreAttention, "forward", forward)
-    done = runner.run("run.name=x", "recovery.check_replicas_every_steps=3")
+    done = runner.run("run.name=x", "recovery.check_replicas_every_steps=5")
     assert done.returncode == 3, done.stderr
-    (leak,) = events(runner, "leak")
-    assert leak["step"] == 3
+    (leak,) = events(runner, "diverge")
+    assert leak["step"] == 5
+    assert not [*(runner.folder / "runs/x/checkpoints").glob("step_*")]
     assert "attention sees the future; python -m hlat.doctor tells where" in done.stdout
     assert runner.run("run.name=y").returncode == 0
 
