@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.config.arguments import Parser, count
+from hlat.config.arguments import Parser, count, leave
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.precision import Dtype
 
@@ -147,4 +147,4 @@ def _weight(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -17,7 +17,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import compose
-from hlat.config.arguments import Parser
+from hlat.config.arguments import Parser, leave
 from hlat.config.errors import ConfigError, Exit
 
 _EXAMPLES = """\
@@ -101,4 +101,4 @@ def _price(config: DictConfig) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -11,6 +11,7 @@ import sys
 from omegaconf import DictConfig
 
 from hlat.config import entry
+from hlat.config.arguments import leave
 from hlat.config.errors import Exit
 from hlat.config.resolve import resolve
 from hlat.config.run import Config
@@ -66,4 +67,4 @@ def examine(config: Config) -> Exit:
 
 
 if __name__ == "__main__":
-    main()
+    leave(main)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 
 from hlat.config import identity
-from hlat.config.arguments import Parser
+from hlat.config.arguments import Parser, leave
 from hlat.config.errors import ConfigError, Exit
 from hlat.config.precision import Dtype
 
@@ -225,4 +225,4 @@ def _quoted(value: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

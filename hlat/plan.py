@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.config.arguments import Parser, number
+from hlat.config.arguments import Parser, leave, number
 from hlat.config.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
@@ -365,4 +365,4 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.config.arguments import Parser
+from hlat.config.arguments import Parser, leave
 from hlat.config.errors import ConfigError, Exit
 from hlat.data import embedded, library
 from hlat.data.corpus import Corpus
@@ -130,4 +130,4 @@ def _verify(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hlat.config.arguments import leave
 from hlat.config.errors import ConfigError, Exit
 
 
@@ -101,4 +102,4 @@ def _compare(folders: Sequence[Path], output: Path | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.config.arguments import Parser, count
+from hlat.config.arguments import Parser, count, leave
 from hlat.config.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
@@ -213,4 +213,4 @@ def _show_or_remove(run: "Place", keep: dict[str, int], sure: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main)

@@ -3,10 +3,33 @@
 import argparse
 import difflib
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hlat.config.errors import Exit
+
+_READER_LEFT = 141
+"""What a shell says of a program that SIGPIPE has ended."""
+
+
+def leave(main: Callable[[], int | None]) -> NoReturn:
+    """Exit with the code of an entry; quietly where its reader has left before, as `| head` does.
+
+    Python would tell of the broken pipe in the middle of the output, or once more when it ends
+    (docs.python.org/3/library/signal.html, note on SIGPIPE).
+    """
+    code: Any = _READER_LEFT
+    try:
+        try:
+            code = main()
+        except SystemExit as end:
+            code = end.code
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.config.arguments import Parser
+from hlat.config.arguments import Parser, leave
 from hlat.config.errors import ConfigError, Exit
 from hlat.jobs import slurm
 from hlat.jobs.listing import Row, rows, table
@@ -129,4 +129,4 @@ def _print(log: Path, since: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(lambda: main(sys.argv[1:]))
