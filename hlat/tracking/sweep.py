@@ -27,6 +27,13 @@ def run_folders(sweep: Path) -> list[Path]:
     return [*dict.fromkeys(Path(row["run_folder"]) for row in rows if "run_folder" in row)]
 
 
+def run_folder(sweep: Path, overrides: Sequence[str]) -> Path | None:
+    """The folder of the run of a point; None if there is no such point, or it was left out."""
+    rows = Journal(sweep / _FILE).rows()
+    found = [row for row in rows if row["overrides"] == [*overrides] and "run_folder" in row]
+    return Path(found[-1]["run_folder"]) if found else None
+
+
 def add(
     sweep: Path, number: int, run_folder: Path, overrides: Sequence[str], told: Mapping[str, Any]
 ) -> None:

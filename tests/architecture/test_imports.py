@@ -165,7 +165,7 @@ def test_pure_modules_need_nothing_but_numpy_and_the_configuration() -> None:
 def test_launchers_need_no_torch() -> None:
     for file in (REPOSITORY / "launchers").glob("*.py"):
         names = {name.split(".")[0] for name in _imports(file, relative=True)}
-        allowed = {"hydra", "omegaconf", "hlat", "submitit", "yaml"}
+        allowed = {"hydra", "omegaconf", "hlat", "optuna", "submitit", "yaml"}
         assert names - set(sys.stdlib_module_names) <= allowed, file
 
 
