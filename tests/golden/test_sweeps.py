@@ -19,7 +19,16 @@ from hlat.model.canonical import num_parameters
 
 STUDIES = sorted(folder("sweeps").glob("*.yaml"), key=lambda file: file.stem)
 README = (folder("sweeps") / "README.md").read_text()
-POINTS = {"beta2": 4, "init": 9, "parallelism": 6, "precision": 15, "weight_decay": 6}
+POINTS = {
+    "averaging": 6,
+    "beta2": 12,
+    "init": 9,
+    "parallelism": 6,
+    "precision": 15,
+    "upsampling": 6,
+    "weight_decay": 6,
+}
+GRIDS = [study for study in STUDIES if study.stem != "search"]
 
 
 def points(study):
@@ -43,7 +52,7 @@ def runs_of(study, compose):
                 raise
 
 
-@pytest.mark.parametrize("study", STUDIES, ids=lambda file: file.stem)
+@pytest.mark.parametrize("study", GRIDS, ids=lambda file: file.stem)
 def test_a_study_has_the_points_that_it_tells(study, compose):
     runs = [*runs_of(study, compose)]
     assert len(runs) == POINTS[study.stem]
@@ -60,6 +69,21 @@ def test_a_study_begins_with_question_answer_and_cost_and_is_listed(study):
     told = [text.index(f"# {word}") for word in ("Question:", "The paper's answer", "Cost:")]
     assert told == sorted(told)
     assert re.search(rf"^\| \[{study.stem}\]\({study.name}\) \|", README, re.MULTILINE)
+
+
+def test_a_search_tells_its_trials_and_reaches_its_corners(compose):
+    study = folder("sweeps") / "search.yaml"
+    sweeper = OmegaConf.load(study).hydra.sweeper
+    assert f"# Cost: {sweeper.trials} runs" in study.read_text()
+    assert sweeper.params["optimizer.lr"] == "tag(log,interval(1e-3,3e-2))"
+    for corner in ("1e-3", "3e-2"):
+        config = resolve(compose("+sweep=search", f"optimizer.lr={corner}"))
+        assert config.tracking.wandb.group == "search"
+
+
+def test_averaging_takes_the_runs_of_upsampling(plot):
+    averaged, trained = plot.points_of("averaging"), plot.points_of("upsampling")
+    assert averaged == trained
 
 
 def test_precision_runs_every_recipe(compose):

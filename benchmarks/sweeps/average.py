@@ -1,0 +1,89 @@
+"""What the mean of the last checkpoints of a study's runs is worth beside each of them.
+
+Usage: PYTHONPATH=. python benchmarks/sweeps/average.py --runs runs   (averaging.json, averaging.md)
+       PYTHONPATH=. python benchmarks/sweeps/average.py               (the latter from the first)
+
+The runs are those of sweeps/averaging.yaml; python -m hlat.average takes the means, and what it has
+written is evaluated as training evaluates, in the recipe's own dtypes.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.averaging.run import averages, measure
+from benchmarks.sweeps.plot import in_markdown, points_of, spread
+from hlat.config.compose import composed
+from hlat.config.resolve import resolve
+from hlat.engine.create import create_engine
+from hlat.reporting.record import numbers, read
+
+HERE = Path(__file__).resolve().parent
+STUDY = "averaging"
+Json = dict[str, Any]
+
+
+def bits_of(run: Path, overrides: list[str]) -> Json:
+    """Bits per byte by source, of each of a run's last checkpoints and of their means."""
+    config = resolve(composed(overrides))
+    engine = create_engine(config)
+    engine.build(config)
+    found = measure(engine, config, averages(run))
+    engine.close()
+    bits = {name: values["bits_per_byte"] for name, values in found.items()}
+    *_, told = read(run).evaluations.values()
+    last = next(name for name in reversed(bits) if name.startswith("step"))
+    if bits[last] != numbers(told, "bits_per_byte"):
+        sys.exit(f"{run}: {last} evaluates to {bits[last]}, and its run told {told}")
+    return bits
+
+
+def collect(runs: Path) -> Json:
+    """The same for every run of the study that finished, by point and seed."""
+    result: Json = {}
+    for point, seeds in points_of(STUDY).items():
+        for seed, name in seeds.items():
+            if not (runs / name / "events.jsonl").exists():
+                continue
+            if read(runs / name).last_attempt[-1]["event"] == "finish":
+                words = [f"+sweep={STUDY}", point, f"run.seed={seed}"]
+                result.setdefault(point, {})[seed] = bits_of(runs / name, words)
+    if not result:
+        sys.exit(f"{runs} holds no finished run of {STUDY}; start them with -m +sweep={STUDY}")
+    return result
+
+
+def render(result: Json) -> str:
+    """A table for each point, checkpoints down and sources across; differences within a seed."""
+    tables = []
+    for point, seeds in result.items():
+        rows = list(next(iter(seeds.values())))
+        last = next(name for name in reversed(rows) if name.startswith("step"))
+        sources = list(seeds[next(iter(seeds))][last])
+        lines = [[point, *sources, f"mean, less that of {last}"]]
+        for row in rows:
+            cells = [
+                spread([bits[row][source] for bits in seeds.values()], 4) for source in sources
+            ]
+            less = [bits[row]["mean"] - bits[last]["mean"] for bits in seeds.values()]
+            lines.append([row, *cells, "" if row == last else spread(less, 4)])
+        tables.append(in_markdown(lines))
+    return "\n".join(tables)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=Path, help="folder of run folders")
+    arguments = parser.parse_args()
+    recorded = HERE / f"{STUDY}.json"
+    if arguments.runs is not None:
+        recorded.write_text(json.dumps(collect(arguments.runs)) + "\n")
+    table = render(json.loads(recorded.read_text()))
+    recorded.with_suffix(".md").write_text(table)
+    print(table, end="")
+
+
+if __name__ == "__main__":
+    main()
