@@ -93,12 +93,17 @@ def _report(folder: Path) -> list[str]:
 
 
 def _compare(folders: Sequence[Path], output: Path | None) -> list[str]:
-    from hlat.reporting import comparison
+    from hlat.reporting import comparison, seeds
     from hlat.reporting.report import compare
 
-    records = comparison.runs(folders)
+    records, left_out = comparison.runs(folders), comparison.left_out(folders)
+    told = comparison.lines(*comparison.table(records))
+    if over_seeds := seeds.table(records):
+        told += ["\nover seeds, mean ± standard deviation:", *comparison.lines(*over_seeds)]
+    if left_out:
+        told += ["\nleft out, as it cannot run:", *left_out]
     place = output or (folders[0] if len(folders) == 1 else Path())
-    return [*comparison.lines(*comparison.table(records)), str(compare(records, place))]
+    return [*told, str(compare(records, place, left_out))]
 
 
 if __name__ == "__main__":

@@ -51,6 +51,11 @@ def runs(folders: Sequence[Path]) -> list[Record]:
     return [read(folder) for folder in found]
 
 
+def left_out(folders: Sequence[Path]) -> list[str]:
+    """The points that sweeps left out, each with the reason."""
+    return [line for folder in folders if sweep.is_sweep(folder) for line in sweep.left_out(folder)]
+
+
 def _inside(folder: Path) -> list[Path]:
     """Where runs of a folder may be, in the order of a sweep's points."""
     return sweep.run_folders(folder) if sweep.is_sweep(folder) else sorted(folder.glob("*"))
@@ -107,22 +112,26 @@ def panels(records: Sequence[Record]) -> list[Panel]:
     return [panel for panel in found if any(map(drawable, panel.curves))]
 
 
-def page(records: Sequence[Record], drawings: Sequence[tuple[Panel, str]]) -> str:
-    """The comparison as an HTML document that needs nothing but itself."""
-    heads, rows = table(records)
-    head = "".join(f'<th scope="col" class="number">{escape(name)}</th>' for name in heads[1:])
-    body = "".join(
-        f'<tr><th scope="row" class="name">{escape(name)}</th>'
-        + "".join(f'<td class="number">{escape(value)}</td>' for value in values)
-        + "</tr>\n"
-        for name, *values in rows
-    )
-    results = (
-        '<div class="wide" tabindex="0" role="region" aria-label="Runs">\n<table>\n'
-        "<caption>What was set differently, and what came of it</caption>\n"
-        f'<thead>\n<tr><th scope="col">Run</th>{head}</tr>\n</thead>\n'
-        f"<tbody>\n{body}</tbody>\n</table>\n</div>\n"
-    )
+def page(
+    records: Sequence[Record],
+    drawings: Sequence[tuple[Panel, str]],
+    over_seeds: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None,
+    left_out: Sequence[str] = (),
+) -> str:
+    """The comparison as an HTML document that needs nothing but itself.
+
+    Args:
+        records: Runs.
+        drawings: Figures of them.
+        over_seeds: A table of them by point (hlat.reporting.seeds).
+        left_out: Points of their sweep that cannot run.
+    """
+    results = _html(*table(records), "Runs", "What was set differently, and what came of it")
+    if over_seeds:
+        results += _html(*over_seeds, "Points", "Over seeds, mean ± standard deviation")
+    if left_out:
+        items = "".join(f"<li>{escape(line)}</li>\n" for line in left_out)
+        results += f"<h2>Left out, as it cannot run</h2>\n<ul>\n{items}</ul>\n"
     figures = "".join(
         f"<figure>\n<h3>{escape(panel.title)}</h3>\n{svg}"
         f"<figcaption>{escape(caption(panel))}</figcaption>\n</figure>\n"
@@ -130,6 +139,24 @@ def page(records: Sequence[Record], drawings: Sequence[tuple[Panel, str]]) -> st
     )
     drawn = f'<h2>Figures</h2>\n<div class="figures">\n{figures}</div>\n' if figures else ""
     return document("Comparison", f"{len(records)} runs", results + drawn)
+
+
+def _html(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str, caption: str) -> str:
+    """A table whose first column names its rows."""
+    first, *others = heads
+    head = "".join(f'<th scope="col" class="number">{escape(name)}</th>' for name in others)
+    body = "".join(
+        f'<tr><th scope="row" class="name">{escape(name)}</th>'
+        + "".join(f'<td class="number">{escape(value)}</td>' for value in values)
+        + "</tr>\n"
+        for name, *values in rows
+    )
+    return (
+        f'<div class="wide" tabindex="0" role="region" aria-label="{label}">\n<table>\n'
+        f"<caption>{caption}</caption>\n"
+        f'<thead>\n<tr><th scope="col">{escape(first)}</th>{head}</tr>\n</thead>\n'
+        f"<tbody>\n{body}</tbody>\n</table>\n</div>\n"
+    )
 
 
 def drawings(records: Sequence[Record]) -> list[tuple[Panel, str]]:

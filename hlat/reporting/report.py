@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.reporting import bars, comparison, spikes
+from hlat.reporting import bars, comparison, seeds, spikes
 from hlat.reporting.figures import Panel, alone, draw, panels
 from hlat.reporting.lifetime import sentence
 from hlat.reporting.page import page
@@ -61,8 +61,13 @@ def _drawn(record: Record) -> tuple[list[tuple[Panel, str]], str, str]:
     return drawings, time, spikes.draw(lasted) if lasted else ""
 
 
-def compare(records: Sequence[Record], place: Path) -> Path:
+def compare(records: Sequence[Record], place: Path, left_out: Sequence[str] = ()) -> Path:
     """Write `comparison.html` and `comparison/*.svg` of several runs; return the page.
+
+    Args:
+        records: Runs.
+        place: Where it is written.
+        left_out: Points of their sweep that cannot run.
 
     Raises:
         OSError: They cannot be written.
@@ -73,7 +78,7 @@ def compare(records: Sequence[Record], place: Path) -> Path:
     for panel, svg in drawings:
         _replace(figures / f"{panel.name}.svg", alone(svg))
     report = place / "comparison.html"
-    _replace(report, comparison.page(records, drawings))
+    _replace(report, comparison.page(records, drawings, seeds.table(records), left_out))
     return report
 
 

@@ -27,6 +27,13 @@ def run_folders(sweep: Path) -> list[Path]:
     return [*dict.fromkeys(Path(row["run_folder"]) for row in rows if "run_folder" in row)]
 
 
+def left_out(sweep: Path) -> list[str]:
+    """What a sweep left out, once each: overrides and the reason, in a line."""
+    rows = [row for row in Journal(sweep / _FILE).rows() if "problems" in row]
+    told = (f"[{' '.join(row['overrides'])}] {'; '.join(row['problems'])}" for row in rows)
+    return [*dict.fromkeys(told)]
+
+
 def run_folder(sweep: Path, overrides: Sequence[str]) -> Path | None:
     """The folder of the run of a point; None if there is no such point, or it was left out."""
     rows = Journal(sweep / _FILE).rows()

@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from hlat import report
-from hlat.reporting import comparison
+from hlat.reporting import comparison, seeds
 from hlat.reporting.record import read
+from hlat.tracking import sweep as record
 
 CONFIG = """
 run: {{name: {name}, root: runs, seed: 1}}
@@ -174,3 +175,47 @@ def test_lengths_of_spikes_count_logged_steps_in_a_row(sweep: Path) -> None:
     assert report.main([str(sweep / "a")]) == 0
     assert (sweep / "a/figures/spikes.svg").exists()
     assert "Length of gradient spikes" in (sweep / "a/report.html").read_text()
+
+
+def test_runs_that_differ_in_their_seed_only_are_one_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for lr, losses in ((0.1, (10.0, 14.0, 99.0)), (0.2, (8.0, 8.0))):
+        for seed, loss in enumerate(losses, start=1):
+            folder = tmp_path / f"{lr}-{seed}"
+            _run(folder, lr, loss, ending="finish" if seed < 3 else "diverge")
+            (folder / "config.yaml").write_text(
+                f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
+            )
+    found = seeds.table(comparison.runs([tmp_path]))
+    assert found is not None
+    heads, rows = found
+    first, second = (dict(zip(heads, row, strict=True)) for row in rows)
+    assert first == {
+        "optimizer.lr": "0.1", "Seeds": "3", "Final loss": "12.0000 ± 2.8284", "Best loss": "3.0000 ± 0.7071",
+        "Held-out bits per byte": "1.2000 ± 0.2828", "Spikes": "3.0 ± 0.0", "Tokens/s": "100 ± 0", "MFU": "0.2500 ± 0.0000",
+        "Cost (USD)": "6.00 ± 0.00", "States": "2 finish, 1 diverge",
+    }  # fmt: skip
+    assert second["Final loss"] == "8.0000 ± 0.0000"
+    assert report.main([str(tmp_path)]) == 0
+    assert (
+        "\nover seeds, mean ± standard deviation:\noptimizer.lr  Seeds" in capsys.readouterr().out
+    )
+    assert "12.0000 ± 2.8284" in (tmp_path / "comparison.html").read_text()
+
+
+def test_without_seeds_there_is_nothing_to_sum_up(sweep: Path) -> None:
+    assert seeds.table(comparison.runs([sweep])) is None
+
+
+def test_what_a_sweep_left_out_is_listed_once(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sweep / "sweeps/x"
+    for _ in range(2):
+        record.add(folder, 0, sweep / "a", ["optimizer.lr=0.1"], {})
+        record.leave_out(folder, ["parallelism.tp=3"], ["3 does not divide <4>"])
+    assert report.main([str(folder)]) == 0
+    assert capsys.readouterr().out.count("[parallelism.tp=3] 3 does not divide <4>\n") == 1
+    page = (folder / "comparison.html").read_text()
+    assert page.count("<li>[parallelism.tp=3] 3 does not divide &lt;4&gt;</li>") == 1
