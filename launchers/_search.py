@@ -8,6 +8,7 @@ folder: that is where it still is when the process that asked has been killed
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +67,13 @@ class Search(Sweeper):
         """Remember what is searched.
 
         Raises:
-            ConfigError: Nobody would wait for the trials, or they do not train.
+            ConfigError: Optuna is not installed, nobody would wait for the trials, or they do not
+                train.
         """
+        if find_spec("optuna") is None:
+            raise ConfigError(
+                "hydra/sweeper=search needs optuna; install it with pip install 'hlat[search]'"
+            )
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
@@ -131,7 +137,12 @@ class Search(Sweeper):
         return numbers
 
     def _run(self, study: "Study", points: Mapping[int, Sequence[str]]) -> None:
-        """Run trials, and tell the study what they came to; two that are alike run once."""
+        """Run trials, and tell the study what they came to; two that are alike run once.
+
+        Raises:
+            ConfigError: One left nothing to compare.
+            SystemExit: One neither finished nor diverged; with its exit code.
+        """
         different = [*dict.fromkeys(map(tuple, points.values()))]
         ended = None
         try:
@@ -142,6 +153,11 @@ class Search(Sweeper):
             _conclude(study, number, sweep.run_folder(self.folder, point))
         if ended and ended.code != Exit.DIVERGED:
             raise ended
+        if not ended and (left := _unfinished(study)):
+            raise ConfigError(
+                f"[{' '.join(points[left[0]])}] left no run that finished; a search needs points "
+                "that train and evaluate"
+            )
 
 
 def axis(word: Override) -> "BaseDistribution":
@@ -165,14 +181,9 @@ def opened(folder: Path, asked: Sequence[str]) -> "Study":
     """Return the search in a folder, new or as it was left.
 
     Raises:
-        ConfigError: It is another one, or Optuna is not installed.
+        ConfigError: It is another one.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError(
-            "hydra/sweeper=search needs optuna; install it with pip install 'hlat[search]'"
-        ) from None
+    import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -207,13 +218,8 @@ def _conclude(study: "Study", number: int, run_folder: Path | None) -> None:
     if last == "diverge":
         study.tell(number, state=TrialState.PRUNED)
         print(f"search: trial {number} diverged, and is left at that")
-    elif last == "finish":
-        bits = totals([], events).get("heldout_bits_per_byte")
-        if bits is None:
-            raise ConfigError(
-                f"{run_folder} evaluated no held-out text, by which a search compares; set "
-                "data.heldout_documents"
-            )
+    elif last == "finish" and "heldout_bits_per_byte" in (came_to := totals([], events)):
+        bits = came_to["heldout_bits_per_byte"]
         study.tell(number, bits)
         print(f"search: trial {number}: {bits:.4f} bits per byte, the best {study.best_value:.4f}")
 

@@ -127,6 +127,13 @@ def test_a_folder_holds_one_search(tmp_path):
         search(tmp_path, 1).sweep(["run.steps=6"])
 
 
+def test_a_point_that_leaves_nothing_to_compare_ends_the_search(tmp_path):
+    made = search(tmp_path, 3)
+    made.launcher.launch = lambda points, initial_job_idx: None
+    with pytest.raises(ConfigError, match=r"run\.steps=5 optimizer\.lr=.* left no run"):
+        made.sweep(["run.steps=5"])
+
+
 def test_a_search_needs_an_axis(tmp_path):
     with pytest.raises(ConfigError, match="needs an axis"):
         search(tmp_path, 1, params={}).sweep(["run.steps=5"])
