@@ -4,15 +4,15 @@ Bars are of one length, because an attempt that died in its first minute matters
 went wrong as one that lasted a week; how long each was stands beside it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hlat.recovery.goodput import Attempt, Ledger
-from hlat.reporting.figures import INK, MUTED, PAPER, SERIES, STYLE, element
+from hlat.reporting.figures import INK, MUTED, PAPER, SERIES, SIZE, Picture
 from hlat.reporting.lifetime import LABELS, spent
 from hlat.reporting.wording import duration, percent
 
@@ -36,18 +36,19 @@ _LOOKS: dict[str, tuple[str, str | None]] = {
 """Colour and hatching by kind: what belongs together shares a colour."""
 
 
-def draw(ledger: Ledger) -> str:
-    """Draw the ledger as an SVG element for a page that has `PALETTE`."""
+def picture(ledger: Ledger) -> Picture:
+    """The picture of the ledger."""
     shown: list[Attempt | Ledger] = [ledger]
     if len(ledger.attempts) > 1:
         shown += ledger.attempts[-MAX_ATTEMPTS:]
     kinds = [kind for kind in LABELS if any(_shares(one)[kind] > _LEAST_SHARE for one in shown)]
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": NAME}):
+
+    def paint(colours: Mapping[str, str]) -> Figure:
         height = 0.85 + 0.33 * len(shown) + 0.22 * -(-len(kinds) // 3)
-        figure = Figure(figsize=(4.8, height), layout="constrained")
+        figure = Figure(figsize=(SIZE[0], height), layout="constrained")
         axes = figure.add_subplot()
         for place, one in enumerate(shown):
-            _draw_bar(axes, place, _shares(one))
+            _draw_bar(axes, place, _shares(one), colours)
         axes.set_yticks(range(len(shown)), [_name(one) for one in shown])
         axes.invert_yaxis()
         axes.set_xlim(0, 100)
@@ -55,9 +56,11 @@ def draw(ledger: Ledger) -> str:
         axes.grid(visible=False)
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        patches = [Patch(label=LABELS[kind], **_look(kind)) for kind in kinds]
+        patches = [Patch(label=LABELS[kind], **_look(kind, colours)) for kind in kinds]
         figure.legend(handles=patches, loc="outside upper left", ncols=3, fontsize=9)
-        return element(figure, describe(ledger))
+        return figure
+
+    return Picture(NAME, describe(ledger), paint)
 
 
 def describe(ledger: Ledger) -> str:
@@ -75,22 +78,29 @@ def caption(ledger: Ledger) -> str:
     return ""
 
 
-def _draw_bar(axes: Axes, place: int, shares: dict[str, float]) -> None:
+def _draw_bar(axes: Axes, place: int, shares: dict[str, float], colours: Mapping[str, str]) -> None:
     left = 0.0
     for kind, share in shares.items():
         if share <= 0:
             continue
-        axes.barh(place, 100 * share, left=100 * left, height=0.72, **_look(kind))
+        axes.barh(place, 100 * share, left=100 * left, height=0.72, **_look(kind, colours))
         if share >= _LEAST_TOLD and _LOOKS[kind][1] is None:
             middle = 100 * (left + share / 2)
             text = f"{100 * share:.0f}%"
-            axes.text(middle, place, text, color=PAPER, ha="center", va="center", fontsize=9)
+            axes.text(
+                middle, place, text, color=colours[PAPER], ha="center", va="center", fontsize=9
+            )
         left += share
 
 
-def _look(kind: str) -> dict[str, Any]:
+def _look(kind: str, colours: Mapping[str, str]) -> dict[str, Any]:
     colour, hatch = _LOOKS[kind]
-    return {"facecolor": colour, "edgecolor": PAPER, "hatch": hatch, "linewidth": 0.7}
+    return {
+        "facecolor": colours[colour],
+        "edgecolor": colours[PAPER],
+        "hatch": hatch,
+        "linewidth": 0.7,
+    }
 
 
 def _name(one: Attempt | Ledger) -> str:

@@ -6,15 +6,18 @@ runs that were started weeks apart compare alike.
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from hlat.config.errors import ConfigError
 from hlat.config.told import told
+from hlat.reporting import interactive
 from hlat.reporting.curves import Curve, heldout, metric
-from hlat.reporting.figures import Panel, caption, draw, drawable
+from hlat.reporting.figures import Panel, drawable
 from hlat.reporting.page import document
+from hlat.reporting.page import figures as page_figures
 from hlat.reporting.record import Record, is_run, read
 from hlat.reporting.summary import state
 from hlat.reporting.wording import UNKNOWN, anything, exact, percent, whole
@@ -104,7 +107,13 @@ def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def panels(records: Sequence[Record]) -> list[Panel]:
     """The figures of all runs over each other, without those that would be empty."""
     found = [
-        Panel(key, title, unit, [_named(metric(record, key), record) for record in records])
+        Panel(
+            key,
+            title,
+            unit,
+            [_named(metric(record, key), record) for record in records],
+            smooth=key == "loss",
+        )
         for key, title, unit in _FIGURES
     ]
     means = [_named(curve, record) for record in records for curve in heldout(record)[-1:]]
@@ -132,12 +141,8 @@ def page(
     if left_out:
         items = "".join(f"<li>{escape(line)}</li>\n" for line in left_out)
         results += f"<h2>Left out, as it cannot run</h2>\n<ul>\n{items}</ul>\n"
-    figures = "".join(
-        f"<figure>\n<h3>{escape(panel.title)}</h3>\n{svg}"
-        f"<figcaption>{escape(caption(panel))}</figcaption>\n</figure>\n"
-        for panel, svg in drawings
-    )
-    drawn = f'<h2>Figures</h2>\n<div class="figures">\n{figures}</div>\n' if figures else ""
+    figures = "".join(interactive.figure(panel, svg) for panel, svg in drawings)
+    drawn = page_figures(f'<div class="figures">\n{figures}</div>\n') if figures else ""
     return document("Comparison", f"{len(records)} runs", results + drawn)
 
 
@@ -157,11 +162,6 @@ def _html(heads: Sequence[str], rows: Sequence[Sequence[str]], label: str, capti
         f'<thead>\n<tr><th scope="col">{escape(first)}</th>{head}</tr>\n</thead>\n'
         f"<tbody>\n{body}</tbody>\n</table>\n</div>\n"
     )
-
-
-def drawings(records: Sequence[Record]) -> list[tuple[Panel, str]]:
-    """Each figure with its SVG element."""
-    return [(panel, draw(panel)) for panel in panels(records)]
 
 
 def _results(record: Record) -> list[str]:
@@ -186,7 +186,7 @@ def _results(record: Record) -> list[str]:
 
 
 def _named(curve: Curve, record: Record) -> Curve:
-    return Curve(record.name, curve.tokens, curve.values)
+    return replace(curve, label=record.name)
 
 
 def _settings(record: Record) -> dict[str, Any]:

@@ -1,23 +1,34 @@
-"""Figures as SVG that takes its colours from where it is shown.
+"""Figures as SVG that takes its colours from where it is shown, and as PNG on white paper.
 
-One drawing serves light and dark pages, print and phones: it is drawn in placeholder colours,
-which become CSS variables. A figure that is opened alone brings the variables along. Small separate
+One SVG serves light and dark pages, print and phones: it is drawn in placeholder colours, which
+become CSS variables. A figure that is opened alone brings the variables along. Small separate
 panels, rather than one wide sheet, stay legible on a phone.
 """
 
 import io
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from hlat.reporting.curves import MAX_POINTS, Curve, data_wait, heldout, marks, metric, thin
+from hlat.reporting.curves import (
+    Curve,
+    data_wait,
+    heldout,
+    marks,
+    metric,
+    most_points,
+    scores,
+    thin,
+)
 from hlat.reporting.record import Record
 from hlat.reporting.wording import short, whole
 
@@ -49,6 +60,8 @@ LIGHT = {
     for colour, variable in _VARIABLES.items()
 }
 """What a placeholder is on white paper, for pictures that cannot follow the page."""
+SIZE = (4.8, 2.8)
+"""Inches of a panel."""
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -68,6 +81,48 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 _FEW_POINTS = 40
+_Written = TypeVar("_Written")
+_DOTS_PER_INCH = 200
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that can be drawn as SVG and as PNG.
+
+    Attributes:
+        name: File name without ending.
+        description: What it shows, for those who do not see it.
+        paint: Draws it; it gets a colour for each placeholder.
+    """
+
+    name: str
+    description: str
+    paint: Callable[[Mapping[str, str]], Figure]
+
+    def svg(self) -> str:
+        """Return an SVG element, the same bytes each time, for a page that has `PALETTE`."""
+        return self._drawn({colour: colour for colour in LIGHT}, self._element)
+
+    def png(self) -> bytes:
+        """Return a PNG file on white paper."""
+        return self._drawn(LIGHT, self._pixels)
+
+    def _drawn(self, colours: Mapping[str, str], write: Callable[[Figure], _Written]) -> _Written:
+        style = {key: colours.get(value, value) for key, value in STYLE.items()}
+        with matplotlib.rc_context({**style, "svg.hashsalt": self.name}):
+            return write(self.paint(colours))
+
+    def _element(self, figure: Figure) -> str:
+        return element(figure, self.description)
+
+    def _pixels(self, figure: Figure) -> bytes:
+        written = io.BytesIO()
+        # The library's version would make other bytes of the same picture
+        metadata = {"Software": None, "Description": self.description}
+        figure.savefig(
+            written, format="png", dpi=_DOTS_PER_INCH, facecolor="white", metadata=metadata
+        )
+        return written.getvalue()
 
 
 @dataclass(frozen=True)
@@ -80,6 +135,7 @@ class Panel:
         unit: Label of the vertical axis.
         curves: Its lines; those without any value are left out.
         at_least: Values that the vertical axis must reach, so that noise does not look like news.
+        smooth: Whether a reader may lay a mean of neighbours over it.
     """
 
     name: str
@@ -87,16 +143,18 @@ class Panel:
     unit: str
     curves: list[Curve]
     at_least: tuple[float, ...] = ()
+    smooth: bool = False
 
 
 def panels(record: Record) -> list[Panel]:
     """The figures of a run, without those that would be empty."""
     drawn = [
-        Panel("loss", "Training loss", "nats per token", [metric(record, "loss")]),
+        Panel("loss", "Training loss", "nats per token", [metric(record, "loss")], smooth=True),
         Panel("grad_norm", "Gradient norm", "l2, before clipping", [metric(record, "grad_norm")]),
         Panel("param_norm", "Parameter norm", "l2, all weights", [metric(record, "param_norm")]),
         Panel("learning_rate", "Learning rate", "", [metric(record, "learning_rate")]),
         Panel("heldout", "Held-out text", "bits per byte", heldout(record)),
+        Panel("scores", "Evaluation", "score", scores(record)),
         Panel(
             "throughput",
             "Throughput",
@@ -127,51 +185,56 @@ def describe(panel: Panel) -> str:
 
 
 def caption(panel: Panel) -> str:
-    """What a reader must know to trust a panel: thinning and gaps."""
+    """What a reader must know to trust a panel: thinning, gaps and errors."""
     notes = []
     rows = max(len(curve.values) for curve in panel.curves)
-    if rows > MAX_POINTS:
+    most = most_points(len(panel.curves))
+    if rows > most:
         notes.append(
             f"{whole(rows)} rows, drawn as the smallest and largest value"
-            f" of each of {whole(MAX_POINTS // 2)} stretches."
+            f" of each of {whole(most // 2)} stretches."
         )
     missing = sum(int(np.isnan(curve.values).sum()) for curve in panel.curves)
     if missing:
         notes.append(f"Not drawn, as missing or not finite: {whole(missing)}.")
+    if any(_has_errors(curve) for curve in panel.curves):
+        notes.append("Vertical lines at points: one standard error each way.")
     return " ".join(notes)
 
 
 def legend(record: Record) -> str:
     """What the vertical lines in the figures mean; empty if there are none."""
     notes = []
-    if marks(record, "resume"):
+    if len(marks(record, "resume").steps):
         notes.append("Dashed vertical lines: the run was resumed.")
-    if _phases(record):
+    if len(phases(record).steps):
         notes.append("Dotted vertical lines: the next phase began.")
     return " ".join(notes)
 
 
-def draw(panel: Panel, record: Record | None = None) -> str:
-    """Draw a panel as an SVG element, the same bytes each time, for a page that has `PALETTE`.
+def picture(panel: Panel, record: Record | None = None) -> Picture:
+    """The picture of a panel.
 
     Args:
         panel: The figure.
         record: The run whose restarts and phases are marked; None: nothing is marked.
     """
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": panel.name}):
-        figure = Figure(figsize=(4.8, 2.8), layout="constrained")
+
+    def paint(colours: Mapping[str, str]) -> Figure:
+        figure = Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
-        curves = [thin(curve) for curve in panel.curves if drawable(curve)]
-        _draw_curves(axes, curves)
+        most = most_points(len(panel.curves))
+        curves = [thin(curve, most) for curve in panel.curves if drawable(curve)]
+        lines = [_draw_curve(axes, i, curve, colours) for i, curve in enumerate(curves)]
         if len(panel.curves) > 1:
             names = [curve.label for curve in curves]
-            figure.legend(
-                axes.lines[:], names, loc="outside upper left", ncols=_columns(names), fontsize=9
-            )
+            figure.legend(lines, names, loc="outside upper left", ncols=_columns(names), fontsize=9)
         if record is not None:
-            _draw_marks(axes, record)
+            _draw_marks(axes, record, colours)
         _label(axes, panel)
-        return element(figure, describe(panel))
+        return figure
+
+    return Picture(panel.name, describe(panel), paint)
 
 
 def element(figure: Figure, description: str) -> str:
@@ -200,28 +263,49 @@ def _columns(names: list[str]) -> int:
     return max(1, min(4, 60 // (6 + max(map(len, names)))))
 
 
-def _phases(record: Record) -> list[float]:
-    return [tokens for tokens in marks(record, "phase") if tokens > 0]
+def phases(record: Record) -> Curve:
+    """Where phases began that a run did not begin with."""
+    found = marks(record, "phase")
+    return found.at(np.flatnonzero(found.steps > 0))
 
 
-def _draw_curves(axes: Axes, curves: list[Curve]) -> None:
-    for i, curve in enumerate(curves):
-        is_mean = curve.label == "mean"
-        axes.plot(
-            curve.tokens,
-            curve.values,
-            color=_MEAN if is_mean else SERIES[i % len(SERIES)],
-            linestyle="solid" if is_mean else _DASHES[i % len(_DASHES)],
-            linewidth=2.0 if is_mean else None,
-            marker="o" if len(curve.values) < _FEW_POINTS else None,
-            markersize=3,
-        )
+def look(place: int, label: str) -> tuple[str, str]:
+    """Return the placeholder colour and the dashes of a curve."""
+    if label == "mean":
+        return _MEAN, "solid"
+    return SERIES[place % len(SERIES)], _DASHES[place % len(_DASHES)]
 
 
-def _draw_marks(axes: Axes, record: Record) -> None:
-    for linestyle, places in (("dashed", marks(record, "resume")), ("dotted", _phases(record))):
-        for tokens in places:
-            axes.axvline(tokens, color=MUTED, linestyle=linestyle, linewidth=0.8, zorder=1)
+def variable(colour: str) -> str:
+    """Return the CSS variable that a placeholder colour becomes."""
+    return _VARIABLES[colour][len("var(") : -1]
+
+
+def _draw_curve(axes: Axes, place: int, curve: Curve, colours: Mapping[str, str]) -> Line2D:
+    colour, dashes = look(place, curve.label)
+    if curve.errors is not None:
+        low, high = curve.values - curve.errors, curve.values + curve.errors
+        axes.vlines(curve.tokens, low, high, colors=colours[colour], linewidth=1)
+    (line,) = axes.plot(
+        curve.tokens,
+        curve.values,
+        color=colours[colour],
+        linestyle=dashes,
+        linewidth=2.0 if curve.label == "mean" else None,
+        marker="o" if len(curve.values) < _FEW_POINTS else None,
+        markersize=3,
+    )
+    return line
+
+
+def _draw_marks(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
+    for linestyle, found in (("dashed", marks(record, "resume")), ("dotted", phases(record))):
+        for tokens in found.tokens:
+            axes.axvline(tokens, color=colours[MUTED], linestyle=linestyle, linewidth=0.8, zorder=1)
+
+
+def _has_errors(curve: Curve) -> bool:
+    return curve.errors is not None and bool(np.isfinite(curve.errors).any())
 
 
 def _label(axes: Axes, panel: Panel) -> None:

@@ -1,17 +1,18 @@
-"""The report as one HTML page: no network, no script, legible on a phone, in the dark and aloud.
+"""The report as one HTML page: no network, legible on a phone, in the dark and aloud.
 
 A page that needs nothing but itself can be mailed, archived beside its run, and opened in ten
-years. Every text that comes from a file is escaped, because a run's name is typed by people.
+years, also where scripts are off. Every text that comes from a file is escaped, because a run's
+name is typed by people.
 """
 
 import json
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from hlat.reporting import bars, lifetime, summary
-from hlat.reporting.figures import PALETTE, Panel, caption, legend
+from hlat.reporting import bars, interactive, lifetime, summary
+from hlat.reporting.figures import PALETTE, Panel, legend
 from hlat.reporting.record import Record
-from hlat.reporting.spikes import TITLE
 from hlat.reporting.wording import anything
 
 _CSS = """
@@ -51,18 +52,23 @@ pre { overflow: auto; max-height: 40rem; padding: 0.8rem; margin: 0.5rem 0;
 """
 
 
-def page(record: Record, drawings: list[tuple[Panel, str]], time: str, spikes: str = "") -> str:
+def page(
+    record: Record,
+    drawings: Sequence[tuple[Panel, str]],
+    time: str,
+    others: Sequence[tuple[str, str, str]] = (),
+) -> str:
     """The whole report as an HTML document.
 
     Args:
         record: The run.
-        drawings: Its figures, each with its SVG element.
+        drawings: Its curves, each with its SVG element.
         time: The SVG element of where its time went; empty if no attempt is recorded.
-        spikes: That of how long its gradient spikes lasted; empty if there was none.
+        others: Title, SVG element and caption of figures that are no curves.
     """
     sections = [
         _numbers(record),
-        _figures(record, drawings, spikes),
+        _figures(record, drawings, others),
         _time(record, time),
         _ledger(record),
         _events(record),
@@ -76,9 +82,12 @@ def document(kind: str, name: str, body: str) -> str:
     name = escape(name)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{interactive.POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{name} - {kind.lower()}</title>\n<style>{PALETTE}{_CSS}</style>\n</head>\n"
-        f"<body>\n<h1><small>{kind}</small>{name}</h1>\n<main>\n{body}</main>\n</body>\n</html>\n"
+        f"<title>{name} - {kind.lower()}</title>\n"
+        f"<style>{PALETTE}{_CSS}{interactive.CSS}</style>\n</head>\n"
+        f"<body>\n<h1><small>{kind}</small>{name}</h1>\n<main>\n{body}</main>\n"
+        f"<script>{interactive.SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
@@ -114,21 +123,26 @@ def _heldout(record: Record) -> str:
     )
 
 
-def _figures(record: Record, drawings: list[tuple[Panel, str]], spikes: str) -> str:
-    drawn = [
-        f"<figure>\n<h3>{escape(panel.title)}</h3>\n{svg}"
-        f"<figcaption>{escape(caption(panel))}</figcaption>\n</figure>\n"
-        for panel, svg in drawings
+def _figures(
+    record: Record,
+    drawings: Sequence[tuple[Panel, str]],
+    others: Sequence[tuple[str, str, str]],
+) -> str:
+    drawn = [interactive.figure(panel, svg, record) for panel, svg in drawings]
+    drawn += [
+        f"<figure>\n<h3>{escape(title)}</h3>\n{svg}"
+        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
+        for title, svg, caption in others
     ]
-    if spikes:
-        drawn.append(
-            f"<figure>\n<h3>{TITLE}</h3>\n{spikes}<figcaption>A spike: a gradient norm above its "
-            "running average by recovery.spike_margin.</figcaption>\n</figure>\n"
-        )
     if not drawn:
         return "<h2>Figures</h2>\n<p>No step was logged, so there is nothing to draw.</p>\n"
     note = f"<p>{escape(legend(record))}</p>\n" if legend(record) else ""
-    return f'<h2>Figures</h2>\n{note}<div class="figures">\n{"".join(drawn)}</div>\n'
+    return figures(f'{note}<div class="figures">\n{"".join(drawn)}</div>\n')
+
+
+def figures(drawn: str) -> str:
+    """The section of figures that answer."""
+    return f"<h2>Figures</h2>\n{interactive.CONTROLS}{drawn}"
 
 
 def _time(record: Record, drawing: str) -> str:

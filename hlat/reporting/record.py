@@ -21,6 +21,7 @@ Row = dict[str, Any]
 
 _AT_ONCE = 10_000
 """Lines that are read together."""
+_SCORED = ("scores", "stderr")
 _FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "events.jsonl")
 
 
@@ -67,13 +68,38 @@ class Record:
     @property
     def evaluations(self) -> dict[int, Row]:
         """Evaluation events by step, in order; of a step that was run twice, the newer one."""
-        rows = {row["step"]: row for row in self.events if row.get("event") == "evaluate"}
-        return dict(sorted(rows.items()))
+        return self._by_step("evaluate")
+
+    @property
+    def scores(self) -> dict[int, Row]:
+        """Score events by step, in order; of a step that was evaluated twice, all that was scored.
+
+        Tasks may be evaluated one by one; of a task that was scored twice the newer score counts.
+        """
+        found: dict[int, Row] = {}
+        for row in self.events:
+            if row.get("event") == "score" and isinstance(row.get("scores"), dict):
+                before = found.get(row["step"], {})
+                told = {key: {**before.get(key, {}), **_dictionary(row, key)} for key in _SCORED}
+                found[row["step"]] = row | told
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def began(self) -> float:
+        """Unix time of the first sign of life; NaN of a run without any."""
+        times = self.column("time")
+        told = [number(row, key) for row in self.events for key in ("time", "began")]
+        known = [*times[np.isfinite(times)][:1].tolist(), *filter(math.isfinite, told)]
+        return min(known, default=math.nan)
 
     @cached_property
     def lifetime(self) -> goodput.Ledger:
         """Where its time went."""
         return goodput.ledger(self.metrics, self.events)
+
+    def _by_step(self, event: str) -> dict[int, Row]:
+        rows = {row["step"]: row for row in self.events if row.get("event") == event}
+        return dict(sorted(rows.items()))
 
     @property
     def ledger(self) -> list[Row]:
@@ -118,6 +144,11 @@ def numbers(row: Row, key: str) -> dict[str, float]:
     """The numbers of a row's dictionary, such as the bits per byte of an evaluation by source."""
     values = row.get(key)
     return {name: number(values, name) for name in values} if isinstance(values, dict) else {}
+
+
+def _dictionary(row: Row, key: str) -> Row:
+    value = row.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _is_event(row: Row) -> bool:

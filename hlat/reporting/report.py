@@ -5,17 +5,19 @@ Each file is put in place whole, because a report may be opened while it is made
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from hlat.reporting import bars, comparison, seeds, spikes
-from hlat.reporting.figures import Panel, alone, draw, panels
+from hlat.reporting.figures import Panel, Picture, alone, panels, picture
 from hlat.reporting.lifetime import sentence
 from hlat.reporting.page import page
 from hlat.reporting.record import Record, read
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write `report.html` and `figures/*.svg` from what the run wrote down.
+    """Write `report.html` and `figures/` from what the run wrote down.
 
     Args:
         run_folder: The run's folder; the run may be finished, killed or still going on.
@@ -31,38 +33,25 @@ def write_report(run_folder: Path) -> Path:
 
 
 def write(record: Record, run_folder: Path) -> Path:
-    """Write `report.html` and `figures/*.svg` of a record into a folder; return the page.
+    """Write `report.html` and `figures/` of a record into a folder; return the page.
 
     Raises:
         OSError: The report cannot be written.
     """
-    figures = run_folder / "figures"
-    figures.mkdir(exist_ok=True)
-    drawings, time, spiked = _drawn(record)
-    drawn = {panel.name: svg for panel, svg in drawings} | {bars.NAME: time, spikes.NAME: spiked}
-    for name, svg in drawn.items():
-        if svg:
-            _replace(figures / f"{name}.svg", alone(svg))
+    drawn = _drawn(record)
+    _write_pictures(run_folder / "figures", drawn)
     report = run_folder / "report.html"
-    _replace(report, page(record, drawings, time, spiked))
+    _replace(report, _page(record, drawn).encode())
     return report
 
 
 def render(record: Record) -> str:
     """Return the page of a record, and write nothing."""
-    return page(record, *_drawn(record))
-
-
-def _drawn(record: Record) -> tuple[list[tuple[Panel, str]], str, str]:
-    """Return all figures: the panels, where the time went, how long spikes lasted; or nothing."""
-    drawings = [(panel, draw(panel, record)) for panel in panels(record)]
-    time = bars.draw(record.lifetime) if record.lifetime.attempts else ""
-    lasted = spikes.lengths(record)
-    return drawings, time, spikes.draw(lasted) if lasted else ""
+    return _page(record, _drawn(record))
 
 
 def compare(records: Sequence[Record], place: Path, left_out: Sequence[str] = ()) -> Path:
-    """Write `comparison.html` and `comparison/*.svg` of several runs; return the page.
+    """Write `comparison.html` and `comparison/` of several runs; return the page.
 
     Args:
         records: Runs.
@@ -72,14 +61,53 @@ def compare(records: Sequence[Record], place: Path, left_out: Sequence[str] = ()
     Raises:
         OSError: They cannot be written.
     """
-    figures = place / "comparison"
-    figures.mkdir(parents=True, exist_ok=True)
-    drawings = comparison.drawings(records)
-    for panel, svg in drawings:
-        _replace(figures / f"{panel.name}.svg", alone(svg))
+    drawn = [_Drawn(panel.title, "", picture(panel), panel) for panel in comparison.panels(records)]
+    _write_pictures(place / "comparison", drawn)
     report = place / "comparison.html"
-    _replace(report, comparison.page(records, drawings, seeds.table(records), left_out))
+    content = comparison.page(records, _curves(drawn), seeds.table(records), left_out)
+    _replace(report, content.encode())
     return report
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """A figure of a page: what stands above and below it; its data, if it is of curves."""
+
+    title: str
+    caption: str
+    picture: Picture
+    panel: Panel | None = None
+
+    @cached_property
+    def svg(self) -> str:
+        return self.picture.svg()
+
+
+def _drawn(record: Record) -> list[_Drawn]:
+    """Return all figures of a run."""
+    found = [_Drawn(panel.title, "", picture(panel, record), panel) for panel in panels(record)]
+    if lasted := spikes.lengths(record):
+        found.append(_Drawn(spikes.TITLE, spikes.CAPTION, spikes.picture(lasted)))
+    if record.lifetime.attempts:
+        found.append(_Drawn("", "", bars.picture(record.lifetime)))
+    return found
+
+
+def _page(record: Record, drawn: Sequence[_Drawn]) -> str:
+    time = [one.svg for one in drawn if one.picture.name == bars.NAME]
+    others = [(one.title, one.svg, one.caption) for one in drawn if one.panel is None and one.title]
+    return page(record, _curves(drawn), "".join(time), others)
+
+
+def _curves(drawn: Sequence[_Drawn]) -> list[tuple[Panel, str]]:
+    return [(one.panel, one.svg) for one in drawn if one.panel is not None]
+
+
+def _write_pictures(folder: Path, drawn: Sequence[_Drawn]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in drawn:
+        _replace(folder / f"{one.picture.name}.svg", alone(one.svg).encode())
+        _replace(folder / f"{one.picture.name}.png", one.picture.png())
 
 
 def try_report(run_folder: Path) -> str:
@@ -96,7 +124,7 @@ def try_report(run_folder: Path) -> str:
     return sentence(record.lifetime) if len(record.lifetime.attempts) > 1 else ""
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, content: bytes) -> None:
     written = path.with_name(f".{path.name}.tmp")
-    written.write_text(text, encoding="utf-8")
+    written.write_bytes(content)
     written.replace(path)

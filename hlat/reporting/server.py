@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from hlat.config.errors import ConfigError
+from hlat.reporting.interactive import POLICY
 from hlat.reporting.record import read
 from hlat.reporting.report import render
 
@@ -18,7 +19,6 @@ HOST = "127.0.0.1"
 """The loopback: what a run is told may be nobody else's business."""
 SECONDS = 30
 """Between two looks of a page that stays open."""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def server(run_folder: Path, port: int) -> ThreadingHTTPServer:
@@ -72,7 +72,7 @@ def _handler(page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             for name, value in {
                 "Content-Type": "text/html; charset=utf-8",
                 "Content-Length": str(len(body)),
-                "Content-Security-Policy": _POLICY,
+                "Content-Security-Policy": POLICY,
                 "Cache-Control": "no-store",
                 "Refresh": str(SECONDS),
             }.items():

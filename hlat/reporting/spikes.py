@@ -5,13 +5,13 @@ section IV-A); spikes at logged steps in a row are one of that length.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from hlat.reporting.figures import SERIES, STYLE, element
+from hlat.reporting.figures import SERIES, SIZE, Picture
 from hlat.reporting.record import Record, number
 from hlat.reporting.wording import percent, whole
 from hlat.tracking.replay import standing
@@ -19,6 +19,7 @@ from hlat.tracking.replay import standing
 NAME = "spikes"
 """File name without ending."""
 TITLE = "Length of gradient spikes"
+CAPTION = "A spike: a gradient norm above its running average by recovery.spike_margin."
 
 
 def lengths(record: Record) -> dict[int, int]:
@@ -38,19 +39,23 @@ def lengths(record: Record) -> dict[int, int]:
     return dict(sorted(found.items()))
 
 
-def draw(counted: dict[int, int]) -> str:
-    """Draw the lengths as an SVG element for a page that has `PALETTE`."""
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": NAME}):
-        figure = Figure(figsize=(4.8, 2.8), layout="constrained")
+def picture(counted: dict[int, int]) -> Picture:
+    """The picture of the lengths."""
+
+    def paint(colours: Mapping[str, str]) -> Figure:
+        figure = Figure(figsize=SIZE, layout="constrained")
         axes = figure.add_subplot()
-        bars = axes.bar(range(len(counted)), [*counted.values()], width=0.7, color=SERIES[0])
+        places = range(len(counted))
+        bars = axes.bar(places, [*counted.values()], width=0.7, color=colours[SERIES[0]])
         axes.bar_label(bars, fontsize=9)
-        axes.set_xticks(range(len(counted)), [str(length) for length in counted])
+        axes.set_xticks(places, [str(length) for length in counted])
         axes.grid(visible=False, axis="x")
         axes.set_xlabel("logged steps in a row")
         axes.set_ylabel("occurrences")
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        return element(figure, describe(counted))
+        return figure
+
+    return Picture(NAME, describe(counted), paint)
 
 
 def describe(counted: dict[int, int]) -> str:

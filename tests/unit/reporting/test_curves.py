@@ -13,7 +13,8 @@ def make_record(metrics: list[dict[str, object]], events: list[dict[str, object]
 
 
 def make_curve(values: list[float]) -> Curve:
-    return Curve("loss", np.arange(len(values), dtype=np.float64), np.array(values))
+    places = np.arange(len(values), dtype=np.float64)
+    return Curve("loss", places, np.array(values), places, places)
 
 
 def test_a_short_curve_stays_as_it_is() -> None:
@@ -72,4 +73,4 @@ def test_evaluations_lie_at_their_tokens_and_the_newer_of_a_step_counts() -> Non
     assert curves["a"].tokens.tolist() == [0, 30, 60]
     assert curves["a"].values.tolist() == [4, 3, 2]
     assert curves["mean"].values.tolist() == [4.5]
-    assert marks(record, "resume") == [30]
+    assert marks(record, "resume").tokens.tolist() == [30]

@@ -1,5 +1,7 @@
 """The report of a run, from folders as runs leave them."""
 
+import base64
+import hashlib
 import json
 import math
 import re
@@ -8,7 +10,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from matplotlib import image
 
 from hlat import report
 from hlat.config.errors import ConfigError
@@ -102,7 +106,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "br", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -112,7 +116,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] != "style":
+        if self.open and self.open[-1] not in ("style", "script"):
             self.words += f" {data}"
 
     @property
@@ -170,8 +174,9 @@ def test_every_figure_is_on_the_page_with_its_description(run: Path) -> None:
 
 def test_every_figure_is_a_file_of_its_own(run: Path) -> None:
     write_report(run)
-    assert sorted(path.stem for path in (run / "figures").iterdir()) == FIGURES
-    for path in (run / "figures").iterdir():
+    for ending in ("svg", "png"):
+        assert sorted(path.stem for path in (run / "figures").glob(f"*.{ending}")) == FIGURES
+    for path in (run / "figures").glob("*.svg"):
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "prefers-color-scheme: dark" in path.read_text()
@@ -190,9 +195,9 @@ def test_colours_are_variables_of_the_page(run: Path) -> None:
 
 def test_the_page_needs_nothing_but_itself(run: Path) -> None:
     html = write_report(run).read_text()
-    assert "http" not in html
+    assert not re.search(r"https?:", html)
     page = Page(html)
-    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not {"link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     for _, attributes in page.tags:
@@ -202,9 +207,90 @@ def test_the_page_needs_nothing_but_itself(run: Path) -> None:
                 assert (value or "")[1:] in ids
 
 
+def test_one_script_may_run_and_the_page_names_it_by_its_digest(run: Path) -> None:
+    html = write_report(run).read_text()
+    scripts = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
+    assert len(scripts) == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    (policy,) = [
+        attributes["content"] or ""
+        for attributes in Page(html).attributes("meta")
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}'; ")
+
+
+def test_pictures_for_papers_are_on_white(run: Path) -> None:
+    write_report(run)
+    for path in (run / "figures").glob("*.png"):
+        pixels = image.imread(path)
+        assert pixels.shape[1] >= 900
+        assert (pixels[0, 0] == 1).all()
+    loss = image.imread(run / "figures" / "loss.png")[..., :3]
+    blue = np.array([0x00, 0x72, 0xB2]) / 255
+    assert (np.abs(loss - blue).max(-1) < 0.01).sum() > 500, "the curve has its colour"
+
+
+def test_data_on_the_page_are_what_was_logged(run: Path) -> None:
+    html = write_report(run).read_text()
+    data = {
+        told["name"]: told
+        for text in re.findall(r'<script type="application/json">(.*?)</script>', html)
+        for told in [json.loads(text)]
+    }
+    assert [*data] == [
+        *("loss", "grad_norm", "param_norm", "learning_rate", "heldout", "throughput", "data_wait")
+    ]
+    (loss,) = data["loss"]["series"]
+    assert loss["steps"] == [*range(1, 51)]
+    assert loss["tokens"][-1] == 204_800
+    assert loss["hours"][-1] == pytest.approx(25 / 3600, rel=1e-6)
+    assert loss["values"][3] == 5
+    assert loss["colour"] == "--series-1"
+    assert data["loss"]["resumed"]["steps"] != []
+    assert [one["label"] for one in data["heldout"]["series"]] == ["code", "docs", "mean"]
+
+
+def test_a_long_loss_is_smoothed_from_means_of_all_its_rows(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=6001)
+    html = write_report(run).read_text()
+    told = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', html)[0])
+    (loss,) = told["series"]
+    assert len(loss["values"]) <= 6000
+    assert loss["means"]["values"][0] == pytest.approx(
+        sum(10 / math.sqrt(step) for step in (1, 2, 3)) / 3, rel=1e-6
+    )
+    assert loss["means"]["steps"][0] == 2
+
+
+def test_scores_of_checkpoints_lie_over_tokens_with_their_errors(run: Path) -> None:
+    scored = [
+        event_row("score", 20, tokens=81_920, scores={"arc": 0.25, "mmlu": 0.3}, stderr={"arc": 0.02}),
+        event_row("score", 40, tokens=163_840, scores={"arc": 0.5}, stderr={"arc": 0.01}),
+        event_row("score", 40, tokens=163_840, scores={"mmlu": 0.4}, stderr={}),
+        event_row("score", 50, tokens=204_800, scores="broken"),
+    ]  # fmt: skip
+    with (run / "events.jsonl").open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in scored))
+    page = read_page(run)
+    label = next(
+        attributes["aria-label"] or ""
+        for attributes in page.attributes("svg")
+        if (attributes["aria-label"] or "").startswith("Evaluation")
+    )
+    assert label == (
+        "Evaluation (score) over 163.8k tokens; arc: from 0.25 to 0.5, lowest 0.25, highest 0.5; "
+        "mmlu: from 0.3 to 0.4, lowest 0.3, highest 0.4."
+    )
+    assert "arc 81,920 20 0.002778 0.25 ± 0.02 arc 163,840 40 0.005556 0.5 ± 0.01" in page.text
+    assert "one standard error each way" in page.text
+    assert (run / "figures" / "scores.png").exists()
+
+
 def test_tables_can_be_read_aloud(run: Path) -> None:
     page = read_page(run)
-    assert len(page.attributes("caption")) == len(page.attributes("table")) == 6
+    curves = len(FIGURES) - 1  # where the time went has a table of its own
+    assert len(page.attributes("caption")) == len(page.attributes("table")) == 6 + curves
     assert all("scope" in attributes for attributes in page.attributes("th"))
 
 
@@ -226,10 +312,11 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     bits["bits_per_byte"][attack] = 2.0
     write_lines(run / "events.jsonl", [event_row("start", 0), bits, hostile])
     page = read_page(run)
-    assert not page.attributes("script")
+    kinds = [attributes.get("type") for attributes in page.attributes("script")]
+    assert kinds == ["application/json"] * (len(kinds) - 1) + [None]
     assert page.text.count(attack) >= 8
     assert any(attack in (attributes["aria-label"] or "") for attributes in page.attributes("svg"))
-    for path in (run / "figures").iterdir():
+    for path in (run / "figures").glob("*.svg"):
         ElementTree.parse(path)
 
 
@@ -300,9 +387,9 @@ def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> 
 
 
 def test_a_long_run_says_how_it_was_thinned(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", steps=2001)
+    run = make_run(tmp_path / "run", steps=6001)
     text = read_page(run).text
-    expected = "2,001 rows, drawn as the smallest and largest value of each of 1,000 stretches."
+    expected = "6,001 rows, drawn as the smallest and largest value of each of 3,000 stretches."
     assert text.count(expected) == len(FIGURES) - 2
 
 
