@@ -1,7 +1,7 @@
 """What to expect before a node is booked: `python -m hlat.plan OVERRIDE ...`, as of hlat.train.
 
-Two first words plan something else, each with a function of its own in `_COMMANDS`: `failures`, and
-`from_nxdt=FILE.yaml`.
+Three first words plan something else, each with a function of its own in `_COMMANDS`: `failures`,
+`cost`, and `from_nxdt=FILE.yaml`.
 """
 
 import difflib
@@ -38,6 +38,7 @@ options:
 
 commands:
   failures   uptime, goodput and the best checkpoint interval, by formula and by simulation
+  cost       cost per 4 million tokens over numbers of nodes: the HLAT paper's figure 5
   from_nxdt  the same run as a configuration of NeuronX Distributed Training, in overrides of hlat
 
 The exit code is 2 where the run does not fit, or breaks a rule.
@@ -72,6 +73,13 @@ examples:
   python -m hlat.plan failures nodes=256 save_stall_s=2 save_write_s=60 --figure goodput.svg
 
 docs/failures.md tells the formulas and where the numbers come from."""
+
+_COST = """\
+Shares of what the paper calls 100%, 7B on four p4d nodes, at the paper's prices. That baseline is
+planned too, with constants that are fitted to the figure: docs/planning.md.
+
+example:
+  python -m hlat.plan cost --figure figures/cost.png"""
 
 _FROM_NXDT = """\
 Prints the command that trains the same, what only you can set, and every other key of the file with
@@ -287,6 +295,31 @@ def _failures(words: Sequence[str]) -> int:
     return Exit.FINISHED
 
 
+def _cost(words: Sequence[str]) -> int:
+    """Tell what tokens cost over numbers of nodes."""
+    parser = Parser(
+        "python -m hlat.plan cost", "Cost per 4 million tokens over numbers of nodes.", _COST
+    )
+    parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw them (svg or png)")
+    arguments = parser.parse_args(words)
+    from hlat.planning import cost
+    from hlat.reporting import cost_figure
+    from hlat.reporting.wording import columns
+
+    file = arguments.figure
+    _check_ending(file)
+    whole, found = cost.baseline(), [*cost.planned(), *cost.published()]
+    if arguments.json:
+        print(json.dumps({"baseline_usd": whole, "costs": [vars(one) for one in found]}, indent=2))
+    else:
+        heads = ("Run", "Nodes", "USD per 4 M tokens", f"Of {whole:.3f} USD")
+        print("\n".join(columns(heads, cost_figure.table(found, whole))))
+    if file is not None and not _drawn(file, lambda: cost_figure.picture(found, whole).write(file)):
+        return Exit.FAILED
+    return Exit.FINISHED
+
+
 def _scenario(parser: Parser, words: Sequence[str]) -> "tuple[Scenario, dict[str, str], int, int]":
     """The scenario that the words describe, where its numbers come from, trials and seed."""
     from hlat.planning.failures import Scenario
@@ -361,6 +394,7 @@ def _refused(words: Sequence[str]) -> Sequence[str]:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "failures": _failures,
+    "cost": _cost,
     "from_nxdt": _from_nxdt,
 }
 

@@ -25,10 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="python -m hlat.report",
-        description="Write report.html and figures/*.svg of a run into its folder, from its"
+        description="Write report.html and figures/ (SVG, PNG) of a run into its folder, from its"
         " metrics.jsonl, events.jsonl, config.yaml and provenance.json. The run may be finished,"
         " killed or still going on. Of several runs, a sweep, or the runs in a folder: print a"
-        " table, and write comparison.html and comparison/*.svg.",
+        " table, and write comparison.html and comparison/.",
         epilog="examples: python -m hlat.report runs/tiny; python -m hlat.report runs",
     )
     parser.add_argument(
@@ -95,11 +95,12 @@ def _report(folder: Path) -> list[str]:
 def _compare(folders: Sequence[Path], output: Path | None) -> list[str]:
     from hlat.reporting import comparison, seeds
     from hlat.reporting.report import compare
+    from hlat.reporting.wording import columns
 
     records, left_out = comparison.runs(folders), comparison.left_out(folders)
-    told = comparison.lines(*comparison.table(records))
+    told = columns(*comparison.table(records))
     if over_seeds := seeds.table(records):
-        told += ["\nover seeds, mean ± standard deviation:", *comparison.lines(*over_seeds)]
+        told += ["\nover seeds, mean ± standard deviation:", *columns(*over_seeds)]
     if left_out:
         told += ["\nleft out, as it cannot run:", *left_out]
     place = output or (folders[0] if len(folders) == 1 else Path())

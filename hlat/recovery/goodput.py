@@ -8,11 +8,13 @@ leave over, so that time which nobody measured shows up as unaccounted instead o
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import median
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hlat.tracking.replay import BEGINNINGS, blocked_seconds, standing, steps_covered
 
@@ -33,12 +35,15 @@ KINDS = {
     "down": "nobody was running",
 }
 """The kinds of time, in the order in which an attempt goes through them, and what they mean."""
+COLUMNS = ("step", "attempt", "time", "step_seconds", "data_wait_seconds")
+"""What the ledger reads of metrics.jsonl."""
 NOTICED = {"restart", "give_up"}
 """Events of who noticed that an attempt had ended; no signs of life of the attempt itself."""
 ENDINGS = {"finish", "interrupt", "diverge", "fail"}
 """Events with which an attempt ends of its own accord."""
 _SHARE, _SECONDS = 0.005, 0.05
 _PREFLIGHT = "preflight"
+_NO_ROWS = {key: np.empty(0) for key in (*COLUMNS, "covered")}
 
 
 @dataclass(frozen=True)
@@ -110,7 +115,7 @@ class Ledger:
         return seconds / self.wall if self.wall else math.nan
 
 
-def ledger(metrics: Iterable[Row], events: Iterable[Row]) -> Ledger:
+def ledger(metrics: Mapping[str, NDArray[np.float64]], events: Iterable[Row]) -> Ledger:
     """Attribute every second of a run.
 
     Times of day tell how long an attempt and the gap after it were, all other seconds come from a
@@ -118,12 +123,14 @@ def ledger(metrics: Iterable[Row], events: Iterable[Row]) -> Ledger:
     back meanwhile.
 
     Args:
-        metrics: Rows of metrics.jsonl; those that lack a number are left out.
+        metrics: The `COLUMNS` of metrics.jsonl, NaN where a row lacks a number; such rows are left
+            out.
         events: Rows of events.jsonl.
     """
     told = [row for row in events if _has(row, "step", "time") and "event" in row]
-    traces = _life(_traces(list(metrics), told))
-    typical = _typical([seconds for trace in traces for seconds in trace.later_steps])
+    traces = _life(_traces(metrics, told))
+    later = [trace.later_steps for trace in traces]
+    typical = _typical(np.concatenate(later) if later else np.empty(0))
     attempts = []
     for trace, following in zip_longest(traces, traces[1:]):
         gap = 0.0 if following is None else max(0.0, following.began - trace.ends)
@@ -139,8 +146,8 @@ class _Trace:
 
     Attributes:
         number: From 1.
-        rows: Its rows of metrics.jsonl that survived.
-        steps: How many steps each of them covers.
+        rows: Its rows of metrics.jsonl that survived: their `COLUMNS`, and how many steps each has
+            `covered`.
         events: Its rows of events.jsonl.
         stands: Those among them that no later attempt went back behind.
         lost: Seconds of its rows, evaluations and saves that did not survive.
@@ -149,8 +156,7 @@ class _Trace:
     """
 
     number: int
-    rows: list[Row]
-    steps: list[int]
+    rows: dict[str, NDArray[np.float64]]
     events: list[Row]
     stands: list[Row]
     lost: float = 0.0
@@ -176,9 +182,9 @@ class _Trace:
         return any(row["event"] in ENDINGS for row in self.events)
 
     @property
-    def later_steps(self) -> list[float]:
+    def later_steps(self) -> NDArray[np.float64]:
         """Seconds of a step, without waiting for data, of all rows but the first."""
-        return [row["step_seconds"] - row["data_wait_seconds"] for row in self.rows[1:]]
+        return self._trained[1:]
 
     def seconds(self, typical: float, over: bool) -> dict[str, float]:
         """Return the seconds by kind, but for `down`.
@@ -187,8 +193,8 @@ class _Trace:
             typical: Seconds of a step that does not wait, for an attempt that has no later rows.
             over: Whether another attempt has followed.
         """
-        waited = sum(n * row["data_wait_seconds"] for row, n in self._covered)
-        trained = sum(n * row["step_seconds"] for row, n in self._covered) - waited
+        waited = float(self.rows["covered"] @ self.rows["data_wait_seconds"])
+        trained = float(self.rows["covered"] @ self._trained)
         compiled = self._first_row_excess(typical)
         startup = self._ready - self.began
         preflight = min(startup, self._seconds_of(_PREFLIGHT))
@@ -206,13 +212,15 @@ class _Trace:
         }
 
     @property
-    def _covered(self) -> list[tuple[Row, int]]:
-        return list(zip(self.rows, self.steps, strict=True))
+    def _trained(self) -> NDArray[np.float64]:
+        return self.rows["step_seconds"] - self.rows["data_wait_seconds"]
 
     @property
     def _signs(self) -> list[float]:
         gone = [] if self.last_row is None else [self.last_row[0]]
-        return [*(row["time"] for row in (*self.rows, *self.events)), *gone]
+        times = self.rows["time"]
+        logged = [float(times.min()), float(times.max())] if len(times) else []
+        return [*logged, *(row["time"] for row in self.events), *gone]
 
     @property
     def _ready(self) -> float:
@@ -225,7 +233,8 @@ class _Trace:
         """Seconds of work after the last row of an attempt that did not end of its own accord."""
         if self.ended:
             return 0.0
-        rows = [(row["time"], row["step"]) for row in self.rows]
+        newest = np.lexsort((self.rows["step"], self.rows["time"]))[-1:]
+        rows = [(float(self.rows["time"][i]), float(self.rows["step"][i])) for i in newest]
         rows += [] if self.last_row is None else [self.last_row]
         since, step = max(rows, default=(self._ready, -1))
         later = [row for row in self.events if row["time"] >= since and row["step"] >= step]
@@ -234,11 +243,9 @@ class _Trace:
 
     def _first_row_excess(self, typical: float) -> float:
         own = _typical(self.later_steps, otherwise=typical)
-        if not self.rows or math.isnan(own):
+        if not len(self._trained) or math.isnan(own):
             return 0.0
-        first = self.rows[0]
-        excess = first["step_seconds"] - first["data_wait_seconds"] - own
-        return max(0.0, float(excess) * self.steps[0])
+        return max(0.0, float((self._trained[0] - own) * self.rows["covered"][0]))
 
     def _blocked(self, *names: str) -> float:
         return sum(blocked_seconds(row) for row in self.stands if row["event"] in names)
@@ -249,14 +256,12 @@ class _Trace:
         return sum(float(row["seconds"]) for row in told if row["time"] >= self.began)
 
 
-def _traces(metrics: list[Row], events: list[Row]) -> list[_Trace]:
+def _traces(metrics: Mapping[str, NDArray[np.float64]], events: list[Row]) -> list[_Trace]:
     """Sort the record by attempt."""
-    needed = ("step", "attempt", "time", "step_seconds", "data_wait_seconds")
-    rows = [row for row in metrics if _has(row, *needed)]
-    traces = defaultdict[int, _Trace](lambda: _Trace(0, [], [], [], []))
-    for row, covered in zip(rows, steps_covered(rows, events), strict=True):
-        traces[row["attempt"]].rows.append(row)
-        traces[row["attempt"]].steps.append(covered)
+    rows = _by_attempt(metrics, events)
+    traces = defaultdict[int, _Trace](lambda: _Trace(0, _NO_ROWS, [], []))
+    for number, own in rows.items():
+        traces[number].rows = own
     stands = {id(event) for event in standing(events)}
     newest = None
     for event in events:
@@ -271,7 +276,23 @@ def _traces(metrics: list[Row], events: list[Row]) -> list[_Trace]:
     _add_lost(traces, events)
     for number, trace in traces.items():
         trace.number = number
-    return [trace for _, trace in sorted(traces.items()) if trace.rows or trace.events]
+    return [trace for _, trace in sorted(traces.items()) if len(trace.rows["step"]) or trace.events]
+
+
+def _by_attempt(
+    metrics: Mapping[str, NDArray[np.float64]], events: list[Row]
+) -> dict[int, dict[str, NDArray[np.float64]]]:
+    """Return for each attempt the columns of its whole rows, with how many steps each covers."""
+    whole = np.flatnonzero(np.all([np.isfinite(metrics[key]) for key in COLUMNS], axis=0))
+    rows = {key: metrics[key][whole] for key in COLUMNS}
+    rows["covered"] = steps_covered(rows["step"], rows["attempt"], events)
+    order = np.argsort(rows["attempt"], kind="stable")
+    numbers, starts = np.unique(rows["attempt"][order], return_index=True)
+    parts = np.split(order, starts[1:])
+    return {
+        int(number): {key: column[part] for key, column in rows.items()}
+        for number, part in zip(numbers, parts, strict=False)
+    }
 
 
 def _add_lost(traces: dict[int, _Trace], events: list[Row]) -> None:
@@ -291,15 +312,15 @@ def _life(traces: list[_Trace]) -> list[_Trace]:
             number
             for number, trace in enumerate(traces)
             if any(row["event"] == "finish" for row in trace.events)
-            and not any(later.rows for later in traces[number + 1 :])
+            and not any(len(later.rows["step"]) for later in traces[number + 1 :])
         ),
         len(traces),
     )
     return traces[: finished + 1]
 
 
-def _typical(seconds: list[float], otherwise: float = math.nan) -> float:
-    return median(seconds) if seconds else otherwise
+def _typical(seconds: NDArray[np.float64], otherwise: float = math.nan) -> float:
+    return float(np.median(seconds)) if len(seconds) else otherwise
 
 
 def _has(row: Row, *keys: str) -> bool:

@@ -44,7 +44,7 @@ def picture(ledger: Ledger) -> Picture:
     kinds = [kind for kind in LABELS if any(_shares(one)[kind] > _LEAST_SHARE for one in shown)]
 
     def paint(colours: Mapping[str, str]) -> Figure:
-        height = 0.85 + 0.33 * len(shown) + 0.22 * -(-len(kinds) // 3)
+        height = 0.85 + 0.33 * len(shown) + 0.22 * -(-len(kinds) // 2)
         figure = Figure(figsize=(SIZE[0], height), layout="constrained")
         axes = figure.add_subplot()
         for place, one in enumerate(shown):
@@ -57,7 +57,7 @@ def picture(ledger: Ledger) -> Picture:
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
         patches = [Patch(label=LABELS[kind], **_look(kind, colours)) for kind in kinds]
-        figure.legend(handles=patches, loc="outside upper left", ncols=3, fontsize=9)
+        figure.legend(handles=patches, loc="outside upper left", ncols=2, fontsize=9)
         return figure
 
     return Picture(NAME, describe(ledger), paint)

@@ -16,7 +16,7 @@ from hlat.config.told import told
 from hlat.reporting import interactive
 from hlat.reporting.curves import Curve, heldout, metric
 from hlat.reporting.figures import Panel, drawable
-from hlat.reporting.page import document
+from hlat.reporting.page import document, still
 from hlat.reporting.page import figures as page_figures
 from hlat.reporting.record import Record, is_run, read
 from hlat.reporting.summary import state
@@ -94,16 +94,6 @@ def table(records: Sequence[Record]) -> tuple[list[str], list[list[str]]]:
     return ["Run", *axes, *_RESULTS], rows
 
 
-def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a table as lines for a terminal."""
-    columns = zip(heads, *rows, strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (heads, *rows)
-    ]
-
-
 def panels(records: Sequence[Record]) -> list[Panel]:
     """The figures of all runs over each other, without those that would be empty."""
     found = [
@@ -124,14 +114,16 @@ def panels(records: Sequence[Record]) -> list[Panel]:
 def page(
     records: Sequence[Record],
     drawings: Sequence[tuple[Panel, str]],
+    others: Sequence[tuple[str, str, str]] = (),
     over_seeds: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None,
     left_out: Sequence[str] = (),
 ) -> str:
     """The comparison as an HTML document that needs nothing but itself.
 
     Args:
-        records: Runs.
-        drawings: Figures of them.
+        records: The runs.
+        drawings: Their curves, each with its SVG element.
+        others: Title, SVG element and caption of figures that are no curves.
         over_seeds: A table of them by point (hlat.reporting.seeds).
         left_out: Points of their sweep that cannot run.
     """
@@ -142,6 +134,7 @@ def page(
         items = "".join(f"<li>{escape(line)}</li>\n" for line in left_out)
         results += f"<h2>Left out, as it cannot run</h2>\n<ul>\n{items}</ul>\n"
     figures = "".join(interactive.figure(panel, svg) for panel, svg in drawings)
+    figures += "".join(still(*other) for other in others)
     drawn = page_figures(f'<div class="figures">\n{figures}</div>\n') if figures else ""
     return document("Comparison", f"{len(records)} runs", results + drawn)
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any, TypeVar
 
 import matplotlib
@@ -106,6 +107,14 @@ class Picture:
     def png(self) -> bytes:
         """Return a PNG file on white paper."""
         return self._drawn(LIGHT, self._pixels)
+
+    def write(self, file: Path) -> None:
+        """Write it into a file, SVG or PNG by its ending.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        file.write_bytes(alone(self.svg()).encode() if file.suffix == ".svg" else self.png())
 
     def _drawn(self, colours: Mapping[str, str], write: Callable[[Figure], _Written]) -> _Written:
         style = {key: colours.get(value, value) for key, value in STYLE.items()}

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from hlat.reporting import bars, interactive, lifetime, summary
+from hlat.config.errors import ConfigError
+from hlat.reporting import bars, expectation, interactive, lifetime, summary
 from hlat.reporting.figures import PALETTE, Panel, legend
 from hlat.reporting.record import Record
 from hlat.reporting.wording import anything
@@ -57,6 +58,7 @@ def page(
     drawings: Sequence[tuple[Panel, str]],
     time: str,
     others: Sequence[tuple[str, str, str]] = (),
+    plan: str = "",
 ) -> str:
     """The whole report as an HTML document.
 
@@ -65,11 +67,13 @@ def page(
         drawings: Its curves, each with its SVG element.
         time: The SVG element of where its time went; empty if no attempt is recorded.
         others: Title, SVG element and caption of figures that are no curves.
+        plan: The SVG element of what was planned; empty if nothing can be.
     """
     sections = [
         _numbers(record),
         _figures(record, drawings, others),
         _time(record, time),
+        _plan(record, plan),
         _ledger(record),
         _events(record),
         _origin(record),
@@ -129,11 +133,7 @@ def _figures(
     others: Sequence[tuple[str, str, str]],
 ) -> str:
     drawn = [interactive.figure(panel, svg, record) for panel, svg in drawings]
-    drawn += [
-        f"<figure>\n<h3>{escape(title)}</h3>\n{svg}"
-        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
-        for title, svg, caption in others
-    ]
+    drawn += [still(*other) for other in others]
     if not drawn:
         return "<h2>Figures</h2>\n<p>No step was logged, so there is nothing to draw.</p>\n"
     note = f"<p>{escape(legend(record))}</p>\n" if legend(record) else ""
@@ -143,6 +143,14 @@ def _figures(
 def figures(drawn: str) -> str:
     """The section of figures that answer."""
     return f"<h2>Figures</h2>\n{interactive.CONTROLS}{drawn}"
+
+
+def still(title: str, svg: str, caption: str) -> str:
+    """A figure that is no curve."""
+    return (
+        f"<figure>\n<h3>{escape(title)}</h3>\n{svg}"
+        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
+    )
 
 
 def _time(record: Record, drawing: str) -> str:
@@ -181,6 +189,32 @@ def _attempts(record: Record) -> str:
         '<div class="wide" tabindex="0" role="region" aria-label="Attempts">\n<table>\n'
         "<caption>Attempt by attempt; down is what followed it</caption>\n"
         f"<thead>\n<tr>{heads}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>\n</div>\n"
+    )
+
+
+def _plan(record: Record, drawing: str) -> str:
+    if not record.config or not record.metrics:
+        return ""
+    heading = f"<h2>{expectation.TITLE}</h2>\n"
+    try:
+        found = expectation.parts(record)
+    except ConfigError as error:
+        return f"{heading}<p>Nothing is planned: {escape('; '.join(error.problems))}.</p>\n"
+    body = "".join(
+        f'<tr><td>{escape(what)}</td><th scope="row">{escape(part)}</th>'
+        + "".join(f'<td class="number">{escape(value)}</td>' for value in values)
+        + "</tr>\n"
+        for what, part, *values in expectation.table(found)
+    )
+    notes = " ".join(part.note for part in found)
+    return (
+        f"{heading}<figure>\n{drawing}<figcaption>{escape(notes)}</figcaption>\n</figure>\n"
+        '<div class="wide" tabindex="0" role="region" aria-label="Planned and measured">\n<table>\n'
+        "<caption>What hlat.plan says of this configuration, and what was measured</caption>\n"
+        '<thead>\n<tr><th scope="col">Of</th><th scope="col">Part</th>'
+        '<th scope="col" class="number">Planned</th><th scope="col" class="number">Measured</th>'
+        '<th scope="col" class="number">The plan is off by</th></tr>\n</thead>\n'
+        f"<tbody>\n{body}</tbody>\n</table>\n</div>\n"
     )
 
 

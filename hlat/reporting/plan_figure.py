@@ -35,16 +35,16 @@ def write(file: Path, config: Config, plan: Forecast) -> None:
         figure = Figure(figsize=(6.4, 1.4 + 0.27 * sum(rows)), layout="constrained")
         panels = figure.subplots(len(bars), 1, height_ratios=rows, squeeze=False)[:, 0]
         for axes, (title, parts), colour in zip(panels, bars, SERIES, strict=False):
-            _draw(axes, title, parts, colours[colour], colours[INK])
+            waterfall(axes, title, parts, colours[colour], colours[INK])
         have = plan.device_bytes / 2**30
-        _limit(panels[0], have, f"the device has {have:,.1f}", colours)
+        mark(panels[0], have, f"the device has {have:,.1f}", colours)
         if vector:
             file.write_text(alone(element(figure, _describe(config, plan))))
         else:
             figure.savefig(file, dpi=160, facecolor="white")
 
 
-def _draw(axes: Axes, title: str, parts: Mapping[str, float], colour: str, ink: str) -> None:
+def waterfall(axes: Axes, title: str, parts: Mapping[str, float], colour: str, ink: str) -> None:
     """A row for each part, which begins where the one before ended."""
     shown = {label: size for label, size in parts.items() if size > 0}
     total = sum(shown.values())
@@ -62,8 +62,8 @@ def _draw(axes: Axes, title: str, parts: Mapping[str, float], colour: str, ink: 
     axes.set_title(f"{title}: {total:.4g} together", loc="left", fontsize=10)
 
 
-def _limit(axes: Axes, at: float, label: str, colours: Mapping[str, str]) -> None:
-    """A line where the device ends, if it is near what is needed."""
+def mark(axes: Axes, at: float, label: str, colours: Mapping[str, str]) -> None:
+    """A line at a value that parts are compared with, if it is near them."""
     right = axes.get_xlim()[1]
     if at > 3 * right:
         axes.set_xlabel(label)

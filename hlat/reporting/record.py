@@ -4,14 +4,18 @@ A run may be killed while it writes, so every file may be missing, empty or torn
 is shown, and what cannot be read is counted.
 """
 
+import gc
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from hlat.config.errors import ConfigError
@@ -95,7 +99,8 @@ class Record:
     @cached_property
     def lifetime(self) -> goodput.Ledger:
         """Where its time went."""
-        return goodput.ledger(self.metrics, self.events)
+        columns = {key: self.column(key) for key in goodput.COLUMNS}
+        return goodput.ledger(columns, self.events)
 
     def _by_step(self, event: str) -> dict[int, Row]:
         rows = {row["step"]: row for row in self.events if row.get("event") == event}
@@ -116,14 +121,14 @@ def read(folder: Path) -> Record:
     """
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run folder: it has none of {', '.join(_FILES)}")
-    metrics, torn_metrics = _rows(_text(folder / "metrics.jsonl"))
-    events, torn_events = _rows(_text(folder / "events.jsonl"))
-    provenance, torn_provenance = _rows(_text(folder / "provenance.json").replace("\n", " "))
+    metrics, torn_metrics = _rows(_bytes(folder / "metrics.jsonl"))
+    events, torn_events = _rows(_bytes(folder / "events.jsonl"))
+    provenance, torn_provenance = _rows(_bytes(folder / "provenance.json").replace(b"\n", b" "))
     return Record(
         name=folder.resolve().name,
         metrics=metrics,
         events=[row for row in events if _is_event(row)],
-        config=_text(folder / "config.yaml"),
+        config=_bytes(folder / "config.yaml").decode(errors="replace"),
         provenance=provenance[0] if provenance else {},
         unreadable=torn_metrics + torn_events + torn_provenance,
     )
@@ -155,37 +160,50 @@ def _is_event(row: Row) -> bool:
     return isinstance(row.get("step"), int) and isinstance(row.get("event"), str)
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+def _bytes(path: Path) -> bytes:
+    return path.read_bytes() if path.is_file() else b""
 
 
-def _rows(text: str) -> tuple[list[Row], int]:
-    lines = [line for line in map(str.strip, text.split("\n")) if line]
+def _rows(text: bytes) -> tuple[list[Row], int]:
+    lines = [line for line in text.split(b"\n") if line and not line.isspace()]
     rows: list[Row] = []
     unreadable = 0
-    for start in range(0, len(lines), _AT_ONCE):
-        chunk = lines[start : start + _AT_ONCE]
-        read = _read_at_once(chunk) or [*map(_row, chunk)]
-        rows += [row for row in read if row is not None]
-        unreadable += sum(row is None for row in read)
+    with _nothing_collected():
+        for start in range(0, len(lines), _AT_ONCE):
+            chunk = lines[start : start + _AT_ONCE]
+            read = _read_at_once(chunk) or [*map(_row, chunk)]
+            rows += [row for row in read if row is not None]
+            unreadable += sum(row is None for row in read)
     return rows, unreadable
 
 
-def _read_at_once(lines: list[str]) -> list[Row | None]:
-    """Read lines as one array, which takes half the time; empty if any of them is no object."""
-    if not all(line[0] == "{" and line[-1] == "}" for line in lines):
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Look for no garbage meanwhile: among a million rows that takes a quarter of the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _read_at_once(lines: list[bytes]) -> list[Row | None]:
+    """Read lines as one array, which is faster; empty if any of them is no object."""
+    if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
         return []
     try:
-        rows = json.loads(f"[{','.join(lines)}]")
-    except (RecursionError, ValueError):
+        rows = orjson.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
         return []
     # A line of two objects would be two rows here, and is unreadable
     return rows if len(rows) == len(lines) else []
 
 
-def _row(line: str) -> Row | None:
+def _row(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode(errors="replace"))
     except (RecursionError, ValueError):
         return None
     return row if isinstance(row, dict) else None

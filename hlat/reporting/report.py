@@ -5,15 +5,19 @@ Each file is put in place whole, because a report may be opened while it is made
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hlat.reporting import bars, comparison, seeds, spikes
+from hlat.config.errors import ConfigError
+from hlat.reporting import bars, comparison, cost_figure, expectation, seeds, spikes
 from hlat.reporting.figures import Panel, Picture, alone, panels, picture
 from hlat.reporting.lifetime import sentence
 from hlat.reporting.page import page
 from hlat.reporting.record import Record, read
+
+_WHOLE = "of the run on fewest nodes, by its median throughput and its price."
 
 
 def write_report(run_folder: Path) -> Path:
@@ -62,9 +66,15 @@ def compare(records: Sequence[Record], place: Path, left_out: Sequence[str] = ()
         OSError: They cannot be written.
     """
     drawn = [_Drawn(panel.title, "", picture(panel), panel) for panel in comparison.panels(records)]
+    costs = cost_figure.measured(records)
+    whole = cost_figure.of_fewest_nodes(costs)
+    if whole is not None:
+        shown = cost_figure.picture(costs, whole)
+        drawn.append(_Drawn(cost_figure.TITLE, f"100 % are {whole:.3g} USD, {_WHOLE}", shown))
     _write_pictures(place / "comparison", drawn)
     report = place / "comparison.html"
-    content = comparison.page(records, _curves(drawn), seeds.table(records), left_out)
+    others = _others(drawn)
+    content = comparison.page(records, _curves(drawn), others, seeds.table(records), left_out)
     _replace(report, content.encode())
     return report
 
@@ -90,13 +100,20 @@ def _drawn(record: Record) -> list[_Drawn]:
         found.append(_Drawn(spikes.TITLE, spikes.CAPTION, spikes.picture(lasted)))
     if record.lifetime.attempts:
         found.append(_Drawn("", "", bars.picture(record.lifetime)))
+    if record.config and record.metrics:
+        with suppress(ConfigError):  # the page tells it
+            found.append(_Drawn("", "", expectation.picture(expectation.parts(record))))
     return found
 
 
 def _page(record: Record, drawn: Sequence[_Drawn]) -> str:
-    time = [one.svg for one in drawn if one.picture.name == bars.NAME]
-    others = [(one.title, one.svg, one.caption) for one in drawn if one.panel is None and one.title]
-    return page(record, _curves(drawn), "".join(time), others)
+    by_name = {one.picture.name: one.svg for one in drawn}
+    time, plan = by_name.get(bars.NAME, ""), by_name.get(expectation.NAME, "")
+    return page(record, _curves(drawn), time, _others(drawn), plan)
+
+
+def _others(drawn: Sequence[_Drawn]) -> list[tuple[str, str, str]]:
+    return [(one.title, one.svg, one.caption) for one in drawn if one.panel is None and one.title]
 
 
 def _curves(drawn: Sequence[_Drawn]) -> list[tuple[Panel, str]]:

@@ -20,9 +20,8 @@ def summary(record: Record) -> list[tuple[str, str]]:
     last = record.metrics[-1] if record.metrics else {}
     logged = record.column("time")
     times = [*logged[np.isfinite(logged)].tolist(), *_finite(record.events, "time")]
-    attempts = {
-        anything(row["attempt"]) for row in record.metrics + record.events if "attempt" in row
-    }
+    logged_by = record.column("attempt")
+    attempts = {*logged_by[np.isfinite(logged_by)].tolist(), *_finite(record.events, "attempt")}
     wait, step = (np.nansum(record.column(f"{key}_seconds")) for key in ("data_wait", "step"))
     share = float(100 * wait / step) if step else math.nan
     rows = [

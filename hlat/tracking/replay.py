@@ -8,6 +8,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 Row = dict[str, Any]
 
 BEGINNINGS = ("start", "resume")
@@ -21,23 +24,34 @@ BLOCKED = {
 """Events during which no step was run, and where they hold the seconds."""
 
 
-def steps_covered(rows: Iterable[Row], events: Iterable[Row], after: int = 0) -> list[int]:
+def steps_covered(
+    steps: NDArray[np.float64],
+    attempts: NDArray[np.float64],
+    events: Iterable[Row],
+    after: int = 0,
+) -> NDArray[np.float64]:
     """Return for each row of metrics.jsonl how many steps its means are over.
 
     Args:
-        rows: Rows in the order of the file.
+        steps: Of each row, in the order of the file.
+        attempts: Of each row.
         events: Rows of events.jsonl; they hold the steps at which attempts began.
-        after: The last step that lies before all of `rows`.
+        after: The last step that lies before all of the rows.
     """
-    done = {
+    began = {
         event.get("attempt"): max(after, event["step"])
         for event in events
         if event["event"] in BEGINNINGS
     }
-    covered, last = [], after
-    for row in rows:
-        covered.append(max(0, row["step"] - done.get(row["attempt"], last)))
-        done[row["attempt"]] = last = row["step"]
+    before = np.concatenate([[after], steps[:-1]])  # of the row above, whosever it is
+    order = np.argsort(attempts, kind="stable")
+    own = np.concatenate([[after], steps[order][:-1]])
+    is_first = np.diff(attempts[order], prepend=np.nan) != 0
+    for place in np.flatnonzero(is_first):
+        row = order[place]
+        own[place] = began.get(int(attempts[row]), before[row])
+    covered = np.empty_like(steps)
+    covered[order] = np.maximum(0, steps[order] - own)
     return covered
 
 
@@ -95,10 +109,13 @@ def lost(dropped: list[Row], events: list[Row], step: int) -> Row:
         the Unix time and step of its last row, `until` and `last_step`.
     """
     by_attempt: dict[str, Row] = {}
-    covered = steps_covered(dropped, events, step)
-    for row, steps in zip(dropped, covered, strict=True):
+    steps, attempts = (
+        np.array([row[key] for row in dropped], dtype=np.float64) for key in ("step", "attempt")
+    )
+    covered = steps_covered(steps, attempts, events, step).astype(int).tolist()
+    for row, count in zip(dropped, covered, strict=True):
         entry = by_attempt.setdefault(str(row["attempt"]), {"seconds": 0.0})
-        entry["seconds"] += steps * row["step_seconds"]
+        entry["seconds"] += count * row["step_seconds"]
         entry |= {"until": row["time"], "last_step": row["step"]}
     for event in standing(events):
         if event["step"] > step and blocked_seconds(event):

@@ -107,7 +107,7 @@ def test_the_figure_copes_with_extremes(tmp_path, capsys, words):
     ("words", "problem"),
     [
         ("fialures", "fialures cannot be planned; did you mean failures?"),
-        ("throughput", "throughput cannot be planned; commands: failures, from_nxdt"),
+        ("throughput", "throughput cannot be planned; commands: failures, cost, from_nxdt"),
         ("from_nxtd=x.yaml", "from_nxtd cannot be planned; did you mean from_nxdt?"),
         ("from_nxdt=no.yaml", "no.yaml cannot be read: it is not there, or no file"),
         ("failures scenario=manul", "scenario=manul does not exist; did you mean manual?"),

@@ -2,9 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from hlat.recovery.goodput import KINDS, ledger
+from hlat.recovery.goodput import COLUMNS, KINDS, ledger
 from hlat.tracking import replay
 
 START = 1_763_654_400.0
@@ -63,7 +64,11 @@ class Story:
         return self.pass_time(seconds).event("checkpoint", stall_seconds=seconds, seconds=9.0)
 
     def ledger(self):
-        return ledger(self.metrics, self.events)
+        columns = {
+            key: np.array([row.get(key, math.nan) for row in self.metrics], dtype=np.float64)
+            for key in COLUMNS
+        }
+        return ledger(columns, self.events)
 
 
 def spent(entry):
@@ -303,7 +308,7 @@ def test_a_record_without_measurements_is_unaccounted_for():
 
 
 def test_an_empty_record_has_no_time():
-    found = ledger([], [])
+    found = Story().ledger()
     assert found.attempts == ()
     assert found.wall == 0
     assert math.isnan(found.goodput)
@@ -314,4 +319,7 @@ def test_rows_that_lack_a_number_are_left_out():
     story = Story().begin(0, startup=5).row(5, 1.0)
     broken = [row | {key: None} for row in story.metrics for key in row]
     nameless = [{"step": 1, "time": START}, {"event": "finish", "step": 5}]
-    assert ledger([*story.metrics, *broken], [*story.events, *nameless]) == story.ledger()
+    whole = story.ledger()
+    story.metrics += broken
+    story.events += nameless
+    assert story.ledger() == whole

@@ -2,11 +2,13 @@
 
 import json
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from hlat import report
 from hlat.reporting import comparison, seeds
@@ -219,3 +221,24 @@ def test_what_a_sweep_left_out_is_listed_once(
     assert capsys.readouterr().out.count("[parallelism.tp=3] 3 does not divide <4>\n") == 1
     page = (folder / "comparison.html").read_text()
     assert page.count("<li>[parallelism.tp=3] 3 does not divide &lt;4&gt;</li>") == 1
+
+
+def test_runs_on_other_numbers_of_nodes_show_what_their_tokens_cost(
+    tmp_path: Path, compose: Callable[..., DictConfig]
+) -> None:
+    rates = {4: 100_000.0, 8: 160_000.0}
+    for nodes, rate in rates.items():
+        folder = tmp_path / f"on-{nodes}"
+        _run(folder, 0.1, 5.0)
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        told = [json.dumps(row | {"tokens_per_second": rate}) for row in rows]
+        (folder / "metrics.jsonl").write_text("\n".join(told) + "\n")
+        words = ("model=7b", "hardware=trn1_32xl", f"hardware.nodes={nodes}", "engine=nxd")
+        config = compose(*words, "compiler=neuron_2_28")
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    assert report.main([str(tmp_path)]) == 0
+    page = (tmp_path / "comparison.html").read_text()
+    usd = 4 * 21.5 / 3600 / 1e5 * 4e6
+    assert f"100 % are {usd:.3g} USD" in page
+    assert "100 % on 4 nodes, 125 % on 8 nodes" in page
+    assert (tmp_path / "comparison/cost.svg").exists()

@@ -1,5 +1,7 @@
 """What going back costs, from rows made by hand."""
 
+import numpy as np
+
 from hlat.tracking.replay import blocked_seconds, lost, seconds_alive, standing, steps_covered
 
 
@@ -12,10 +14,17 @@ def test_a_row_covers_the_steps_since_the_one_before_or_since_its_attempt_began(
         {"event": "start", "step": 0, "attempt": 1},
         {"event": "resume", "step": 20, "attempt": 2},
     ]
-    rows = [row(10), row(20), row(25, attempt=2), row(40, attempt=2)]
-    assert steps_covered(rows, events) == [10, 10, 5, 15]
-    assert steps_covered(rows[1:], events, after=10) == [10, 5, 15]
-    assert steps_covered(rows, []) == [10, 10, 5, 15]
+    steps, attempts = np.array([10.0, 20, 25, 40]), np.array([1.0, 1, 2, 2])
+    assert steps_covered(steps, attempts, events).tolist() == [10, 10, 5, 15]
+    assert steps_covered(steps[1:], attempts[1:], events, after=10).tolist() == [10, 5, 15]
+    assert steps_covered(steps, attempts, []).tolist() == [10, 10, 5, 15]
+    assert steps_covered(steps[:0], attempts[:0], events).tolist() == []
+
+
+def test_rows_of_attempts_may_lie_among_each_other():
+    steps, attempts = np.array([10.0, 5, 20, 15]), np.array([2.0, 1, 2, 1])
+    events = [{"event": "start", "step": 0, "attempt": 1}]
+    assert steps_covered(steps, attempts, events).tolist() == [10, 5, 10, 10]
 
 
 def test_events_stand_until_a_run_goes_back_behind_them():
