@@ -19,6 +19,7 @@ from hlat.tracking.beginning import attempt_began
 from hlat.tracking.console import Console, tell
 from hlat.tracking.journal import Journal, Nowhere
 from hlat.tracking.listener import Beginning, Listener
+from hlat.tracking.neuron_monitor import NeuronMonitor
 
 
 class Tracker:
@@ -45,6 +46,7 @@ class Tracker:
         self._config = config
         self._flops_per_token = flops_per_token(config.model, config.batch.sequence_length)
         self._console: Console | None = None
+        self._neuron: NeuronMonitor | None = None
         self._listeners: list[Listener] = []
         self.identity: dict[str, str] = {}
         self._paid_since = time.time()
@@ -70,6 +72,7 @@ class Tracker:
         if self._chief:
             self._console = Console(self._config.tracking.console)
             self._open_services(step, identity or {}, replay.written_between(before))
+            self._neuron = NeuronMonitor()
         self.event("resume" if step else "start", step, began=began, **lost, **details)
         self.restart_clock(step)
 
@@ -96,6 +99,7 @@ class Tracker:
             "data_wait_seconds": waited / steps,
             "mfu": self._mfu(tokens_per_second),
             **self._cost(step * self._config.batch.tokens_per_step),
+            **(self._neuron.newest() if self._neuron else {}),
             "phase": phase,
             "attempt": self.attempt,
             "time": time.time(),
@@ -156,6 +160,9 @@ class Tracker:
 
     def close(self) -> None:
         """End the progress display, and let services finish."""
+        if self._neuron is not None:
+            self._neuron.close()
+            self._neuron = None
         if self._listeners:
             summary = totals.totals(self._metrics.rows(), self._events.rows())
             for listener in reversed(self._listeners):  # the console shows what the others warn of

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import time
 
 import pytest
@@ -200,3 +201,23 @@ def test_the_console_shows_what_a_service_warns_of_at_the_very_end(
     tracker.begin(0)
     tracker.close()
     assert capsys.readouterr().out == "WARNING: it is broken\n"
+
+
+def test_rows_hold_what_neuron_monitor_says(open_tracker, tmp_path, monkeypatch):
+    program = tmp_path / "neuron-monitor"
+    counters = {"neuroncores_in_use": {"0": {"neuroncore_utilization": 42.5}}}
+    report = {"neuron_runtime_data": [{"report": {"neuroncore_counters": counters}}]}
+    program.write_text(f"#!/bin/sh\necho '{json.dumps(report)}'\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    tracker = open_tracker()
+    tracker.begin(0)
+    step, row = 0, {}
+    while "neuroncore_utilization" not in row:
+        step += 1
+        assert step < 1000
+        time.sleep(0.01)
+        tracker.log(step, "base", **NUMBERS)
+        row = _rows(tmp_path, "metrics.jsonl")[-1]
+    tracker.close()
+    assert row["neuroncore_utilization"] == 42.5
