@@ -6,7 +6,9 @@ run there too. Curves of the model lie over tokens, as in the paper's figures, t
 over steps.
 """
 
+import logging
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +21,9 @@ from hlat.tracking.listener import ALERTS, Beginning, Row, event_scalars, scalar
 if TYPE_CHECKING:
     import wandb
 
+_LOGGER = logging.getLogger("hlat")
+_BLOCK = 32_768
+"""Bytes: the library's files are made of blocks of this size."""
 _Mode = Literal["online", "offline", "disabled"]
 _SECONDS_TO_REACH = 30.0
 """Given to W&B's servers when an attempt begins; then the run is kept offline."""
@@ -42,7 +47,7 @@ class Wandb:
     ) -> None:
         self._settings, self._say = settings, say
         self._tokens_per_step = tokens_per_step
-        self._ending = ""
+        self._ending, self._is_full = "", False
 
     def begin(self, beginning: Beginning) -> None:
         """Open the run: online with a key if the servers answer, else offline.
@@ -66,6 +71,7 @@ class Wandb:
     def row(self, row: Row) -> None:
         """Log the numbers of a row."""
         self._run.log({"step": row["step"], "tokens": row["tokens"], **scalars(row)})
+        self._look_at_disk()
 
     def event(self, row: Row) -> None:
         """Log the numbers of an event, or alert of it."""
@@ -91,6 +97,7 @@ class Wandb:
         if self._ending == "interrupt":
             self._run.mark_preempting()
         self._run.finish(exit_code=0 if self._ending == "finish" else 1)
+        self._look_at_disk()
         self._let_go()
 
     def abandon(self) -> None:
@@ -101,6 +108,16 @@ class Wandb:
                 os.waitpid(process, 0)
         with suppress(Exception):  # it says that its process is gone, in one way or another
             self._let_go()
+
+    def _look_at_disk(self) -> None:
+        """Warn once of a full disk, of which the library says nothing to who uses it."""
+        if self._is_full or shutil.disk_usage(self._folder).free >= _BLOCK:
+            return
+        self._is_full = True
+        _LOGGER.warning(
+            f"the disk of {self._folder} is full, so W&B may lack rows; metrics.jsonl has all that "
+            "could be written"
+        )
 
     def _let_go(self) -> None:
         import wandb

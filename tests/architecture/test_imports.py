@@ -52,6 +52,7 @@ FENCES = {
     "gigatoken": {"data"},
     "safetensors": {"checkpoint", "model"},
     "wandb": {"tracking"},
+    "wandb_workspaces": {"tracking"},
     "tensorboard": {"tracking"},
     "matplotlib": {"reporting"},
     "hydra": {"config", *ENTRIES},
