@@ -69,10 +69,18 @@ def heldout(record: Record) -> list[Curve]:
 
 
 def scores(record: Record) -> list[Curve]:
-    """Scores of evaluated checkpoints with their standard errors, a curve per task."""
-    found = record.scores
+    """Scores of evaluated checkpoints with their standard errors, a curve per task.
+
+    They lie where the run was when it had come to their step, whenever they were measured.
+    """
+    found, logged = record.scores, metric(record, "step")
+    known = np.isfinite(logged.steps) & np.isfinite(logged.hours)
+    steps, hours = (
+        array[known] if known.any() else [np.nan] for array in (logged.steps, logged.hours)
+    )
     return [
-        replace(curve, errors=_errors(curve, found)) for curve in _by_name(record, found, "scores")
+        replace(curve, hours=np.interp(curve.steps, steps, hours), errors=_errors(curve, found))
+        for curve in _by_name(record, found, "scores")
     ]
 
 

@@ -145,6 +145,7 @@ class Panel:
         curves: Its lines; those without any value are left out.
         at_least: Values that the vertical axis must reach, so that noise does not look like news.
         smooth: Whether a reader may lay a mean of neighbours over it.
+        note: What else a reader must know to trust it.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Panel:
     curves: list[Curve]
     at_least: tuple[float, ...] = ()
     smooth: bool = False
+    note: str = ""
 
 
 def panels(record: Record) -> list[Panel]:
@@ -163,7 +165,7 @@ def panels(record: Record) -> list[Panel]:
         Panel("param_norm", "Parameter norm", "l2, all weights", [metric(record, "param_norm")]),
         Panel("learning_rate", "Learning rate", "", [metric(record, "learning_rate")]),
         Panel("heldout", "Held-out text", "bits per byte", heldout(record)),
-        Panel("scores", "Evaluation", "score", scores(record)),
+        Panel("scores", "Evaluation", "score", scores(record), note=_limits(record)),
         Panel(
             "throughput",
             "Throughput",
@@ -195,7 +197,7 @@ def describe(panel: Panel) -> str:
 
 def caption(panel: Panel) -> str:
     """What a reader must know to trust a panel: thinning, gaps and errors."""
-    notes = []
+    notes = [panel.note] if panel.note else []
     rows = max(len(curve.values) for curve in panel.curves)
     most = most_points(len(panel.curves))
     if rows > most:
@@ -311,6 +313,12 @@ def _draw_marks(axes: Axes, record: Record, colours: Mapping[str, str]) -> None:
     for linestyle, found in (("dashed", marks(record, "resume")), ("dotted", phases(record))):
         for tokens in found.tokens:
             axes.axvline(tokens, color=colours[MUTED], linestyle=linestyle, linewidth=0.8, zorder=1)
+
+
+def _limits(record: Record) -> str:
+    """Whether scores are those of a part of their tasks."""
+    limits = [row["limit"] for row in record.scores.values() if isinstance(row.get("limit"), int)]
+    return f"Some scores are of the first {max(limits)} examples of a task." if limits else ""
 
 
 def _has_errors(curve: Curve) -> bool:

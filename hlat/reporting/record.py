@@ -85,7 +85,7 @@ class Record:
             if row.get("event") == "score" and isinstance(row.get("scores"), dict):
                 before = found.get(row["step"], {})
                 told = {key: {**before.get(key, {}), **_dictionary(row, key)} for key in _SCORED}
-                found[row["step"]] = row | told
+                found[row["step"]] = before | row | told
         return dict(sorted(found.items()))
 
     @cached_property

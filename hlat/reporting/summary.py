@@ -19,7 +19,8 @@ def summary(record: Record) -> list[tuple[str, str]]:
     """Names and values of the summary table."""
     last = record.metrics[-1] if record.metrics else {}
     logged = record.column("time")
-    times = [*logged[np.isfinite(logged)].tolist(), *_finite(record.events, "time")]
+    events = [row for row in record.events if row["event"] != "score"]  # whenever that was
+    times = [*logged[np.isfinite(logged)].tolist(), *_finite(events, "time")]
     logged_by = record.column("attempt")
     attempts = {*logged_by[np.isfinite(logged_by)].tolist(), *_finite(record.events, "attempt")}
     wait, step = (np.nansum(record.column(f"{key}_seconds")) for key in ("data_wait", "step"))

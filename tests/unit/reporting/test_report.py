@@ -270,6 +270,7 @@ def test_scores_of_checkpoints_lie_over_tokens_with_their_errors(run: Path) -> N
         event_row("score", 40, tokens=163_840, scores={"mmlu": 0.4}, stderr={}),
         event_row("score", 50, tokens=204_800, scores="broken"),
     ]  # fmt: skip
+    scored[1] |= {"limit": 20, "time": START + 1e6}
     with (run / "events.jsonl").open("a") as file:
         file.write("".join(json.dumps(row) + "\n" for row in scored))
     page = read_page(run)
@@ -284,6 +285,8 @@ def test_scores_of_checkpoints_lie_over_tokens_with_their_errors(run: Path) -> N
     )
     assert "arc 81,920 20 0.002778 0.25 ± 0.02 arc 163,840 40 0.005556 0.5 ± 0.01" in page.text
     assert "one standard error each way" in page.text
+    assert "Some scores are of the first 20 examples of a task." in page.text
+    assert "Wall time, first to last row 25 s" in page.text, "a score is no sign of life"
     assert (run / "figures" / "scores.png").exists()
 
 
