@@ -57,6 +57,7 @@ FENCES = {
     "matplotlib": {"reporting"},
     "hydra": {"config", *ENTRIES},
     "omegaconf": {"config", *ENTRIES},
+    "orjson": {"reporting"},
     "tqdm": {"data", "tracking"},
 }
 PURE = {room for room, layer in LAYERS.items() if layer < 2}
