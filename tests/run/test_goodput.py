@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hlat.recovery.goodput import ledger
+from hlat.reporting.record import read
 from tests.run.conftest import Runner
 from tests.run.test_processes import children
 
@@ -49,7 +49,7 @@ def story(tmp_path_factory, small):
 
 def test_the_ledger_closes_and_is_as_long_as_the_watch_says(story):
     runner, watch, _ = story
-    found = ledger(told(runner, "metrics.jsonl"), told(runner, "events.jsonl"))
+    found = read(runner.folder / "runs/x").lifetime
     assert len(found.attempts) == 3
     assert found.is_closed, found
     outside = watch["finished"] - watch["began"]
@@ -95,8 +95,8 @@ def test_the_ledger_of_a_supervised_run_tells_lost_work_from_down_time(runner):
     os.kill(worker, signal.SIGKILL)
     _, problems = process.communicate()
     assert process.returncode == 0, problems
-    metrics, events = (runner.rows("x", f"{name}.jsonl") for name in ("metrics", "events"))
-    found = ledger(metrics, events)
+    events = runner.rows("x", "events.jsonl")
+    found = read(runner.folder / "runs/x").lifetime
     assert found.is_closed, found
     first, second = found.attempts
     assert first.began == pytest.approx(began, abs=0.1)
