@@ -12,6 +12,7 @@ from hlat.checkpoint import store
 from hlat.checkpoint.box import Box, tiles
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, document_ordinals
+from hlat.engine.interface import Engine
 from hlat.engine.native.engine import NativeEngine
 from hlat.model.canonical_views import views
 
@@ -40,14 +41,14 @@ def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
     return [generator.integers(0, config.model.vocab_size, size, np.int32) for _ in range(steps)]
 
 
-def own(batch: NDArray[np.int32], engine: NativeEngine) -> Sequences:
+def own(batch: NDArray[np.int32], engine: Engine) -> Sequences:
     """The rows of a data-parallel rank."""
     rows = batch[engine.world.dp_rank :: engine.world.dp_size]
     return Sequences(rows, document_ordinals(rows, EOS))
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
-    """Loss, gradient norm and weights' norm of each step, and the loss on the first batch after."""
+    """Loss, gradient norm and weights' norm of each step, and `losses_after` of the first batch."""
     engine = NativeEngine()
     engine.build(config)
     every = batches(config, steps)
@@ -55,11 +56,16 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
         dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
         for batch in every
     ]
-    after = engine.read(
-        engine.eval_step(Sequences(every[0][:5], document_ordinals(every[0][:5], EOS)))
-    )
+    after = losses_after(engine, every[0])
     engine.close()
-    return [*rows, (after.loss,)]
+    return [*rows, after]
+
+
+def losses_after(engine: Engine, batch: NDArray[np.int32]) -> tuple[float, float]:
+    """The loss of five sequences, and of their first seven targets only."""
+    tokens, documents = batch[:5], document_ordinals(batch[:5], EOS)
+    every, first = Sequences(tokens, documents), Sequences(tokens, documents, num_counted=7)
+    return engine.read(engine.eval_step(every)).loss, engine.read(engine.eval_step(first)).loss
 
 
 def slices(config: Config, kind: str) -> tuple[dict[Any, Any], float]:

@@ -325,6 +325,8 @@ class NxdEngine:
         loss_mask, tokens = self.config.data.loss_mask, torch.from_numpy(sequences.tokens)
         documents = torch.from_numpy(sequences.documents) if loss_mask else None
         targets = next_token_targets(tokens, documents)
+        if sequences.num_counted is not None:
+            targets[:, sequences.num_counted :] = IGNORED
         number = torch.tensor(int(counted_targets(sequences, loss_mask).sum()))
         share = 1
         if shared and loss_mask:

@@ -24,7 +24,7 @@ from hlat.engine.interface import Disagreement, Examination
 from hlat.engine.nxd import world
 from hlat.engine.nxd.engine import NxdEngine
 from hlat.engine.nxd.weights import hold
-from tests.distributed.checks import EOS, RATE, batches, own
+from tests.distributed.checks import EOS, RATE, batches, losses_after, own
 
 
 def _built(config: Config) -> NxdEngine:
@@ -35,14 +35,13 @@ def _built(config: Config) -> NxdEngine:
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
-    """Loss, gradient norm and weights' norm of each step, and the loss of five sequences after."""
+    """Loss, gradient norm and weights' norm of each step, and `losses_after` of the first batch."""
     engine, every = _built(config), batches(config, steps)
     rows = [
         dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
         for batch in every
     ]
-    some = Sequences(every[0][:5], document_ordinals(every[0][:5], EOS))
-    return [*rows, (engine.read(engine.eval_step(some)).loss,)]
+    return [*rows, losses_after(engine, every[0])]
 
 
 def slices(config: Config) -> dict[Any, NDArray[Any]]:
