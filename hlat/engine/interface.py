@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hlat.checkpoint.chunk import Chunk
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences
@@ -125,6 +128,60 @@ class Disagreement:
     odd: list[int]
 
 
+class Texts(Protocol):
+    """Some texts as far as the model has read them, with what it keeps of their tokens.
+
+    All ranks that hold parts of a replica do the same with theirs, and get the same answers. They
+    are of no use any more when the engine trains again.
+    """
+
+    def select(self, rows: NDArray[np.int64], room: int) -> "Texts":
+        """Make texts that begin like some of these.
+
+        Args:
+            rows: Which, [n], each any number of times.
+            room: Tokens that there is to be room for behind the longest of them.
+        """
+        ...
+
+    def extend(self, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
+        """Read on in each text.
+
+        Args:
+            tokens: [n, s], whatever ids fill up rows at the end. They need room for s.
+            counts: How many of each row are the text's, [n].
+        """
+        ...
+
+    def log_probs(
+        self, rows: NDArray[np.int64], places: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Tell how likely tokens would be at some places; softmax is in fp32 in every recipe.
+
+        Args:
+            rows: Which text each question is about, [q].
+            places: Behind which of the tokens that `extend` was given last, [q].
+            tokens: Which token, [q].
+
+        Returns:
+            Natural logarithms of the probabilities, and the likeliest token there; both [q].
+        """
+        ...
+
+    def draw(
+        self, rows: NDArray[np.int64], chances: NDArray[np.int64], temperature: float, top_p: float
+    ) -> NDArray[np.int32]:
+        """Draw the next token of texts.
+
+        Args:
+            rows: Of which texts, [q], each any number of times.
+            chances: What decides each draw, uniform in range(2**32), [q].
+            temperature: Logits are divided by it before the softmax; 0: the likeliest, no chance.
+            top_p: Only of the likeliest tokens, as few as hold this share of the probability.
+        """
+        ...
+
+
 Pending = Any
 """Numbers that still lie on the device; only `Engine.read` looks inside."""
 
@@ -168,6 +225,16 @@ class Engine(Protocol):
 
     def eval_step(self, sequences: Sequences) -> Pending:
         """Measure the loss of what counts of any number of sequences, [n, s]; change nothing."""
+        ...
+
+    def texts(self) -> Texts:
+        """One text without tokens, from which all others are made; reading them changes nothing.
+
+        Ranks with other replicas need not do the same.
+
+        Raises:
+            ConfigError: This engine or layout cannot.
+        """
         ...
 
     def read(self, pending: Pending) -> Numbers:

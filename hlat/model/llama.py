@@ -8,7 +8,8 @@ construction, so a model on the meta device costs nothing.
 Tensor names end in their dimensions: B sequences, S tokens, H hidden, V vocabulary, I intermediate,
 D head size, G key/value heads (groups), R query heads per group, N = G R query heads, T = R + 2
 heads of a group with its key and value. Where positions restart in each document, positions_S,
-cos_SD and sin_SD have a B in front.
+cos_SD and sin_SD have a B in front; so they have where texts go on that are not equally long, and
+keys are then more than queries: those of past.py before them.
 """
 
 # ruff: noqa: N812  F is what the field calls it.
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from hlat.config.model import Model
 from hlat.model.coalesced import gate_up_block
 from hlat.model.operators import rms_norm, swiglu
+from hlat.model.past import Keep, Past
 
 
 class Linear(nn.Linear):
@@ -73,6 +75,10 @@ class CoreAttention(nn.Module):
             return F.scaled_dot_product_attention(
                 q_BNSD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=grouped
             )
+        if q_BNSD.shape[2] < k_BGSD.shape[2]:  # the past's, through which no gradient goes back
+            return F.scaled_dot_product_attention(
+                q_BNSD, k_BGSD, v_BGSD, attn_mask=bias_B1SS, enable_gqa=grouped
+            )
         # On a GPU torch's only fused attention with both a bias and deterministic gradients, the
         # memory efficient one, knows no groups on ROCm and in older releases (aten's sdp_utils.cpp)
         k_BNSD, v_BNSD = (_serve(x, q_BNSD.shape[1]) if grouped else x for x in (k_BGSD, v_BGSD))
@@ -91,7 +97,12 @@ class Attention(nn.Module):
         self.o_proj = Linear(model.hidden_size, model.hidden_size)
 
     def forward(
-        self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor, bias_B1SS: Tensor | None = None
+        self,
+        x_BSH: Tensor,
+        cos_SD: Tensor,
+        sin_SD: Tensor,
+        bias_B1SS: Tensor | None = None,
+        keep: Keep | None = None,
     ) -> Tensor:
         """Mix information between positions; returns [B, S, H]."""
         heads = (-1, self.queries_per_group + 2, self.head_dim)
@@ -101,6 +112,8 @@ class Attention(nn.Module):
         k_BSGD = rotate(k_BSG1D.flatten(2, 3), cos_SD, sin_SD)
         v_BSGD = v_BSG1D.flatten(2, 3)
         q_BNSD, k_BGSD, v_BGSD = (x.transpose(1, 2) for x in (q_BSND, k_BSGD, v_BSGD))
+        if keep is not None:
+            k_BGSD, v_BGSD = keep(k_BGSD, v_BGSD)
         y_BNSD = self.core(q_BNSD, k_BGSD, v_BGSD, bias_B1SS)
         y_BSH: Tensor = self.o_proj(y_BNSD.transpose(1, 2).flatten(2))
         return y_BSH
@@ -145,10 +158,16 @@ class Layer(nn.Module):
         self.mlp = MLP(model)
 
     def forward(
-        self, x_BSH: Tensor, cos_SD: Tensor, sin_SD: Tensor, bias_B1SS: Tensor | None = None
+        self,
+        x_BSH: Tensor,
+        cos_SD: Tensor,
+        sin_SD: Tensor,
+        bias_B1SS: Tensor | None = None,
+        keep: Keep | None = None,
     ) -> Tensor:
         """Add attention, then the feed-forward network, to the residual stream."""
-        x_BSH = x_BSH + self.self_attn(self.input_layernorm(x_BSH), cos_SD, sin_SD, bias_B1SS)
+        normed_BSH = self.input_layernorm(x_BSH)
+        x_BSH = x_BSH + self.self_attn(normed_BSH, cos_SD, sin_SD, bias_B1SS, keep)
         y_BSH: Tensor = x_BSH + self.mlp(self.post_attention_layernorm(x_BSH))
         return y_BSH
 
@@ -185,7 +204,11 @@ class Llama(nn.Module):
         return module.weight
 
     def forward(
-        self, tokens_BS: Tensor, documents_BS: Tensor | None = None, x_BSH: Tensor | None = None
+        self,
+        tokens_BS: Tensor,
+        documents_BS: Tensor | None = None,
+        x_BSH: Tensor | None = None,
+        past: Past | None = None,
     ) -> Tensor:
         """What the output head, or the part after this one, reads at each position.
 
@@ -194,6 +217,8 @@ class Llama(nn.Module):
             documents_BS: Which document of its row each token belongs to; attention then stays
                 inside a document and positions restart at 0 in each. Without, a row is one text.
             x_BSH: What the part before this one gave; None: this one embeds the tokens.
+            past: What the layers have kept of the tokens before these ones, and are to keep of
+                these; None: a row begins a text, and nothing is kept.
 
         Returns:
             y_BSH in the dtype of the weights.
@@ -201,16 +226,21 @@ class Llama(nn.Module):
         if x_BSH is None:
             assert self.embed_tokens is not None, "this part needs what the one before it gave"
             x_BSH = self.embed_tokens(tokens_BS)
-        if documents_BS is None:
+        bias_B1SS = None
+        if past is not None:
+            positions_S = past.positions_BS
+            if not past.empty:
+                bias_B1SS = attention_bias(past.visible(), x_BSH.dtype).unsqueeze(1)
+        elif documents_BS is None:
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
-            bias_B1SS = None
         else:
             visible_BSS = within_documents(documents_BS)
             positions_S = visible_BSS.sum(-1) - 1  # as many tokens as it sees before itself
             bias_B1SS = attention_bias(visible_BSS, x_BSH.dtype).unsqueeze(1)
         cos_SD, sin_SD = rotations(positions_S, self.head_dim, self.rope_theta, x_BSH.dtype)
-        for layer in self.layers.values():
-            x_BSH = layer(x_BSH, cos_SD, sin_SD, bias_B1SS)
+        for name, layer in self.layers.items():
+            kept = () if past is None else (past.of(name),)
+            x_BSH = layer(x_BSH, cos_SD, sin_SD, bias_B1SS, *kept)
         y_BSH: Tensor = x_BSH if self.norm is None else self.norm(x_BSH)
         return y_BSH
 

@@ -56,10 +56,12 @@ class Vocabulary:
     Attributes:
         first: The token of the head's first row.
         stack: Stacks a tensor in front with those that the others have at the same place.
+        width: Tokens that each holds, the last perhaps fewer; 0: this head holds all.
     """
 
     first: int
     stack: Callable[[Tensor], Tensor]
+    width: int = 0
 
 
 WHOLE = Vocabulary(0, lambda tensor: tensor.unsqueeze(0))
@@ -124,7 +126,7 @@ class _HeadLoss(torch.autograd.Function):
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
         nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
-        rows = _num_rows(LOGITS_AT_ONCE, len(head_VH))
+        rows = rows_at_once(LOGITS_AT_ONCE, len(head_VH))
         memory = x_NH.new_empty(min(rows, len(x_NH)), len(head_VH))
         for start in range(0, len(x_NH), rows):
             chunk = slice(start, start + rows)
@@ -148,7 +150,7 @@ class _HeadLoss(torch.autograd.Function):
         return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None, None
 
 
-def _num_rows(at_once: int, width: int) -> int:
+def rows_at_once(at_once: int, width: int) -> int:
     """Rows of a chunk; a matrix product is fastest with a multiple of 64, its blocks' length."""
     rows = max(1, at_once // width)
     return rows - rows % 64 or rows
@@ -168,7 +170,7 @@ def _to_gradient_(
     """
     rows = len(logits_CV)
     if logits_CV.dtype != dtype and vocabulary is WHOLE:
-        rows = _num_rows(_WIDENED.get(logits_CV.device.type, LOGITS_AT_ONCE), logits_CV.shape[1])
+        rows = rows_at_once(_WIDENED.get(logits_CV.device.type, LOGITS_AT_ONCE), logits_CV.shape[1])
     nats = torch.zeros((), dtype=torch.float32, device=logits_CV.device)
     for start in range(0, len(logits_CV), rows):
         few = slice(start, start + rows)

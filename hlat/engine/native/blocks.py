@@ -19,6 +19,9 @@ from hlat.config.parallelism import ActivationCheckpointing
 from hlat.config.run import Config
 from hlat.model.llama import Layer, Llama
 
+_NUM_WITH_PAST = 5
+"""Inputs of a layer that keeps what it finds; the last of them is how."""
+
 
 def prepare_blocks(model: Llama, config: Config, device: torch.device) -> None:
     """Let the layers of a model run as the configuration says.
@@ -35,7 +38,8 @@ def prepare_blocks(model: Llama, config: Config, device: torch.device) -> None:
             module.forward = partial(_recompute, module.forward)
         if config.compiler.inductor:
             # Not layer.compile: FSDP2's hooks around a layer are to stay outside
-            layer.forward = torch.compile(layer.forward, fullgraph=True)  # type: ignore[method-assign]
+            compiled = torch.compile(layer.forward, fullgraph=True)
+            layer.forward = partial(_run, layer.forward, compiled)  # type: ignore[method-assign]
 
 
 def _recomputed(layer: Layer, mode: ActivationCheckpointing) -> list[nn.Module]:
@@ -47,6 +51,11 @@ def _recomputed(layer: Layer, mode: ActivationCheckpointing) -> list[nn.Module]:
 
 def _recompute(forward: Callable[..., Any], *inputs: Any) -> Any:
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
+def _run(eager: Callable[..., Any], compiled: Callable[..., Any], *inputs: Any) -> Any:
+    """Texts that go on are longer each time: they would be compiled each time."""
+    return (compiled if len(inputs) < _NUM_WITH_PAST else eager)(*inputs)
 
 
 def _require_compiler(device: torch.device) -> None:

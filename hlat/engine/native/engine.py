@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hlat import optimizer
 from hlat.checkpoint.chunk import Chunk
+from hlat.config.errors import ConfigError
 from hlat.config.precision import Operator
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
@@ -23,6 +24,7 @@ from hlat.engine.native.mesh import Mesh, join_world, leave_world
 from hlat.engine.native.parts import make_parts
 from hlat.engine.native.pipeline import Batch, Passage, Pipeline, Straight
 from hlat.engine.native.tensor_parallel import Regions
+from hlat.engine.native.texts import NativeTexts, Reader, first_text
 from hlat.engine.native.weights import MOMENTS, Weights
 from hlat.model.canonical import parameters
 from hlat.model.canonical_views import views
@@ -83,6 +85,21 @@ class NativeEngine:
         dp.sum_(loss)
         fully_sharded.release(self.parts.values())
         return {"loss": loss}
+
+    def texts(self) -> NativeTexts:
+        """One text without tokens, from which all others are made.
+
+        Raises:
+            ConfigError: No rank holds whole layers.
+        """
+        if self.weights.shared:
+            raise ConfigError(
+                f"parallelism.zero={self.config.parallelism.zero} leaves no data-parallel rank a "
+                "whole layer to read texts with; set parallelism.zero=1 or 0, any checkpoint fits"
+            )
+        self._refresh()
+        reader = Reader(self.parts, self._passage, self._regions, self._mesh.pp, self._device)
+        return first_text(reader)
 
     def read(self, pending: dict[str, Tensor]) -> Numbers:
         """Wait for the device and fetch the numbers; all ranks do so together."""

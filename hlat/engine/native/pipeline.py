@@ -20,6 +20,7 @@ from hlat.engine.axis import Axis
 from hlat.engine.dtypes import DTYPES
 from hlat.model.llama import Llama
 from hlat.model.loss import IGNORED
+from hlat.model.past import Past
 
 Loss = Callable[[Llama, Tensor, Tensor, float], Tensor]
 """Scaled sum of the loss: of the last part, what it gave, the targets and the scale."""
@@ -75,6 +76,17 @@ class Passage(Protocol):
     def forward(self, micro: Batch, scale: float) -> Tensor:
         """The same loss of one micro batch of any size, without gradients."""
 
+    def extend(self, tokens: Tensor, pasts: Mapping[int, Past]) -> Tensor | None:
+        """Let texts go on, without gradients.
+
+        Args:
+            tokens: [n, s].
+            pasts: What the layers of each of this rank's stages have kept of what is before them.
+
+        Returns:
+            What the head reads at these tokens, [n, s, H]; None on ranks that do not have it.
+        """
+
 
 class Straight:
     """All layers on this rank."""
@@ -95,6 +107,11 @@ class Straight:
         """All layers and the head."""
         outputs = self._model(micro.tokens, micro.documents)
         return self._loss(self._model, outputs, micro.targets, scale)
+
+    def extend(self, tokens: Tensor, pasts: Mapping[int, Past]) -> Tensor:
+        """All layers."""
+        outputs: Tensor = self._model(tokens, None, None, pasts[0])
+        return outputs
 
 
 class Pipeline:
@@ -151,17 +168,28 @@ class Pipeline:
 
     def forward(self, micro: Batch, scale: float) -> Tensor:
         """Stage after stage; a rank goes on with the next micro batch when it has sent one on."""
+        size = (len(micro.tokens), *self._between.shape[1:])
         for number, part in self._parts.items():
-            x = self._receive(number, micro.tokens) if number > 0 else None
+            x = self._receive(number, size, micro.tokens.device) if number > 0 else None
             y = part(micro.tokens, micro.documents, x)
             if number == self._last:
                 return self._loss(part, y, micro.targets, scale)
             dist.send(y.contiguous(), self._rank_of(number + 1), group=self._axis.group)
         return torch.zeros((), device=micro.tokens.device)
 
-    def _receive(self, number: int, tokens: Tensor) -> Tensor:
-        size = (len(tokens), *self._between.shape[1:])
-        x = torch.empty(size, dtype=self._between.dtype, device=tokens.device)
+    def extend(self, tokens: Tensor, pasts: Mapping[int, Past]) -> Tensor | None:
+        """Stage after stage; what is sent on are all of the tokens, never a share of them."""
+        size = (*tokens.shape, self._between.shape[-1])
+        for number, part in self._parts.items():
+            x = self._receive(number, size, tokens.device) if number > 0 else None
+            y: Tensor = part(tokens, None, x, pasts[number])
+            if number == self._last:
+                return y
+            dist.send(y.contiguous(), self._rank_of(number + 1), group=self._axis.group)
+        return None
+
+    def _receive(self, number: int, size: tuple[int, ...], device: torch.device) -> Tensor:
+        x = torch.empty(size, dtype=self._between.dtype, device=device)
         dist.recv(x, self._rank_of(number - 1), group=self._axis.group)
         return x
 

@@ -8,7 +8,8 @@ both, so that layers are compiled and recomputed with their communication.
 
 # ruff: noqa: N812  F is what the field calls it.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,8 +31,19 @@ class Regions:
     def __init__(self, mesh: Mesh, vocab_size: int) -> None:
         """Regions of the ranks along the tensor-parallel axis."""
         self.axis, self._sequence_parallel = mesh.tp, mesh.sequence_parallel
-        first = self.axis.rank * -(-vocab_size // self.axis.size)
-        self.vocabulary = WHOLE if self.axis.size == 1 else Vocabulary(first, self.axis.gather)
+        width = -(-vocab_size // self.axis.size)
+        first = self.axis.rank * width
+        whole = self.axis.size == 1
+        self.vocabulary = WHOLE if whole else Vocabulary(first, self.axis.gather, width)
+
+    @contextmanager
+    def unshared(self) -> Iterator[None]:
+        """Let each rank have all tokens meanwhile, of sequences that cannot be shared evenly."""
+        shared, self._sequence_parallel = self._sequence_parallel, False
+        try:
+            yield
+        finally:
+            self._sequence_parallel = shared
 
     def enter(self, x_BSH: Tensor) -> Tensor:
         """What each rank needs of the tokens: all of them. Gradients are summed on the way back."""

@@ -83,6 +83,11 @@ class Weights:
                 watcher.close()
 
     @property
+    def shared(self) -> bool:
+        """Whether data-parallel ranks hold each weight together."""
+        return self._replicas.shared
+
+    @property
     def updated(self) -> dict[str, Tensor]:
         """What the optimizer updates: the master weights, or without them the weights."""
         return {name: holder.detach() for name, holder in self._holders.items()}

@@ -1,7 +1,7 @@
 """Trains with neuronx-distributed: on Trainium, or with the same code on a CPU in its tests."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import neuronx_distributed as nxd
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hlat import optimizer
 from hlat.checkpoint.chunk import Chunk
+from hlat.config.errors import ConfigError
 from hlat.config.precision import Dtype, Rounding
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, counted_targets
@@ -108,6 +109,17 @@ class NxdEngine:
         self._sum_loss(loss)
         torch_xla.sync()
         return {"loss": loss}
+
+    def texts(self) -> NoReturn:
+        """Refuse: a graph would be compiled for every length.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError(
+            "engine.name=nxd reads no texts, because each of their lengths would be compiled; use "
+            "engine=native, which loads the same checkpoints, on Trainium 2, a GPU or a CPU"
+        )
 
     def read(self, pending: dict[str, Tensor]) -> Numbers:
         """Wait for the device and fetch the numbers; all ranks do so together."""
