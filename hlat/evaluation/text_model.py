@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.engine.interface import Engine, Texts
+from hlat.engine.interface import Engine, Texts, World
 from hlat.evaluation.prefixes import Branch, Question, Text, grow
 from hlat.parallelism.group import tell
 
@@ -37,6 +37,11 @@ class TextModel:
             tokens_at_once: Bounds the memory that a batch takes.
         """
         self._engine, self._tokens_at_once = engine, tokens_at_once
+
+    @property
+    def world(self) -> World:
+        """This process's place among those that call."""
+        return self._engine.world
 
     def score(
         self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]

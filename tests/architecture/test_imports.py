@@ -58,7 +58,7 @@ FENCES = {
     "hydra": {"config", *ENTRIES},
     "omegaconf": {"config", *ENTRIES},
     "orjson": {"reporting"},
-    "tqdm": {"data", "tracking"},
+    "tqdm": {"data", "tracking", "evaluation"},
 }
 PURE = {room for room, layer in LAYERS.items() if layer < 2}
 
