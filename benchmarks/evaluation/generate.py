@@ -1,4 +1,4 @@
-"""Tokens that a model writes in a second of a processor, beside transformers' generate with the same weights.
+"""Tokens that a model writes in a second of a core, beside transformers with the same weights.
 
 Usage: OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/evaluation/generate.py
        PYTHONPATH=. python benchmarks/evaluation/generate.py --render   (the table again)

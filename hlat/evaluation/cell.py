@@ -112,13 +112,13 @@ def _furnish(visible: list[str], limits: dict[str, int]) -> None:
     _write("/proc/sys/user/max_user_namespaces", "0")
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
     new = "/tmp"  # noqa: S108  hidden from here on by what is mounted on it, in this process alone
-    here = {path: os.open(path, os.O_PATH) for path in (*visible, *_DEVICES)}
+    links = {path: os.readlink(path) for path in visible if os.path.islink(path)}
+    here = {p: os.open(p, os.O_PATH) for p in (*visible, *_DEVICES) if p not in links}
     _mount("new", new, "tmpfs", _NO_SUID | _NO_DEVICES, "mode=755,size=1m")
+    for path, target in links.items():
+        os.symlink(target, new + path)
     for path, descriptor in here.items():
         place = new + path
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), place)
-            continue
         if path in _DEVICES:
             os.makedirs(os.path.dirname(place), exist_ok=True)
             _write(place, "")

@@ -208,5 +208,5 @@ def _killed(output: bytearray, why: str) -> End:
 
 def _visible() -> list[str]:
     """What a Python program reads that imports nothing but Python's own library."""
-    software = dict.fromkeys((sys.base_prefix, sys.base_exec_prefix))
-    return [path for path in (*_SYSTEM, *software) if os.path.lexists(path) and path not in ("/",)]
+    software = [os.path.realpath(prefix) for prefix in (sys.base_prefix, sys.base_exec_prefix)]
+    return [path for path in dict.fromkeys((*_SYSTEM, *software)) if os.path.lexists(path)]

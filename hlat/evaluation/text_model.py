@@ -56,11 +56,11 @@ class TextModel:
             would write, taking the likeliest token each time.
         """
         texts = _share(_texts(requests), self._engine.world.dp_rank, self._engine.world.dp_size)
-        self._totals, self._likeliest = np.zeros(len(requests)), np.ones(len(requests), np.bool)
+        found = _Answers(len(requests))
         if texts:
-            self._read(self._engine.texts(), [(0, branch) for branch in grow(texts)])
+            self._read(self._engine.texts(), [(0, branch) for branch in grow(texts)], found)
         asked = sorted({question.request for text in texts for question in text.questions})
-        own = [[i, float(self._totals[i]), bool(self._likeliest[i])] for i in asked]
+        own = [[i, float(found.totals[i]), bool(found.likeliest[i])] for i in asked]
         answers = [(0.0, True)] * len(requests)
         for i, total, likeliest in self._joined(own):
             answers[i] = (total, likeliest)
@@ -105,7 +105,7 @@ class TextModel:
         written = dict(self._joined(own))
         return [written[i] for i in range(len(prompts))]
 
-    def _read(self, below: Texts, branches: list[tuple[int, Branch]]) -> None:
+    def _read(self, below: Texts, branches: list[tuple[int, Branch]], answers: "_Answers") -> None:
         """Read branches, each behind a text, and then those that they branch into."""
         sizes = {i: len(branch.tokens) + branch.begin for i, (_, branch) in enumerate(branches)}
         order = sorted(sizes, key=lambda i: len(branches[i][1].tokens))
@@ -114,14 +114,29 @@ class TextModel:
             tokens, counts = _padded([branch.tokens for _, branch in some])
             texts = below.select(np.array([row for row, _ in some]), tokens.shape[1])
             texts.extend(tokens, counts)
-            self._ask(texts, [branch for _, branch in some])
+            answers.add(texts, [branch for _, branch in some])
             further = [
                 (i, next_) for i, (_, branch) in enumerate(some) for next_ in branch.branches
             ]
             if further:
-                self._read(texts, further)
+                self._read(texts, further, answers)
 
-    def _ask(self, texts: Texts, branches: list[Branch]) -> None:
+    def _joined(self, own: list[Any]) -> list[Any]:
+        """What the replicas have found, on all ranks."""
+        world = self._engine.world
+        speaks = world.peers is None or world.peers.leads
+        every = world.everyone.collect(own if speaks else [])
+        return [item for items in tell(world.everyone, every) for item in items]
+
+
+class _Answers:
+    """What is known of each request so far."""
+
+    def __init__(self, num_requests: int) -> None:
+        self.totals = np.zeros(num_requests)
+        self.likeliest = np.ones(num_requests, np.bool)
+
+    def add(self, texts: Texts, branches: list[Branch]) -> None:
         """Add up what is asked about tokens that were just read."""
         asked: list[tuple[int, int, Question]] = [
             (row, question.place - branch.begin, question)
@@ -134,15 +149,8 @@ class TextModel:
         tokens = np.array([question.token for _, _, question in asked], np.int64)
         log_probs, likeliest = texts.log_probs(rows, places, tokens)
         requests = np.array([question.request for _, _, question in asked])
-        np.add.at(self._totals, requests, log_probs)
-        np.logical_and.at(self._likeliest, requests, likeliest == tokens)
-
-    def _joined(self, own: list[Any]) -> list[Any]:
-        """What the replicas have found, on all ranks."""
-        world = self._engine.world
-        speaks = world.peers is None or world.peers.leads
-        every = world.everyone.collect(own if speaks else [])
-        return [item for items in tell(world.everyone, every) for item in items]
+        np.add.at(self.totals, requests, log_probs)
+        np.logical_and.at(self.likeliest, requests, likeliest == tokens)
 
 
 class _Writing:

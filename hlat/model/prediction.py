@@ -59,6 +59,12 @@ def log_probs(
     return found_Q, likeliest_N
 
 
+def likeliest(x_NH: Tensor, head_VH: Tensor, vocabulary: Vocabulary = WHOLE) -> Tensor:
+    """The likeliest token of each row, of equal ones that with the lowest id; int64."""
+    chunks = torch.split(x_NH, rows_at_once(LOGITS_AT_ONCE, len(head_VH)))
+    return torch.cat([_likeliest(F.linear(x_CH, head_VH), vocabulary)[0] for x_CH in chunks])
+
+
 def draw(
     x_NH: Tensor,
     head_VH: Tensor,

@@ -129,20 +129,16 @@ class NativeTexts:
         self, rows: NDArray[np.int64], chances: NDArray[np.int64], temperature: float, top_p: float
     ) -> NDArray[np.int32]:
         """Draw the next token of texts."""
-        if temperature == 0:
-            nothing = np.zeros(len(rows), np.int64)
-            return self.log_probs(rows, self._counts[rows] - 1, nothing)[1].astype(np.int32)
         drawn = torch.zeros(len(rows), dtype=torch.int64, device=self._reader.device)
         if self._outputs is not None:
-            last = self._reader.on_device(rows * self._width + self._counts[rows] - 1)
-            drawn = prediction.draw(
-                self._outputs.flatten(0, 1)[last],
-                self._reader.head,
-                self._reader.on_device(chances),
-                temperature,
-                top_p,
-                self._reader.regions.vocabulary,
-            )
+            head, vocabulary = self._reader.head, self._reader.regions.vocabulary
+            places = self._reader.on_device(rows * self._width + self._counts[rows] - 1)
+            last = self._outputs.flatten(0, 1)[places]
+            if temperature == 0:
+                drawn = prediction.likeliest(last, head, vocabulary)
+            else:
+                given = self._reader.on_device(chances)
+                drawn = prediction.draw(last, head, given, temperature, top_p, vocabulary)
         return self._reader.tell(drawn).astype(np.int32)
 
 

@@ -256,3 +256,24 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(built, temperature, top_p)
     spread = (4000 * expected * (1 - expected)).sqrt()
     assert ((counts - 4000 * expected).abs() <= 5 * spread + 1).all()
     assert int((expected > 0).sum()) > 1
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, several
+def test_compiled_layers_are_left_alone(configure, built):
+    """Texts of many lengths run uncompiled, and training compiles nothing anew after them."""
+    from torch._dynamo.utils import counters
+
+    from hlat.data.sequences import Sequences
+
+    config = configure("gqa", "compiler=inductor")
+    engine = create_engine(config)
+    engine.build(config)
+    _, peer = built()
+    requests = _requests(peer, 131)
+    tokens = Sequences(np.arange(64, dtype=np.int32).reshape(2, 32))
+    engine.train_step(tokens, 0.0)
+    graphs = counters["stats"]["unique_graphs"]
+    _same(TextModel(engine).score(requests), [_expected(peer, *request) for request in requests])
+    engine.train_step(tokens, 0.0)
+    engine.close()
+    assert counters["stats"]["unique_graphs"] == graphs > 0
