@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from hlat.config.errors import ConfigError
+from hlat.engine.interface import World
 from hlat.evaluation import conversation, sandbox
 from hlat.evaluation.sandbox import End, Limits
 from hlat.evaluation.text_model import TextModel
@@ -136,8 +137,6 @@ def run(
             this machine cannot keep generated code in.
     """
     settings = settings or Settings()
-    if settings.run_generated_code:
-        sandbox.check(not settings.accept_weak_sandbox)
     problems = read(data_file)
     world = model.world
     header = {
@@ -147,7 +146,13 @@ def run(
         "seed": settings.seed,
     }
     record = _Record(folder / SAMPLES, header)
-    samples = [Sample(**row) for row in tell(world.everyone, record.read() if world.chief else [])]
+
+    def begin() -> list[Any]:
+        if settings.run_generated_code:
+            sandbox.check(not settings.accept_weak_sandbox)
+        return record.read()
+
+    samples = [Sample(**row) for row in _by_the_first(world, begin)]
     for some in _drawn(model, tokenizer, problems, settings, {sample.key for sample in samples}):
         samples += some
         if world.chief:
@@ -163,6 +168,24 @@ def run(
     return {name: float(value) for name, value in tell(world.everyone, own).items()}
 
 
+def _by_the_first(world: World, act: Callable[[], Any]) -> Any:
+    """What the first rank finds, on all; what it refuses, all refuse.
+
+    Raises:
+        ConfigError: The first rank raised it.
+    """
+    found, problems = None, None
+    if world.chief:
+        try:
+            found = act()
+        except ConfigError as error:
+            problems = error.problems
+    found, problems = tell(world.everyone, [found, problems])
+    if problems is not None:
+        raise ConfigError(*problems)
+    return found
+
+
 def read(data_file: Path) -> list[Problem]:
     """The problems of a file.
 
@@ -174,7 +197,7 @@ def read(data_file: Path) -> list[Problem]:
         content = data_file.read_bytes()
         if data_file.suffix == ".gz":
             content = gzip.decompress(content)
-        rows = [json.loads(line) for line in content.decode().splitlines() if line.strip()]
+        rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
         return [Problem(**{name: row[name] for name in names}) for row in rows]
     except OSError as error:
         raise ConfigError(
