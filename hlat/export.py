@@ -15,8 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omegaconf import OmegaConf
-
 from hlat.config import identity
 from hlat.config.arguments import Parser, leave
 from hlat.config.errors import ConfigError, Exit
@@ -24,8 +22,6 @@ from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
     from hlat.checkpoint.export import Shard
-    from hlat.checkpoint.places import Place
-    from hlat.state import TrainingState
 
 _EXAMPLES = """\
 examples:
@@ -90,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    from hlat.checkpoint import export, lookup, new_folder, places, store
+    from hlat.checkpoint import export, lookup, new_folder, places, store, trained_with
     from hlat.data import hugging_face as tokenizer_folder
     from hlat.data.tokenizer import Tokenizer
     from hlat.model import hugging_face
@@ -106,13 +102,14 @@ def _export(arguments: argparse.Namespace) -> None:
     state = TrainingState.from_json(store.load_state(checkpoint))
     model = identity.model(state.fixed)
     export.refuse_other_weights(checkpoint, model)
-    length, eos_token, sha256, saved_dtype = _settings(checkpoint, state)
-    file = _tokenizer(arguments.tokenizer, checkpoint, _run_folder(source, checkpoint), sha256)
-    eos = Tokenizer(str(file), ".", eos_token).eos
-    dtype = Dtype(arguments.dtype or saved_dtype)
+    known = trained_with.circumstances(checkpoint, state)
+    run, length = trained_with.run_folder(source, checkpoint), known.sequence_length
+    file = trained_with.tokenizer(arguments.tokenizer, checkpoint, run, known.tokenizer_sha256)
+    eos = Tokenizer(str(file), ".", known.eos_token).eos
+    dtype = Dtype(arguments.dtype or known.dtype)
     config = hugging_face.to_config(model, length, eos, dtype)
     documents = {
-        **tokenizer_folder.documents(file, eos_token, length),
+        **tokenizer_folder.documents(file, known.eos_token, length),
         "generation_config.json": _json({"eos_token_id": eos, "pad_token_id": eos}),
         "config.json": _json(config),
     }
@@ -121,80 +118,13 @@ def _export(arguments: argparse.Namespace) -> None:
     export.write(output, checkpoint, files, dtype, documents, _tell)
     print(f"exported to {output}")
     print(f"load it:   AutoModelForCausalLM.from_pretrained({str(output)!r})")
-    print(f"train on:  {_command(output, eos_token)}")
-
-
-def _settings(checkpoint: "Place", state: "TrainingState") -> tuple[int, str, str, Dtype]:
-    """Sequence length, EOS, hash of the tokenizer and dtype of the weights that were saved.
-
-    Raises:
-        ConfigError: The state lacks one of them.
-    """
-    try:
-        data = state.data["fingerprint"]
-        length, dtype = data["batch.sequence_length"], state.adjustable["precision.weights"]
-        eos_token, sha256 = data["data.eos_token"], data["data.tokenizer"]
-        if type(length) is not int or not isinstance(eos_token + sha256, str):
-            raise TypeError(f"a sequence length of {length!r}, or other words than text")
-        return length, eos_token, sha256, Dtype(dtype)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{checkpoint}: state.json says nothing to go by ({error!r})") from error
+    print(f"train on:  {_command(output, known.eos_token)}")
 
 
 def _tell(file: "Shard") -> None:
     from hlat.data.preparation.progress import format_bytes
 
     print(f"  {file.name}  {format_bytes(file.num_bytes)}", flush=True)
-
-
-def _run_folder(source: "Place", checkpoint: "Place") -> Path | None:
-    """The run's folder, if it is on this machine."""
-    if isinstance(source, Path) and (source / "config.yaml").is_file():
-        return source.absolute()
-    return checkpoint.absolute().parent.parent if isinstance(checkpoint, Path) else None
-
-
-def _tokenizer(given: Path | None, checkpoint: "Place", run: Path | None, sha256: str) -> Path:
-    """Find the tokenizer.json that a checkpoint was trained with.
-
-    A relative path of the run's configuration is looked for from here, then from the folders above
-    the run, one of which it was started in.
-
-    Raises:
-        ConfigError: It is not there, or not the same file any more.
-    """
-    from hlat.data.hugging_face import find
-    from hlat.data.tokenizer import EMBEDDED_FILE
-
-    if given is not None:
-        told, places = f"--tokenizer {given}", [given.expanduser()]
-    elif run is not None and (run / "config.yaml").is_file():
-        named = _named_tokenizer(run)
-        told = f"data.tokenizer={named}"
-        places = [EMBEDDED_FILE, *(above / named for above in (Path.cwd(), *run.parents))]
-    else:
-        told, places = "without the run's config.yaml, the embedded one", [EMBEDDED_FILE]
-    if (found := find(sha256, places)) is None:
-        raise ConfigError(
-            f"{checkpoint} was trained with the tokenizer.json of sha256 {sha256}; {told} is not "
-            "that file, or is not there; name it with --tokenizer FILE"
-        )
-    return found
-
-
-def _named_tokenizer(run: Path) -> Path:
-    """What the run's configuration says about its tokenizer.
-
-    Raises:
-        ConfigError: It says so by a variable that is not set here, or is no configuration.
-    """
-    try:
-        config = OmegaConf.load(run / "config.yaml")
-        root, name = (OmegaConf.select(config, key) for key in ("data.root", "data.tokenizer"))
-        return Path(root).expanduser() / Path(name).expanduser()
-    except Exception as error:  # those of YAML, of OmegaConf and of a file of another shape
-        reason = (str(error).splitlines() or [repr(error)])[0]
-        raise ConfigError(f"{run / 'config.yaml'}: {reason}; use --tokenizer FILE") from error
 
 
 def _size(text: str) -> int:
