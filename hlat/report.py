@@ -23,13 +23,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0, or 2 if a folder has no run or cannot be written to.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["tables"]:
+        return _tables(words[1:])
     parser = argparse.ArgumentParser(
         prog="python -m hlat.report",
         description="Write report.html and figures/ (SVG, PNG) of a run into its folder, from its"
         " metrics.jsonl, events.jsonl, config.yaml and provenance.json. The run may be finished,"
         " killed or still going on. Of several runs, a sweep, or the runs in a folder: print a"
         " table, and write comparison.html and comparison/.",
-        epilog="examples: python -m hlat.report runs/tiny; python -m hlat.report runs",
+        epilog="examples: python -m hlat.report runs/tiny; python -m hlat.report runs; python -m"
+        " hlat.report tables runs/tiny (the paper's Tables II, IV and V, with the scores that"
+        " hlat.evaluate has found)",
     )
     parser.add_argument(
         "folders",
@@ -52,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PORT",
         help="show the page of one run to this machine's browser, made anew at each look",
     )
-    given = parser.parse_args(argv)
+    given = parser.parse_args(words)
     from hlat.reporting.record import is_run  # drawing is slow to import; --help is not
 
     try:
@@ -66,6 +71,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return Exit.CONFIGURATION
     print("\n".join(filter(None, told)))
+    return Exit.FINISHED
+
+
+def _tables(words: Sequence[str]) -> int:
+    """Print the paper's tables, with rows of the user's own."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hlat.report tables",
+        description="Print Tables II, IV and V of the HLAT paper, with the scores that"
+        " python -m hlat.evaluate has found of runs and models.",
+    )
+    parser.add_argument(
+        "folders",
+        type=Path,
+        nargs="*",
+        metavar="FOLDER",
+        help="folder of a run or a model that was evaluated (default: the paper's rows alone)",
+    )
+    from hlat.evaluation.tables import lines
+
+    try:
+        print("\n".join(lines(parser.parse_args(words).folders)))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return Exit.CONFIGURATION
     return Exit.FINISHED
 
 

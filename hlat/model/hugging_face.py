@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hlat.config.errors import ConfigError
 from hlat.config.model import Model
 from hlat.config.precision import Dtype
 
@@ -28,6 +29,7 @@ _FIELDS = {
 _DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 """What LlamaConfig takes for a key that is missing."""
 
+_POSITIONS = "max_position_embeddings"
 _DTYPES = {Dtype.fp32: "float32", Dtype.bf16: "bfloat16"}
 
 
@@ -49,7 +51,7 @@ def to_config(model: Model, sequence_length: int, eos: int, dtype: Dtype) -> dic
         **{key: getattr(model, name) for name, key in _FIELDS.items()},
         "head_dim": model.head_dim,
         "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        "max_position_embeddings": sequence_length,
+        _POSITIONS: sequence_length,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
@@ -61,6 +63,30 @@ def to_config(model: Model, sequence_length: int, eos: int, dtype: Dtype) -> dic
         "dtype": _DTYPES[dtype],
         "torch_dtype": _DTYPES[dtype],
     }
+
+
+def from_config(config: Mapping[str, Any], named: str) -> tuple[Model, int, Dtype]:
+    """The model that a config.json describes, the positions that it knows, and its weights' dtype.
+
+    Args:
+        config: What config.json holds.
+        named: The folder, for messages.
+
+    Raises:
+        ConfigError: It is not a Llama as hlat's, or lacks a key.
+    """
+    if found := list(_unsupported(config)):
+        raise ConfigError(*(f"{named}: {problem}" for problem in found))
+    shape = _shape(config)
+    if missing := [
+        key for key in (*_FIELDS.values(), _POSITIONS) if key not in {**config, **shape}
+    ]:
+        raise ConfigError(f"{named}: config.json has no {', '.join(missing)}")
+    fields = {name: shape[key] for name, key in _FIELDS.items()}
+    dtype = {name: dtype for dtype, name in _DTYPES.items()}.get(
+        config.get("dtype") or config.get("torch_dtype") or "float32", Dtype.fp32
+    )
+    return Model(name="llama", **fields), int(config[_POSITIONS]), dtype
 
 
 def problems(model: Model, config: Mapping[str, Any]) -> list[str]:

@@ -58,6 +58,8 @@ FENCES = {
     "hydra": {"config", *ENTRIES},
     "omegaconf": {"config", *ENTRIES},
     "orjson": {"reporting"},
+    "lm_eval": {"evaluation"},
+    "datasets": {"evaluation"},
     "tqdm": {"data", "tracking", "evaluation"},
 }
 PURE = {room for room, layer in LAYERS.items() if layer < 2}

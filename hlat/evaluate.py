@@ -1,0 +1,187 @@
+"""Evaluates a model on the paper's tasks: `python -m hlat.evaluate`.
+
+    run, checkpoint or Hugging Face folder -> engine -> lm-evaluation-harness -> scores, record
+
+A checkpoint knows no layout, so the engine and its layout are chosen for the machine that there is;
+one process by default. docs/evaluation.md tells more.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hlat.config.arguments import Parser, count
+from hlat.config.errors import ConfigError, Exit
+from hlat.engine import processes
+
+if TYPE_CHECKING:
+    from hlat.evaluation.evaluation import Order
+    from hlat.evaluation.subject import Subject
+
+_EXAMPLES = """\
+sets of the paper's tasks:
+  hlat_table2   MMLU, commonsense, world knowledge, reading comprehension, GSM8K (Tables II and IV)
+  hlat_table5   CrowS-Pairs and TruthfulQA (Table V)
+  hlat_bbh, and one for each column: hlat_mmlu hlat_cr hlat_wk hlat_rc hlat_math hlat_csp_en ...
+Any other name is a task or a group of lm-evaluation-harness.
+
+settings:
+  tasks=A,B     what is asked
+  limit=N       only the first N questions of each task
+  shots=N       examples before each question of the harness's own tasks
+  data=DIR      copies of data sets, each in a folder of its name on the hub
+  follow=true   every checkpoint that a run keeps for ever, as it appears, until the run ends
+
+examples:
+  python -m hlat.evaluate runs/x tasks=hlat_table2
+  python -m hlat.evaluate runs/x tasks=hlat_cr limit=200 follow=true
+  python -m hlat.evaluate exported tasks=hellaswag,lambada_openai data=~/datasets
+  python -m hlat.evaluate runs/x tasks=hlat_table2 hardware=h200 parallelism.tp=8
+
+Scores are written to evaluations/ beside what was evaluated; those of a run's checkpoint also to
+its record, which curves are drawn from. python -m hlat.report tables: beside the paper's."""
+
+_INTERRUPTED = 130
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m hlat.evaluate",
+        usage="%(prog)s RUN|CHECKPOINT|HF_FOLDER tasks=A,B [SETTING...] [OVERRIDE...]",
+        description="Ask tasks of lm-evaluation-harness of a model, on any engine and layout.",
+        epilog=_EXAMPLES,
+    )
+    add = parser.add_argument
+    add("source", metavar="MODEL", help="run, checkpoint, average or Hugging Face folder")
+    words = "settings as below; overrides of hardware, parallelism, engine, compiler and precision"
+    add("words", nargs="*", metavar="WORD", help=words)
+    add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
+    add("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, if it has moved")
+    add("--output", type=Path, metavar="FILE", help="where to write the scores")
+    add("--json", action="store_true", help="print the scores as JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate, and print what it came to; return the exit code."""
+    typed = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    arguments = parser.parse_intermixed_args(typed)
+    settings, overrides = _sorted(parser, arguments.words)
+    if "tasks" not in settings:
+        parser.error("what to ask is missing: give tasks=hlat_table2, say")
+    try:
+        return _evaluate(arguments, settings, overrides, typed)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return Exit.CONFIGURATION
+    except OSError as error:
+        print(f"the scores cannot be written ({error})", file=sys.stderr)
+        return Exit.FAILED
+    except KeyboardInterrupt:
+        print("\ninterrupted; tasks that were finished are kept", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _sorted(parser: Parser, words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Settings of an evaluation, and overrides of the configuration."""
+    from hlat.evaluation.machine import GROUPS, group
+
+    overrides = [word for word in words if group(word) in GROUPS]
+    others = [word for word in words if word not in overrides]
+    known = {
+        "tasks": lambda text: tuple(filter(None, text.split(","))),
+        "limit": count,
+        "shots": lambda text: 0 if text == "0" else count(text),
+        "data": lambda text: Path(text).expanduser().absolute(),
+        "follow": _choice,
+    }
+    return parser.settings(others, known), overrides
+
+
+def _choice(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("use true or false")
+    return text == "true"
+
+
+def _evaluate(
+    arguments: argparse.Namespace,
+    settings: dict[str, Any],
+    overrides: Sequence[str],
+    typed: list[str],
+) -> int:
+    from hlat.evaluation import library
+    from hlat.evaluation.evaluation import Order, evaluate
+    from hlat.evaluation.machine import configure
+
+    library.refuse_missing()
+    os.environ["TQDM_DISABLE"] = "1"  # the harness shows a bar for each thing it does
+    followed = Path(arguments.source) if settings.pop("follow", False) else None
+    order = Order(**settings, output=arguments.output, followed=followed)
+    one = _subject(arguments, order)
+    config = configure(one, overrides)
+    if processes.must_start(config):
+        from hlat.recovery import supervisor
+
+        command = [sys.executable, "-m", "hlat.evaluate", *typed]
+        code = supervisor.start(config, command)
+        return _INTERRUPTED if code is Exit.PREEMPTED else code
+
+    def tell(subject: "Subject", row: dict[str, Any]) -> None:
+        print(json.dumps(row) if arguments.json else "\n".join(_told(row)), flush=True)
+
+    return processes.recorded(lambda: evaluate(config, order, one, tell))
+
+
+def _subject(arguments: argparse.Namespace, order: "Order") -> "Subject":
+    """The model; of a run that is followed the first to be evaluated, once there is one."""
+    from hlat.evaluation import follow, subject
+    from hlat.evaluation.evaluation import SECONDS_BETWEEN_LOOKS
+
+    if order.followed is None:
+        return subject.find(
+            arguments.source,
+            arguments.step,
+            arguments.tokenizer,
+            lambda reason: print(f"WARNING: {reason}", file=sys.stderr),
+        )
+    if arguments.step is not None or arguments.output is not None:
+        raise ConfigError("follow=true is of all checkpoints; leave out --step and --output")
+    follow.refuse_others(order.followed)
+    while not (there := follow.kept(order.followed)):
+        if follow.has_ended(order.followed):
+            raise ConfigError(f"{order.followed} has ended and holds no checkpoint")
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return subject.of_checkpoint(there[0], order.followed, arguments.tokenizer)
+
+
+def _told(row: dict[str, Any]) -> list[str]:
+    """What an evaluation came to, in a few lines."""
+    lines = [f"{row['name']}: {row['location']}"]
+    for name, task in row["tasks"].items():
+        shown = {task["counts"]} if task["counts"] in task["metrics"] else set(task["metrics"])
+        numbers = ", ".join(
+            f"{metric.partition(',')[0]} {100 * task['metrics'][metric]:.2f}"
+            + (f" ({100 * task['errors'][metric]:.2f})" if metric in task["errors"] else "")
+            for metric in sorted(shown)
+        )
+        lines.append(f"  {name:<28} {numbers}  of {task['questions']}")
+        if task["shortened"]:
+            lines.append(
+                f"  {'':<28} {task['shortened']} prompts were longer than the model reads, and lost"
+                " their beginning"
+            )
+    if row["scores"]:
+        scores = ", ".join(f"{key} {value:.1f}" for key, value in row["scores"].items())
+        lines.append(f"in percent, as in the paper's tables: {scores}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

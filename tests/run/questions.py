@@ -1,0 +1,202 @@
+"""Small copies of the data sets behind the paper's tasks, in the layout and schema of the hub's.
+
+The questions are made of words drawn by lot: what matters is that the harness's own task files read
+them as they read the real ones.
+"""
+
+import json
+import random
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Row = dict[str, Any]
+
+WORDS = [
+    "the",
+    "river",
+    "return",
+    "value",
+    "of",
+    "list",
+    "under",
+    "house",
+    "green",
+    "def",
+    "import",
+    "class",
+    "tree",
+    "number",
+    "seven",
+    "print",
+    "water",
+    "because",
+    "while",
+    "long",
+    "cat",
+    "open",
+    "file",
+    "data",
+    "small",
+    "north",
+    "table",
+    "often",
+]
+SPLITS = ("train", "validation", "test")
+
+
+class Draw:
+    """Texts by lot."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+
+    def text(self, least: int = 3, most: int = 9) -> str:
+        return " ".join(self.random.choices(WORDS, k=self.random.randint(least, most)))
+
+    def texts(self, count: int) -> list[str]:
+        return [self.text() for _ in range(count)]
+
+    def choice(self, count: int) -> int:
+        return self.random.randrange(count)
+
+
+def _mmlu(draw: Draw) -> Row:
+    return {"question": draw.text(), "choices": draw.texts(4), "answer": draw.choice(4)}
+
+
+def _piqa(draw: Draw) -> Row:
+    return {
+        "goal": draw.text(),
+        "sol1": draw.text(),
+        "sol2": draw.text(),
+        "label": draw.choice(2),
+    }
+
+
+def _hellaswag(draw: Draw) -> Row:
+    return {
+        "activity_label": "Washing [header] dishes",
+        "ctx_a": draw.text(),
+        "ctx_b": draw.text(0, 3),
+        "endings": [f"{text} [title] {draw.text()}." for text in draw.texts(4)],
+        "label": str(draw.choice(4)),
+    }
+
+
+def _winogrande(draw: Draw) -> Row:
+    return {
+        "sentence": f"{draw.text()} _ {draw.text()}.",
+        "option1": draw.text(1, 1),
+        "option2": draw.text(1, 1),
+        "answer": str(1 + draw.choice(2)),
+    }
+
+
+def _arc(draw: Draw, question: str = "question") -> Row:
+    labels = ["A", "B", "C", "D"]
+    return {
+        question: draw.text(),
+        "choices": {"text": draw.texts(4), "label": labels},
+        "answerKey": labels[draw.choice(4)],
+    }
+
+
+def _openbookqa(draw: Draw) -> Row:
+    return _arc(draw, "question_stem")
+
+
+def _nq_open(draw: Draw) -> Row:
+    return {"question": draw.text(), "answer": draw.texts(2)}
+
+
+def _triviaqa(draw: Draw) -> Row:
+    aliases = draw.texts(3)
+    return {"question": draw.text(), "answer": {"aliases": aliases, "value": aliases[0]}}
+
+
+def _gsm8k(draw: Draw) -> Row:
+    return {"question": draw.text(), "answer": f"{draw.text()}\n#### {draw.choice(100)}"}
+
+
+def _boolq(draw: Draw) -> Row:
+    return {"passage": draw.text(10, 30), "question": draw.text(), "label": draw.choice(2)}
+
+
+def _truthful_qa(draw: Draw) -> Row:
+    targets = {
+        f"mc{i}_targets": {"choices": draw.texts(4), "labels": labels}
+        for i, labels in ((1, [1, 0, 0, 0]), (2, [1, 1, 0, 0]))
+    }
+    return {"question": draw.text(), **targets}
+
+
+def _crows_pairs(draw: Draw) -> Row:
+    return {"sent_more": draw.text(), "sent_less": draw.text(), "bias_type": "age"}
+
+
+def _bbh(draw: Draw) -> Row:
+    return {"input": draw.text(), "target": draw.text(1, 1)}
+
+
+def _subjects(folder: str, pattern: str) -> list[str]:
+    """The names of subsets that the harness's own files ask for; a YAML tag there may name code."""
+    spec = find_spec("lm_eval")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    files = Path(spec.submodule_search_locations[0], "tasks", folder).glob(pattern)
+    lines = [line for file in sorted(files) for line in file.read_text().splitlines()]
+    named = [line for line in lines if line.strip('"').startswith("dataset_name")]
+    return sorted({yaml.safe_load(line)["dataset_name"] for line in named})
+
+
+def write(folder: Path, rows: int = 2) -> Path:
+    """Write all data sets into a folder; returns it.
+
+    Args:
+        folder: It is made.
+        rows: Questions of each split, beside ten to take examples from.
+    """
+    kinds: dict[str, tuple[list[str | None], Callable[[Draw], Row]]] = {
+        "cais/mmlu": ([*_subjects("mmlu/default", "mmlu_*.yaml")], _mmlu),
+        "baber/piqa": ([None], _piqa),
+        "Rowan/hellaswag": ([None], _hellaswag),
+        "allenai/winogrande": (["winogrande_xl"], _winogrande),
+        "allenai/ai2_arc": (["ARC-Easy", "ARC-Challenge"], _arc),
+        "allenai/openbookqa": (["main"], _openbookqa),
+        "google-research-datasets/nq_open": ([None], _nq_open),
+        "mandarjoshi/trivia_qa": (["rc.nocontext"], _triviaqa),
+        "openai/gsm8k": (["main"], _gsm8k),
+        "aps/super_glue": (["boolq"], _boolq),
+        "truthfulqa/truthful_qa": (["multiple_choice"], _truthful_qa),
+        "jannalu/crows_pairs_multilingual": (["english", "french"], _crows_pairs),
+        "SaylorTwift/bbh": ([*_subjects("bbh/cot_fewshot", "*.yaml")], _bbh),
+    }
+    for seed, (name, (subsets, make)) in enumerate(kinds.items()):
+        _write(folder / name, subsets, make, Draw(seed), rows)
+    return folder
+
+
+def _write(
+    folder: Path,
+    subsets: list[str | None],
+    make: Callable[[Draw], Row],
+    draw: Draw,
+    rows: int,
+) -> None:
+    """A data set as the hub has it: files of rows, and a README that says what they are."""
+    folder.mkdir(parents=True)
+    configs = []
+    for subset in subsets:
+        files = []
+        for split in (*SPLITS, "dev"):
+            path = folder / (subset or "data") / f"{split}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            count = 10 if split in ("train", "dev") else rows
+            path.write_text("".join(json.dumps(make(draw)) + "\n" for _ in range(count)))
+            files.append({"split": split, "path": str(path.relative_to(folder))})
+        configs.append({"config_name": subset or "default", "data_files": files})
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")

@@ -1,0 +1,195 @@
+"""From a trained run to the paper's scores, as a user gets them."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'hlat[evaluation]'")
+
+from hlat import evaluate, export, report
+from hlat.evaluation.tasks import SETS
+from tests.run.questions import write
+
+pytestmark = pytest.mark.filterwarnings("default")  # of the harness and what it imports
+
+
+class Done:
+    """What an entry printed and returned."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+def call(entry: Any, folder: Path, *words: str) -> Done:
+    """Run an entry in this process, in a folder."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(folder)
+        try:
+            code = int(entry.main(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory):
+    """The harness keeps what it has read; never in the user's own folder."""
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("hugging_face")
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        yield
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("questions") / "data")
+
+
+@pytest.fixture
+def trained(tmp_path, uninterrupted) -> Path:
+    """A folder with a copy of the small run, of which the steps 10, 15 and 20 were kept."""
+    shutil.copytree(uninterrupted.folder / "runs/whole", tmp_path / "runs/whole")
+    return tmp_path
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["event"] == "score"]
+
+
+def test_every_task_of_the_paper_runs_from_local_copies(trained, data):
+    sets = ("hlat_table2", "hlat_table5", "hlat_bbh")
+    done = call(
+        evaluate, trained, "runs/whole", f"tasks={','.join(sets)}", f"data={data}", "limit=1"
+    )
+    assert done.code == 0, done.err
+    run = trained / "runs/whole"
+    row = json.loads((run / "evaluations/step_00000020.json").read_text())
+    assert set(row["scores"]) == {key for name in sets for key in SETS[name]}
+    assert (row["step"], row["tokens"]) == (20, 20 * 8 * 64)
+    assert row["tasks"]["mmlu"]["questions"] == 57
+    assert row["tasks"]["bbh"]["questions"] == 27
+    assert [
+        row["tasks"][task]["shots"] for task in ("mmlu", "piqa", "nq_open", "gsm8k", "bbh")
+    ] == [*(5, 0, 5, 8, 3)]
+    [event] = events(run)
+    assert event["scores"] == row["scores"]
+    assert (event["step"], event["tokens"], event["limit"]) == (20, row["tokens"], 1)
+    accuracies = [row["tasks"][t]["metrics"] for t in ("piqa", "hellaswag", "openbookqa")]
+    accuracies += [row["tasks"][t]["metrics"] for t in ("arc_easy", "arc_challenge")]
+    mean = sum(m["acc_norm,none"] for m in accuracies)
+    mean += row["tasks"]["winogrande"]["metrics"]["acc,none"]
+    assert row["scores"]["cr"] == pytest.approx(100 * mean / 6)
+
+    shown = call(report, trained, "tables", "runs/whole")
+    assert shown.code == 0, shown.err
+    for number in ("II", "IV", "V"):
+        assert f"Table {number}." in shown.out
+    assert "whole step 20" in shown.out
+
+
+class Asked:
+    """Requests of the harness's own tasks, of each type."""
+
+    def __init__(self, data: Path) -> None:
+        from lm_eval.api.instance import Instance
+
+        from hlat.evaluation.library import Library
+
+        library = Library(data)
+        names = ("hlat_cr", "hlat_rc", "hlat_wk", "hlat_math", "hlat_table5", "mmlu_anatomy")
+        self.requests: dict[str, list[Any]] = {}
+        for item in library.choose(names, None):
+            for task in library.load(item)["tasks"].values():
+                if task.get_config("generation_kwargs"):
+                    task.set_config("generation_kwargs", {"max_gen_toks": 16}, update=True)
+                task.build_all_requests(limit=2, rank=0, world_size=1)
+                for instance in task.instances:
+                    self.requests.setdefault(instance.request_type, []).append(instance)
+        texts = ["def main():\n    return 1\n" * 30, "The cat sat. été 木", "x"]
+        self.requests["loglikelihood_rolling"] = [
+            Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)
+        ]
+
+
+def ours(folder: Path, asked: Asked, words: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """What the adapter answers for a model."""
+    from hlat.evaluation.text_model import TextModel
+
+    from hlat.engine.create import create_engine
+    from hlat.evaluation import subject
+    from hlat.evaluation.harness import Adapter
+    from hlat.evaluation.leader import Leader
+    from hlat.evaluation.machine import configure
+
+    one = subject.find(str(folder))
+    engine = create_engine(config := configure(one, words))
+    engine.build(config)
+    one.fill(engine.chunks())
+    adapter = Adapter(Leader(TextModel(engine), one.prompts, engine.world.everyone), one.positions)
+    found = {kind: getattr(adapter, kind)(some) for kind, some in asked.requests.items()}
+    engine.close()
+    return found
+
+
+@pytest.fixture
+def exported(trained) -> Path:
+    done = call(export, trained, "runs/whole", "--output", "exported")
+    assert done.code == 0, done.err
+    return trained / "exported"
+
+
+def test_answers_are_those_of_the_harness_on_the_exported_folder(trained, exported, data):
+    """To 1e-6 of each logarithm, and text by text; of the run, and of the folder read by us."""
+    pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
+    from lm_eval.models.huggingface import HFLM
+
+    asked = Asked(data)
+    assert {"loglikelihood", "generate_until"} < set(asked.requests)
+    theirs = HFLM(pretrained=str(exported), dtype="float32", device="cpu", batch_size=8)
+    expected = {kind: getattr(theirs, kind)(some) for kind, some in asked.requests.items()}
+    for source in (trained / "runs/whole", exported):
+        found = ours(source, asked)
+        for kind in ("loglikelihood", "loglikelihood_rolling"):
+            values, wanted = found[kind], expected[kind]
+            if kind == "loglikelihood":
+                assert [greedy for _, greedy in values] == [greedy for _, greedy in wanted]
+                values, wanted = ([total for total, _ in both] for both in (values, wanted))
+            assert values == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+        assert found["generate_until"] == expected["generate_until"]
+    assert len(expected["loglikelihood"]) > 50
+    assert any(expected["generate_until"])
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("layout", ["parallelism.tp=2", "parallelism.pp=2"])
+def test_layouts_score_alike(trained, data, layout):
+    words = ["runs/whole", "tasks=hlat_cr,hlat_wk", f"data={data}", "--json"]
+    alone = call(evaluate, trained, *words, "--output", "alone.json")
+    assert alone.code == 0, alone.err
+    done = subprocess.run(
+        [sys.executable, "-m", "hlat.evaluate", *words, layout, "--output", "both.json"],
+        cwd=trained,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    one, two = (json.loads((trained / name).read_text()) for name in ("alone.json", "both.json"))
+    assert one["scores"] == two["scores"]
+    assert two["tasks"]["piqa"][layout[12:14]] == 2
