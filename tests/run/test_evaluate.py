@@ -121,7 +121,9 @@ class Asked:
                 task.build_all_requests(limit=2, rank=0, world_size=1)
                 for instance in task.instances:
                     self.requests.setdefault(instance.request_type, []).append(instance)
-        texts = ["def main():\n    return 1\n" * 30, "The cat sat. été 木", "x"]
+        # Text that repeats itself is left out: windows with the same tokens but other cuts are one
+        # to the harness's own adapter (0.4.13), which then reads the answers off the wrong places
+        texts = [Path(__file__).read_text()[:2000], "The cat sat. été 木", "x"]
         self.requests["loglikelihood_rolling"] = [
             Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)
         ]
