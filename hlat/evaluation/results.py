@@ -47,21 +47,24 @@ def read_task(item: Item, found: Mapping[str, Any], limit: int | None) -> dict[s
     """What the harness found of a task, or of each task of a group that has no mean of its own."""
     numbers = {**found["results"], **found.get("groups", {})}
     names = [item.task] if item.task in numbers else [*found["results"]]
+    leaves = {
+        name: [name] if name in found["n-samples"] else [*found["n-samples"]] for name in names
+    }
     return {
         name: Task(
-            shots=found["n-shot"].get(name),
+            shots=_only({found["n-shot"][leaf] for leaf in leaves[name]}),
             metrics=_numbers(numbers[name], lambda metric: not metric.endswith("_stderr")),
             errors=_numbers(numbers[name], lambda metric: metric.endswith("_stderr")),
             counts=item.metric,
-            questions=sum(
-                sample["effective"]
-                for task, sample in found["n-samples"].items()
-                if name in (task, item.task)
-            ),
+            questions=sum(found["n-samples"][leaf]["effective"] for leaf in leaves[name]),
             limit=limit,
         )
         for name in names
     }
+
+
+def _only(values: set[int]) -> int | None:
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _numbers(row: Mapping[str, Any], wanted: Any) -> dict[str, float]:

@@ -81,11 +81,13 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 def event_scalars(row: Row) -> dict[str, float]:
-    """Return the same of an event: held-out text by source, and what was read of each source."""
+    """Return the same of an event: held-out text and scores by name, what was read of a source."""
     told: dict[str, float] = {}
     if row["event"] == "evaluate":
         for kind in ("bits_per_byte", "loss"):
             told |= {f"heldout/{kind}/{source}": value for source, value in row[kind].items()}
+    elif row["event"] == "score":
+        told |= {f"eval/{name}": value for name, value in row["scores"].items()}
     elif row["event"] == "ledger":
         for stage in row["stages"]:
             for source, read in stage["sources"].items():

@@ -16,6 +16,8 @@ Row = dict[str, Any]
 BEGINNINGS = ("start", "resume")
 """Events that open an attempt; their step is the one it goes on from."""
 _SUPERVISORS = ("restart", "give_up")
+SCORE = "score"
+"""Event of an evaluation beside the run, whenever that was; no sign of life of any attempt."""
 BLOCKED = {
     "evaluate": "seconds",
     "checkpoint": "stall_seconds",
@@ -55,6 +57,11 @@ def steps_covered(
     return covered
 
 
+def own(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows that the run itself has written."""
+    return [row for row in rows if row.get("event") != SCORE]
+
+
 def standing(events: Iterable[Row]) -> list[Row]:
     """Return the events that no later attempt has gone back behind."""
     kept: list[Row] = []
@@ -73,7 +80,7 @@ def seconds_alive(rows: Iterable[Row]) -> float:
     """
     began: dict[int, float] = {}
     ended: dict[int, float] = {}
-    for row in rows:
+    for row in own(rows):
         attempt = row["attempt"]
         if row.get("event") in BEGINNINGS:
             began[attempt] = row.get("began") or row["time"]
@@ -82,9 +89,10 @@ def seconds_alive(rows: Iterable[Row]) -> float:
 
 
 def written_between(events: list[Row]) -> list[Row]:
-    """Return the last events of all that a supervisor has written since the last attempt ended."""
-    own = [i for i, row in enumerate(events) if row["event"] not in _SUPERVISORS]
-    return events[own[-1] + 1 if own else 0 :]
+    """Return the last events of all that others have written since the last attempt ended."""
+    others = (*_SUPERVISORS, SCORE)
+    last = [i for i, row in enumerate(events) if row["event"] not in others]
+    return events[last[-1] + 1 if last else 0 :]
 
 
 def blocked_seconds(event: Row) -> float:

@@ -16,7 +16,7 @@ from hlat.tracking.listener import Beginning, Row, event_scalars, scalars, sente
 
 FOLDER = "tensorboard"
 """In the run folder."""
-_SILENT = ("ready", "ledger", "checkpoint", "evaluate")
+_SILENT = ("ready", "ledger", "checkpoint", "evaluate", "score")
 """Events that are numbers here, or of no interest to who looks at curves."""
 
 

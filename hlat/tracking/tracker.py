@@ -50,7 +50,9 @@ class Tracker:
         self._listeners: list[Listener] = []
         self.identity: dict[str, str] = {}
         self._paid_since = time.time()
-        self.attempt = 1 + sum(row["event"] in replay.BEGINNINGS for row in self._events.rows())
+        before = [row["event"] for row in self._events.rows()]
+        self.attempt = 1 + sum(event in replay.BEGINNINGS for event in before)
+        self._num_scores = before.count(replay.SCORE)
         self._last_step, self._last_time, self._waited = 0, time.perf_counter(), 0.0
 
     def begin(self, step: int, identity: Mapping[str, str] | None = None, **details: Any) -> None:
@@ -64,7 +66,7 @@ class Tracker:
             details: What else the event tells.
         """
         before, dropped = self._events.rows(), self._metrics.keep(step)
-        earlier = [row for row in (*before, *dropped) if row["attempt"] < self.attempt]
+        earlier = [row for row in replay.own((*before, *dropped)) if row["attempt"] < self.attempt]
         began = attempt_began(max((row["time"] for row in earlier), default=None))
         lost = replay.lost(dropped, before, step) if earlier else {}
         alive = replay.seconds_alive((*before, *self._metrics.rows(), *dropped))
@@ -133,6 +135,16 @@ class Tracker:
         self._events.append(row)
         for listener in self._listeners:
             listener.event(row)
+        self._tell_scores()
+
+    def _tell_scores(self) -> None:
+        """Let services hear of what others have measured of this run since the last event."""
+        if self._listeners:
+            scores = self.events(replay.SCORE)
+            for row in scores[self._num_scores :]:
+                for listener in self._listeners:
+                    listener.event(row)
+            self._num_scores = len(scores)
 
     def say(self, text: str) -> None:
         """Tell the user something without breaking the progress bar."""

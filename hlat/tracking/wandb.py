@@ -27,7 +27,10 @@ _BLOCK = 32_768
 _Mode = Literal["online", "offline", "disabled"]
 _SECONDS_TO_REACH = 30.0
 """Given to W&B's servers when an attempt begins; then the run is kept offline."""
-_AXES = {"train/*": "tokens", "heldout/*": "tokens", "speed/*": "step", "data/*": "step"}
+_AXES = {
+    **dict.fromkeys(("train/*", "heldout/*", "eval/*"), "tokens"),
+    **dict.fromkeys(("speed/*", "data/*"), "step"),
+}
 """What lies over what."""
 _ENDINGS = ("finish", "interrupt", "diverge", "fail")
 _LEVELS = {"finish": "INFO", "interrupt": "INFO", "diverge": "ERROR", "give_up": "ERROR"}

@@ -260,6 +260,14 @@ def test_names_and_numbers_of_rows() -> None:
     row = {"step": 1, "tokens": 2, "loss": 1.0, "mfu": None, "phase": "base", "step_seconds": 2}
     assert scalars(row) == {"train/loss": 1.0, "speed/step_seconds": 2.0}
     assert event_scalars({"event": "spike", "step": 1}) == {}
+    score = {
+        "event": "score",
+        "step": 1,
+        "tokens": 9,
+        "scores": {"cr": 50.0},
+        "stderr": {"cr": 2.0},
+    }
+    assert event_scalars(score) == {"eval/cr": 50.0}
 
 
 def test_the_console_hears_the_same(compose, capsys: pytest.CaptureFixture[str]) -> None:

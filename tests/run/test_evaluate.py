@@ -131,13 +131,12 @@ class Asked:
 
 def ours(folder: Path, asked: Asked, words: tuple[str, ...] = ()) -> dict[str, list[Any]]:
     """What the adapter answers for a model."""
-    from hlat.evaluation.text_model import TextModel
-
     from hlat.engine.create import create_engine
     from hlat.evaluation import subject
     from hlat.evaluation.harness import Adapter
     from hlat.evaluation.leader import Leader
     from hlat.evaluation.machine import configure
+    from hlat.evaluation.text_model import TextModel
 
     one = subject.find(str(folder))
     engine = create_engine(config := configure(one, words))

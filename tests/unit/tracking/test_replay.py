@@ -2,7 +2,14 @@
 
 import numpy as np
 
-from hlat.tracking.replay import blocked_seconds, lost, seconds_alive, standing, steps_covered
+from hlat.tracking.replay import (
+    blocked_seconds,
+    lost,
+    seconds_alive,
+    standing,
+    steps_covered,
+    written_between,
+)
 
 
 def row(step, attempt=1):
@@ -61,3 +68,14 @@ def test_a_run_is_paid_for_while_an_attempt_is_alive():
     ]
     assert seconds_alive(rows) == 50.0 + 1.0 + 7.0
     assert seconds_alive([]) == 0.0
+
+
+def test_scores_are_no_sign_of_life_and_are_heard_of_in_the_next_attempt():
+    rows = [
+        {"event": "start", "attempt": 1, "began": 100.0, "time": 110.0, "step": 0},
+        {"event": "score", "time": 120.0, "step": 5},
+        {"event": "finish", "attempt": 1, "time": 130.0, "step": 9},
+        {"event": "score", "time": 9000.0, "step": 9},
+    ]
+    assert seconds_alive(rows) == 30.0
+    assert written_between(rows) == rows[3:]

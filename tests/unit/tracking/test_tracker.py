@@ -221,3 +221,43 @@ def test_rows_hold_what_neuron_monitor_says(open_tracker, tmp_path, monkeypatch)
         row = _rows(tmp_path, "metrics.jsonl")[-1]
     tracker.close()
     assert row["neuroncore_utilization"] == 42.5
+
+
+def test_scores_that_others_append_reach_services_and_no_attempt(
+    open_tracker, clock, tmp_path, monkeypatch
+):
+    heard = []
+
+    class Service:
+        def begin(self, beginning):
+            pass
+
+        def event(self, row):
+            heard.append((row["event"], row["step"]))
+
+        def row(self, row):
+            pass
+
+        def finish(self, summary):
+            pass
+
+    monkeypatch.setattr(services, "listeners", lambda config, say: {"it": Service()})
+    score = {"event": "score", "step": 1, "time": 1e12, "tokens": 9, "scores": {"cr": 50.0}}
+
+    def append():
+        with (tmp_path / "events.jsonl").open("a") as file:
+            file.write(json.dumps(score) + "\n")
+
+    first = open_tracker()
+    first.begin(0)
+    append()
+    first.event("checkpoint", 2)
+    first.event("finish", 3)
+    append()
+    assert heard == [("start", 0), ("checkpoint", 2), ("score", 1), ("finish", 3)]
+    heard.clear()
+    second = open_tracker()
+    second.begin(2)
+    assert heard == [("score", 1), ("resume", 2)]
+    began = _rows(tmp_path, "events.jsonl")[-1]["began"]
+    assert began < time.time()

@@ -1,0 +1,201 @@
+"""How fast a model answers the harness: our adapter beside the harness's own for transformers.
+
+Usage: PYTHONPATH=. python benchmarks/evaluation/run.py [--repetitions N]
+       PYTHONPATH=. python benchmarks/evaluation/run.py --render   (the table again, from result.json)
+
+Both hold the same weights in fp32 in this process, on as many threads, and are asked the same
+requests of the harness's own tasks by turns; that their answers are the same is checked each time.
+The harness's adapter gets batches of 8 texts, and of 1, and the better of both counts. Questions
+are made of words drawn by lot, in the schema of the real data sets.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.common import describe_machine, machine, spread, table, write_between
+from hlat.data import hugging_face
+from hlat.data.tokenizer import EMBEDDED_EOS, EMBEDDED_FILE
+from hlat.engine.create import create_engine
+from hlat.evaluation import subject
+from hlat.evaluation.harness import Adapter
+from hlat.evaluation.leader import Leader
+from hlat.evaluation.library import Library
+from hlat.evaluation.machine import configure
+from hlat.evaluation.text_model import TextModel
+from tests.run.questions import WORDS, write
+
+HERE = Path(__file__).resolve().parent
+POSITIONS, QUESTIONS = 1024, 16
+KINDS = {
+    "mmlu, 5 shots": ("mmlu_anatomy", 5, "one-token answers to one question, behind one prompt"),
+    "arc_easy, 0 shots": ("arc_easy", 0, "answers of some words to one question"),
+    "gsm8k, 8 shots": ("gsm8k", 8, "64 tokens are written"),
+    "rolling": ("", 0, "texts of two windows of 1,024 tokens"),
+}
+Json = dict[str, Any]
+
+
+def make_model(folder: Path) -> Path:
+    """A Llama of 11 million parameters with random weights, as a Hugging Face folder."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=4096,
+        hidden_size=320,
+        intermediate_size=880,
+        num_hidden_layers=6,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        max_position_embeddings=POSITIONS,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    for name, content in hugging_face.documents(EMBEDDED_FILE, EMBEDDED_EOS, POSITIONS).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def requests(data: Path, task: str, shots: int) -> tuple[str, list[Any]]:
+    """What the harness asks in a task, and by which method."""
+    from lm_eval.api.instance import Instance
+
+    if not task:
+        draw = random.Random(0)
+        texts = [" ".join(draw.choices(WORDS, k=1500)) for _ in range(QUESTIONS // 4)]
+        kind = "loglikelihood_rolling"
+        return kind, [Instance(kind, {}, (text,), i) for i, text in enumerate(texts)]
+    library = Library(data)
+    [item] = library.choose([task], shots)
+    [loaded] = library.load(item)["tasks"].values()
+    if loaded.get_config("generation_kwargs"):
+        loaded.set_config("generation_kwargs", {"max_gen_toks": 64}, update=True)
+    with contextlib.redirect_stderr(io.StringIO()):
+        loaded.build_all_requests(limit=QUESTIONS, rank=0, world_size=1)
+    return loaded.instances[0].request_type, loaded.instances
+
+
+def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what was answered."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        since = time.perf_counter()
+        found = ask()
+        return time.perf_counter() - since, found
+
+
+def differ(one: list[Any], other: list[Any]) -> float:
+    """The largest difference of two logarithms, relative; texts must be equal."""
+    if isinstance(one[0], str):
+        assert one == other
+        return 0.0
+    pairs = [
+        (a[0], b[0]) if isinstance(a, tuple) else (a, b) for a, b in zip(one, other, strict=True)
+    ]
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def measure(repetitions: int) -> Json:
+    """Ask both, by turns."""
+    from lm_eval.models.huggingface import HFLM
+
+    with TemporaryDirectory() as place:
+        folder, data = make_model(Path(place) / "model"), write(Path(place) / "data", QUESTIONS)
+        one = subject.find(str(folder))
+        engine = create_engine(config := configure(one, []))
+        engine.build(config)
+        one.fill(engine.chunks())
+        asking = Leader(TextModel(engine), one.prompts, engine.world.everyone)
+        contestants = {"hlat": Adapter(asking, one.positions)} | {
+            f"hf, batches of {size}": HFLM(
+                pretrained=str(folder), dtype="float32", device="cpu", batch_size=size
+            )
+            for size in (8, 1)
+        }
+        result: Json = {"kinds": {}}
+        for label, (task, shots, what) in KINDS.items():
+            kind, asked = requests(data, task, shots)
+            seconds: dict[str, list[float]] = {name: [] for name in contestants}
+            difference = 0.0
+            for repetition in range(repetitions + 1):  # the first warms up
+                answers = {}
+                for name, adapter in contestants.items():
+                    spent, answers[name] = timed(lambda a=adapter: getattr(a, kind)(asked))
+                    if repetition:
+                        seconds[name].append(spent)
+                for name in contestants:
+                    difference = max(difference, differ(answers["hlat"], answers[name]))
+            best = min(
+                (n for n in seconds if n != "hlat"), key=lambda n: spread(seconds[n])["median"]
+            )
+            ratios = [b / a for a, b in zip(seconds["hlat"], seconds[best], strict=True)]
+            result["kinds"][label] = {
+                "what": what,
+                "requests": len(asked),
+                "seconds": seconds,
+                "peer": best,
+                "times_as_fast": spread(ratios),
+                "largest_relative_difference": difference,
+            }
+            print(label, result["kinds"][label]["times_as_fast"], difference, flush=True)
+        engine.close()
+    return result | {
+        "threads": torch.get_num_threads(),
+        "machine": describe_machine(["torch", "transformers", "lm_eval"]),
+    }
+
+
+def render(result: Json) -> None:
+    """Write the table into the README."""
+    rows = []
+    for label, kind in result["kinds"].items():
+        ours, peer = (spread(kind["seconds"][name])["median"] for name in ("hlat", kind["peer"]))
+        fast = kind["times_as_fast"]
+        rows.append(
+            [
+                label,
+                kind["what"],
+                str(kind["requests"]),
+                f"{ours:.3g}",
+                f"{peer:.3g} ({kind['peer']})",
+                f"**{fast['median']:.2f}** ({fast['min']:.2f} to {fast['max']:.2f})",
+                f"{kind['largest_relative_difference']:.0e}",
+            ]
+        )
+    head = [
+        "task",
+        "what it asks",
+        "requests",
+        "hlat, s",
+        "peer, s",
+        "times as fast",
+        "largest difference",
+    ]
+    text = f"{table(head, rows)}\n\n{machine(result)}"
+    write_between(HERE / "README.md", "result", text)
+
+
+def main() -> None:
+    """Measure and render."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--render", action="store_true")
+    given = parser.parse_args()
+    file = HERE / "result.json"
+    if not given.render:
+        file.write_text(json.dumps(measure(given.repetitions), indent=2) + "\n")
+    render(json.loads(file.read_text()))
+
+
+if __name__ == "__main__":
+    main()
