@@ -1,7 +1,7 @@
 """How fast a model answers the harness: our adapter beside the harness's own for transformers.
 
 Usage: PYTHONPATH=. python benchmarks/evaluation/run.py [--repetitions N]
-       PYTHONPATH=. python benchmarks/evaluation/run.py --render   (the table again, from result.json)
+       PYTHONPATH=. python benchmarks/evaluation/run.py --render   (from result.json)
 
 Both hold the same weights in fp32 in this process, on as many threads, and are asked the same
 requests of the harness's own tasks by turns; that their answers are the same is checked each time.
@@ -86,11 +86,11 @@ def requests(data: Path, task: str, shots: int) -> tuple[str, list[Any]]:
     return loaded.instances[0].request_type, loaded.instances
 
 
-def timed(ask: Callable[[], Any]) -> tuple[float, Any]:
+def timed(ask: Callable[[list[Any]], Any], asked: list[Any]) -> tuple[float, Any]:
     """Seconds, and what was answered."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         since = time.perf_counter()
-        found = ask()
+        found = ask(asked)
         return time.perf_counter() - since, found
 
 
@@ -130,7 +130,7 @@ def measure(repetitions: int) -> Json:
             for repetition in range(repetitions + 1):  # the first warms up
                 answers = {}
                 for name, adapter in contestants.items():
-                    spent, answers[name] = timed(lambda a=adapter: getattr(a, kind)(asked))
+                    spent, answers[name] = timed(getattr(adapter, kind), asked)
                     if repetition:
                         seconds[name].append(spent)
                 for name in contestants:

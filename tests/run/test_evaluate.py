@@ -194,3 +194,97 @@ def test_layouts_score_alike(trained, data, layout):
     one, two = (json.loads((trained / name).read_text()) for name in ("alone.json", "both.json"))
     assert one["scores"] == two["scores"]
     assert two["tasks"]["piqa"][layout[12:14]] == 2
+
+
+def refusal(done: Done, *sentences: str) -> None:
+    assert done.code == 2, done.err
+    assert "Traceback" not in done.err
+    for sentence in sentences:
+        assert sentence in done.err
+
+
+def test_what_a_user_gets_wrong_is_told_before_anything_is_built(trained, data, tmp_path):
+    def said(*words):
+        return call(evaluate, trained, *words)
+
+    run = "runs/whole"
+    refusal(said(run), "give tasks=")
+    refusal(said(run, "task=mmlu"), "did you mean tasks=?")
+    refusal(said(run, "tasks=hlat_tabel2"), "did you mean hlat_table2?")
+    refusal(said(run, "tasks=hellaswg"), "did you mean hellaswag?")
+    refusal(said(run, "tasks=piqa", "limit=0"), "limit=0: needs a whole number of 1 or more")
+    refusal(said(run, "tasks=piqa", "optimizer.lr=1"), "optimizer.lr=1 is no setting")
+    refusal(said(run, "tasks=piqa", "hardware=h20"), "h200")
+    refusal(said(run, "tasks=piqa", "--step", "7"), "has no such checkpoint, only 10, 15, 20")
+    refusal(said("runs/hole", "tasks=piqa"), "does not exist", "runs/whole")
+    (tmp_path / "runs/empty").mkdir()
+    refusal(said("runs/empty", "tasks=piqa"), "holds no checkpoint")
+    (tmp_path / "few").mkdir()
+    refusal(
+        said(run, "tasks=piqa", "data=few"),
+        "hf download baber/piqa --repo-type dataset --local-dir",
+        "few/baber/piqa is not there",
+    )
+    refusal(said(run, "tasks=piqa", "data=none"), "none is no folder")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "lm_eval", None)
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        refusal(said(run, "tasks=piqa"), "pip install 'hlat[evaluation]'")
+
+
+def test_a_folder_is_evaluated_if_it_has_its_own_tokenizer(trained, exported, data):
+    words = ("tasks=piqa", f"data={data}", "--json")
+    done = call(evaluate, trained, "exported", *words)
+    assert done.code == 0, done.err
+    of_run = call(evaluate, trained, "runs/whole", *words)
+    ours, theirs = (json.loads(d.out.splitlines()[-1]) for d in (of_run, done))
+    assert ours["tasks"]["piqa"]["metrics"] == theirs["tasks"]["piqa"]["metrics"]
+    assert (theirs["step"], theirs["scores"]) == (None, {})
+    assert (exported / "evaluations/scores.json").is_file()
+    assert not events(trained / "runs/whole")  # one task is no column of the tables
+
+    tokenizer = json.loads((exported / "tokenizer.json").read_text())
+    ids = max(tokenizer["model"]["vocab"].values()) + 1000
+    tokenizer["model"]["vocab"]["surplus"] = ids
+    (exported / "tokenizer.json").write_text(json.dumps(tokenizer))
+    refusal(call(evaluate, trained, "exported", *words), f"has {ids + 1} ids, and the embedding")
+    (exported / "tokenizer_config.json").unlink()
+    refusal(call(evaluate, trained, "exported", *words), "tokenizer_config.json cannot be read")
+
+
+def test_every_checkpoint_that_is_kept_is_evaluated_once(runner, data, monkeypatch):
+    """The run is not over at first; a second look finds what it has saved meanwhile."""
+    from hlat.evaluation import leader
+
+    overrides = ("run.name=x", "checkpoint.keep_every_steps=10", "checkpoint.keep_last=1")
+    assert runner.run(*overrides, "run.steps=10").returncode == 0
+    run = runner.folder / "runs/x"
+    record = run / "events.jsonl"
+    unfinished = [line for line in record.read_text().splitlines() if '"finish"' not in line]
+    record.write_text("".join(f"{line}\n" for line in unfinished))
+    waited = []
+
+    def wait(asking, seconds):
+        waited.append([event["step"] for event in events(run)])
+        assert runner.run(*overrides).returncode == 0
+
+    monkeypatch.setattr(leader.Leader, "wait", wait)
+    words = ("runs/x", "tasks=hlat_csp_en", f"data={data}", "follow=true")
+    done = call(evaluate, runner.folder, *words)
+    assert done.code == 0, done.err
+    assert waited == [[10]]
+    assert [event["step"] for event in events(run)] == [10, 20]
+    again = call(evaluate, runner.folder, *words)
+    assert again.code == 0, again.err
+    assert len(events(run)) == 2
+    assert call(report, runner.folder, "runs/x").code == 0  # the record is as good as before
+
+
+def test_columns_are_plain_means_in_percent_and_miss_no_task():
+    from hlat.evaluation.tasks import average, scores
+
+    found, errors = scores({"nq_open": (0.25, 0.03), "triviaqa": (0.75, 0.04), "piqa": (1.0, None)})
+    assert (found, errors) == ({"wk": 50.0}, {"wk": pytest.approx(2.5)})
+    paper = {"mmlu": 65.1, "cr": 67.3, "wk": 54.5, "rc": 82.6, "math": 48.5}
+    assert average(paper) is None
+    assert average(paper | {"pass@1": 21.4}) == pytest.approx(60.8, abs=0.1)
