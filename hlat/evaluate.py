@@ -69,6 +69,7 @@ def _parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, and print what it came to; return the exit code."""
+    os.environ["TQDM_DISABLE"] = "1"  # before any import of it: the harness shows a bar for all
     typed = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     arguments = parser.parse_intermixed_args(typed)
@@ -121,7 +122,6 @@ def _evaluate(
     from hlat.evaluation.machine import configure
 
     library.refuse_missing()
-    os.environ["TQDM_DISABLE"] = "1"  # the harness shows a bar for each thing it does
     followed = Path(arguments.source) if settings.pop("follow", False) else None
     order = Order(**settings, output=arguments.output, followed=followed)
     one = _subject(arguments, order)

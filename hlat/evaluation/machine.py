@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
-from omegaconf import DictConfig
-
 from hlat.config.compose import composed
 from hlat.config.errors import ConfigError
 from hlat.config.precision import Dtype
@@ -42,17 +40,13 @@ def configure(subject: Subject, overrides: Sequence[str]) -> Config:
             )
         )
     recipe = [] if any(word.startswith("precision=") for word in overrides) else _recipe(subject)
-    words = [*_of_model(subject), *recipe, *overrides]
-    config = typed(_composed(words))
+    words = ["recovery=desk", *_of_model(subject), *recipe, *overrides]
+    config = typed(composed(words))
     layout = config.parallelism
     replicas = max(1, config.num_processes // max(1, layout.tp * layout.pp))
     # A batch that the rules accept; texts are batched by what they hold
     batch = [f"batch.global_batch_size={replicas * layout.pp}", "batch.micro_batch_size=1"]
-    return resolve(_composed([*words, *batch]))
-
-
-def _composed(words: Sequence[str]) -> DictConfig:
-    return composed(["recovery=desk", *words])
+    return resolve(composed([*words, *batch]))
 
 
 def group(word: str) -> str:
