@@ -6,6 +6,7 @@ Tasks and data are looked at before the engine is built, since they are what is 
 """
 
 import importlib.metadata
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import places
+from hlat.checkpoint import places, store
+from hlat.checkpoint.errors import CorruptCheckpointError
 from hlat.config.errors import Exit
 from hlat.config.run import Config
 from hlat.engine import processes
@@ -108,12 +110,16 @@ def _subjects(
     if order.followed is None:
         yield first
         return
-    filled = first
+    filled, damaged = first, set[str]()
     while True:
         over = follow.has_ended(order.followed)  # before the look, lest its last save be missed
         for place in follow.kept(order.followed):
             one = subject.of_checkpoint(place, order.followed)
-            if _is_scored(one, order, asked):
+            if str(place) in damaged or _is_scored(one, order, asked):
+                continue
+            if (problem := _damage(place)) is not None:
+                print(f"WARNING: {problem}; it is left out", file=sys.stderr, flush=True)
+                damaged.add(str(place))
                 continue
             if one.location != filled.location:
                 asking.order("fill", location=str(place))
@@ -122,6 +128,15 @@ def _subjects(
         if over:
             return
         asking.wait(SECONDS_BETWEEN_LOOKS)
+
+
+def _damage(place: places.Place) -> str | None:
+    """What is wrong with a checkpoint, read in full; None: it is what was written."""
+    try:
+        store.verify(place)
+    except CorruptCheckpointError as error:
+        return str(error)
+    return None
 
 
 def _is_scored(one: Subject, order: Order, asked: list[tuple[Item, Any]]) -> bool:

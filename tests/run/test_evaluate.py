@@ -274,8 +274,13 @@ def test_every_checkpoint_that_is_kept_is_evaluated_once(runner, data, monkeypat
     assert done.code == 0, done.err
     assert waited == [[10]]
     assert [event["step"] for event in events(run)] == [10, 20]
+    (run / "evaluations/step_00000010.json").unlink()
+    file = run / "checkpoints/step_00000010/rank_00000.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     again = call(evaluate, runner.folder, *words)
     assert again.code == 0, again.err
+    assert "rank_00000.safetensors is not what was written" in again.err
     assert len(events(run)) == 2
     assert call(report, runner.folder, "runs/x").code == 0  # the record is as good as before
 
