@@ -28,6 +28,7 @@ sets of the paper's tasks:
   hlat_table2   MMLU, commonsense, world knowledge, reading comprehension, GSM8K (Tables II and IV)
   hlat_table5   CrowS-Pairs and TruthfulQA (Table V)
   hlat_bbh, and one for each column: hlat_mmlu hlat_cr hlat_wk hlat_rc hlat_math hlat_csp_en ...
+  humaneval     HumanEval's functions, from HumanEval.jsonl.gz in data=DIR (docs/humaneval.md)
 Any other name is a task or a group of lm-evaluation-harness.
 
 settings:
@@ -36,6 +37,8 @@ settings:
   shots=N       examples before each question of the harness's own tasks
   data=DIR      copies of data sets, each in a folder of its name on the hub
   follow=true   every checkpoint that a run keeps for ever, as it appears, until the run ends
+  samples=N, run_generated_code=true, accept_weak_sandbox=true
+                of each of HumanEval's functions; your consent to run, shut away, what a model wrote
 
 examples:
   python -m hlat.evaluate runs/x tasks=hlat_table2
@@ -47,6 +50,7 @@ Scores are written to evaluations/ beside what was evaluated; those of a run's c
 its record, which curves are drawn from. python -m hlat.report tables: beside the paper's."""
 
 _INTERRUPTED = 130
+_CONSENTS = ("run_generated_code", "accept_weak_sandbox")
 
 
 def _parser() -> Parser:
@@ -101,6 +105,8 @@ def _sorted(parser: Parser, words: Sequence[str]) -> tuple[dict[str, Any], list[
         "shots": lambda text: 0 if text == "0" else count(text),
         "data": lambda text: Path(text).expanduser().absolute(),
         "follow": _choice,
+        "samples": count,
+        **dict.fromkeys(_CONSENTS, _choice),
     }
     return parser.settings(others, known), overrides
 
@@ -117,21 +123,24 @@ def _evaluate(
     overrides: Sequence[str],
     typed: list[str],
 ) -> int:
-    from hlat.evaluation import library
+    from hlat.evaluation import humaneval, library
     from hlat.evaluation.evaluation import Order, evaluate
     from hlat.evaluation.machine import configure
 
-    library.refuse_missing()
     followed = Path(arguments.source) if settings.pop("follow", False) else None
-    order = Order(**settings, output=arguments.output, followed=followed)
+    given = {key: settings.pop(key) for key in ("samples", *_CONSENTS) if key in settings}
+    code = humaneval.Settings(given.pop("samples", humaneval.Settings.num_samples), **given)
+    order = Order(**settings, output=arguments.output, followed=followed, code=code)
+    if order.harness_tasks:
+        library.refuse_missing()
     one = _subject(arguments, order)
     config = configure(one, overrides)
     if processes.must_start(config):
         from hlat.recovery import supervisor
 
         command = [sys.executable, "-m", "hlat.evaluate", *typed]
-        code = supervisor.start(config, command)
-        return _INTERRUPTED if code is Exit.PREEMPTED else code
+        end = supervisor.start(config, command)
+        return _INTERRUPTED if end is Exit.PREEMPTED else end
 
     def tell(subject: "Subject", row: dict[str, Any]) -> None:
         print(json.dumps(row) if arguments.json else "\n".join(_told(row)), flush=True)

@@ -43,10 +43,10 @@ class Tokenizer(Protocol):
 
     eos: int
 
-    def encode_pieces(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Token ids of texts, without an eos."""
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a prompt."""
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: list[int]) -> str:
         """Text of token ids."""
 
 
@@ -113,7 +113,7 @@ class Settings:
 def run(
     model: TextModel,
     tokenizer: Tokenizer,
-    data_file: Path,
+    problems: Sequence[Problem],
     folder: Path,
     model_name: str,
     settings: Settings | None = None,
@@ -123,7 +123,7 @@ def run(
     Args:
         model: Writes the samples.
         tokenizer: The model's.
-        data_file: HumanEval.jsonl or HumanEval.jsonl.gz.
+        problems: What is to be solved.
         folder: Where the first rank keeps samples and verdicts; what is there is not made again.
         model_name: What tells the model from others, so that samples of one are not taken for
             another's.
@@ -133,11 +133,10 @@ def run(
         `pass@1`, and `pass@10` if there are ten samples; nothing without consent to judge.
 
     Raises:
-        ConfigError: The data file is none, the folder holds samples that were drawn otherwise, or
-            this machine cannot keep generated code in.
+        ConfigError: The folder holds samples that were drawn otherwise, or this machine cannot
+            keep generated code in.
     """
     settings = settings or Settings()
-    problems = read(data_file)
     world = model.world
     header = {
         "model": model_name,
@@ -239,7 +238,7 @@ def _drawn(
 ) -> Iterator[list[Sample]]:
     """The samples that are missing, some at a time."""
     temperatures = [t for k, t in TEMPERATURES.items() if k <= settings.num_samples]
-    prompts = tokenizer.encode_pieces([problem.prompt for problem in problems])
+    prompts = [tokenizer.encode(problem.prompt) for problem in problems]
     total = len(temperatures) * settings.num_samples * len(problems)
     with _bar("HumanEval, drawing", total, model.world.chief) as bar:
         bar.update(len(there))

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Item:
-    """A task of the harness.
+    """A task of the harness, or a number of HumanEval's, which is none of these.
 
     Attributes:
-        task: Its name there, or that of a group.
+        task: Its name, or that of a group.
         shots: Examples before each question; None: as many as the task has by itself.
         metric: Which of its numbers counts, as metric,filter.
     """
@@ -55,20 +55,23 @@ COLUMNS = (
     Column("wk", "WK", _WK, 2),
     Column("rc", "RC", (Item("boolq", 0, "acc,none"),), 1),
     Column("math", "Math", (Item("gsm8k", 8, "exact_match,strict-match"),), 1),
+    Column("pass@1", "pass@1", (Item("pass@1", 0, "pass@1,unbiased"),), 1),
+    Column("pass@10", "pass@10", (Item("pass@10", 0, "pass@10,unbiased"),)),
     Column("bbh", "BBH", (Item("bbh", 3, "exact_match,get-answer"),)),
     Column("csp_en", "CSP en", (Item("crows_pairs_english", 0, "pct_stereotype,none"),)),
     Column("csp_fr", "CSP fr", (Item("crows_pairs_french", 0, "pct_stereotype,none"),)),
     Column("tqa_mc1", "TQA mc1", (Item("truthfulqa_mc1", 0, "acc,none"),)),
     Column("tqa_mc2", "TQA mc2", (Item("truthfulqa_mc2", 0, "acc,none"),)),
 )
-CODE = ("pass@1", "pass@10")
-"""Scores of HumanEval, which is no task of these."""
+HUMANEVAL = "humaneval"
+"""The task that gives pass@1 and pass@10. The harness has one of this name, which is not asked: it
+runs what the model wrote in its own process."""
 AVERAGE = "average"
 
 SETS = {
     "hlat_table2": ("mmlu", "cr", "wk", "rc", "math"),
     "hlat_table5": ("csp_en", "csp_fr", "tqa_mc1", "tqa_mc2"),
-    **{f"hlat_{column.key}": (column.key,) for column in COLUMNS},
+    **{f"hlat_{column.key}": (column.key,) for column in COLUMNS if "@" not in column.key},
 }
 """Columns by the name of a set of tasks; those of Table IV are those of Table II."""
 
@@ -106,7 +109,7 @@ def average(known: Mapping[str, float]) -> float | None:
     The paper does not say over what its average is: the mean over its twelve data sets gives HLAT's
     60.8 for 70B and not all of its 7B rows.
     """
-    weights = {column.key: column.datasets for column in COLUMNS if column.datasets} | {CODE[0]: 1}
+    weights = {column.key: column.datasets for column in COLUMNS if column.datasets}
     if not set(weights) <= set(known):
         return None
     return sum(known[key] * weight for key, weight in weights.items()) / sum(weights.values())

