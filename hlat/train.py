@@ -102,15 +102,15 @@ def train(
     safety: "Safety",
 ) -> tuple[Exit, int]:
     """Train from `state` to the run's end, a signal, or its divergence; return why and the step."""
-    from hlat.evaluation.heldout import evaluate
+    from hlat.evaluation.heldout import evaluate, material
     from hlat.schedule import rate_at
     from hlat.state import total_steps
 
     total, every = total_steps(config), config.evaluation.every_steps
-    heldout, stage = loader.heldout(config.evaluation.sequences_per_source), loader.stage
+    measured_on, stage = material(config, loader), loader.stage
     tracker.ready(state.step)
     if not engine.world.everyone.any(bool(tracker.events("evaluate"))):
-        evaluate(engine, heldout, tracker, state.step)
+        evaluate(engine, measured_on, tracker, state.step)
     while state.step < total:
         sequences = loader.next()
         tracker.wait(loader.wait_seconds)
@@ -136,7 +136,7 @@ def train(
                 continue
         if last or (not stop and every is not None and state.step % every == 0):
             with safety.patience():
-                evaluate(engine, heldout, tracker, state.step)
+                evaluate(engine, measured_on, tracker, state.step)
         if trouble := safety.inspect(state.step) or (saving and safety.save(state, stop or last)):
             return trouble, state.step
         if stop:

@@ -273,6 +273,18 @@ def one_origin(config: Config) -> Iterator[str]:
         )
 
 
+def probes(config: Config) -> Iterator[str]:
+    """Questions are read text by text, for which one rank needs whole layers."""
+    layout, names = config.parallelism, ", ".join(config.evaluation.probes)
+    if not names:
+        return
+    key = f"evaluation.probes ({names})"
+    if config.engine.name is Backend.nxd:
+        yield f"{key} cannot be asked by engine=nxd; ask checkpoints, with python -m hlat.evaluate"
+    if layout.zero > 1:
+        yield f"{key} cannot be asked under parallelism.zero={layout.zero}; use zero=1 or 0"
+
+
 def zero_stage(config: Config) -> Iterator[str]:
     """From stage 2 on torch's FSDP2 casts weights and adds up gradients, in its own way."""
     layout, precision = config.parallelism, config.precision
@@ -406,6 +418,7 @@ RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
     kept_are_saved,
     one_origin,
     zero_stage,
+    probes,
     nxd_rules.nxd,
 )
 """Every rule, in the order in which violations are told."""

@@ -84,8 +84,9 @@ def event_scalars(row: Row) -> dict[str, float]:
     """Return the same of an event: held-out text and scores by name, what was read of a source."""
     told: dict[str, float] = {}
     if row["event"] == "evaluate":
-        for kind in ("bits_per_byte", "loss"):
-            told |= {f"heldout/{kind}/{source}": value for source, value in row[kind].items()}
+        for kind in ("bits_per_byte", "loss", "accuracy"):
+            values = row.get(kind, {}).items()
+            told |= {f"heldout/{kind}/{name}": value for name, value in values}
     elif row["event"] == "score":
         told |= {f"eval/{name}": value for name, value in row["scores"].items()}
     elif row["event"] == "ledger":

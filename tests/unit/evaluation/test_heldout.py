@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from hlat.data.heldout import HeldOut
 from hlat.data.sequences import Sequences
 from hlat.engine.interface import Numbers
-from hlat.evaluation.heldout import evaluate
+from hlat.evaluation.heldout import Material, evaluate
 from hlat.tracking.tracker import Tracker
 
 
@@ -29,7 +29,7 @@ def test_bits_per_byte_is_bits_per_token_times_tokens_per_byte(compose, tmp_path
         "a": HeldOut(Sequences(np.full((2, 4), 2, np.int32)), tokens_per_byte=0.25),
         "b": HeldOut(Sequences(np.full((1, 4), 6, np.int32)), tokens_per_byte=0.5),
     }
-    evaluate(CountingEngine(), heldout, tracker, 7)
+    evaluate(CountingEngine(), Material(heldout), tracker, 7)
     row = OmegaConf.create((tmp_path / "events.jsonl").read_text())
     assert row.event == "evaluate"
     assert row.step == 7

@@ -1,0 +1,27 @@
+"""Questions that a run is asked while it trains."""
+
+import json
+
+
+def test_questions_are_asked_and_change_nothing(runner, uninterrupted):
+    rows = [
+        {"context": f"{number} is", "choices": [" even", " odd"], "answer": number % 2}
+        for number in range(6)
+    ]
+    file = runner.folder / "parity.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = runner.run("run.name=x", f"+evaluation.probes.parity={file}")
+    assert done.returncode == 0, done.stderr
+    assert "; accuracy parity 0." in done.stdout
+    found = [row for row in runner.rows("x", "events.jsonl") if row["event"] == "evaluate"]
+    assert len(found) > 1
+    assert all(row["accuracy"] in ({"parity": k / 6} for k in range(7)) for row in found)
+    losses = [row["loss"] for row in runner.rows("x", "metrics.jsonl")]
+    assert losses == [row["loss"] for row in uninterrupted.rows("whole", "metrics.jsonl")]
+
+
+def test_where_nobody_can_read_them_is_told_first(runner):
+    done = runner.run("run.name=x", "+evaluation.probes.a=b.jsonl", "parallelism.zero=3")
+    assert done.returncode == 2
+    assert "evaluation.probes (a) cannot be asked under parallelism.zero=3" in done.stderr
+    assert not (runner.folder / "runs").exists()
