@@ -34,6 +34,8 @@ COMPOSERS = (
     "dataclasses.py",
     "typing.py",
     "ast.py",
+    # attrs, which omegaconf imports if it is there: methods from the fields that a class declares
+    "attr/_make.py",
     # sympy and mpmath, which torch imports: names of their own functions
     "mpmath/ctx_mp_python.py",
     "sympy/__init__.py",
