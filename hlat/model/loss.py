@@ -12,7 +12,7 @@ Names end in dimensions as in llama.py; N rows are B x S positions.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,8 +24,9 @@ from hlat.model.canonical import LOGITS_AT_ONCE
 
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
-_WIDENED = {"cpu": 1 << 19}
-"""Logits cast to fp32 at a time, by device type; elsewhere a whole chunk."""
+_WIDENED, _COMPILED = {"cpu": 1 << 19}, {"cpu": 1 << 21}
+"""Logits copied at a time, by device type, to be cast to fp32 or by what torch.compile makes, where
+each call costs more; elsewhere a whole chunk."""
 
 
 def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
@@ -120,8 +121,6 @@ class _HeadLoss(torch.autograd.Function):
         vocabulary: Vocabulary,
     ) -> Tensor:
         dtype = torch.float32 if fp32 else x_NH.dtype
-        eager = partial(_to_gradient_, vocabulary=vocabulary)
-        to_gradient_ = _compiled_to_gradient_() if compiled else eager
         differentiated = any(ctx.needs_input_grad)
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
@@ -132,7 +131,9 @@ class _HeadLoss(torch.autograd.Function):
             chunk = slice(start, start + rows)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             logits_CV = torch.mm(x_CH, head_VH.t(), out=memory[: len(x_CH)])
-            nats += to_gradient_(logits_CV, targets_C, scale, dtype, differentiated)
+            nats += _to_gradient_(
+                logits_CV, targets_C, scale, dtype, differentiated, compiled, vocabulary
+            )
             if grad_x_NH is not None and grad_head_VH is not None:
                 torch.mm(logits_CV, head_VH, out=grad_x_NH[chunk])
                 _add_product_(grad_head_VH, logits_CV.t(), x_CH)
@@ -162,6 +163,7 @@ def _to_gradient_(
     scale: float,
     dtype: torch.dtype,
     differentiated: bool,
+    compiled: bool,
     vocabulary: Vocabulary,
 ) -> Tensor:
     """`_rows_to_gradient_`, where a copy is made of a few rows at a time.
@@ -169,21 +171,22 @@ def _to_gradient_(
     Not of a part of the vocabulary: shards would have to talk for every few rows.
     """
     rows = len(logits_CV)
-    if logits_CV.dtype != dtype and vocabulary is WHOLE:
-        rows = rows_at_once(_WIDENED.get(logits_CV.device.type, LOGITS_AT_ONCE), logits_CV.shape[1])
+    if vocabulary is WHOLE and (compiled or logits_CV.dtype != dtype):
+        limits = _COMPILED if compiled else _WIDENED
+        at_once = limits.get(logits_CV.device.type, LOGITS_AT_ONCE)
+        rows = rows_at_once(at_once, logits_CV.shape[1])
+    call = _compiled_rows_to_gradient_() if compiled else _rows_to_gradient_
     nats = torch.zeros((), dtype=torch.float32, device=logits_CV.device)
     for start in range(0, len(logits_CV), rows):
         few = slice(start, start + rows)
-        nats += _rows_to_gradient_(
-            logits_CV[few], targets_C[few], scale, dtype, differentiated, vocabulary
-        )
+        nats += call(logits_CV[few], targets_C[few], scale, dtype, differentiated, vocabulary)
     return nats
 
 
 @cache
-def _compiled_to_gradient_() -> Callable[..., Tensor]:
-    """`_rows_to_gradient_` as a few kernels, which need no copy."""
-    return torch.compile(partial(_rows_to_gradient_, vocabulary=WHOLE), fullgraph=True)
+def _compiled_rows_to_gradient_() -> Callable[..., Tensor]:
+    """`_rows_to_gradient_` as a few kernels."""
+    return torch.compile(_rows_to_gradient_, fullgraph=True)
 
 
 def _rows_to_gradient_(

@@ -88,9 +88,9 @@ class Aside:
             try:
                 getattr(self._listener, method)(argument)
             except Exception as error:  # of a foreign library, whatever it may be
-                first = str(error).strip().partition("\n")[0]
+                kind, first = type(error).__name__, str(error).strip().partition("\n")[0]
                 self._warn(
-                    f"{self._name} is left out from here on: {type(error).__name__}: {first}; "
+                    f"{self._name} is left out from here on: {kind}{': ' * bool(first)}{first}; "
                     "training goes on"
                 )
                 self._ended = True

@@ -5,6 +5,7 @@ The library and its process are the real ones, in a process that must also be ab
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,7 +39,9 @@ def test_its_process_is_killed(tmp_path: Path) -> None:
     assert seconds["rows"] < 1.0
     assert seconds["finish"] < 10.0
     (warning,) = errors.splitlines()
-    assert warning.startswith("hlat W&B is left out from here on: Connection")
+    # What fails first hangs on the moment: the pipe to it, or an answer that does not come
+    form = r"hlat W&B is left out from here on: \w+Error(: .+)?; training goes on"
+    assert re.fullmatch(form, warning)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")

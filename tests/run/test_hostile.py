@@ -261,11 +261,13 @@ def test_a_hostile_configuration_of_a_run_does_not_hinder_its_export(
 def test_a_hostile_record_becomes_a_report_all_the_same(victim: Victim, name: str) -> None:
     lines = [DEEP, b"[]", b"NaN", b"1", b'"x"', pickle.dumps(Payload(Path("/nowhere")))]
     lines += [b'{"step": 1, "event": {}, "time": "x", "loss": [], "stages": 1, "phase": {}}']
-    lines += [b'{"step": 1, "event": "<script>", "refused": {"a": [{}]}, "attempt": []}']
+    lines += [b'{"step": 1, "event": "<script>alert(1)", "refused": {"a": [{}]}, "attempt": []}']
     with (victim.run / name).open("ab") as file:
         file.write(b"\n".join(lines) + b"\n")
     assert report.main([str(victim.run)]) == 0
-    assert "<script>" not in (victim.run / "report.html").read_text()
+    page = (victim.run / "report.html").read_text()
+    assert "<script>alert" not in page
+    assert page.count("<script>") == 1  # the page's own
 
 
 def hugging_face(folder: Path, runner: Any) -> Path:

@@ -126,7 +126,7 @@ def test_slurm_runs_training_only(hlat):
 
 
 def test_a_study_without_multirun_is_refused(runner, refused):
-    refused(runner.run("+sweep=beta2"), "optimizer.beta2, precision are not set; add -m")
+    refused(runner.run("+sweep=beta2"), "optimizer.beta2, precision, run.seed are not set; add -m")
 
 
 def test_ctrl_c_in_a_sweep_saves_the_point_and_stops(runner):
