@@ -36,7 +36,7 @@ from hlat.evaluation.text_model import TextModel
 from tests.run.questions import WORDS, write
 
 HERE = Path(__file__).resolve().parent
-POSITIONS, QUESTIONS = 1024, 4
+POSITIONS, QUESTIONS = 1024, 16
 KINDS = {
     "mmlu, 5 shots": ("mmlu_anatomy", 5, "one-token answers to one question, behind one prompt"),
     "arc_easy, 0 shots": ("arc_easy", 0, "answers of some words to one question"),
