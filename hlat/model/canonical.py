@@ -11,9 +11,9 @@ from enum import Enum
 
 from hlat.config.model import Model, ScaledInit
 
-LOGITS_AT_ONCE = 1 << 23
-"""Logits that the loss makes at a time, 32 MiB in fp32: where matrix products run at full speed
-already and the softmax still finds most of them in the cache."""
+ROWS_AT_ONCE = 512
+"""Positions whose logits are made at a time: from there on the head's matrix products run at full
+speed, whatever the vocabulary."""
 
 
 class Kind(Enum):

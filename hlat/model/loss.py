@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hlat.model.canonical import LOGITS_AT_ONCE
+from hlat.model.canonical import ROWS_AT_ONCE
 
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
@@ -125,10 +125,9 @@ class _HeadLoss(torch.autograd.Function):
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
         nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
-        rows = rows_at_once(LOGITS_AT_ONCE, len(head_VH))
-        memory = x_NH.new_empty(min(rows, len(x_NH)), len(head_VH))
-        for start in range(0, len(x_NH), rows):
-            chunk = slice(start, start + rows)
+        memory = x_NH.new_empty(min(ROWS_AT_ONCE, len(x_NH)), len(head_VH))
+        for start in range(0, len(x_NH), ROWS_AT_ONCE):
+            chunk = slice(start, start + ROWS_AT_ONCE)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             logits_CV = torch.mm(x_CH, head_VH.t(), out=memory[: len(x_CH)])
             nats += _to_gradient_(
@@ -151,12 +150,6 @@ class _HeadLoss(torch.autograd.Function):
         return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None, None
 
 
-def rows_at_once(at_once: int, width: int) -> int:
-    """Rows of a chunk; a matrix product is fastest with a multiple of 64, its blocks' length."""
-    rows = max(1, at_once // width)
-    return rows - rows % 64 or rows
-
-
 def _to_gradient_(
     logits_CV: Tensor,
     targets_C: Tensor,
@@ -170,17 +163,22 @@ def _to_gradient_(
 
     Not of a part of the vocabulary: shards would have to talk for every few rows.
     """
-    rows = len(logits_CV)
-    if vocabulary is WHOLE and (compiled or logits_CV.dtype != dtype):
-        limits = _COMPILED if compiled else _WIDENED
-        at_once = limits.get(logits_CV.device.type, LOGITS_AT_ONCE)
-        rows = rows_at_once(at_once, logits_CV.shape[1])
+    rows, limits = len(logits_CV), _COMPILED if compiled else _WIDENED
+    copied = vocabulary is WHOLE and (compiled or logits_CV.dtype != dtype)
+    if copied and (at_once := limits.get(logits_CV.device.type)) is not None:
+        rows = _rows(at_once, logits_CV.shape[1])
     call = _compiled_rows_to_gradient_() if compiled else _rows_to_gradient_
     nats = torch.zeros((), dtype=torch.float32, device=logits_CV.device)
     for start in range(0, len(logits_CV), rows):
         few = slice(start, start + rows)
         nats += call(logits_CV[few], targets_C[few], scale, dtype, differentiated, vocabulary)
     return nats
+
+
+def _rows(at_once: int, width: int) -> int:
+    """How many rows hold so many logits; by 64, which is what vector code likes."""
+    rows = max(1, at_once // width)
+    return rows - rows % 64 or rows
 
 
 @cache

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hlat.model.canonical import LOGITS_AT_ONCE
-from hlat.model.loss import WHOLE, Vocabulary, rows_at_once
+from hlat.model.canonical import ROWS_AT_ONCE
+from hlat.model.loss import WHOLE, Vocabulary
 
 CHANCES = 1 << 32
 """A draw is decided by one of so many whole numbers."""
@@ -43,12 +43,11 @@ def log_probs(
     """
     found_Q = torch.empty(len(rows_Q), device=x_NH.device)
     likeliest_N = torch.empty(len(x_NH), dtype=torch.int64, device=x_NH.device)
-    step = rows_at_once(LOGITS_AT_ONCE, len(head_VH))
-    for start in range(0, len(x_NH), step):
-        chunk = slice(start, start + step)
+    for start in range(0, len(x_NH), ROWS_AT_ONCE):
+        chunk = slice(start, start + ROWS_AT_ONCE)
         logits_CV = F.linear(x_NH[chunk], head_VH).float()
         likeliest_N[chunk], largest_C = _likeliest(logits_CV, vocabulary)
-        begin, end = torch.searchsorted(rows_Q, torch.tensor([start, start + step])).tolist()
+        begin, end = torch.searchsorted(rows_Q, torch.tensor([start, start + ROWS_AT_ONCE])).tolist()
         asked_Q = rows_Q[begin:end].to(x_NH.device) - start
         places_Q = tokens_Q[begin:end] - vocabulary.first
         here_Q = (places_Q >= 0) & (places_Q < logits_CV.shape[1])
@@ -61,7 +60,7 @@ def log_probs(
 
 def likeliest(x_NH: Tensor, head_VH: Tensor, vocabulary: Vocabulary = WHOLE) -> Tensor:
     """The likeliest token of each row, of equal ones that with the lowest id; int64."""
-    chunks = torch.split(x_NH, rows_at_once(LOGITS_AT_ONCE, len(head_VH)))
+    chunks = torch.split(x_NH, ROWS_AT_ONCE)
     return torch.cat([_likeliest(F.linear(x_CH, head_VH), vocabulary)[0] for x_CH in chunks])
 
 
@@ -91,9 +90,8 @@ def draw(
         Token ids, int64.
     """
     drawn = []
-    step = rows_at_once(LOGITS_AT_ONCE, len(head_VH))
-    for start in range(0, len(x_NH), step):
-        chunk = slice(start, start + step)
+    for start in range(0, len(x_NH), ROWS_AT_ONCE):
+        chunk = slice(start, start + ROWS_AT_ONCE)
         logits_CV = _whole(F.linear(x_NH[chunk], head_VH).float(), vocabulary)
         units_CV = (F.softmax(logits_CV / temperature, 1) * _UNITS).long()
         if top_p < 1:

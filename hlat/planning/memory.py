@@ -11,7 +11,7 @@ from hlat.config.engine import Backend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
 from hlat.config.precision import Operator
 from hlat.config.run import Config
-from hlat.model.canonical import LOGITS_AT_ONCE
+from hlat.model.canonical import ROWS_AT_ONCE
 from hlat.parallelism.mesh import Degrees, degrees
 from hlat.planning.disk import saved_per_parameter
 from hlat.planning.efficiency import RESERVES_GIB, planned_engine
@@ -216,12 +216,12 @@ def _logits(config: Config, mesh: Degrees) -> float:
     model, precision = config.model, config.precision
     compute = bytes_of(precision.compute)
     softmax = 4 if Operator.loss in precision.fp32_operators else compute
-    logits = _tokens(config) * model.vocab_size / mesh.tp
+    tokens, width = _tokens(config), model.vocab_size / mesh.tp
     head = model.vocab_size * model.hidden_size / mesh.tp
     if planned_engine(config) is Backend.nxd:
-        return logits * (compute + 2 * softmax) + head * compute
+        return tokens * width * (compute + 2 * softmax) + head * compute
     widened = softmax if softmax > compute else 0
-    return (min(logits, LOGITS_AT_ONCE) + head) * (compute + widened)
+    return (min(tokens, ROWS_AT_ONCE) * width + head) * (compute + widened)
 
 
 def _tokens(config: Config) -> int:

@@ -150,14 +150,14 @@ def test_what_texts_share_is_read_once(built, monkeypatch):
     assert sum(read) == 100 + 3 * 20
 
 
-@pytest.mark.parametrize("at_once", [1, 131 * 70])
+@pytest.mark.parametrize("at_once", [1, 70])
 def test_logits_are_made_a_few_rows_at_a_time(built, monkeypatch, at_once):
     from hlat.model import prediction
 
     engine, peer = built()
     requests = _requests(peer, 131)
     expected = TextModel(engine).score(requests)
-    monkeypatch.setattr(prediction, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(prediction, "ROWS_AT_ONCE", at_once)
     _same(TextModel(engine).score(requests), expected)
 
 
