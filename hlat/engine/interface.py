@@ -140,7 +140,8 @@ class Texts(Protocol):
 
         Args:
             rows: Which, [n], each any number of times.
-            room: Tokens that there is to be room for behind the longest of them.
+            room: Tokens that there is to be room for behind the longest of them. Without any, texts
+                that have no tokens may be read on once all the same, and keep nothing.
         """
         ...
 

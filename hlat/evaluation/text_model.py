@@ -112,7 +112,10 @@ class TextModel:
         for batch in _batches(order, sizes, self._tokens_at_once):
             some = [branches[i] for i in batch]
             tokens, counts = _padded([branch.tokens for _, branch in some])
-            texts = below.select(np.array([row for row, _ in some]), tokens.shape[1])
+            # What has nothing in front and nothing behind is read without keeping anything
+            alone = all(branch.begin == 0 and not branch.branches for _, branch in some)
+            room = 0 if alone else tokens.shape[1]
+            texts = below.select(np.array([row for row, _ in some]), room)
             texts.extend(tokens, counts)
             answers.add(texts, [branch for _, branch in some])
             further = [

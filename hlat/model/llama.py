@@ -68,14 +68,16 @@ class CoreAttention(nn.Module):
     ) -> Tensor:
         """Attend to this and earlier positions, scores scaled by 1 / sqrt(D); returns y_BNSD.
 
-        A bias is added to the scores and takes the place of the causal mask.
+        A bias is added to the scores and takes the place of the causal mask. Without one, queries
+        that are fewer than keys attend to all of them.
         """
         grouped = q_BNSD.shape[1] != k_BGSD.shape[1]
+        goes_on = q_BNSD.shape[2] < k_BGSD.shape[2]
         if bias_B1SS is None:
             return F.scaled_dot_product_attention(
-                q_BNSD, k_BGSD, v_BGSD, is_causal=True, enable_gqa=grouped
+                q_BNSD, k_BGSD, v_BGSD, is_causal=not goes_on, enable_gqa=grouped
             )
-        if q_BNSD.shape[2] < k_BGSD.shape[2]:  # the past's, through which no gradient goes back
+        if goes_on:  # from the past, through which no gradient goes back
             return F.scaled_dot_product_attention(
                 q_BNSD, k_BGSD, v_BGSD, attn_mask=bias_B1SS, enable_gqa=grouped
             )
@@ -229,7 +231,7 @@ class Llama(nn.Module):
         bias_B1SS = None
         if past is not None:
             positions_S = past.positions_BS
-            if not past.empty:
+            if past.masked:
                 bias_B1SS = attention_bias(past.visible(), x_BSH.dtype).unsqueeze(1)
         elif documents_BS is None:
             positions_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)

@@ -17,12 +17,16 @@ from torch.autograd.function import once_differentiable
 
 def rms_norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """Root mean square normalization (arXiv 1910.07467), computed in fp32 whatever the dtype."""
+    if not torch.is_grad_enabled():  # the same bits, with less around them for a single token
+        return F.rms_norm(x_BSH, weight_H.shape, weight_H, eps)
     y_BSH: Tensor = _RMSNorm.apply(x_BSH, weight_H, eps)  # type: ignore[no-untyped-call]
     return y_BSH
 
 
 def swiglu(blocks_BS2I: Tensor, block: int) -> Tensor:
     """silu(gate) * up of alternating blocks; [B, S, 2 I] to [B, S, I]."""
+    if not torch.is_grad_enabled():  # for a single token a Function costs as much as the product
+        return _gated(blocks_BS2I, block)
     y_BSI: Tensor = _SwiGLU.apply(blocks_BS2I, block)  # type: ignore[no-untyped-call]
     return y_BSI
 
@@ -57,8 +61,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, blocks_BS2I: Tensor, block: int) -> Tensor:
         ctx.save_for_backward(blocks_BS2I)
         ctx.block = block
-        gate, up = _gate_and_up(blocks_BS2I, block)
-        return F.silu(gate).mul_(up).flatten(-2)
+        return _gated(blocks_BS2I, block)
 
     @staticmethod
     @once_differentiable
@@ -68,6 +71,11 @@ class _SwiGLU(torch.autograd.Function):
         grad = torch.unflatten(grad_BSI, -1, (-1, ctx.block))
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
         return torch.stack((grad_gate, F.silu(gate).mul_(grad)), -2).flatten(-3), None
+
+
+def _gated(blocks_BS2I: Tensor, block: int) -> Tensor:
+    gate, up = _gate_and_up(blocks_BS2I, block)
+    return F.silu(gate).mul_(up).flatten(-2)
 
 
 def _gate_and_up(blocks_BS2I: Tensor, block: int) -> tuple[Tensor, Tensor]:

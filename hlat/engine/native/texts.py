@@ -5,6 +5,7 @@ under sequence parallelism each tensor-parallel rank has all of them, since a te
 single one. What the last stage of a pipeline finds, all its ranks are told.
 """
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,10 @@ from hlat.engine.native.tensor_parallel import Regions
 from hlat.model import prediction
 from hlat.model.llama import Layer, Llama
 from hlat.model.past import Kept, Past
+
+_TOKENS_PER_PASS = 1024
+"""On a CPU: enough for matrix products to run at full speed, and few enough for what one operator
+gives to the next to stay in the cache, in memory that is used again and not fetched anew."""
 
 _Layers = dict[int, dict[str, Kept]]
 """What this rank's layers keep, by number of the stage and name of the layer."""
@@ -39,6 +44,12 @@ class Reader:
     def head(self) -> Tensor:
         """The output head, on the ranks that have it."""
         return self.parts[max(self.parts)].head
+
+    def rows_at_once(self, num_tokens: int) -> int:
+        """How many texts go on together by so many tokens each."""
+        if self.device.type != "cpu":
+            return sys.maxsize
+        return max(1, _TOKENS_PER_PASS // num_tokens)
 
     def on_device(self, array: NDArray[np.int64] | NDArray[np.int32]) -> Tensor:
         """A copy in the device's memory."""
@@ -70,7 +81,7 @@ class NativeTexts:
         self._counts = np.zeros_like(lengths)
         self._outputs: Tensor | None = None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def select(self, rows: NDArray[np.int64], room: int) -> "NativeTexts":
         """Make texts that begin like some of these."""
         lengths = self._lengths[rows]
@@ -88,22 +99,34 @@ class NativeTexts:
         }
         return NativeTexts(self._reader, layers, lengths, used + room)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def extend(self, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
         """Read on in each text."""
-        num_tokens = tokens.shape[1]
-        num_seen = int(self._lengths.max()) + num_tokens
-        assert num_seen <= self._num_places, "select has made no room for these tokens"
-        positions = self._reader.on_device(self._lengths[:, None] + np.arange(num_tokens))
-        pasts = {
-            number: Past(layers, positions, num_seen) for number, layers in self._layers.items()
-        }
+        step = self._reader.rows_at_once(tokens.shape[1])
+        some = [slice(begin, begin + step) for begin in range(0, len(tokens), step)]
         with self._reader.regions.unshared():
-            self._outputs = self._reader.passage.extend(self._reader.on_device(tokens), pasts)
+            found = [self._pass(rows, tokens[rows]) for rows in some]
+        outputs = [each for each in found if each is not None]
+        self._outputs = torch.cat(outputs) if outputs else None
         self._counts, self._lengths = counts, self._lengths + counts
-        self._width = num_tokens
+        self._width = tokens.shape[1]
 
-    @torch.no_grad()
+    def _pass(self, rows: slice, tokens: NDArray[np.int32]) -> Tensor | None:
+        """Let some of the texts go on; what the head reads, where that is."""
+        lengths, num_tokens = self._lengths[rows], tokens.shape[1]
+        longest = int(lengths.max())
+        num_seen, even = longest + num_tokens, longest == lengths.min()
+        assert num_seen <= (self._num_places or num_tokens), "select has made no room for these"
+        positions = self._reader.on_device(lengths[:, None] + np.arange(num_tokens))
+        pasts = {
+            number: Past(
+                {name: kept.of(rows) for name, kept in layers.items()}, positions, num_seen, even
+            )
+            for number, layers in self._layers.items()
+        }
+        return self._reader.passage.extend(self._reader.on_device(tokens), pasts)
+
+    @torch.inference_mode()
     def log_probs(
         self, rows: NDArray[np.int64], places: NDArray[np.int64], tokens: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -124,7 +147,7 @@ class NativeTexts:
         found[order] = self._reader.tell(likely)
         return found, self._reader.tell(best)[inverse]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def draw(
         self, rows: NDArray[np.int64], chances: NDArray[np.int64], temperature: float, top_p: float
     ) -> NDArray[np.int32]:

@@ -161,6 +161,33 @@ def test_logits_are_made_a_few_rows_at_a_time(built, monkeypatch, at_once):
     _same(TextModel(engine).score(requests), expected)
 
 
+def test_a_few_texts_pass_through_the_layers_at_a_time(built, monkeypatch):
+    from hlat.engine.native import texts
+
+    engine, peer = built()
+    requests, prompts = _requests(peer, 131), _texts(131, [5, 5, 9, 2, 30])
+    model = TextModel(engine)
+    expected = model.score(requests), model.generate(prompts, 9, finished=NEVER)
+    monkeypatch.setattr(texts, "_TOKENS_PER_PASS", 64)
+    _same(model.score(requests), expected[0])
+    assert model.generate(prompts, 9, finished=NEVER) == expected[1]
+
+
+def test_texts_without_room_are_read_once(built):
+    engine, _ = built()
+    tokens, counts = np.array(_texts(131, [9, 9]), np.int32), np.array([9, 6])
+    rows, places = np.array([0, 0, 1]), np.array([0, 8, 5])
+    found = []
+    for room in (0, 9):
+        texts = engine.texts().select(np.zeros(2, np.int64), room)
+        texts.extend(tokens, counts)
+        found.append(texts.log_probs(rows, places, np.array([3, 4, 5])))
+        with pytest.raises(AssertionError, match="no room"):
+            texts.extend(tokens, counts)
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-6)
+    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
 def test_nothing_is_certain_and_follows_anything(built):
     engine, _ = built()
     assert TextModel(engine).score([([1], []), ([2, 3], [])]) == [(0.0, True)] * 2
