@@ -209,8 +209,17 @@ class Engine(Protocol):
         """
         ...
 
-    def build(self, config: Config) -> None:
-        """Make this process's share of the model, initialised by (seed, name, index)."""
+    def build(self, config: Config, trains: bool = True) -> None:
+        """Make this process's share of the model, initialised by (seed, name, index).
+
+        Args:
+            config: The run.
+            trains: Whether steps are to follow. Otherwise there are the weights that the model
+                computes with and nothing else, in memory and in `chunks`.
+
+        Raises:
+            ConfigError: This engine or its device cannot.
+        """
         ...
 
     def train_step(self, sequences: Sequences, learning_rate: float) -> Pending:

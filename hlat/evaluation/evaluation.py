@@ -81,7 +81,7 @@ def evaluate(
     problems = _problems(order) if HUMANEVAL in order.tasks else []
     asked = _load(order) if leads and order.harness_tasks else []
     with closing(create_engine(config)) as engine:
-        engine.build(config)
+        engine.build(config, trains=False)
         first.fill(engine.chunks())
         model, everyone = TextModel(engine), engine.world.everyone
 

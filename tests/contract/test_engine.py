@@ -31,13 +31,13 @@ def config(request, compose, small):
 def build(config):
     """Build an engine, with some settings replaced: build(run={"seed": 1})."""
 
-    def make(**groups):
+    def make(trains=True, **groups):
         changed = {
             name: dataclasses.replace(getattr(config, name), **values)
             for name, values in groups.items()
         }
         engine = create_engine(config)
-        engine.build(dataclasses.replace(config, **changed))
+        engine.build(dataclasses.replace(config, **changed), trains)
         return engine
 
     return make
@@ -279,6 +279,56 @@ def test_a_closed_engine_gives_back_its_memory(compose, small, config, tokens, r
     engine.close()
     del engine
     assert num_held() == before
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "mixed", "bf16_sr"])
+def test_weights_alone_answer_like_those_that_train(
+    compose, small, config, tokens, tmp_path, recipe
+):
+    """Filled from a checkpoint of the whole state, of which they read the weights."""
+    config = resolve(compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}"))
+    trained, reading = create_engine(config), create_engine(config)
+    trained.build(config)
+    _train(trained, tokens[:2])
+    path = store.save(tmp_path, 2, trained.chunks(), {})
+    seed = dataclasses.replace(config.run, seed=99)
+    reading.build(dataclasses.replace(config, run=seed), trains=False)
+    names = [chunk.name for chunk in reading.chunks()]
+    assert sorted(names) == sorted(f"weights/{each.name}" for each in parameters(config.model))
+    store.restore(path, reading.chunks())
+    assert _answers(reading, tokens[2]) == _answers(trained, tokens[2])
+
+
+def _answers(engine, sequences):
+    """Loss of some sequences, and what the model says behind each token of one of them."""
+    texts = engine.texts().select(np.zeros(1, np.int64), sequences.tokens.shape[1])
+    texts.extend(sequences.tokens[:1], np.array([sequences.tokens.shape[1]]))
+    places = np.arange(sequences.tokens.shape[1])
+    found = texts.log_probs(np.zeros_like(places), places, np.full_like(places, EOS))
+    return engine.read(engine.eval_step(sequences)), *(each.tolist() for each in found)
+
+
+@pytest.mark.parametrize(("recipe", "bytes_per_weight"), [("fp32", 4), ("mixed", 2)])
+def test_weights_alone_take_no_other_memory(compose, small, config, recipe, bytes_per_weight):
+    def storages():
+        gc.collect()
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
+        found = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
+        return {each._cdata: each for each in found}
+
+    config = resolve(compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}"))
+    num_weights = sum(int(np.prod(each.shape)) for each in parameters(config.model))
+    before = storages()
+    engine = create_engine(config)
+    engine.build(config, trains=False)
+    found = sum(each.nbytes() for key, each in storages().items() if key not in before)
+    assert 0 <= found - bytes_per_weight * num_weights < 1024
+    engine.close()
+
+
+def test_training_weights_alone_is_our_bug(build, tokens):
+    with pytest.raises(AssertionError, match="weights alone"):
+        build(trains=False).train_step(tokens[0], RATE)
 
 
 def test_a_device_that_is_not_there_is_refused_by_name(build):

@@ -7,7 +7,7 @@ from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 from hlat.engine.native.engine import NativeEngine
 from hlat.evaluation.text_model import TextModel
-from tests.distributed.checks import layers
+from tests.distributed.checks import batches, layers, losses_after
 from tests.distributed.ranks import Ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
@@ -28,9 +28,9 @@ SURE = "model.init_std=0.1"
 
 
 def read_and_write(config: Config):
-    """Scores, likeliest texts, and drawn texts."""
+    """Scores, likeliest texts, and drawn texts, of weights alone."""
     engine = NativeEngine()
-    engine.build(config)
+    engine.build(config, trains=False)
     generator = np.random.default_rng(0)
     shared, *contexts = (generator.integers(0, 131, n).tolist() for n in (30, 1, 2, 9, 17, 25))
     contexts += [shared + context for context in contexts]
@@ -65,6 +65,22 @@ def test_answers_are_those_of_one_process(ranks: Ranks, configure, alone, layout
     for one, other in zip(found[0][0], scores, strict=True):
         assert one[0] == pytest.approx(other[0], rel=2e-6)
         assert one[1] == other[1]
+
+
+def evaluated(config: Config, trains: bool) -> tuple[float, float]:
+    engine = NativeEngine()
+    engine.build(config, trains)
+    kinds = {chunk.name.partition("/")[0] for chunk in engine.chunks()}
+    assert (kinds == {"weights"}) is not trains
+    losses = losses_after(engine, batches(config, 1)[0])
+    engine.close()
+    return losses
+
+
+@pytest.mark.parametrize("layout", ["dp=2 zero=1", "dp=2 zero=3", "tp=2 sequence_parallel=true"])
+def test_weights_alone_have_the_loss_of_those_that_train(ranks: Ranks, configure, layout: str):
+    config = configure(layout)
+    assert ranks.run(2, evaluated, config, False) == ranks.run(2, evaluated, config, True)
 
 
 def refused(config: Config) -> str:

@@ -46,7 +46,7 @@ class NativeEngine:
         axes = {"tp": mesh.tp, "dp": mesh.dp, "pp": mesh.pp}
         return examine(config, Machinery(self._device, dtype, axes))
 
-    def build(self, config: Config) -> None:
+    def build(self, config: Config, trains: bool = True) -> None:
         """Join the other processes; make this one's part of the model, with its optimizer."""
         self._join(config)
         self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
@@ -54,7 +54,7 @@ class NativeEngine:
         self.parts, weights = make_parts(config, self._mesh, self._regions, self._device)
         for part in self.parts.values():
             prepare_blocks(part, config, self._device)
-        self.weights = Weights(weights, config, self._mesh)
+        self.weights = Weights(weights, config, self._mesh, trains)
         self._passage = self._make_passage()
         self._num_skipped = torch.zeros((), device=self._device)
         self._initialise()
@@ -62,6 +62,7 @@ class NativeEngine:
 
     def train_step(self, sequences: Sequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches; nothing waits for the device."""
+        assert self.weights.trains, "this engine was built with weights alone"
         self._refresh()
         scale = 1 / max(1, self._num_counted_by_all(sequences))
         loss = self._passage.backward(self._batch(sequences), scale)
@@ -119,13 +120,17 @@ class NativeEngine:
     def chunks(self) -> Iterator[Chunk]:
         """Weights, both moments, and the count of updates of what this rank updates.
 
-        Of a recipe with master weights these are the weights: from them follow the others.
+        Of a recipe with master weights these are the weights: from them follow the others. An
+        engine that does not train has neither them nor the rest.
         """
         self._filled = True
         for name, weight in self.weights.updated.items():
+            yield from self._chunks("weights", name, weight)
+            if not self.weights.trains:
+                continue
             state = self.weights.state(name)
-            for kind, tensor in (("weights", weight), *((key, state[key]) for key in MOMENTS)):
-                yield from self._chunks(kind, name, tensor)
+            for kind in MOMENTS:
+                yield from self._chunks(kind, name, state[kind])
             for chunk in self._chunks("updates", name, weight):
                 first = chunk.saved and not any(chunk.offset)
                 yield Chunk(chunk.name, (), (), (), state["step"], first)

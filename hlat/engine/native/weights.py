@@ -47,13 +47,16 @@ class Weight:
 class Weights:
     """Weights by parameter name of llama.Llama: their copies, gradients and optimizer."""
 
-    def __init__(self, weights: Mapping[str, Weight], config: Config, mesh: Mesh) -> None:
+    def __init__(
+        self, weights: Mapping[str, Weight], config: Config, mesh: Mesh, trains: bool = True
+    ) -> None:
         """Make copies, state and sums; weights are whatever memory holds.
 
         Args:
             weights: On one device, in the recipe's dtype.
             config: Recipe, layout, optimizer, shape of the model and seed.
             mesh: The other ranks.
+            trains: Whether they are ever updated; else they are all that there is.
         """
         precision = config.precision
         self.held, self._precision, self._mesh = weights, precision, mesh
@@ -64,17 +67,20 @@ class Weights:
         }
         self._computing = {name: weight.computing for name, weight in weights.items()}
         self._compiled = config.compiler.inductor
-        self._noise, self._rounding = self._make_noise(config), rounding.Rounding(self._compiled)
+        self._noise = self._make_noise(config) if trains else None
+        self._rounding = rounding.Rounding(self._compiled)
         self._num_micro_batches = config.num_micro_batches
-        self._sums = self._make_sums()
-        self._reducer = self._make_reducer()
-        self._copied = precision.master_weights is not None and not self._replicas.shared
+        self._sums = self._make_sums() if trains else None
+        self._reducer = self._make_reducer() if trains else None
+        self._copied = trains and bool(precision.master_weights) and not self._replicas.shared
         self._holders = self._make_holders()
         """What the optimizer is given: tensors of their own, unless autograd adds up gradients."""
         self.shards = {name: self._updated_part(name) for name in self._holders}
         """What each of `updated` holds."""
-        self._optimizer = self._make_optimizer(config)
-        self._make_moments(DTYPES[precision.accumulation])
+        self._optimizer = None
+        if trains:
+            self._optimizer = self._make_optimizer(config)
+            self._make_moments(self._optimizer, DTYPES[precision.accumulation])
 
     def close(self) -> None:
         """Let go of the model's weights."""
@@ -92,8 +98,14 @@ class Weights:
         """What the optimizer updates: the master weights, or without them the weights."""
         return {name: holder.detach() for name, holder in self._holders.items()}
 
+    @property
+    def trains(self) -> bool:
+        """Whether there is anything that updates them."""
+        return self._optimizer is not None
+
     def state(self, name: str) -> dict[str, Tensor]:
         """The optimizer's state of a parameter: MOMENTS and step, the count of its updates."""
+        assert self._optimizer is not None
         state: dict[str, Tensor] = self._optimizer.state[self._holders[name]]
         return state
 
@@ -131,6 +143,7 @@ class Weights:
             learning_rate: Of this update.
             skip: Whether to change nothing, weights, moments and counts, to the last bit; bool.
         """
+        assert self._optimizer is not None
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step(self._optimizer, skip)
@@ -229,7 +242,8 @@ class Weights:
 
     def _make_holders(self) -> dict[str, Tensor]:
         master = self._precision.master_weights if self._copied else None
-        if master is None and self._sums is None and not self._replicas.cuts:
+        cut = self._replicas.cuts or self._replicas.shared
+        if master is None and self._sums is None and not cut:
             return dict(self._computing)
         holders = {}
         for name, weight in self.held.items():
@@ -261,13 +275,13 @@ class Weights:
             **optimizer.settings(config.optimizer),
         )
 
-    def _make_moments(self, dtype: torch.dtype) -> None:
+    def _make_moments(self, made: torch.optim.Optimizer, dtype: torch.dtype) -> None:
         """Let the optimizer make its state: an update with zero gradients at rate zero."""
         for holder in self._holders.values():
             holder.grad = torch.zeros_like(holder, dtype=dtype)
-        for group in self._optimizer.param_groups:
+        for group in made.param_groups:
             group["lr"] = 0.0
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        for state in self._optimizer.state.values():
+        made.step()
+        made.zero_grad(set_to_none=True)
+        for state in made.state.values():
             state["step"].zero_()

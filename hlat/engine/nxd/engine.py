@@ -50,8 +50,14 @@ class NxdEngine:
         device = Machinery(self._device, dtype, device_axes(), torch_xla.sync, pairwise=False)
         return examine(config, device)
 
-    def build(self, config: Config) -> None:
-        """Join the other processes; make this one's part of the model, with its optimizer."""
+    def build(self, config: Config, trains: bool = True) -> None:
+        """Join the other processes; make this one's part of the model, with its optimizer.
+
+        Raises:
+            ConfigError: It is not to train, and reads nothing.
+        """
+        if not trains:
+            self.texts()
         self._join(config)
         self._parameters = {parameter.name: parameter for parameter in parameters(config.model)}
         self._model = nxd.initialize_parallel_model(self._settings, self._make)
