@@ -60,7 +60,7 @@ def build() -> tuple[Config, Engine]:
     with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
         config = resolve(compose("config", SHAPE))
     engine = create_engine(config)
-    engine.build(config)
+    engine.build(config, trains=False)
     return config, engine
 
 
