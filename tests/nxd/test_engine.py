@@ -269,6 +269,12 @@ def test_the_loss_is_that_of_transformers(configure) -> None:
         assert loss == pytest.approx(expected, rel=1e-6)
 
 
+def test_texts_are_left_to_another_engine(configure) -> None:
+    (said,) = on_ranks(configure(""), "refusal_of_texts")
+    assert "reads no texts" in said
+    assert "use engine=native" in said
+
+
 @pytest.mark.parametrize(("rank", "first", "last"), [(0, 1, 0), (100, 0, 0), (255, 0, 1)])
 def test_a_rank_of_the_papers_70b_is_built_without_the_others(
     compose, rank: int, first: int, last: int

@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hlat.train
 from hlat.checkpoint import store
+from hlat.config.errors import ConfigError
 from hlat.config.run import Config
 from hlat.data.sequences import Sequences, document_ordinals
 from hlat.engine.create import create_engine
@@ -42,6 +43,15 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
         for batch in every
     ]
     return [*rows, losses_after(engine, every[0])]
+
+
+def refusal_of_texts(config: Config) -> str:
+    """What is said when texts are to be read."""
+    try:
+        _built(config).texts()
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def slices(config: Config) -> dict[Any, NDArray[Any]]:
