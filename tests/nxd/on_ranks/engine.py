@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,10 +46,17 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
     return [*rows, losses_after(engine, every[0])]
 
 
-def refusal_of_texts(config: Config) -> str:
-    """What is said when texts are to be read."""
+def refusals_of_texts(config: Config) -> list[str]:
+    """What is said when texts are to be read, and when weights alone are to be held for that."""
+    return [
+        _refusal(lambda: _built(config).texts()),
+        _refusal(lambda: NxdEngine().build(config, trains=False)),
+    ]
+
+
+def _refusal(call: Callable[[], Any]) -> str:
     try:
-        _built(config).texts()
+        call()
     except ConfigError as error:
         return str(error)
     return ""
