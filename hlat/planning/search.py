@@ -5,11 +5,11 @@ configuration stays. Rules decide what is valid, memory what fits, and time whic
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
-from hlat.config import nxd_rules, rules
+from hlat.config import nxd_rules, parallelism_rules
 from hlat.config.engine import Backend
 from hlat.config.errors import ConfigError
 from hlat.config.parallelism import ActivationCheckpointing
@@ -18,16 +18,6 @@ from hlat.planning.efficiency import planned_engine
 from hlat.planning.memory import Memory, device_memory, estimate
 from hlat.planning.step_time import Speed, efficiency, speed, step_time
 
-LAYOUT_RULES: tuple[Callable[[Config], Iterable[str]], ...] = (
-    rules.tensor_parallel,
-    rules.sequence_parallel,
-    rules.pipeline_stages,
-    rules.pipeline_schedule,
-    rules.world,
-    rules.batch_cuts_evenly,
-    rules.zero_stage,
-)
-"""What another layout can mend."""
 _NXD_RULES = (nxd_rules.layout, nxd_rules.recipe)
 _RECOMPUTED = list(ActivationCheckpointing)
 _LARGEST_MICRO_BATCH = 16
@@ -68,7 +58,7 @@ class Layout:
 
 def layout_problems(config: Config) -> list[str]:
     """Return what is wrong with the layout alone."""
-    found = LAYOUT_RULES
+    found = parallelism_rules.RULES
     if planned_engine(config) is Backend.nxd:
         found += _NXD_RULES
     return [problem for rule in found for problem in rule(config)]

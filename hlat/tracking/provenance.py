@@ -28,9 +28,7 @@ def collect(device: str, data: dict[str, Any]) -> dict[str, Any]:
         "hosts": [socket.gethostname()],
         "device": device,
         "data": data,
-        "packages": {
-            d.metadata["Name"]: d.version for d in sorted(metadata.distributions(), key=_name)
-        },
+        "packages": _packages(),
     }
 
 
@@ -52,8 +50,10 @@ def _code() -> dict[str, str | None]:
     return {"git_revision": _git("rev-parse", "HEAD"), "git_diff": _git("diff", "HEAD")}
 
 
-def _name(distribution: metadata.Distribution) -> str:
-    return str(distribution.metadata["Name"]).lower()
+def _packages() -> dict[str, str]:
+    told = [one.metadata for one in metadata.distributions()]  # each access parses a file
+    told.sort(key=lambda one: str(one["Name"]).lower())
+    return {one["Name"]: one["Version"] for one in told}
 
 
 def _git(*arguments: str) -> str | None:

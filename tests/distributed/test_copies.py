@@ -17,6 +17,11 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
 FLIPS = 50
 LAYOUTS = ["dp=4", "dp=2", "tp=4", "tp=2 dp=2", "dp=2 zero=1", "dp=2 zero=3", "tp=2 pp=2 dp=2"]
+CASES = [
+    *((layout, "bf16_sr") for layout in LAYOUTS),
+    *(pytest.param(layout, "mixed", marks=pytest.mark.slow) for layout in LAYOUTS[:-2]),
+    *((layout, "mixed") for layout in LAYOUTS[-2:]),
+]
 INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
@@ -58,8 +63,7 @@ def flips(config: Config, count: int) -> list[tuple[str, int, list[Disagreement]
     return told
 
 
-@pytest.mark.parametrize("recipe", ["bf16_sr", "mixed"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "recipe"), CASES)
 def test_copies_stay_alike(ranks: Ranks, configure, layout: str, recipe: str) -> None:
     config = configure(layout, f"precision={recipe}")
     assert ranks.run(config.num_processes, unlike, config, 3) == [0] * config.num_processes

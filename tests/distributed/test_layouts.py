@@ -35,12 +35,23 @@ SEVERAL = {
     "zero bubble": "pp=2 pipeline_schedule=zero_bubble stages_per_rank=2",
     "interleaved+tp2+sp": "pp=2 pipeline_schedule=interleaved stages_per_rank=2 tp=2 sequence_parallel=true",
 }
-STEPS = 20
-CASES = {
-    f"{name}-{accumulation}": (layout, accumulation)
+STEPS = 10
+ONE_MICRO_BATCH = ["dp4", "tp4+sp", "pp4", "tp2+pp2+dp2+zero1", "dp4+zero3"]
+"""Layouts that run without accumulation by default; the slow tests run all of them so."""
+
+
+def _marks(name: str, accumulation: int) -> list[pytest.MarkDecorator]:
+    quick = accumulation > 1 or name in ONE_MICRO_BATCH
+    return [] if quick else [pytest.mark.slow]
+
+
+CASES = [
+    pytest.param(
+        layout, accumulation, id=f"{name}-{accumulation}", marks=_marks(name, accumulation)
+    )
     for name, layout in (LAYOUTS | SEVERAL).items()
     for accumulation in ((1, 4) if name in LAYOUTS else (2, 4))
-}
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +64,7 @@ def alone(configure):
     return lambda layout: found[layers(layout)]
 
 
-@pytest.mark.parametrize(("layout", "accumulation"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("layout", "accumulation"), CASES)
 def test_numbers_are_those_of_one_process(
     ranks: Ranks, configure, alone, layout: str, accumulation: int
 ) -> None:

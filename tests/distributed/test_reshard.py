@@ -19,14 +19,34 @@ LAYOUTS = {
     "tp2+pp2+dp2+zero1": "tp=2 pp=2 dp=2 zero=1",
 }
 STEPS = 3
+NAMES = [*LAYOUTS]
 
 
-CASES = [("fp32", saved) for saved in LAYOUTS] + [("mixed", "alone"), ("mixed", [*LAYOUTS][-1])]
+def _some(saved: str) -> list[str]:
+    """Of the other layouts the first, the last and the one that follows."""
+    following = NAMES[(NAMES.index(saved) + 1) % len(NAMES)]
+    return [name for name in NAMES if name != saved and name in (NAMES[0], NAMES[-1], following)]
 
 
-@pytest.mark.parametrize(("recipe", "saved"), CASES)
+CASES = [
+    *(pytest.param("fp32", saved, _some(saved), id=f"fp32-{saved}") for saved in NAMES),
+    *(
+        pytest.param(
+            *("fp32", saved, [name for name in NAMES if name not in (saved, *_some(saved))]),
+            id=f"fp32-{saved}-others",
+            marks=pytest.mark.slow,
+        )
+        for saved in NAMES
+    ),
+    # The way of master weights; which layout meets which is the same
+    pytest.param("mixed", "alone", ["dp2", NAMES[-1]], id="mixed-alone"),
+    pytest.param("mixed", NAMES[-1], ["alone", "tp2+pp2"], id=f"mixed-{NAMES[-1]}"),
+]
+
+
+@pytest.mark.parametrize(("recipe", "saved", "loaded"), CASES)
 def test_every_layout_goes_on_from_what_it_saved(
-    ranks: Ranks, configure, tmp_path, recipe: str, saved: str
+    ranks: Ranks, configure, tmp_path, recipe: str, saved: str, loaded: list[str]
 ) -> None:
     def run(name, check, *arguments):
         config = configure(LAYOUTS[name], layers("pp=2"), f"precision={recipe}")
@@ -37,9 +57,6 @@ def test_every_layout_goes_on_from_what_it_saved(
     expected = run(saved, checks.save_and_go_on, tmp_path, STEPS)
     path = tmp_path / "step_00000003"
     assert run(saved, checks.go_on, path, STEPS) == expected  # to the last bit
-    loaded = [name for name in LAYOUTS if name != saved]
-    if recipe == "mixed":  # the way of master weights; which layout meets which is the same
-        loaded = loaded[:1] + loaded[-1:]
     for name in loaded:
         found = run(name, checks.go_on, path, STEPS)
         # In bf16 a layout computes other roundings, as tests of layouts tell

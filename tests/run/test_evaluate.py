@@ -1,6 +1,7 @@
 """From a trained run to the paper's scores, as a user gets them."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -44,14 +45,16 @@ def call(entry: Any, folder: Path, *words: str) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory):
-    """The harness keeps what it has read; never in the user's own folder."""
+    """The harness keeps what it has read, never in the user's own folder; it lists tasks once."""
     import datasets
+    import lm_eval.tasks
 
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("hugging_face")
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        patch.setattr(lm_eval.tasks, "TaskManager", functools.cache(lm_eval.tasks.TaskManager))
         yield
 
 
@@ -178,7 +181,10 @@ def test_answers_are_those_of_the_harness_on_the_exported_folder(trained, export
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("layout", ["parallelism.tp=2", "parallelism.pp=2"])
+@pytest.mark.parametrize(
+    "layout",
+    ["parallelism.tp=2", pytest.param("parallelism.pp=2", marks=pytest.mark.slow)],
+)
 def test_layouts_score_alike(trained, data, layout):
     words = ["runs/whole", "tasks=hlat_cr,hlat_wk", f"data={data}", "--json"]
     alone = call(evaluate, trained, *words, "--output", "alone.json")

@@ -258,7 +258,7 @@ class TestSupervised:
         code, _, err = hit(runner, signal.SIGTERM, at=7)
         assert code == 75, err
         assert not events(runner, "restart")
-        again = runner.run_process("run.name=x", *SUPERVISED)
+        again = runner.run("run.name=x")
         assert again.returncode == 0, again.stderr
         assert runner.losses("x") == uninterrupted.losses("whole")
 
@@ -276,6 +276,7 @@ class TestSupervised:
         assert done.returncode == 2
         assert not events(runner, "restart")
 
+    @pytest.mark.slow  # test_nodes.py kills one of two as well
     def test_a_killed_rank_of_two_is_started_again_with_its_peer(self, runner):
         code, _, err = hit(runner, signal.SIGKILL, "parallelism.dp=2", at=7)
         assert code == 0, err
@@ -304,12 +305,16 @@ class TestSupervised:
         assert restart["reason"] == "rank 0 was ended by SIGKILL for want of memory"
         assert runner.losses("x") == uninterrupted.losses("whole")
 
-    @pytest.mark.parametrize(("every", "found"), [("null", 15), ("4", 12)])
-    def test_the_node_of_the_odd_one_of_four_copies_is_excluded(
-        self, runner, tmp_path, every, found
+    @pytest.mark.parametrize(
+        ("copies", "every", "found"),
+        [pytest.param(4, "null", 15, marks=pytest.mark.slow), (3, "4", 12)],
+    )
+    def test_the_node_of_the_odd_one_of_several_copies_is_excluded(
+        self, runner, tmp_path, copies, every, found
     ):
         inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
-        layout = ("parallelism.dp=4", "precision=fp32", "batch.micro_batch_size=1")
+        layout = (f"parallelism.dp={copies}", "precision=fp32", "batch.micro_batch_size=1")
+        layout += (f"batch.global_batch_size={2 * copies}",)
         layout += (f"recovery.check_replicas_every_steps={every}",)
         done = runner.run_process("run.name=x", *SUPERVISED, *layout)
         assert done.returncode == 4, done.stderr

@@ -77,7 +77,10 @@ def test_one_command_starts_them_all_and_another_layout_goes_on(runner, uninterr
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 75), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [(signal.SIGINT, 75), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)],
+)
 def test_the_same_command_goes_on_to_the_last_bit(runner, two, sent, code):
     stopped = runner.run_until(7, sent, "run.name=x", *LAYOUT)
     assert stopped.returncode == code, stopped.stderr

@@ -36,7 +36,7 @@ def test_a_run_writes_its_folder(uninterrupted):
     assert provenance["data"]["run.seed"] == 12349
 
 
-@pytest.mark.parametrize("step", [3, 10, 12])
+@pytest.mark.parametrize("step", [3, 10, pytest.param(12, marks=pytest.mark.slow)])
 def test_kill_9_and_the_same_command_again_is_bit_identical(runner, uninterrupted, step):
     killed = runner.run_until(step, signal.SIGKILL, "run.name=x")
     assert killed.returncode == -signal.SIGKILL
