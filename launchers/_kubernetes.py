@@ -1,7 +1,8 @@
 """Sends every point of a sweep to Kubernetes as a manifest of its own, and returns with receipts.
 
-An evaluation is one manifest. All points are composed, resolved, planned and written, and the cluster has looked at all manifests,
-before the first one is created. Where there is no kubectl, they are written and that is all.
+All points are composed, resolved, planned and written, and the cluster has looked at all manifests,
+before the first one is created. Where there is no kubectl, they are written and that is all. An
+evaluation is one manifest.
 """
 
 import shlex
@@ -89,12 +90,9 @@ class KubernetesLauncher(Sender):
         """
         refuse_settings(self.settings)
         self.refuse_pruning()
-        words = ("python", "-m", "hlat.evaluate", *evaluation.words)
-        of = evaluation_job(evaluation, words, Path(self.settings.mount))
-        host_memory = evaluation.config.hardware.host_memory_gib
-        file = write_manifest(
-            folder / name_of(of.name), manifest(of, host_memory, {}, self.settings)
-        )
+        of = _evaluation_job(evaluation, self.settings)
+        documents = evaluation_manifest(evaluation, self.settings)
+        file = write_manifest(folder / name_of(of.name), documents)
         kubectl = shutil.which("kubectl")
         if kubectl is not None:
             create(kubectl, ["--dry-run=server", "-f", str(file)])
@@ -125,6 +123,17 @@ def write(folder: Path, point: Point, of: Job, settings: Settings, words: list[s
     shared = compiled(point.config, of.working_directory) if settings.precompile else None
     documents = manifest(of, point.config.hardware.host_memory_gib, files, settings, shared)
     return write_manifest(folder, documents)
+
+
+def evaluation_manifest(evaluation: Evaluation, settings: Settings) -> list[dict[str, Any]]:
+    """Return the documents of an evaluation."""
+    memory = evaluation.config.hardware.host_memory_gib
+    return manifest(_evaluation_job(evaluation, settings), memory, {}, settings)
+
+
+def _evaluation_job(evaluation: Evaluation, settings: Settings) -> Job:
+    words = ("python", "-m", "hlat.evaluate", *evaluation.words)
+    return evaluation_job(evaluation, words, Path(settings.mount))
 
 
 def write_manifest(folder: Path, documents: list[dict[str, Any]]) -> Path:

@@ -1,9 +1,9 @@
 """Sends every point of a sweep to Slurm as a job of its own, and returns with a receipt for each.
 
-An evaluation is one job. All points are composed, resolved, planned, and shown to Slurm before the first one is sent. What is
+All points are composed, resolved, planned, and shown to Slurm before the first one is sent. What is
 sent is files: the configuration as composed, the program as it is now, and a script that submitit
 writes and submits. A job therefore needs neither this process nor this checkout any more
-(docs/adr/0025-jobs-are-files.md).
+(docs/adr/0025-jobs-are-files.md). An evaluation is one job, and so are its files.
 """
 
 import shlex
