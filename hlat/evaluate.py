@@ -37,7 +37,8 @@ settings:
   limit=N       only the first N questions of each task
   shots=N       examples before each question of the harness's own tasks
   data=DIR      copies of data sets, each in a folder of its name on the hub
-  follow=true   every checkpoint that a run keeps for ever, as it appears, until the run ends
+  follow=true   every checkpoint that a run keeps for ever, as it appears, until the run ends;
+                leaves out tasks that have scores
   samples=N, run_generated_code=true, accept_weak_sandbox=true
                 of each of HumanEval's functions; your consent to run, shut away, what a model wrote
 
@@ -46,12 +47,17 @@ examples:
   python -m hlat.evaluate runs/x tasks=hlat_cr limit=200 follow=true
   python -m hlat.evaluate exported tasks=hellaswag,lambada_openai data=~/datasets
   python -m hlat.evaluate runs/x tasks=hlat_table2 hardware=h200 parallelism.tp=8
+as a job of Slurm or Kubernetes, with the settings that jobs of hlat.train have:
+  python -m hlat.evaluate runs/x tasks=hlat_table2 follow=true hydra/launcher=slurm \\
+      hydra.launcher.partition=gpu hardware=h100_p5 parallelism.tp=8
+  python -m hlat.jobs runs/x/evaluations
 
 Scores are written to evaluations/ beside what was evaluated; those of a run's checkpoint also to
-its record, which curves are drawn from. python -m hlat.report tables: beside the paper's."""
+its record, which curves are drawn from. After a signal those of finished tasks are kept, and the
+exit code is 75. python -m hlat.report tables: beside the paper's."""
 
 _CONSENTS = ("run_generated_code", "accept_weak_sandbox")
-_LAUNCHER = ("hydra", "hydra/launcher")
+_LAUNCHER = ("hydra/launcher=", "hydra.launcher.")
 """What overrides of the launcher and of its settings begin with."""
 
 
@@ -64,7 +70,10 @@ def _parser() -> Parser:
     )
     add = parser.add_argument
     add("source", metavar="MODEL", help="run, checkpoint, average or Hugging Face folder")
-    words = "settings as below; overrides of hardware, parallelism, engine, compiler and precision"
+    words = (
+        "settings as below; overrides of hardware, parallelism, engine, compiler and precision; "
+        "hydra/launcher and its settings"
+    )
     add("words", nargs="*", metavar="WORD", help=words)
     add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
     add("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, if it has moved")
@@ -117,7 +126,7 @@ def _sorted(parser: Parser, words: Sequence[str]) -> _Words:
     from hlat.evaluation.machine import GROUPS, group
 
     overrides = [word for word in words if group(word) in GROUPS]
-    launching = [word for word in words if group(word) in _LAUNCHER]
+    launching = [word for word in words if word.lstrip("+~").startswith(_LAUNCHER)]
     others = [word for word in words if word not in (*overrides, *launching)]
     known = {
         "tasks": lambda text: tuple(filter(None, text.split(","))),

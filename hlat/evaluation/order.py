@@ -86,8 +86,8 @@ def refuse_unknown(order: Order) -> None:
     Raises:
         ConfigError: There are not.
     """
-    if order.harness_tasks and importlib.util.find_spec("lm_eval") is not None:
-        Library(order.data).choose(order.harness_tasks, order.shots)
+    installed = importlib.util.find_spec("lm_eval") is not None
+    Library(order.data).choose(order.harness_tasks if installed else [], order.shots)
 
 
 def problems(order: Order) -> list[humaneval.Problem]:

@@ -5,6 +5,7 @@ and nothing that needs torch or the harness where this machine has neither.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hlat.checkpoint import places
@@ -42,13 +43,13 @@ def prepare(
     found = None
     if sees_files or Path(source).exists():
         orders.refuse(order, step)
-        orders.refuse_unknown(order)
-        if HUMANEVAL in order.tasks:
-            orders.problems(order)
         found = outline.look(source)
         if order.followed is None and outline.is_run(Path(source)):
             _refuse_without(Path(source), step)
+        if HUMANEVAL in order.tasks:
+            orders.problems(order)
     config = assumed(overrides) if found is None else configure(found, overrides)
+    orders.refuse_unknown(order if sees_files else replace(order, data=None))
     home = found.home if found is not None else Path()
     if home.is_relative_to(Path.cwd()):
         home = home.relative_to(Path.cwd())

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hlat import evaluate
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 WITHOUT = """
 import sys
@@ -113,22 +115,38 @@ def test_the_same_is_sent_once_and_something_else_beside_it(login, place):
         (["runs/whole", *SLURM, "hydra.launcher.prune=true"], "an evaluation is one job"),
         (["runs/whole", "hydra/launcher=slrm"], "did you mean slurm?"),
         (["runs/whole", "hydra.launcher.jobs=2"], "hydra/launcher=local has no use for"),
-        (["runs/whole", *SLURM, "hydra.run.dir=x"], "hydra.run.dir=x"),
+        (["runs/whole", *SLURM, "hydra.run.dir=x"], "hydra.run.dir=x is no setting"),
         (["runs/whole", *SLURM, "parallelism.tp=3"], "parallelism.tp=3"),
         (["runs/whole", *SLURM, "hardware=h20"], "h200"),
         (["runs/whole", *SLURM, "--step", "7"], "has no such checkpoint, only 10, 15, 20"),
         (["runs/whole", *SLURM, "--step", "10", "follow=true"], "leave out --step and --output"),
         (["runs/hole", *SLURM], "runs/hole does not exist"),
-        (["runs", *SLURM], "runs holds no run, checkpoint or model"),
+        (["runs", *SLURM], "runs is no run, checkpoint or Hugging Face"),
         (["runs", *SLURM, "follow=true"], "runs has no config.yaml"),
     ],
 )
-def test_nothing_is_sent_of_what_cannot_be_done(login, words, problem):
-    done = login.evaluate("tasks=hlat_cr", *words)
-    assert done.returncode == 2, done.stdout
-    assert problem in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not [*login.folder.glob("runs/*/evaluations/hlat_cr-*")]
+def test_nothing_is_sent_of_what_cannot_be_done(login, words, problem, monkeypatch, capsys):
+    refused(login, [words[0], "tasks=boolq", *words[1:]], problem, monkeypatch, capsys)
+
+
+def test_a_task_that_the_harness_has_not_is_not_sent(login, monkeypatch, capsys):
+    pytest.importorskip("lm_eval", reason="not installed: pip install 'hlat[evaluation]'")
+    words = ["runs/whole", "tasks=hlat_tabel2", *SLURM]
+    refused(login, words, "did you mean hlat_table2?", monkeypatch, capsys)
+
+
+def refused(login, words, problem, monkeypatch, capsys):
+    """In this process, which saves starting one, and has the harness if it is installed."""
+    monkeypatch.chdir(login.folder)
+    monkeypatch.setenv("PATH", str(login.programs))
+    monkeypatch.setattr(sys, "argv", ["hlat.evaluate", *words])
+    try:
+        code = evaluate.main()
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert problem in capsys.readouterr().err
+    assert not [*login.folder.glob("runs/*/evaluations/*/submissions")]
 
 
 def test_a_manifest_holds_the_command_and_asks_for_what_the_layout_needs(login):
