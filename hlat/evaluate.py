@@ -98,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
             return Exit.CONFIGURATION
         except OSError as error:
-            print(f"the scores cannot be written ({error})", file=sys.stderr)
+            what = "files of the job" if words.launching else "scores"
+            print(f"the {what} cannot be written ({error})", file=sys.stderr)
             return Exit.FAILED
         except BaseException:
             if not interruptible.heard:

@@ -47,7 +47,9 @@ def log_probs(
         chunk = slice(start, start + ROWS_AT_ONCE)
         logits_CV = F.linear(x_NH[chunk], head_VH).float()
         likeliest_N[chunk], largest_C = _likeliest(logits_CV, vocabulary)
-        begin, end = torch.searchsorted(rows_Q, torch.tensor([start, start + ROWS_AT_ONCE])).tolist()
+        begin, end = torch.searchsorted(
+            rows_Q, torch.tensor([start, start + ROWS_AT_ONCE])
+        ).tolist()
         asked_Q = rows_Q[begin:end].to(x_NH.device) - start
         places_Q = tokens_Q[begin:end] - vocabulary.first
         here_Q = (places_Q >= 0) & (places_Q < logits_CV.shape[1])
