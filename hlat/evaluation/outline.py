@@ -102,5 +102,5 @@ def _outline(home: Path, found: list[Any]) -> Outline:
     try:
         shape = from_plain(Model, dict(model))
         return Outline(home, shape, int(positions), Dtype(dtype), tuple(operators or ()))
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ConfigError(f"{home}: its record says no model to go by ({error!r})") from error
