@@ -223,9 +223,9 @@ def _kept(
             seconds = time.perf_counter() - since
             row = results.keep(one, path, tasks, about | how | {"seconds": seconds})
             since += seconds
-    finally:  # also of an evaluation that was interrupted
-        if found:
-            results.tell_run(one, row, done | found)
+    finally:  # also of an evaluation that was interrupted, even on its way back from keeping
+        if found and path.is_file():
+            results.tell_run(one, results.read(path), done | found)
     return row
 
 
