@@ -1,17 +1,19 @@
-"""What a job of a run is, as plain data that the launcher of every scheduler reads.
+"""What a job is, as plain data that the launcher of every scheduler reads.
 
 A job is the same everywhere: so many whole nodes, on each of them one process that starts and
-watches those that train, and the variables that this kind of node wants set. How a scheduler is
-told of it is its launcher's business. Needs no scheduler and no torch: it is made on a login node.
+watches those that train or evaluate, and the variables that this kind of node wants set. How a
+scheduler is told of it is its launcher's business. Needs no scheduler and no torch: it is made on a
+login node.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
 from hlat import compiler, compiler_cache
 from hlat.config.engine import Backend
 from hlat.config.run import Config
+from hlat.jobs.evaluation import Evaluation
 
 
 class Accelerator(Enum):
@@ -54,14 +56,14 @@ OPEN_FILES = 131071
 
 @dataclass(frozen=True)
 class Job:
-    """A run as a scheduler is told of it.
+    """A run or an evaluation as a scheduler is told of it.
 
     The command runs once on every node, with the variables of `environment`, and with those by
     which nodes find each other (hlat.engine.processes): HLAT_NODES, how many there are; HLAT_NODE,
     which of them this is, from 0; and HLAT_MEETING, host and port on the first of them.
 
     Attributes:
-        name: The run's.
+        name: The run's, or that of the evaluation.
         run_folder: Absolute; it is the same on all nodes.
         working_directory: Where the command runs, which relative paths of the configuration mean.
         hardware: Instance type, or another name of the kind of node.
@@ -71,6 +73,7 @@ class Job:
         processes_per_node: How many the command starts on each.
         command: Its words.
         environment: Variables by name.
+        entry: Which of hlat's the command runs: train or evaluate.
     """
 
     name: str
@@ -83,6 +86,7 @@ class Job:
     processes_per_node: int
     command: tuple[str, ...]
     environment: dict[str, str]
+    entry: str = "train"
 
 
 def job(config: Config, command: tuple[str, ...], working_directory: Path) -> Job:
@@ -106,6 +110,14 @@ def job(config: Config, command: tuple[str, ...], working_directory: Path) -> Jo
         command=command,
         environment=environment(config),
     )
+
+
+def evaluation_job(
+    evaluation: Evaluation, command: tuple[str, ...], working_directory: Path
+) -> Job:
+    """Return the job of an evaluation; the arguments are as of `job`."""
+    made = job(evaluation.config, command, working_directory)
+    return replace(made, name=evaluation.job_name, entry="evaluate")
 
 
 def compiled(config: Config, working_directory: Path) -> Path | None:

@@ -1,7 +1,8 @@
 """Sends every point of a sweep to Kubernetes as a manifest of its own, and returns with receipts.
 
 All points are composed, resolved, planned and written, and the cluster has looked at all manifests,
-before the first one is created. Where there is no kubectl, they are written and that is all.
+before the first one is created. Where there is no kubectl, they are written and that is all. An
+evaluation is one manifest.
 """
 
 import shlex
@@ -10,14 +11,16 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 
 from hlat.config import frozen
 from hlat.config.errors import ConfigError
+from hlat.jobs.evaluation import Evaluation
 
-from ._job import Job, compiled, job
+from ._job import Job, compiled, evaluation_job, job
 from ._manifest import COMMAND, Settings, manifest, name_of, pods, refuse_settings
 from ._points import Point, check, grouped, record, returned
 from ._sender import Sender
@@ -41,7 +44,7 @@ ConfigStore.instance().store(
 class KubernetesLauncher(Sender):
     """Hydra launcher that writes manifests, creates what they say, and waits for nothing."""
 
-    name, schema = "kubernetes", Settings
+    name, schema, sees_files = "kubernetes", Settings, False
     settings: Settings
 
     def launch(
@@ -71,23 +74,42 @@ class KubernetesLauncher(Sender):
             if kubectl is not None:
                 create(kubectl, ["-f", str(file)])
             number, name = initial_job_idx + i, name_of(of.name)
-            print(f"[{number}] {self._told(of, file, kubectl)}", flush=True)
+            print(
+                f"[{number}] {self._told(of, f'trains {of.run_folder}', file, kubectl)}", flush=True
+            )
             receipt = {"name": name, "run_folder": str(of.run_folder), "manifest": str(file)}
             record(root, number, points[i], of.run_folder)
             done.append(returned(points[i], number, name, receipt))
         return done
 
+    def evaluate(self, evaluation: Evaluation, folder: Path) -> None:
+        """Create what an evaluation needs, once the cluster has looked at it, and print a receipt.
+
+        Raises:
+            ConfigError: The cluster would refuse it, as it does what it has already.
+        """
+        refuse_settings(self.settings)
+        self.refuse_pruning()
+        of = _evaluation_job(evaluation, self.settings)
+        documents = evaluation_manifest(evaluation, self.settings)
+        file = write_manifest(folder / name_of(of.name), documents)
+        kubectl = shutil.which("kubectl")
+        if kubectl is not None:
+            create(kubectl, ["--dry-run=server", "-f", str(file)])
+            create(kubectl, ["-f", str(file)])
+        print(self._told(of, f"evaluates {evaluation.model}", file, kubectl))
+
     def _job(self, point: Point, variables: dict[str, str]) -> Job:
         made = job(point.config, COMMAND, Path(self.settings.mount))
         return replace(made, environment=variables | made.environment)
 
-    def _told(self, of: Job, file: Path, kubectl: str | None) -> str:
+    def _told(self, of: Job, does: str, file: Path, kubectl: str | None) -> str:
         if kubectl is None:
-            return f"{file} trains {of.run_folder}; send it:  {shlex.join(_create(file))}"
+            return f"{file} {does}; send it:  {shlex.join(_create(file))}"
         where = ("--namespace", self.settings.namespace)
         follow = ("kubectl", "logs", "--follow", *where, "--selector", pods(of, self.settings))
         return (
-            f"{self.settings.kind.value} {name_of(of.name)} trains {of.run_folder}\n"
+            f"{self.settings.kind.value} {name_of(of.name)} {does}\n"
             f"    follow it:  {shlex.join(follow)}\n"
             f"    end it:     {shlex.join(('kubectl', 'delete', '-f', str(file)))}"
         )
@@ -100,6 +122,23 @@ def write(folder: Path, point: Point, of: Job, settings: Settings, words: list[s
     files = {file.name: file.read_text() for file in sorted(folder.iterdir())}
     shared = compiled(point.config, of.working_directory) if settings.precompile else None
     documents = manifest(of, point.config.hardware.host_memory_gib, files, settings, shared)
+    return write_manifest(folder, documents)
+
+
+def evaluation_manifest(evaluation: Evaluation, settings: Settings) -> list[dict[str, Any]]:
+    """Return the documents of an evaluation."""
+    memory = evaluation.config.hardware.host_memory_gib
+    return manifest(_evaluation_job(evaluation, settings), memory, {}, settings)
+
+
+def _evaluation_job(evaluation: Evaluation, settings: Settings) -> Job:
+    words = ("python", "-m", "hlat.evaluate", *evaluation.words)
+    return evaluation_job(evaluation, words, Path(settings.mount))
+
+
+def write_manifest(folder: Path, documents: list[dict[str, Any]]) -> Path:
+    """Write the documents of a job into a folder, and return the file."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / _MANIFEST).write_text(as_yaml(*documents))
     return folder / _MANIFEST
 

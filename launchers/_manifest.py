@@ -107,9 +107,9 @@ def manifest(
     """Return the documents of a job, in the order in which they are to be created.
 
     Args:
-        job: It runs COMMAND.
+        job: Of a run it runs COMMAND.
         host_memory_gib: Of a node; None where that is not known.
-        files: What is to lie in FOLDER: text by name.
+        files: What is to lie in FOLDER: text by name; of an evaluation there is none.
         settings: Everything else; `refuse_settings` has looked at them.
         compiled: Where compiled graphs lie that a JobSet is to make before; None: nowhere.
     """
@@ -126,7 +126,8 @@ def manifest(
     else:
         kind = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
         spec = _pytorch_job(job, host_memory_gib, name, settings)
-    return [configuration, {**kind, "metadata": metadata, "spec": spec}]
+    work = {**kind, "metadata": metadata, "spec": spec}
+    return [configuration, work] if files else [work]
 
 
 def refuse_settings(settings: Settings) -> None:
@@ -169,7 +170,7 @@ def _jobset(
         words = _words(job, command, "JOB_COMPLETION_INDEX", f"{name}-{part}-0-0.{name}")
         return _pod(job, memory, container, words, name, settings)
 
-    node = _replicated("node", job.nodes, pods_of("node", "train", job.command), _NEVER_AGAIN)
+    node = _replicated("node", job.nodes, pods_of("node", job.entry, job.command), _NEVER_AGAIN)
     parts = [node]
     if compiled is not None:
         compiling = pods_of("compile", "compile", _COMPILE)
@@ -255,7 +256,8 @@ def _verbatim(text: str) -> str:
 def _pod(
     job: Job, memory: float | None, container: str, words: list[str], name: str, settings: Settings
 ) -> dict[str, Any]:
-    """The specification of a pod."""
+    """The specification of a pod; what an evaluation does is in its command alone."""
+    composed = [{"name": "configuration"}] if job.entry == "train" else []
     found: dict[str, Any] = {
         "terminationGracePeriodSeconds": settings.grace_s,
         "containers": [
@@ -272,14 +274,14 @@ def _pod(
                 "volumeMounts": [
                     {"name": "shared", "mountPath": settings.mount},
                     {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 (where pods have it)
-                    {"name": "configuration", "mountPath": FOLDER, "readOnly": True},
+                    *({**volume, "mountPath": FOLDER, "readOnly": True} for volume in composed),
                 ],
             }
         ],
         "volumes": [
             {"name": "shared", "persistentVolumeClaim": {"claimName": settings.claim}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
-            {"name": "configuration", "configMap": {"name": name}},
+            *({**volume, "configMap": {"name": name}} for volume in composed),
         ],
     }
     if job.kind is not None:

@@ -2,7 +2,7 @@
 
 Hydra 1.3 finds launcher plugins by listing the namespace package `hydra_plugins`; an editable
 install cannot be listed and a plain checkout has none, so the classes are also registered by hand
-(docs/adr/0005-packaging.md).
+(docs/adr/0005-packaging.md). The copy of the program that a job runs has none: a job sends nothing.
 """
 
 import importlib
@@ -10,6 +10,7 @@ import importlib.util
 import sys
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -21,11 +22,14 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import hydra_section
+from hlat.config.errors import ConfigError
 from hlat.config.explain import explain
-from hlat.config.folders import folder
+from hlat.config.folders import copy, folder
 from hlat.config.model import Model
 from hlat.config.run import Config
 
+HERE = ("local", "basic")
+"""Launchers that run things here and now, as a single run does without them."""
 _LAUNCHERS = "hydra_plugins.hlat_launchers"
 
 
@@ -36,19 +40,25 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for study in sorted(folder("sweeps").glob("*.yaml")):
         store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
-    _register_launchers()
+    if copy() is None:
+        _register_launchers()
 
 
-def composed(overrides: Sequence[str]) -> DictConfig:
+def composed(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
     """Return the configuration that hlat.train composes from overrides.
+
+    Args:
+        overrides: Of it.
+        with_hydra: Whether Hydra's own section is in it.
 
     Raises:
         ConfigError: One of them is not a key, a choice or a value that the schema has.
     """
     register()
+    words = [*overrides] if copy() is None else ["hydra/launcher=basic", *overrides]
     try:
         with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
-            return compose("config", list(overrides))
+            return compose("config", words, return_hydra_config=with_hydra)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise explain(error) from error
 
@@ -63,6 +73,27 @@ def models() -> dict[str, dict[str, Any]]:
         assert isinstance(plain, dict)
         found[choice.stem] = {str(key): value for key, value in plain.items()}
     return found
+
+
+def launcher(words: Sequence[str]) -> tuple[Any, Path] | None:
+    """Return the launcher that words choose, and the folder of what it sends; None: run it here.
+
+    For entries that take few of the configuration's keys, and that Hydra does not call.
+
+    Args:
+        words: As `hydra/launcher=slurm` and `hydra.launcher.partition=x`.
+
+    Raises:
+        ConfigError: There is no such launcher or setting.
+    """
+    section = composed(words, with_hydra=True).hydra
+    if (chosen := section.runtime.choices["hydra/launcher"]) in HERE:
+        if others := [word for word in words if not word.startswith("hydra/launcher=")]:
+            raise ConfigError(f"hydra/launcher={chosen} has no use for {', '.join(others)} here")
+        return None
+    settings: Any = OmegaConf.to_container(section.launcher, resolve=True)
+    kind = Plugins.instance().class_name_to_class[settings.pop("_target_")]
+    return kind(**settings), Path(section.sweep.dir)
 
 
 def launcher_module(name: str) -> ModuleType:

@@ -27,8 +27,6 @@ from hlat.config.explain import explain
 from hlat.config.folders import copy, folder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_HERE = ("local", "basic")
-"""Launchers that run things here and now, as a single run does without them."""
 _SET_BY_USER = {key: value for key, value in os.environ.items() if key == _FULL_ERROR}
 
 
@@ -118,9 +116,13 @@ def config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
 
 def frozen_command(python: str, folder: Path, name: str = "hlat.train") -> list[str]:
     """Return the words of a command whose entry takes what was frozen in a folder, as this does."""
+    return [*module_command(python, name), frozen.FLAG, str(folder)]
+
+
+def module_command(python: str, name: str) -> list[str]:
+    """Return the words that start a module, of the copy if this program is one."""
     found = copy()
-    start = ["-m"] if found is None else [str(found)]
-    return [python, *start, name, frozen.FLAG, str(folder)]
+    return [python, "-m", name] if found is None else [python, str(found), name]
 
 
 def users_environment() -> dict[str, str]:
@@ -146,7 +148,10 @@ def _run_frozen(task: Callable[[DictConfig], Exit]) -> Exit:
 def _is_to_be_sent() -> bool:
     """Whether a launcher was chosen for a single run; Hydra asks none unless it sweeps."""
     composed = HydraConfig.get()
-    return composed.mode is RunMode.RUN and composed.runtime.choices["hydra/launcher"] not in _HERE
+    return (
+        composed.mode is RunMode.RUN
+        and composed.runtime.choices["hydra/launcher"] not in compose.HERE
+    )
 
 
 def _refuse_sweep_without_multirun() -> None:

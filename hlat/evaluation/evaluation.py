@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import places, store
 from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.config.errors import ConfigError, Exit
+from hlat.config.errors import Exit
 from hlat.config.run import Config
 from hlat.engine import processes
 from hlat.engine.create import create_engine
@@ -25,42 +25,33 @@ from hlat.engine.interface import Engine
 from hlat.evaluation import follow, humaneval, leader, results, subject
 from hlat.evaluation.leader import Leader
 from hlat.evaluation.library import Library
+from hlat.evaluation.order import Order
+from hlat.evaluation.order import problems as problems_of
 from hlat.evaluation.results import Row, Task
 from hlat.evaluation.subject import Subject
 from hlat.evaluation.tasks import HUMANEVAL, Item
 from hlat.evaluation.text_model import TextModel
 
-SECONDS_BETWEEN_LOOKS = 30.0
-"""Between looks for a new checkpoint."""
+_CODE = ("pass@1", "pass@10")
+"""Under which names HumanEval's numbers are kept."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be evaluated on what.
+class Left:
+    """What is still to be asked of a model.
 
     Attributes:
-        tasks: Names of sets, tasks or groups, and HumanEval's.
-        shots: Examples before each question of the harness's own tasks; None: as many as they say.
-        limit: Questions of each task; None: all.
-        data: Folder of copies of data sets; None: the harness loads them.
-        output: Where the scores are written; None: beside what is evaluated.
-        followed: A run all of whose kept checkpoints are meant, also those to come; None: one model
-            alone.
-        code: How HumanEval's samples are drawn and judged.
+        asked: The harness's tasks.
+        code: Whether HumanEval's functions are to be written.
+        done: What other tasks of the order came to before.
     """
 
-    tasks: tuple[str, ...]
-    shots: int | None = None
-    limit: int | None = None
-    data: Path | None = None
-    output: Path | None = None
-    followed: Path | None = None
-    code: humaneval.Settings = field(default_factory=humaneval.Settings)
+    asked: list[tuple[Item, Any]]
+    code: bool
+    done: dict[str, Task]
 
-    @property
-    def harness_tasks(self) -> list[str]:
-        """The tasks that lm-evaluation-harness asks."""
-        return [name for name in self.tasks if name != HUMANEVAL]
+    def __bool__(self) -> bool:
+        return bool(self.asked) or self.code
 
 
 def evaluate(
@@ -78,7 +69,7 @@ def evaluate(
         ConfigError: There is no such task, or its data is not there.
     """
     leads = processes.place().rank == 0
-    problems = _problems(order) if HUMANEVAL in order.tasks else []
+    problems = problems_of(order) if HUMANEVAL in order.tasks else []
     asked = _load(order) if leads and order.harness_tasks else []
     with closing(create_engine(config)) as engine:
         engine.build(config, trains=False)
@@ -97,16 +88,13 @@ def evaluate(
         if not leads:
             leader.follow(model, first.prompts, everyone, {"fill": fill, "write": write})
             return Exit.FINISHED
-        asking = Leader(model, first.prompts, everyone)
-        try:
-            for one in _subjects(order, first, asked, asking, fill):
-                answers = _ask(one, order, asked, asking)
-                if problems:
+        with Leader(model, first.prompts, everyone) as asking:
+            for one, left in _subjects(order, first, asked, asking, fill):
+                answers = _ask(one, order, left.asked, asking)
+                if left.code:
                     answers = chain(answers, _code(one, order, len(problems), asking, write))
-                if row := _kept(one, order, answers, _about(config, engine)):
+                if row := _kept(one, order, answers, _about(config, engine), left.done):
                     tell(one, row)
-        finally:
-            asking.order("end")
     return Exit.FINISHED
 
 
@@ -115,36 +103,26 @@ def _load(order: Order) -> list[tuple[Item, Any]]:
     return [(item, library.load(item)) for item in library.choose(order.harness_tasks, order.shots)]
 
 
-def _problems(order: Order) -> list[humaneval.Problem]:
-    """HumanEval's, from the folder of copies."""
-    if order.followed is not None and not order.code.run_generated_code:
-        raise ConfigError(
-            "follow=true leaves out what has scores, and HumanEval gets none without "
-            "run_generated_code=true (docs/humaneval.md); set it, or leave out tasks=humaneval"
-        )
-    folder = order.data or Path()
-    files = [folder / name for name in ("HumanEval.jsonl", "HumanEval.jsonl.gz")]
-    found = next((file for file in files if file.is_file()), files[-1])
-    return humaneval.read(found)[: order.limit]
-
-
 def _subjects(
     order: Order,
     first: Subject,
     asked: list[tuple[Item, Any]],
     asking: Leader,
     fill: Callable[[str], Subject],
-) -> Iterator[Subject]:
+) -> Iterator[tuple[Subject, Left]]:
     """The models that are meant, each when the engine is filled with it."""
     if order.followed is None:
-        yield first
+        left = _left(first, order, asked)
+        if not left:
+            print(f"{first.name} has scores on all of these tasks already", flush=True)
+        yield first, left
         return
     filled, damaged = first, set[str]()
     while True:
         over = follow.has_ended(order.followed)  # before the look, lest its last save be missed
         for place in follow.kept(order.followed):
             one = subject.of_checkpoint(place, order.followed)
-            if str(place) in damaged or _is_scored(one, order, asked):
+            if str(place) in damaged or not (left := _left(one, order, asked)):
                 continue
             if (problem := _damage(place)) is not None:
                 print(f"WARNING: {problem}; it is left out", file=sys.stderr, flush=True)
@@ -153,10 +131,10 @@ def _subjects(
             if one.location != filled.location:
                 asking.order("fill", location=str(place))
                 filled = fill(str(place))
-            yield one
+            yield one, left
         if over:
             return
-        asking.wait(SECONDS_BETWEEN_LOOKS)
+        asking.wait(follow.SECONDS_BETWEEN_LOOKS)
 
 
 def _damage(place: places.Place) -> str | None:
@@ -168,13 +146,17 @@ def _damage(place: places.Place) -> str | None:
     return None
 
 
-def _is_scored(one: Subject, order: Order, asked: list[tuple[Item, Any]]) -> bool:
-    """Whether each task was asked of a model already, of as many questions."""
-    path = results.path_of(one)
-    known = results.read(path)["tasks"] if path.is_file() else {}
-    names = [name for item, loaded in asked for name in _names(item, loaded)]
-    names += ["pass@1"] if HUMANEVAL in order.tasks else []
-    return all(name in known and known[name]["limit"] == order.limit for name in names)
+def _left(one: Subject, order: Order, asked: list[tuple[Item, Any]]) -> Left:
+    """What was not yet asked of a model, or not of as many questions; all if it is asked anew."""
+    code = HUMANEVAL in order.tasks
+    if not order.resumes:
+        return Left(asked, code, {})
+    known = results.known(order.output or results.path_of(one), order.limit)
+    names = {item.task: _names(item, loaded) for item, loaded in asked}
+    left = [(item, loaded) for item, loaded in asked if not {*names[item.task]} <= {*known}]
+    mine = {*chain(*names.values()), *([*_CODE] if code else [])}
+    done = {name: task for name, task in known.items() if name in mine}
+    return Left(left, code and "pass@1" not in known, done)
 
 
 def _names(item: Item, loaded: Any) -> list[str]:
@@ -222,9 +204,16 @@ def _code(
 
 
 def _kept(
-    one: Subject, order: Order, answers: Iterable[tuple[dict[str, Task], Row]], about: Row
+    one: Subject,
+    order: Order,
+    answers: Iterable[tuple[dict[str, Task], Row]],
+    about: Row,
+    done: dict[str, Task],
 ) -> Row:
-    """Keep what each task came to at once; returns all of it."""
+    """Keep what each task came to at once; returns all of it.
+
+    The run is told of what was done before as well, since whoever did it may have been killed.
+    """
     path, found = order.output or results.path_of(one), dict[str, Task]()
     row: Row = {}
     since = time.perf_counter()
@@ -234,9 +223,9 @@ def _kept(
             seconds = time.perf_counter() - since
             row = results.keep(one, path, tasks, about | how | {"seconds": seconds})
             since += seconds
-    finally:  # also of an evaluation that was interrupted
-        if found:
-            results.tell_run(one, row, found)
+    finally:  # also of an evaluation that was interrupted, even on its way back from keeping
+        if found and path.is_file():
+            results.tell_run(one, results.read(path), done | found)
     return row
 
 

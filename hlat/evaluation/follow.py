@@ -4,6 +4,7 @@ What a run will remove is not evaluated: nobody could look again. A run that has
 checkpoint.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from hlat.checkpoint.manifest import MARKER
 from hlat.checkpoint.places import Place
 from hlat.config.errors import ConfigError
 from hlat.config.recorded import settings
+from hlat.evaluation import subject
+from hlat.evaluation.subject import Subject
 from hlat.tracking.journal import Journal
 from hlat.tracking.replay import BEGINNINGS
 
+SECONDS_BETWEEN_LOOKS = 30.0
+"""Between looks for a new checkpoint."""
 _ENDINGS = ("finish", "diverge", "give_up")
 
 
@@ -38,6 +43,23 @@ def kept(run: Path) -> list[Place]:
     return [path for _, path in sorted(stays.items())]
 
 
+def first(run: Path, tokenizer: Path | None) -> Subject:
+    """The first of them, once there is one.
+
+    Args:
+        run: The run's folder.
+        tokenizer: The run's tokenizer.json, if it has moved.
+
+    Raises:
+        ConfigError: The run has ended without any.
+    """
+    while not (there := kept(run)):
+        if has_ended(run):
+            raise ConfigError(f"{run} has ended and holds no checkpoint")
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return subject.of_checkpoint(there[0], run, tokenizer)
+
+
 def has_ended(run: Path) -> bool:
     """Whether a run will save no more, as its record says."""
     told = [
@@ -46,16 +68,6 @@ def has_ended(run: Path) -> bool:
         if row["event"] in (*BEGINNINGS, *_ENDINGS)
     ]
     return bool(told) and told[-1] in _ENDINGS
-
-
-def refuse_others(run: Path) -> None:
-    """Return if a folder is a run's.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if not (run / "config.yaml").is_file():
-        raise ConfigError(f"follow=true needs a run's folder, and {run} has no config.yaml")
 
 
 def _steps(folder: Place) -> Iterator[tuple[int, Place]]:

@@ -20,7 +20,9 @@ _AT_ONCE = 2048
 
 
 class Leader:
-    """The rank that asks.
+    """The rank that asks; a context, whose end is that of the others too.
+
+    A signal that ends it has reached the others as well, which then hear nothing any more.
 
     Args:
         model: What answers, on all ranks.
@@ -30,6 +32,13 @@ class Leader:
 
     def __init__(self, model: TextModel, prompts: Prompts, everyone: Group) -> None:
         self._model, self.prompts, self._everyone = model, prompts, everyone
+
+    def __enter__(self) -> "Leader":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if kind is None or not issubclass(kind, KeyboardInterrupt):
+            self.order("end")
 
     def score(
         self, requests: Sequence[Request], progress: Callable[[int], None] = lambda _: None

@@ -8,6 +8,7 @@ import difflib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,16 @@ class Library:
     """
 
     def __init__(self, data: Path | None) -> None:
-        from lm_eval.tasks import TaskManager
-
         if data is not None and not data.is_dir():
             raise ConfigError(f"data={data} is no folder; docs/evaluation.md tells what is in it")
-        self._data, self._manager = data, TaskManager()
+        self._data = data
+
+    @cached_property
+    def _manager(self) -> Any:
+        """The harness's own, which reads the names of thousands of tasks before it is there."""
+        from lm_eval.tasks import TaskManager
+
+        return TaskManager()
 
     def choose(self, names: Sequence[str], shots: int | None) -> list[Item]:
         """The tasks that names stand for.

@@ -14,18 +14,19 @@ from hlat.config.errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.config.resolve import resolve, typed
 from hlat.config.run import Config
-from hlat.evaluation.subject import FOLDER, Subject
+from hlat.evaluation.outline import Outline
+from hlat.tracking.run_folder import EVALUATIONS
 
 GROUPS = ("hardware", "parallelism", "engine", "compiler", "precision")
 """What may be chosen; all else is the model's."""
 _RECIPES = {Dtype.fp32: "fp32", Dtype.bf16: "bf16"}
 
 
-def configure(subject: Subject, overrides: Sequence[str]) -> Config:
+def configure(outline: Outline, overrides: Sequence[str]) -> Config:
     """The configuration of an engine for a model.
 
     Args:
-        subject: The model.
+        outline: The model.
         overrides: What the user chose, as `python -m hlat.train` takes it.
 
     Raises:
@@ -39,8 +40,8 @@ def configure(subject: Subject, overrides: Sequence[str]) -> Config:
                 for word in wrong
             )
         )
-    recipe = [] if any(word.startswith("precision=") for word in overrides) else _recipe(subject)
-    words = ["recovery=desk", *_of_model(subject), *recipe, *overrides]
+    recipe = [] if any(word.startswith("precision=") for word in overrides) else _recipe(outline)
+    words = ["recovery=desk", *_of_model(outline), *recipe, *overrides]
     config = typed(composed(words))
     layout = config.parallelism
     replicas = max(1, config.num_processes // max(1, layout.tp * layout.pp))
@@ -49,30 +50,39 @@ def configure(subject: Subject, overrides: Sequence[str]) -> Config:
     return resolve(composed([*words, *batch]))
 
 
+def assumed(overrides: Sequence[str]) -> Config:
+    """The same of a model of which nothing is known here; whether it fits is left to the job.
+
+    Raises:
+        ConfigError: A choice does not exist.
+    """
+    return typed(composed(["recovery=desk", f"run.name={EVALUATIONS}", *overrides]))
+
+
 def group(word: str) -> str:
     """The group of the configuration that an override is about."""
     return word.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
 
 
-def _of_model(subject: Subject) -> list[str]:
+def _of_model(outline: Outline) -> list[str]:
     """The model's settings, and where its scores are kept."""
     fields = {
         name: value
-        for name, value in vars(subject.model).items()
+        for name, value in vars(outline.model).items()
         if name not in ("name", "init_from", "init_copies")
     }
     return [
         *(f"model.{name}={_text(value)}" for name, value in fields.items()),
-        f"batch.sequence_length={subject.positions}",
-        f"run.root={_quoted(str(subject.home))}",
-        f"run.name={FOLDER}",
+        f"batch.sequence_length={outline.positions}",
+        f"run.root={_quoted(str(outline.home))}",
+        f"run.name={EVALUATIONS}",
     ]
 
 
-def _recipe(subject: Subject) -> list[str]:
+def _recipe(outline: Outline) -> list[str]:
     """What the forward pass of its training read, without what updated it."""
-    operators = ",".join(subject.fp32_operators) if subject.dtype is Dtype.bf16 else ""
-    return [f"precision={_RECIPES[subject.dtype]}", f"precision.fp32_operators=[{operators}]"]
+    operators = ",".join(outline.fp32_operators) if outline.dtype is Dtype.bf16 else ""
+    return [f"precision={_RECIPES[outline.dtype]}", f"precision.fp32_operators=[{operators}]"]
 
 
 def _text(value: Any) -> str:

@@ -10,14 +10,15 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import durable
 from hlat.config.errors import ConfigError
-from hlat.evaluation.subject import FOLDER, Subject
+from hlat.evaluation.subject import Subject
 from hlat.evaluation.tasks import AVERAGE, COLUMNS, Item, average, scores
+from hlat.tracking.run_folder import EVALUATIONS
 
 Row = dict[str, Any]
 
@@ -79,7 +80,7 @@ def _numbers(row: Mapping[str, Any], wanted: Any) -> dict[str, float]:
 
 def path_of(subject: Subject) -> Path:
     """Where the scores of a model lie."""
-    return subject.home / FOLDER / f"{subject.name}.json"
+    return subject.home / EVALUATIONS / f"{subject.name}.json"
 
 
 def keep(subject: Subject, path: Path, tasks: Mapping[str, Task], about: Row) -> Row:
@@ -140,6 +141,21 @@ def read(path: Path) -> Row:
             f"{path} holds no scores ({error!r}); move it away to evaluate anew"
         ) from error
     return dict(row)
+
+
+def known(path: Path, limit: int | None) -> dict[str, Task]:
+    """The tasks in a file that `keep` wrote of which as many questions were asked.
+
+    Raises:
+        ConfigError: Something else wrote it.
+    """
+    rows = read(path)["tasks"] if path.is_file() else {}
+    names = [field.name for field in fields(Task)]
+    return {
+        task: Task(**{name: row[name] for name in names})
+        for task, row in rows.items()
+        if row["limit"] == limit
+    }
 
 
 def tell_run(subject: Subject, row: Row, tasks: Mapping[str, Task]) -> Row | None:

@@ -4,7 +4,6 @@ Whatever it is, it has a model, a tokenizer and weights that any engine in any l
 with; and a place where its scores belong.
 """
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,31 +13,23 @@ from hlat.checkpoint.chunk import Chunk
 from hlat.checkpoint.places import Place
 from hlat.config import identity
 from hlat.config.errors import ConfigError
-from hlat.config.model import Model
-from hlat.config.precision import Dtype
 from hlat.data import prompts
 from hlat.data.prompts import Prompts
-from hlat.model import hugging_face
+from hlat.evaluation import outline
+from hlat.evaluation.outline import Outline
 from hlat.state import TrainingState
 
-FOLDER = "evaluations"
-"""Where scores lie, in the folder of a run or of a model."""
 _TRAINING = ("checkpoints", "milestones")
 """Folders of a run whose checkpoints are its states at some step, as averages are not."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class Subject(Outline):
     """A model with its weights and its tokenizer.
 
     Attributes:
         location: Where the weights are.
         name: Under which its scores are kept.
-        home: The folder in whose `evaluations` they are.
-        model: Shape of the model.
-        positions: Tokens of the longest text that it was trained on.
-        dtype: Of the weights as the forward pass reads them.
-        fp32_operators: Operators computed in fp32 all the same.
         prompts: Its tokenizer.
         step: Optimizer steps, of a state of a run; None: it is none.
         tokens: Tokens that it has seen; None: not known.
@@ -47,11 +38,6 @@ class Subject:
 
     location: Place
     name: str
-    home: Path
-    model: Model
-    positions: int
-    dtype: Dtype
-    fp32_operators: tuple[str, ...]
     prompts: Prompts
     step: int | None = None
     tokens: int | None = None
@@ -88,7 +74,7 @@ def find(
         ConfigError: There is no such model, or it cannot be trusted.
     """
     source = places.at(location)
-    if isinstance(source, Path) and _is_hugging_face(source):
+    if isinstance(source, Path) and outline.is_hugging_face(source):
         if step is not None:
             raise ConfigError(f"{source} is a Hugging Face folder; --step chooses from a run's")
         return of_folder(source)
@@ -116,7 +102,7 @@ def of_checkpoint(checkpoint: Place, source: Place, tokenizer: Path | None = Non
     run = trained_with.run_folder(source, checkpoint)
     file = trained_with.tokenizer(tokenizer, checkpoint, run, known.tokenizer_sha256)
     is_state = checkpoint.parent.name in _TRAINING
-    folder = run if run is not None and (run / "config.yaml").is_file() else None
+    folder = run if run is not None and outline.is_run(run) else None
     home = folder or (checkpoint if isinstance(checkpoint, Path) else Path())
     return _refusing_more_ids(
         Subject(
@@ -141,26 +127,11 @@ def of_folder(folder: Path) -> Subject:
     Raises:
         ConfigError: It is not a Llama that an engine can be, or lacks its tokenizer.
     """
-    config = json.loads((folder / "config.json").read_bytes())
-    model, positions, dtype = hugging_face.from_config(config, str(folder))
-    pretrained.check(str(folder), model)
+    known = outline.of_hugging_face(folder)
+    pretrained.check(str(folder), known.model)
     return _refusing_more_ids(
-        Subject(
-            location=folder,
-            name="scores",
-            home=folder,
-            model=model,
-            positions=positions,
-            dtype=dtype,
-            # As transformers computes a Llama: its norm and the softmax of its attention
-            fp32_operators=("norm", "softmax"),
-            prompts=prompts.of_folder(folder),
-        )
+        Subject(**vars(known), location=folder, name="scores", prompts=prompts.of_folder(folder))
     )
-
-
-def _is_hugging_face(folder: Path) -> bool:
-    return (folder / "config.json").is_file() and not store.is_checkpoint(folder)
 
 
 def _refusing_more_ids(subject: Subject) -> Subject:

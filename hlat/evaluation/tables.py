@@ -6,8 +6,8 @@ from typing import Any
 from hlat.config.errors import ConfigError
 from hlat.evaluation.published import SOURCE, TABLES, Line, Table
 from hlat.evaluation.results import read
-from hlat.evaluation.subject import FOLDER
 from hlat.evaluation.tasks import AVERAGE, COLUMNS
+from hlat.tracking.run_folder import EVALUATIONS
 
 _TITLES = {column.key: column.title for column in COLUMNS} | {AVERAGE: "Avg."}
 _NAME = 34
@@ -29,12 +29,14 @@ def lines(folders: list[Path]) -> list[str]:
 def _rows(folder: Path) -> list[dict[str, Any]]:
     """What is known of each model in a folder, by step and name."""
     found = []
-    for path in sorted((folder / FOLDER).glob("*.json")):
+    for path in sorted((folder / EVALUATIONS).glob("*.json")):
         row = read(path)
         found.append(row | {"name": f"{folder.resolve().name} {_called(row)}".strip()})
     if not found:
         hint = "name a run or a model folder, and evaluate it first: python -m hlat.evaluate "
-        raise ConfigError(f"{folder} has no scores in {FOLDER}/; {hint}{folder} tasks=hlat_table2")
+        raise ConfigError(
+            f"{folder} has no scores in {EVALUATIONS}/; {hint}{folder} tasks=hlat_table2"
+        )
     return found
 
 

@@ -18,8 +18,10 @@ examples:
   python -m hlat.jobs logs --follow runs/hlat_7b
   python -m hlat.jobs cancel runs/hlat_7b
   python -m hlat.jobs resubmit --failed runs    what ended before it was complete, once more
+  python -m hlat.jobs runs/hlat_7b/evaluations  what evaluates it
 
-A folder is that of a run, of several runs, or of a sweep. docs/launchers.md tells more."""
+A folder is that of a run, of several runs with their evaluations, or of a sweep.
+docs/launchers.md tells more."""
 _ACTIONS = ("list", "logs", "cancel", "resubmit")
 _SECONDS_BETWEEN_LOOKS = 1.0
 _INTERRUPTED = 130
@@ -82,7 +84,7 @@ def _resubmit(chosen: list[Row]) -> int:
             first = _send(row.before.place, None)
         job = _send(row.place, first)
         after = "" if first is None else f", after job {first} has compiled it"
-        print(f"job {job} trains {row.place.run_folder}{after}")
+        print(f"job {job} {row.does} {row.place.run_folder}{after}")
     if not chosen:
         print("nothing has failed")
     return Exit.FINISHED

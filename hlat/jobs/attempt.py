@@ -1,9 +1,9 @@
-"""One attempt of a Slurm job, on its first node: starts the run on all nodes, and ends it well.
+"""One attempt of a Slurm job, on its first node: starts its program on all nodes, and ends it well.
 
     python <submission>/code hlat.jobs.attempt <submission>
 
 It passes the early signal on, reads how the run ended, and starts the job again where the exit code
-says so (hlat.config.errors.Exit). It trains nothing, and needs no torch.
+says so (hlat.config.errors.Exit). It trains and evaluates nothing, and needs no torch.
 """
 
 import os
@@ -20,6 +20,7 @@ from types import FrameType
 from hlat.config.errors import ConfigError, Exit
 from hlat.engine import processes
 from hlat.jobs import slurm
+from hlat.jobs.evaluation import scores
 from hlat.jobs.submission import Place, Submission
 from hlat.tracking.journal import Journal
 
@@ -33,17 +34,19 @@ class Ending:
     """How an attempt ended, as far as it decides whether there is another one.
 
     Attributes:
-        exit: Code of the run.
-        step: The last that was logged.
+        exit: Code of the run, or of what else the job does.
+        step: The last that was logged; of an evaluation how many scores there are.
         asked: Whether it ended because its time was up, or because it has to give way to another
             job; and not because somebody cancelled it.
         bad_nodes: Nodes that it found unhealthy.
+        counted: What `step` counts.
     """
 
     exit: int
     step: int
     asked: bool
     bad_nodes: tuple[str, ...] = ()
+    counted: str = "step"
 
 
 def again(ending: Ending, earlier: list[int], attempts_left: int) -> str | None:
@@ -62,7 +65,7 @@ def again(ending: Ending, earlier: list[int], attempts_left: int) -> str | None:
         return f"unhealthy: {', '.join(ending.bad_nodes)}"
     if earlier and ending.step <= earlier[-1]:
         return None
-    return f"it failed at step {ending.step}"
+    return f"it failed at {ending.counted} {ending.step}"
 
 
 class Attempt:
@@ -116,7 +119,7 @@ class Attempt:
     def _ending(self, code: int) -> Ending:
         """How it ended; srun says 0 also of tasks that a signal has ended."""
         if not self._submission.trains:
-            return Ending(code if code in [*Exit] else int(Exit.FAILED), 0, asked=False)
+            return self._ending_of_others(code)
         events = Journal(self._place.run_folder / "events.jsonl").rows()
         done = any(row["event"] == "finish" for row in events)
         if code not in [*Exit] or (code == Exit.FINISHED and not done):
@@ -125,8 +128,21 @@ class Attempt:
         bad = {str(row["host"]): None for row in now if row["event"] == "exclude"}
         rows = Journal(self._place.run_folder / "metrics.jsonl").rows()
         step = int(rows[-1]["step"]) if rows else 0
-        asked = self._stop.exists() or (code == Exit.PREEMPTED and slurm.is_preempted(self._job))
-        return Ending(int(code), step, asked, tuple(bad))
+        return Ending(int(code), step, self._was_asked(code), tuple(bad))
+
+    def _ending_of_others(self, code: int) -> Ending:
+        """The same of an evaluation, and of what compiles, which hears of nobody's asking."""
+        if code not in [*Exit] or (code == Exit.FINISHED and self._ended_by_slurm):
+            code = Exit.FAILED
+        if self._submission.scores is None:
+            return Ending(int(code), 0, asked=False)
+        known = scores(Path(self._submission.scores))
+        done = sum(len(row["tasks"]) for row in known)
+        return Ending(int(code), done, self._was_asked(code), counted="score")
+
+    def _was_asked(self, code: int) -> bool:
+        """Whether it was to end by then, and may go on later."""
+        return self._stop.exists() or (code == Exit.PREEMPTED and slurm.is_preempted(self._job))
 
     def _reason(self, ending: Ending) -> str | None:
         if self._ended_by_slurm and not ending.asked:

@@ -1,4 +1,4 @@
-"""What became of jobs: one row per run, from its folder and from what Slurm still knows."""
+"""What became of jobs: a row per run or evaluation, from its folder and what Slurm still knows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Any
 
 from hlat.config.errors import Exit
 from hlat.jobs import slurm
-from hlat.jobs.submission import Place, newest
+from hlat.jobs.evaluation import scores
+from hlat.jobs.submission import Place, Submission, newest
 from hlat.tracking.journal import Journal
 
 ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD")
@@ -48,21 +49,24 @@ class Before:
 
 @dataclass(frozen=True)
 class Row:
-    """A run that was sent.
+    """A run or an evaluation that was sent.
 
     Attributes:
         place: Its newest submission.
+        does: What the job does, in a word.
         job: The number of its job.
         state: Slurm's word for it while it has one, then ours for how it ended.
         attempt: Times that the job was started.
         nodes: Where it runs, or ran last.
-        step: The last that was logged; None: none was.
+        step: The last that was logged, or that has scores; None: none has.
         loss: Its loss.
-        event: The last of its events, with what it tells; why it waits, if it does.
+        event: The last of its events, with what it tells, or those scores; why it waits, if it
+            does.
         before: The job that it waits for, or whose success it missed.
     """
 
     place: Place
+    does: str
     job: str
     state: str
     attempt: int
@@ -90,7 +94,7 @@ class Row:
 
 
 def rows(folders: Sequence[Path]) -> list[Row]:
-    """What became of the newest job of each run.
+    """What became of the newest job of each run or evaluation.
 
     Raises:
         ConfigError: Slurm does not answer.
@@ -124,20 +128,36 @@ def _row(place: Place, job: str, known: dict[str, slurm.State], first: Place | N
         told = _state(known.get(first.job), _attempts(first, first.job))
         before = Before(first, first.job, told)
     starts = [row for row in attempts if row["event"] == "start"]
-    metrics = Journal(place.run_folder / "metrics.jsonl").rows()
-    last: dict[str, Any] = metrics[-1] if metrics else {}
-    events = Journal(place.run_folder / "events.jsonl").rows()
+    submission = place.load()
+    last, told = _progress(place, submission)
     return Row(
         place=place,
+        does=submission.does,
         job=job,
         state=_state(state, attempts),
         attempt=starts[-1]["attempt"] if starts else 0,
         nodes=(state.nodes if state else "") or (starts[-1]["nodes"] if starts else ""),
         step=last.get("step"),
         loss=last.get("loss"),
-        event=_event(state, events, None if attempts else before),
+        event=_event(state, told, None if attempts else before),
         before=before,
     )
+
+
+def _progress(place: Place, submission: Submission) -> tuple[dict[str, Any], str]:
+    """How far it is, by step, and what it has told of last."""
+    if submission.scores is not None:
+        known = scores(Path(submission.scores))
+        last = known[-1] if known else {"scores": {}}
+        told = ", ".join(f"{name} {value:.1f}" for name, value in last["scores"].items())
+        return last, told
+    metrics = Journal(place.run_folder / "metrics.jsonl").rows()
+    events = Journal(place.run_folder / "events.jsonl").rows()
+    last = metrics[-1] if metrics else {}
+    if not events:
+        return last, ""
+    reason = events[-1].get("reason") or events[-1].get("reasons") or ""
+    return last, f"{events[-1]['event']} {reason}".rstrip()
 
 
 def _attempts(place: Place, job: str) -> list[dict[str, Any]]:
@@ -153,20 +173,19 @@ def _state(state: slurm.State | None, attempts: list[dict[str, Any]]) -> str:
     return "LOST" if state is None else state.name
 
 
-def _event(state: slurm.State | None, events: list[dict[str, Any]], before: Before | None) -> str:
+def _event(state: slurm.State | None, told: str, before: Before | None) -> str:
     if before is not None and not before.complete:
         return f"job {before.job} compiles before: {before.state}"
     if state is not None and state.name == "PENDING":
         return f"waits: {state.reason}"
-    if not events:
-        return ""
-    told = events[-1].get("reason") or events[-1].get("reasons") or ""
-    return f"{events[-1]['event']} {told}".rstrip()
+    return told
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    folder = row.place.run_folder
+    of_model = f"{folder.parent.parent.name}: " if row.does == "evaluates" else ""
     return (
-        row.place.run_folder.name,
+        f"{of_model}{folder.name}",
         row.job,
         row.state,
         str(row.attempt),

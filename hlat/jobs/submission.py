@@ -1,6 +1,7 @@
 """What a launcher has sent, as a folder beside the run: `<run folder>/submissions/<number>/`.
 
-    config.yaml  words.json   what the job trains, and what was typed (hlat.config.frozen)
+    config.yaml  words.json   what the job trains, and what was typed (hlat.config.frozen); an
+                              evaluation has neither, as job.json says all of it
     code/                     the program as it was, which the job runs
     job.json                  what each attempt starts
     receipts.jsonl            the numbers that the scheduler gave
@@ -8,7 +9,8 @@
     <number>.log              what the job has said
 
 So a job that waits for days does what was sent, whatever becomes of the checkout; and it can be
-sent again, listed and followed without the scheduler's memory, which is short.
+sent again, listed and followed without the scheduler's memory, which is short. An evaluation has a
+folder of its own in place of the run's, `<run folder>/evaluations/<name>/`.
 """
 
 import json
@@ -20,6 +22,7 @@ from typing import Any
 from hlat.config.errors import ConfigError
 from hlat.tracking import sweep
 from hlat.tracking.journal import Journal
+from hlat.tracking.run_folder import EVALUATIONS
 
 _JOB = "job.json"
 _CODE = "code"
@@ -32,8 +35,9 @@ class Submission:
     Attributes:
         nodes: How many.
         commands: What runs once on each, one after the other until one fails.
-        trains: Whether the last of them is the run, whose folder tells how it went; else they make
-            something that the run needs.
+        trains: Whether the last of them is the run, whose folder tells how it went.
+        scores: Of an evaluation, the folder of its scores, which tell how far it is; None: it is
+            none. What neither trains nor evaluates makes something that the run needs.
         environment: Variables by name.
         options: Of srun.
         max_attempts: Times that the job may be started.
@@ -49,6 +53,12 @@ class Submission:
     max_attempts: int
     open_files: int
     after: str | None = None
+    scores: str | None = None
+
+    @property
+    def does(self) -> str:
+        """What the job does, in a word."""
+        return "trains" if self.trains else "evaluates" if self.scores else "compiles"
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Place:
 
     @property
     def run_folder(self) -> Path:
-        """That of the run."""
+        """That of the run, or of the evaluation."""
         return self.folder.parent.parent
 
     @property
@@ -146,7 +156,11 @@ def newest(run_folder: Path) -> Place | None:
 
 
 def runs(folder: Path) -> Iterator[Path]:
-    """The folders of runs that were sent, in `folder`: a run's own, a root, or that of a sweep.
+    """The folders of runs and evaluations that were sent, in `folder`.
+
+    Args:
+        folder: That of a run or of an evaluation, which is meant alone, or of several: of runs, of
+            the evaluations of a run, or of a sweep.
 
     Raises:
         ConfigError: It is none of these.
@@ -156,5 +170,9 @@ def runs(folder: Path) -> Iterator[Path]:
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder} is no folder of a run, of runs, or of a sweep")
-    candidates = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
-    yield from (path for path in candidates if newest(path) is not None)
+    if newest(folder) is not None:
+        yield folder
+        return
+    for path in (folder, *sorted(folder.iterdir())):
+        found = (path, *sorted((path / EVALUATIONS).glob("*")))
+        yield from (one for one in found if newest(one) is not None)

@@ -14,6 +14,9 @@ from typing import IO, Any
 from hlat.config.errors import ConfigError
 from hlat.config.run import Run
 
+EVALUATIONS = "evaluations"
+"""Where scores lie, in the folder of a run or of a model."""
+
 
 @contextmanager
 def claimed(run: Run, leads: bool = True) -> Iterator[Path]:

@@ -9,11 +9,17 @@ from omegaconf import OmegaConf
 
 from hlat.config import compose as composition
 from hlat.config.folders import folder
+from hlat.jobs.evaluation import Evaluation
 from hlat.jobs.submission import Place
 
 composition.register()
-from hydra_plugins.hlat_launchers._job import KINDS, environment, job  # noqa: E402 (known from now)
-from hydra_plugins.hlat_launchers._slurm import (  # noqa: E402
+from hydra_plugins.hlat_launchers._job import (  # noqa: E402 (known from now)
+    KINDS,
+    environment,
+    evaluation_job,
+    job,
+)
+from hydra_plugins.hlat_launchers._sbatch import (  # noqa: E402
     SlurmLauncherConfig,
     parameters,
     script,
@@ -58,11 +64,26 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
     assert now == file.read_text(), f"{preset} changed; if meant: pytest tests/golden --update"
 
 
+def test_script_of_an_evaluation_is_as_recorded(compose, pytestconfig):
+    config = _config(compose, "run.name=evaluations", "hardware=h100_p5", "parallelism.tp=8")
+    words = ("runs/hlat_7b", "tasks=hlat_table2", "follow=true")
+    asked = Evaluation("hlat_table2-1a2b3c4d", words[0], Path(words[0]), words, config)
+    place = Place(HOME / asked.folder / "submissions/1")
+    made = evaluation_job(asked, words, HOME)
+    told = parameters(made, SlurmLauncherConfig(time="1-0"), place.log("%j"), HOME)
+    now = script(told, place, ["/opt/venv/bin/python", str(place.code)])
+    file = GOLDEN / "evaluation.sh"
+    if pytestconfig.getoption("--update"):
+        file.write_text(now)
+    assert now == file.read_text(), "it changed; if meant: pytest tests/golden --update"
+
+
 def test_every_record_belongs_to_a_preset():
     scripts = {file.name for file in GOLDEN.glob("*.sh")}
     presets = {
         *(f"hardware_{h}.sh" for h in HARDWARE),
         *(f"experiment_{e}.sh" for e in EXPERIMENTS),
+        "evaluation.sh",
     }
     assert scripts == presets
 

@@ -1,4 +1,4 @@
-"""What Kubernetes is told of the paper's 70B run on every kind of node."""
+"""What Kubernetes is told of the paper's 70B run on every kind of node, and of its evaluation."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.compose import launcher_module
+from hlat.jobs.evaluation import Evaluation
 
 GOLDEN = Path(__file__).parent / "manifests"
 SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}
@@ -13,6 +14,8 @@ RECORDS = {
     **{f"{h}_JobSet": (h, "JobSet") for h in (*SDK, "a100_p4d", "h100_p5", "cpu")},
     **{f"{h}_PyTorchJob": (h, "PyTorchJob") for h in ("trn1_32xl", "h100_p5")},
 }
+
+EVALUATIONS = {f"evaluation_{kind}": kind for kind in ("JobSet", "PyTorchJob")}
 
 
 @pytest.mark.parametrize("record", RECORDS)
@@ -36,5 +39,26 @@ def test_manifest_is_as_recorded(record, compose, pytestconfig):
     assert now == file.read_text(), f"{record} changed; if meant: pytest tests/golden --update"
 
 
+@pytest.mark.parametrize("record", EVALUATIONS)
+def test_manifest_of_an_evaluation_is_as_recorded(record, compose, pytestconfig):
+    chosen = ("run.name=evaluations", "hardware=h100_p5", "parallelism.tp=8")
+    config = OmegaConf.to_object(compose(*chosen))
+    words = ("runs/hlat_70b", "tasks=hlat_table2", "follow=true")
+    asked = Evaluation("hlat_table2-1a2b3c4d", words[0], Path(words[0]), words, config)
+    documents = launcher_module("_kubernetes").evaluation_manifest(
+        asked,
+        launcher_module("_manifest").Settings(
+            image="registry.example/hlat:1",
+            kind=launcher_module("_manifest").Kind[EVALUATIONS[record]],
+        ),
+    )
+    now = launcher_module("_yaml").as_yaml(*documents)
+    file = GOLDEN / f"{record}.yaml"
+    if pytestconfig.getoption("--update"):
+        file.write_text(now)
+    assert now == file.read_text(), f"{record} changed; if meant: pytest tests/golden --update"
+
+
 def test_every_record_is_compared():
-    assert {file.stem for file in GOLDEN.glob("*.yaml")} == RECORDS.keys()
+    records = {file.stem for file in GOLDEN.glob("*.yaml")}
+    assert records == RECORDS.keys() | EVALUATIONS.keys()

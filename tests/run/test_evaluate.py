@@ -6,8 +6,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +258,74 @@ def test_a_folder_is_evaluated_if_it_has_its_own_tokenizer(trained, exported, da
     refusal(call(evaluate, trained, "exported", *words), f"has {ids + 1} ids, and the embedding")
     (exported / "tokenizer_config.json").unlink()
     refusal(call(evaluate, trained, "exported", *words), "tokenizer_config.json cannot be read")
+
+
+def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    """Start the entry in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hlat.evaluate", *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def evaluating(folder: Path) -> list[str]:
+    """The processes that evaluate in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"hlat.evaluate" in words and (process / "cwd").readlink() == folder:
+                found.append(process.name)
+    return found
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
+@pytest.mark.parametrize(
+    ("number", "layout"),
+    [
+        (signal.SIGINT, ["parallelism.tp=2"]),
+        (signal.SIGTERM, ["parallelism.tp=2"]),
+        (signal.SIGTERM, []),
+    ],
+)
+def test_a_signal_ends_all_processes_and_finished_tasks_are_kept(trained, data, number, layout):
+    """The last event tells the run of the task that was finished; the second one was begun."""
+    scores = trained / "runs/whole/evaluations/step_00000020.json"
+    words = ("runs/whole", "tasks=hlat_csp_en,hlat_mmlu", f"data={data}", *layout)
+    process = start(trained, *words)
+    while process.poll() is None and not scores.exists():
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert "interrupted; tasks that were finished are kept" in err
+    assert "Traceback" not in err + out
+    assert evaluating(trained) == []
+    assert {*json.loads(scores.read_text())["scores"]} == {"csp_en"}
+    assert [{*event["scores"]} for event in events(trained / "runs/whole")] == [{"csp_en"}]
+
+
+def test_tasks_that_have_scores_are_left_out_where_it_may_be_started_again(
+    trained, data, monkeypatch
+):
+    run = ("runs/whole", f"data={data}")
+    assert call(evaluate, trained, *run, "tasks=hlat_csp_en", "limit=2").code == 0
+    monkeypatch.setenv("HLAT_MEETING", "127.0.0.1:1")  # as in a job that a launcher has sent
+    monkeypatch.setattr("hlat.engine.processes.must_start", lambda config: False)
+    asked = ("tasks=hlat_csp_en,hlat_csp_fr", "limit=2")
+    assert call(evaluate, trained, *run, *asked).out.count("crows_pairs_french") == 2
+    again = call(evaluate, trained, *run, *asked)
+    assert "step_00000020 has scores on all of these tasks already" in again.out
+    assert "crows_pairs" not in again.out
+    assert "crows_pairs_english" in call(evaluate, trained, *run, asked[0], "limit=1").out
+    told = [({*event["scores"]}, event["limit"]) for event in events(trained / "runs/whole")]
+    both = {"csp_en", "csp_fr"}
+    assert told == [({"csp_en"}, 2), (both, 2), (both, 1)]
 
 
 def test_every_checkpoint_that_is_kept_is_evaluated_once(runner, data, monkeypatch):

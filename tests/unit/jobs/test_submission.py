@@ -54,5 +54,14 @@ def test_runs_are_found_by_run_by_root_and_by_sweep(tmp_path):
     assert [*runs(tmp_path / "a")] == [tmp_path / "a"]
     assert [*runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
     assert [*runs(tmp_path / "sweep")] == [tmp_path / "b"]
+    evaluation = tmp_path / "a/evaluations/mmlu-1"
+    make(evaluation).save(SENT)
+    make(tmp_path / "not_sent/evaluations/mmlu-1").save(SENT)
+    assert [*runs(tmp_path / "a")] == [tmp_path / "a"]
+    assert [*runs(tmp_path / "a/evaluations")] == [evaluation]
+    assert [*runs(evaluation)] == [evaluation]
+    assert [*runs(tmp_path)] == [
+        *(tmp_path / "a", evaluation, tmp_path / "b", tmp_path / "not_sent/evaluations/mmlu-1")
+    ]
     with pytest.raises(ConfigError, match="is no folder"):
         [*runs(tmp_path / "nowhere")]

@@ -12,7 +12,7 @@ from hlat.jobs.submission import Place
 
 composition.register()
 from hydra_plugins.hlat_launchers._job import Job  # noqa: E402 (known from now)
-from hydra_plugins.hlat_launchers._slurm import (  # noqa: E402
+from hydra_plugins.hlat_launchers._sbatch import (  # noqa: E402
     SlurmLauncherConfig,
     parameters,
     refuse_settings,

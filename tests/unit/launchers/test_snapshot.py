@@ -11,18 +11,20 @@ composition.register()
 from hydra_plugins.hlat_launchers._snapshot import copy  # noqa: E402 (known from now)
 
 
-def test_a_copy_runs_its_own_modules_and_knows_its_revision(tmp_path, monkeypatch):
+def test_a_copy_runs_its_own_modules_composes_and_knows_its_revision(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "_git", lambda *words: f"git {words[0]}")
     copy(tmp_path / "code")
     (tmp_path / "hlat").mkdir()
     (tmp_path / "hlat/__init__.py").write_text("raise SystemExit('the checkout, later')")
     told = "import json, hlat.config.folders as f, hlat.tracking.provenance as p\\n"
-    told += "print(json.dumps([str(f.copy()), str(f.folder('conf')), p.revision()]))"
+    told += "from hlat.config.compose import composed\\n"
+    told += "tp = composed(['parallelism.tp=2']).parallelism.tp\\n"
+    told += "print(json.dumps([str(f.copy()), str(f.folder('conf')), p.revision(), tp]))"
     (tmp_path / "code/hlat/told.py").write_text(told.replace("\\n", "\n"))
     words = [sys.executable, str(tmp_path / "code"), "hlat.told"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
     code = str(tmp_path / "code")
-    assert json.loads(done.stdout) == [code, f"{code}/conf", "git rev-parse"], done.stderr
+    assert json.loads(done.stdout) == [code, f"{code}/conf", "git rev-parse", 2], done.stderr
     trains = [sys.executable, code, "hlat.train", "--frozen", "nowhere"]
     done = subprocess.run(trains, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2

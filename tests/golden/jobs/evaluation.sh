@@ -1,0 +1,21 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --chdir=/fsx/home
+#SBATCH --exclusive
+#SBATCH --job-name=hlat_7b.hlat_table2-1a2b3c4d
+#SBATCH --mem=0
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/fsx/home/runs/hlat_7b/evaluations/hlat_table2-1a2b3c4d/submissions/1/%j.log
+#SBATCH --requeue
+#SBATCH --signal=B:USR2@300
+#SBATCH --time=1-0
+
+# setup
+trap '' USR2  # until the program below takes care of it
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+exec /opt/venv/bin/python /fsx/home/runs/hlat_7b/evaluations/hlat_table2-1a2b3c4d/submissions/1/code hlat.jobs.attempt /fsx/home/runs/hlat_7b/evaluations/hlat_table2-1a2b3c4d/submissions/1

@@ -1,0 +1,167 @@
+"""Evaluations that are sent: what is looked at before, and what is sent then.
+
+There is no scheduler: stand-ins for sbatch and squeue take what they are told, and what a login node
+lacks is taken away.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hlat import evaluate
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WITHOUT = """
+import sys
+for name in ("torch", "lm_eval", "pyarrow", "tokenizers", "safetensors"):
+    sys.modules[name] = None
+from importlib import util
+found = util.find_spec
+util.find_spec = lambda name, *further: None if name == "lm_eval" else found(name, *further)
+"""
+SBATCH = f"""#!{sys.executable}
+import pathlib, sys
+here = pathlib.Path(__file__).parent
+if pathlib.Path(__file__).name == "squeue":
+    print((here / "queue").read_text(), end="") if (here / "queue").exists() else None
+elif "--test-only" not in sys.argv:
+    print("Submitted batch job 41")
+"""
+SLURM = ("hydra/launcher=slurm", "hydra.launcher.partition=trn")
+
+
+class Login:
+    """A login node without torch and without the harness."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self.programs = folder, programs
+        for name in ("sbatch", "srun", "squeue"):
+            (programs / name).write_text(SBATCH)
+            (programs / name).chmod(0o755)
+        (programs / "sitecustomize.py").write_text(WITHOUT)
+
+    def evaluate(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return self._python("hlat.evaluate", *words)
+
+    def jobs(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return self._python("hlat.jobs", *words)
+
+    def _python(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        path = f"{REPOSITORY}{os.pathsep}{self.programs}"
+        return subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": path, "PATH": str(self.programs)},
+            capture_output=True,
+            text=True,
+        )
+
+
+@pytest.fixture
+def login(tmp_path: Path, uninterrupted) -> Login:
+    """One that sees the small run, of which the steps 10, 15 and 20 were kept."""
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "home/runs").mkdir(parents=True)
+    (tmp_path / "home/runs/whole").symlink_to(uninterrupted.folder / "runs/whole")
+    return Login(tmp_path / "home", tmp_path / "programs")
+
+
+@pytest.fixture
+def place(login: Login) -> Path:
+    """Where a sent evaluation lies, which is removed again: the run is shared."""
+    done = login.evaluate("runs/whole", "tasks=hlat_cr", "limit=7", *SLURM, "parallelism.tp=2")
+    assert done.returncode == 0, done.stderr
+    (found,) = (login.folder / "runs/whole/evaluations").glob("hlat_cr-*/submissions/1")
+    assert f"job 41 evaluates {found.parents[1].relative_to(login.folder)}" in done.stdout
+    yield found
+    subprocess.run(["rm", "-r", str(found.parents[1])], check=True)
+
+
+def test_the_job_does_what_was_typed_from_a_copy_of_the_program(login, place):
+    sent = json.loads((place / "job.json").read_text())
+    words = [str(place / "code"), "hlat.evaluate", "runs/whole", "tasks=hlat_cr", "limit=7"]
+    assert sent["commands"] == [[sys.executable, *words, "parallelism.tp=2"]]
+    assert (sent["nodes"], sent["trains"]) == (1, False)
+    assert sent["scores"] == str(login.folder / "runs/whole/evaluations")
+    assert (place / "code/conf/config.yaml").is_file()
+
+
+def test_the_same_is_sent_once_and_something_else_beside_it(login, place):
+    (login.programs / "queue").write_text("41|RUNNING|n1|None\n")
+    asked = ("runs/whole", "tasks=hlat_cr", "limit=7", *SLURM)
+    again = login.evaluate(*asked, "parallelism.tp=1")
+    assert again.returncode == 2
+    assert "runs/whole: job 41 is RUNNING for it; python -m hlat.jobs cancel" in again.stderr
+    listed = login.jobs("runs/whole/evaluations").stdout.splitlines()
+    assert listed[1].split() == ["whole:", place.parents[1].name, "41", "RUNNING", "0", "n1"]
+    other = login.evaluate(*asked[:2], "limit=8", *SLURM)
+    assert other.returncode == 0, other.stderr
+    first, second = login.jobs("runs").stdout.splitlines()[1:]
+    assert {first.split()[0], second.split()[0]} == {"whole:"}
+    for folder in (login.folder / "runs/whole/evaluations").glob("hlat_cr-*"):
+        if folder != place.parents[1]:
+            subprocess.run(["rm", "-r", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["runs/whole", *SLURM, "hydra.launcher.partitio=x"], "mean hydra.launcher.partition?"),
+        (["runs/whole", *SLURM, "hydra.launcher.time=soon"], "hydra.launcher.time='soon' is no"),
+        (["runs/whole", *SLURM, "hydra.launcher.prune=true"], "an evaluation is one job"),
+        (["runs/whole", "hydra/launcher=slrm"], "did you mean slurm?"),
+        (["runs/whole", "hydra.launcher.jobs=2"], "hydra/launcher=local has no use for"),
+        (["runs/whole", *SLURM, "hydra.run.dir=x"], "hydra.run.dir=x is no setting"),
+        (["runs/whole", *SLURM, "parallelism.tp=3"], "parallelism.tp=3"),
+        (["runs/whole", *SLURM, "hardware=h20"], "h200"),
+        (["runs/whole", *SLURM, "--step", "7"], "has no such checkpoint, only 10, 15, 20"),
+        (["runs/whole", *SLURM, "--step", "10", "follow=true"], "leave out --step and --output"),
+        (["runs/hole", *SLURM], "runs/hole does not exist"),
+        (["runs", *SLURM], "runs is no run, checkpoint or Hugging Face"),
+        (["runs", *SLURM, "follow=true"], "runs has no config.yaml"),
+    ],
+)
+def test_nothing_is_sent_of_what_cannot_be_done(login, words, problem, monkeypatch, capsys):
+    refused(login, [words[0], "tasks=boolq", *words[1:]], problem, monkeypatch, capsys)
+
+
+def test_a_task_that_the_harness_has_not_is_not_sent(login, monkeypatch, capsys):
+    pytest.importorskip("lm_eval", reason="not installed: pip install 'hlat[evaluation]'")
+    words = ["runs/whole", "tasks=hlat_tabel2", *SLURM]
+    refused(login, words, "did you mean hlat_table2?", monkeypatch, capsys)
+
+
+def refused(login, words, problem, monkeypatch, capsys):
+    """In this process, which saves starting one, and has the harness if it is installed."""
+    monkeypatch.chdir(login.folder)
+    monkeypatch.setenv("PATH", str(login.programs))
+    monkeypatch.setattr(sys, "argv", ["hlat.evaluate", *words])
+    try:
+        code = evaluate.main()
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert problem in capsys.readouterr().err
+    assert not [*login.folder.glob("runs/*/evaluations/*/submissions")]
+
+
+def test_a_manifest_holds_the_command_and_asks_for_what_the_layout_needs(login):
+    import yaml
+
+    image = ("hydra/launcher=kubernetes", "hydra.launcher.image=registry.example/hlat:1")
+    asked = ("tasks=hlat_cr", "follow=true", "hardware=h100_p5", "parallelism.tp=8")
+    done = login.evaluate("runs/elsewhere", *asked, *image)
+    assert done.returncode == 0, done.stderr
+    (file,) = login.folder.rglob("manifest.yaml")
+    assert f"{file.relative_to(login.folder)} evaluates runs/elsewhere; send it:" in done.stdout
+    (work,) = yaml.safe_load_all(file.read_text())
+    (node,) = work["spec"]["replicatedJobs"]
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    command = ["python", "-m", "hlat.evaluate", "runs/elsewhere", *asked]
+    assert container["command"][-len(command) :] == command
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert "configMap" not in file.read_text()
