@@ -5,6 +5,7 @@ as well: each data set of the hub in a folder of its name, as `hf download` leav
 """
 
 import difflib
+import hashlib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,7 +112,8 @@ class Library:
                 return load(path, name, **options)
             if not (self._data / path).is_dir():
                 raise FileNotFoundError(f"{self._data / path} is not there")
-            return load(str(self._data / path), name, **options)
+            folder = self._data / path
+            return load(str(folder), name, cache_dir=_cache(folder), **options)
 
         datasets.load_dataset = local
         try:
@@ -131,3 +133,17 @@ class Library:
             f"the hub: hf download {dataset} --repo-type dataset --local-dir {data}/{dataset}, and "
             f"then here data={data}"
         )
+
+
+def _cache(folder: Path) -> str:
+    """Where the datasets library keeps what it makes of a folder.
+
+    Its own key knows neither where the folder is nor what is in its files, so that it would answer
+    for one copy with what it has read from another.
+    """
+    import datasets
+
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    stats = [(str(path.resolve()), path.stat()) for path in files]
+    told = repr([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
+    return str(Path(datasets.config.HF_DATASETS_CACHE, hashlib.sha256(told.encode()).hexdigest()))

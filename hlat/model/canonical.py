@@ -11,10 +11,6 @@ from enum import Enum
 
 from hlat.config.model import Model, ScaledInit
 
-ROWS_AT_ONCE = 512
-"""Positions whose logits are made at a time: from there on the head's matrix products run at full
-speed, whatever the vocabulary."""
-
 
 class Kind(Enum):
     """How a parameter is initialised."""
@@ -127,3 +123,12 @@ def _layer_parameters(model: Model, layer: int) -> tuple[Parameter, ...]:
         parameter("mlp.up_proj", intermediate, hidden),
         parameter("mlp.down_proj", hidden, intermediate, kind=Kind.residual),
     )
+
+
+def rows_at_once(width: int) -> int:
+    """Positions whose logits are made at a time, by a head of so many tokens.
+
+    From 512 on its matrix products run at full speed, whatever the vocabulary. A part of it takes
+    more, since those that hold the parts have to meet for each of them.
+    """
+    return max(512, (1 << 21) // width)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hlat.model.canonical import ROWS_AT_ONCE
+from hlat.model.canonical import rows_at_once
 
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
@@ -125,9 +125,10 @@ class _HeadLoss(torch.autograd.Function):
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
         nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
-        memory = x_NH.new_empty(min(ROWS_AT_ONCE, len(x_NH)), len(head_VH))
-        for start in range(0, len(x_NH), ROWS_AT_ONCE):
-            chunk = slice(start, start + ROWS_AT_ONCE)
+        rows = rows_at_once(len(head_VH))
+        memory = x_NH.new_empty(min(rows, len(x_NH)), len(head_VH))
+        for start in range(0, len(x_NH), rows):
+            chunk = slice(start, start + rows)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             logits_CV = torch.mm(x_CH, head_VH.t(), out=memory[: len(x_CH)])
             nats += _to_gradient_(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hlat.model.canonical import ROWS_AT_ONCE
+from hlat.model.canonical import rows_at_once
 from hlat.model.loss import WHOLE, Vocabulary
 
 CHANCES = 1 << 32
@@ -43,11 +43,12 @@ def log_probs(
     """
     found_Q = torch.empty(len(rows_Q), device=x_NH.device)
     likeliest_N = torch.empty(len(x_NH), dtype=torch.int64, device=x_NH.device)
-    for start in range(0, len(x_NH), ROWS_AT_ONCE):
-        chunk = slice(start, start + ROWS_AT_ONCE)
+    rows = rows_at_once(len(head_VH))
+    for start in range(0, len(x_NH), rows):
+        chunk = slice(start, start + rows)
         logits_CV = F.linear(x_NH[chunk], head_VH).float()
         likeliest_N[chunk], largest_C = _likeliest(logits_CV, vocabulary)
-        ends = torch.tensor([start, start + ROWS_AT_ONCE])
+        ends = torch.tensor([start, start + rows])
         begin, end = torch.searchsorted(rows_Q, ends).tolist()
         asked_Q = rows_Q[begin:end].to(x_NH.device) - start
         places_Q = tokens_Q[begin:end] - vocabulary.first
@@ -61,7 +62,7 @@ def log_probs(
 
 def likeliest(x_NH: Tensor, head_VH: Tensor, vocabulary: Vocabulary = WHOLE) -> Tensor:
     """The likeliest token of each row, of equal ones that with the lowest id; int64."""
-    chunks = torch.split(x_NH, ROWS_AT_ONCE)
+    chunks = torch.split(x_NH, rows_at_once(len(head_VH)))
     return torch.cat([_likeliest(F.linear(x_CH, head_VH), vocabulary)[0] for x_CH in chunks])
 
 
@@ -91,8 +92,9 @@ def draw(
         Token ids, int64.
     """
     drawn = []
-    for start in range(0, len(x_NH), ROWS_AT_ONCE):
-        chunk = slice(start, start + ROWS_AT_ONCE)
+    rows = rows_at_once(len(head_VH))
+    for start in range(0, len(x_NH), rows):
+        chunk = slice(start, start + rows)
         logits_CV = _whole(F.linear(x_NH[chunk], head_VH).float(), vocabulary)
         units_CV = (F.softmax(logits_CV / temperature, 1) * _UNITS).long()
         if top_p < 1:

@@ -11,7 +11,7 @@ from hlat.config.engine import Backend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
 from hlat.config.precision import Operator
 from hlat.config.run import Config
-from hlat.model.canonical import ROWS_AT_ONCE
+from hlat.model.canonical import rows_at_once
 from hlat.parallelism.mesh import Degrees, degrees
 from hlat.planning.disk import saved_per_parameter
 from hlat.planning.efficiency import RESERVES_GIB, planned_engine
@@ -221,7 +221,7 @@ def _logits(config: Config, mesh: Degrees) -> float:
     if planned_engine(config) is Backend.nxd:
         return tokens * width * (compute + 2 * softmax) + head * compute
     widened = softmax if softmax > compute else 0
-    return (min(tokens, ROWS_AT_ONCE) * width + head) * (compute + widened)
+    return (min(tokens, rows_at_once(int(width))) * width + head) * (compute + widened)
 
 
 def _tokens(config: Config) -> int:

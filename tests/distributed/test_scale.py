@@ -26,9 +26,9 @@ def test_what_a_rank_holds_and_says(compose, rank: int, first: bool, last: bool)
     assert found.weight_bytes == 2 * (LAYERS * layer + ends)
     calls = {key: count for key, (count, _) in found.collectives.items()}
     # A layer enters and leaves two regions, in each direction; the embedding leaves one, the head
-    # enters one and joins the vocabulary twice, in one chunk of logits a micro batch
+    # enters one and joins the vocabulary twice in each of two chunks of logits a micro batch
     regions = LAYERS * MICRO_BATCHES
-    assert calls["tp all_gather"] == 4 * regions + (first + 3 * last) * MICRO_BATCHES
+    assert calls["tp all_gather"] == 4 * regions + (first + 5 * last) * MICRO_BATCHES
     assert calls["tp reduce_scatter"] == 4 * regions + (first + last) * MICRO_BATCHES
     # Copies of key/value heads are added up once a step, matrices over replicas as well
     matrices = 4 * LAYERS + first + last

@@ -108,6 +108,26 @@ def test_every_task_of_the_paper_runs_from_local_copies(trained, data):
     assert "whole step 20" in shown.out
 
 
+def test_copies_are_read_and_not_what_others_or_they_were_before(tmp_path):
+    from hlat.evaluation.library import Library
+
+    def questions(data):
+        library = Library(data)
+        [item] = library.choose(["arc_easy"], None)
+        return [
+            doc["question"]
+            for task in library.load(item)["tasks"].values()
+            for doc in task.test_docs()
+        ]
+
+    one, other = (write(tmp_path / name, rows) for name, rows in (("one", 2), ("other", 3)))
+    assert (len(questions(one)), len(questions(other))) == (2, 3)
+    before = questions(one)
+    for file in (one / "allenai/ai2_arc").rglob("*test*"):
+        file.write_text(file.read_text().replace(before[0], "Why?"))
+    assert questions(one) == ["Why?", *before[1:]]
+
+
 class Asked:
     """Requests of the harness's own tasks, of each type."""
 

@@ -157,7 +157,7 @@ def test_logits_are_made_a_few_rows_at_a_time(built, monkeypatch, at_once):
     engine, peer = built()
     requests = _requests(peer, 131)
     expected = TextModel(engine).score(requests)
-    monkeypatch.setattr(prediction, "ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(prediction, "rows_at_once", lambda _: at_once)
     _same(TextModel(engine).score(requests), expected)
 
 

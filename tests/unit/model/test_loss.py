@@ -23,7 +23,7 @@ def _seed() -> Iterator[None]:
 
 @pytest.fixture(params=SIZES.values(), ids=SIZES)
 def chunk(request, monkeypatch) -> int:
-    monkeypatch.setattr(loss, "ROWS_AT_ONCE", request.param)
+    monkeypatch.setattr(loss, "rows_at_once", lambda _: request.param)
     return request.param
 
 
@@ -103,7 +103,7 @@ def test_without_gradients_none_are_made(monkeypatch) -> None:
 
 
 def test_logits_never_exist_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(loss, "ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(loss, "rows_at_once", lambda _: 4)
     x, head, targets = example()
     seen = []
     exponentials = loss._exponentials_
