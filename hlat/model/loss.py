@@ -10,7 +10,7 @@ Names end in dimensions as in llama.py; N rows are B x S positions.
 
 # ruff: noqa: N812  F is what the field calls it.
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,9 +24,9 @@ from hlat.model.canonical import rows_at_once
 
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
-_WIDENED, _COMPILED = {"cpu": 1 << 19}, {"cpu": 1 << 21}
-"""Logits copied at a time, by device type, to be cast to fp32 or by what torch.compile makes, where
-each call costs more; elsewhere a whole chunk."""
+_FEW_ROWS, _FEW, _FEW_COMPILED = 64, 1 << 19, 1 << 21
+"""Rows or, if those are more, logits that are cast to fp32 at a time on a CPU, for its caches, by
+torch's own kernels and by what torch.compile makes, where each call costs more."""
 
 
 def next_token_targets(tokens_BS: Tensor, documents_BS: Tensor | None = None) -> Tensor:
@@ -88,8 +88,8 @@ def head_loss(
             gradients are rounded to the dtype of x, which a factor of the result is not.
         fp32: Whether logits are cast to fp32 before the softmax, and the head's gradient is summed
             over chunks in fp32; otherwise in the dtype of x.
-        compiled: Whether the passes over the logits go through torch.compile, where x is narrower
-            than fp32 and the head whole; in fp32 torch's own are as fast.
+        compiled: Whether the passes over the logits go through torch.compile, where that is faster
+            than torch's own and the head is whole.
         vocabulary: Which tokens the head holds. If not all, the gradient of x is the part that they
             give; the loss is that of all.
 
@@ -99,7 +99,6 @@ def head_loss(
     x_NH, targets_N = x_BSH.flatten(0, 1), targets_BS.flatten()
     if not torch.is_grad_enabled():  # which a Function cannot tell
         x_NH, head_VH = x_NH.detach(), head_VH.detach()
-    compiled = compiled and x_NH.dtype != torch.float32 and vocabulary is WHOLE
     loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
         x_NH, head_VH, targets_N, scale, fp32, compiled, vocabulary
     )
@@ -124,22 +123,26 @@ class _HeadLoss(torch.autograd.Function):
         differentiated = any(ctx.needs_input_grad)
         grad_x_NH = torch.empty_like(x_NH) if differentiated else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if differentiated else None
-        nats = torch.zeros((), dtype=torch.float32, device=x_NH.device)
+        nats_N = torch.empty(len(x_NH), dtype=torch.float32, device=x_NH.device)
+        passes_ = _passes_(x_NH, dtype, compiled, vocabulary)
         rows = rows_at_once(len(head_VH))
         memory = x_NH.new_empty(min(rows, len(x_NH)), len(head_VH))
         for start in range(0, len(x_NH), rows):
             chunk = slice(start, start + rows)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             logits_CV = torch.mm(x_CH, head_VH.t(), out=memory[: len(x_CH)])
-            nats += _to_gradient_(
-                logits_CV, targets_C, scale, dtype, differentiated, compiled, vocabulary
-            )
+            for few in _in_caches(logits_CV, dtype, compiled, vocabulary):
+                nats_N[chunk][few] = passes_(
+                    logits_CV[few], targets_C[few], scale, dtype, differentiated, vocabulary
+                )
             if grad_x_NH is not None and grad_head_VH is not None:
                 torch.mm(logits_CV, head_VH, out=grad_x_NH[chunk])
                 _add_product_(grad_head_VH, logits_CV.t(), x_CH)
         if grad_head_VH is not None:
             ctx.gradients = grad_x_NH, grad_head_VH.to(head_VH.dtype)
-        return nats * scale
+        if passes_ is _softmax_to_gradient_:
+            _find_again_(nats_N, x_NH, head_VH, targets_N)
+        return nats_N.sum() * scale
 
     @staticmethod
     @once_differentiable
@@ -151,39 +154,38 @@ class _HeadLoss(torch.autograd.Function):
         return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None, None
 
 
-def _to_gradient_(
-    logits_CV: Tensor,
-    targets_C: Tensor,
-    scale: float,
-    dtype: torch.dtype,
-    differentiated: bool,
-    compiled: bool,
-    vocabulary: Vocabulary,
-) -> Tensor:
-    """`_rows_to_gradient_`, where a copy is made of a few rows at a time.
+Passes = Callable[[Tensor, Tensor, float, torch.dtype, bool, Vocabulary], Tensor]
+"""`_rows_to_gradient_`, or another way to the same."""
 
-    Not of a part of the vocabulary: shards would have to talk for every few rows.
+
+def _passes_(x_NH: Tensor, dtype: torch.dtype, compiled: bool, vocabulary: Vocabulary) -> Passes:
+    """The fastest way from logits in the dtype of x to their gradient by way of `dtype`."""
+    widened = x_NH.dtype != dtype
+    if vocabulary is not WHOLE:
+        return _rows_to_gradient_
+    if x_NH.is_cpu and not (compiled and widened):
+        return _softmax_to_gradient_
+    if compiled and x_NH.dtype != torch.float32:
+        return _compiled_rows_to_gradient_()
+    return _rows_to_gradient_
+
+
+def _in_caches(
+    logits_CV: Tensor, dtype: torch.dtype, compiled: bool, vocabulary: Vocabulary
+) -> Iterator[slice]:
+    """Rows to take at a time: where a copy is made, so few that it stays in a CPU's caches.
+
+    All of a part of the vocabulary: shards would have to talk for every few rows.
     """
-    rows, limits = len(logits_CV), _COMPILED if compiled else _WIDENED
-    copied = vocabulary is WHOLE and (compiled or logits_CV.dtype != dtype)
-    if copied and (at_once := limits.get(logits_CV.device.type)) is not None:
-        rows = _rows(at_once, logits_CV.shape[1])
-    call = _compiled_rows_to_gradient_() if compiled else _rows_to_gradient_
-    nats = torch.zeros((), dtype=torch.float32, device=logits_CV.device)
+    rows, width = logits_CV.shape
+    if vocabulary is WHOLE and logits_CV.is_cpu and logits_CV.dtype != dtype:
+        rows = max(_FEW_ROWS, (_FEW_COMPILED if compiled else _FEW) // width)
     for start in range(0, len(logits_CV), rows):
-        few = slice(start, start + rows)
-        nats += call(logits_CV[few], targets_C[few], scale, dtype, differentiated, vocabulary)
-    return nats
-
-
-def _rows(at_once: int, width: int) -> int:
-    """How many rows hold so many logits; by 64, which is what vector code likes."""
-    rows = max(1, at_once // width)
-    return rows - rows % 64 or rows
+        yield slice(start, start + rows)
 
 
 @cache
-def _compiled_rows_to_gradient_() -> Callable[..., Tensor]:
+def _compiled_rows_to_gradient_() -> Passes:
     """`_rows_to_gradient_` as a few kernels."""
     return torch.compile(_rows_to_gradient_, fullgraph=True)
 
@@ -196,12 +198,44 @@ def _rows_to_gradient_(
     differentiated: bool,
     vocabulary: Vocabulary,
 ) -> Tensor:
-    """Turn logits into their gradient, in their memory, by way of `dtype`; returns the nats."""
+    """Turn logits into their gradient, in their memory, by way of `dtype`; returns nats_C."""
     e_CV = logits_CV.to(dtype)
     sums_C1, nats_C1 = _exponentials_(e_CV, targets_C, vocabulary)
     if differentiated:
         logits_CV.copy_(_logit_gradient_(e_CV, sums_C1, targets_C, scale, vocabulary))
-    return nats_C1.sum()
+    return nats_C1.squeeze(1)
+
+
+def _softmax_to_gradient_(
+    logits_CV: Tensor,
+    targets_C: Tensor,
+    scale: float,
+    dtype: torch.dtype,
+    differentiated: bool,
+    vocabulary: Vocabulary,
+) -> Tensor:
+    """`_rows_to_gradient_` by torch's softmax, one pass on a CPU where that takes four.
+
+    What remains of a target less likely than the least normal number has no logarithm to speak of:
+    its nats are inf.
+    """
+    p_CV = logits_CV.to(dtype)
+    torch.softmax(p_CV, 1, out=p_CV)
+    here_C1, at_target = _targets(targets_C, p_CV.shape[1], vocabulary)
+    p_C1 = p_CV[at_target]
+    if differentiated:
+        p_CV[at_target] -= 1
+        torch.mul(p_CV, (here_C1 * scale).to(dtype), out=logits_CV)
+    nats_C1 = -p_C1.float().where(p_C1 >= torch.finfo(dtype).tiny, 0).log()
+    return nats_C1.where(here_C1, 0).squeeze(1)
+
+
+def _find_again_(nats_N: Tensor, x_NH: Tensor, head_VH: Tensor, targets_N: Tensor) -> None:
+    """Put the cross-entropy where nats are inf, from logits that are made once more."""
+    (lost_M,) = nats_N.isinf().nonzero(as_tuple=True)
+    for few in torch.split(lost_M, rows_at_once(len(head_VH))):
+        logits = (x_NH[few] @ head_VH.t()).float()
+        nats_N[few] = F.cross_entropy(logits, targets_N[few], reduction="none")
 
 
 def _exponentials_(

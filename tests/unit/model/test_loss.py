@@ -27,6 +27,14 @@ def chunk(request, monkeypatch) -> int:
     return request.param
 
 
+@pytest.fixture(params=["softmax", "rows"])
+def way(request, monkeypatch) -> str:
+    """A CPU's way from logits to gradients, and that of other devices."""
+    if request.param == "rows":
+        monkeypatch.setattr(loss, "_passes_", lambda *_: loss._rows_to_gradient_)
+    return request.param
+
+
 def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     x = torch.randn(3, 11, 24).to(dtype).requires_grad_()
     head = torch.randn(VOCABULARY, 24).mul(0.3).to(dtype).requires_grad_()
@@ -47,7 +55,8 @@ def error(found: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 29])
-def test_loss_and_gradients_in_fp32(chunk, scale) -> None:
+@pytest.mark.usefixtures("chunk", "way")
+def test_loss_and_gradients_in_fp32(scale) -> None:
     x, head, targets = example()
     found = head_loss(x, head, targets, scale)
     found.backward()
@@ -56,7 +65,8 @@ def test_loss_and_gradients_in_fp32(chunk, scale) -> None:
         assert error(one.detach(), other) < 1e-6
 
 
-def test_bf16_is_summed_in_fp32_if_asked_to(chunk) -> None:
+@pytest.mark.usefixtures("chunk", "way")
+def test_bf16_is_summed_in_fp32_if_asked_to() -> None:
     x, head, targets = example(torch.bfloat16)
     scale = 1 / 29
     errors = {}
@@ -96,7 +106,7 @@ def test_an_embedding_that_is_the_head_too_gets_both_gradients() -> None:
 
 def test_without_gradients_none_are_made(monkeypatch) -> None:
     x, head, targets = example()
-    monkeypatch.setattr(loss, "_logit_gradient_", None)
+    monkeypatch.setattr(loss, "_add_product_", None)
     with torch.no_grad():
         found = head_loss(x, head, targets)
     assert error(found, expected(x, head, targets, 1.0)[0]) < 1e-6
@@ -106,16 +116,31 @@ def test_logits_never_exist_at_once(monkeypatch) -> None:
     monkeypatch.setattr(loss, "rows_at_once", lambda _: 4)
     x, head, targets = example()
     seen = []
-    exponentials = loss._exponentials_
+    passes = loss._softmax_to_gradient_
     monkeypatch.setattr(
         loss,
-        "_exponentials_",
-        lambda logits, *rest: (seen.append(tuple(logits.shape)), exponentials(logits, *rest))[1],
+        "_softmax_to_gradient_",
+        lambda logits, *rest: (seen.append(tuple(logits.shape)), passes(logits, *rest))[1],
     )
     head_loss(x, head, targets).backward()
     assert seen == [(4, VOCABULARY)] * 8 + [(1, VOCABULARY)]
 
 
+@pytest.mark.usefixtures("chunk", "way")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_targets_too_unlikely_for_a_softmax_cost_what_they_cost(dtype) -> None:
+    x, head, targets = example(dtype)
+    with torch.no_grad():
+        x *= 60
+    found = head_loss(x, head, targets)
+    found.backward()
+    wanted = expected(x, head, targets, 1.0)
+    assert wanted[0] / (targets != IGNORED).sum() > 200
+    for one, other in zip((found, x.grad, head.grad), wanted, strict=True):
+        assert error(one.detach(), other) < (1e-5 if dtype is torch.float32 else 2e-2)
+
+
+@pytest.mark.usefixtures("way")
 def test_nothing_counted_is_zero_and_has_no_gradient() -> None:
     x, head, _ = example()
     found = head_loss(x, head, torch.full((3, 11), IGNORED))
