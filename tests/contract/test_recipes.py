@@ -13,7 +13,6 @@ from hlat.data.sequences import Sequences
 from hlat.engine.create import create_engine
 from hlat.engine.native import rounding
 from hlat.engine.native.weights import DTYPES
-from hlat.model import loss
 from hlat.model.canonical import num_parameters
 from hlat.precision import bytes_per_parameter
 
@@ -75,7 +74,7 @@ def test_the_running_engine_has_the_dtypes_of_the_table(config, batches, monkeyp
     for weight in engine.parts[0].parameters():
         weight.register_hook(lambda gradient: seen["gradients"].append(gradient.dtype))
     watch(monkeypatch, torch, "rsqrt", seen["norm"])
-    watch(monkeypatch, loss, "_exponentials_", seen["logits"])
+    watch(monkeypatch, torch, "softmax", seen["logits"])
     watch(monkeypatch, torch.nn.functional, "linear", seen["products"])
     gradients = type(engine.weights).gradients
     monkeypatch.setattr(
