@@ -172,10 +172,11 @@ def _read(overrides: Sequence[str]) -> "tuple[Config, list[str]]":
 def _planned(config: "Config", as_json: bool, file: Path | None) -> int:
     """Tell a plan; if it does not fit, the nearest that do."""
     from hlat.planning.forecast import forecast
+    from hlat.planning.search import search
     from hlat.reporting import plan as report
 
     plan = forecast(config)
-    fitting = [] if plan.fits else _fitting(config)
+    fitting = [] if plan.fits else _fitting(config, search(config))
     if as_json:
         told = report.summarise(config, plan)
         told["nearest"] = [report.summarise_layout(one) for one in fitting]
@@ -196,9 +197,10 @@ def _impossible(config: "Config", problems: Sequence[str], as_json: bool, file: 
     from hlat.planning.search import nearest, search
     from hlat.reporting import plan as report
 
-    valid = [one.config for one in nearest(config, search(config), 1)]
+    found = search(config)
+    valid = [one.config for one in nearest(config, found, 1)]
     plans = [(other, forecast(other)) for other in valid]
-    fitting = _fitting(config)
+    fitting = _fitting(config, found)
     if as_json:
         told = {
             "fits": False,
@@ -234,12 +236,11 @@ def _ranked(config: "Config", as_json: bool) -> int:
     return Exit.FINISHED if any(one.fits for one in found) else Exit.CONFIGURATION
 
 
-def _fitting(config: "Config") -> "list[Layout]":
-    """The layouts that fit and differ least from the run's own, on more nodes if need be."""
-    from hlat.planning.search import nearest, on_more_nodes, search
+def _fitting(config: "Config", found: "Sequence[Layout]") -> "list[Layout]":
+    """Of the layouts found on the run's nodes, and on more, those that fit and differ least."""
+    from hlat.planning.search import nearest, on_more_nodes
 
-    here = [one for one in search(config) if one.fits]
-    own = nearest(config, here, _NEAREST)
+    own = nearest(config, [one for one in found if one.fits], _NEAREST)
     return own + nearest(config, on_more_nodes(config), _NEAREST)
 
 

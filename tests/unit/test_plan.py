@@ -445,8 +445,11 @@ def test_a_mistake_in_overrides_is_told_in_a_line(capsys, words, problem):
     assert capsys.readouterr().err == f"{problem}\n"
 
 
-def test_a_plan_imports_no_torch():
-    code = "import sys; from hlat import plan; plan.main(sys.argv[1:]); assert 'torch' not in sys.modules"
+def test_a_plan_imports_neither_torch_nor_what_draws():
+    code = (
+        "import sys; from hlat import plan; plan.main(sys.argv[1:])\n"
+        "assert not {'torch', 'matplotlib'} & set(sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *HLAT_7B], capture_output=True, text=True, check=False
     )

@@ -13,8 +13,9 @@ from hlat.config.resolve import resolve
 from hlat.config.told import run_of
 from hlat.planning.memory import estimate
 from hlat.planning.step_time import predict
-from hlat.reporting import expectation, write_report
+from hlat.reporting import expectation
 from hlat.reporting.record import Record
+from hlat.reporting.report import write_report
 
 TRN1 = ("model=7b", "hardware=trn1_32xl", "hardware.nodes=4", "engine=nxd", "compiler=neuron_2_28")
 

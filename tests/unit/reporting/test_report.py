@@ -16,7 +16,7 @@ from matplotlib import image
 
 from hlat import report
 from hlat.config.errors import ConfigError
-from hlat.reporting import write_report
+from hlat.reporting.report import write_report
 
 FIGURES = [
     "data_wait",
