@@ -243,8 +243,6 @@ def _exponentials_(
 ) -> tuple[Tensor, Tensor]:
     """Turn logits into what softmax divides by its sum, in their memory.
 
-    Each pass over all logits counts: torch's own log_softmax takes as long as all these together.
-
     Returns:
         The sums over the whole vocabulary, and the cross-entropy of the counted targets, fp32; both
         [C, 1].

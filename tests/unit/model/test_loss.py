@@ -153,6 +153,26 @@ def test_nothing_counted_is_zero_and_has_no_gradient() -> None:
     assert not head.grad.any()
 
 
+WAYS = {  # by dtype of x, that of the softmax, and whether a compiler is asked for
+    (torch.float32, torch.float32, False): "_softmax_to_gradient_",
+    (torch.float32, torch.float32, True): "_softmax_to_gradient_",
+    (torch.bfloat16, torch.bfloat16, True): "_softmax_to_gradient_",
+    (torch.bfloat16, torch.float32, False): "_softmax_to_gradient_",
+    (torch.bfloat16, torch.float32, True): "compiled",
+}
+
+
+@pytest.mark.parametrize("dtypes", WAYS)
+def test_a_cpu_takes_the_faster_way(monkeypatch, dtypes) -> None:
+    monkeypatch.setattr(loss, "_compiled_rows_to_gradient_", lambda: "compiled")
+    narrow, wide, compiled = dtypes
+    found = loss._passes_(torch.empty(1, 1, dtype=narrow), wide, compiled, loss.WHOLE)
+    assert getattr(found, "__name__", found) == WAYS[dtypes]
+    part = loss.Vocabulary(0, lambda tensor: tensor.unsqueeze(0), 7)
+    found = loss._passes_(torch.empty(1, 1, dtype=narrow), wide, compiled, part)
+    assert found is loss._rows_to_gradient_
+
+
 def test_targets_are_the_tokens_after() -> None:
     tokens = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]], dtype=torch.int32)
     assert next_token_targets(tokens).tolist() == [[1, 4, 1, IGNORED], [9, 2, 6, IGNORED]]
@@ -166,12 +186,13 @@ def test_the_first_token_of_a_document_is_no_target() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, several
 @pytest.mark.parametrize("fp32", [True, False])
-def test_compiled_passes_agree(fp32) -> None:
+def test_compiled_passes_agree(monkeypatch, fp32) -> None:
     results = []
-    for compiled in (False, True):
+    for passes in (loss._rows_to_gradient_, loss._compiled_rows_to_gradient_()):
+        monkeypatch.setattr(loss, "_passes_", lambda *_, passes=passes: passes)
         torch.manual_seed(0)
         x, head, targets = example(torch.bfloat16)
-        found = head_loss(x, head, targets, 1 / 29, fp32, compiled)
+        found = head_loss(x, head, targets, 1 / 29, fp32)
         results.append((found.detach(), *torch.autograd.grad(found, (x, head))))
     for one, other in zip(*results, strict=True):
         assert error(one, other) < (1e-3 if fp32 else 1e-2)
