@@ -68,18 +68,30 @@ def step_row(second: str, row: Json) -> list[str]:
 
 
 def render_update(result: Json) -> str:
-    """CPU time per weight."""
-    header = ["", "ns per weight", "of operator by operator", "first update, s"]
-    rows = [
+    """A table for each number of threads."""
+    groups: dict[int, list[Json]] = {}
+    for row in result["rows"]:
+        groups.setdefault(row["threads"], []).append(row)
+    parts = []
+    for threads, rows in groups.items():
+        parts.append("One thread:" if threads == 1 else f"{threads} threads:")
+        parts.append(update_table(rows))
+    return "\n\n".join([*parts, machine(result)])
+
+
+def update_table(rows: list[Json]) -> str:
+    """Time per weight."""
+    header = ["", "ns per weight", "of ours, nearest", "first update, s"]
+    told = [
         [
             row["contestant"],
             measured(row["nanoseconds_per_parameter"], ".2f"),
             measured(row["ratio"], ".2f"),
             f"{row['first_step_seconds']:.1f}",
         ]
-        for row in result["rows"]
+        for row in rows
     ]
-    return table(header, rows) + "\n\n" + machine(result)
+    return table(header, told)
 
 
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {

@@ -1,13 +1,16 @@
-"""Nanoseconds of CPU that an update of one bf16 weight takes, ours beside others' AdamW.
+"""Nanoseconds that an update of one bf16 weight takes, ours beside others' AdamW.
 
 Usage: python benchmarks/step/update.py [--shape small] [--rounds 10] [--output update.json]
 
 All contestants live in one process, each with weights of its own in the shapes of a model, and take
-turns; a ratio is taken within a round. Gradients are random and stay what they are.
+turns, first on one thread and then on all cores; a ratio is taken within a round. Gradients are
+random and stay what they are. The clock on the wall counts: threads that wait for each other
+between two operators do so as in a run, so leave OMP_WAIT_POLICY unset.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -29,9 +32,9 @@ from hlat.model.llama import Llama
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "torchao"]
 SECONDS = 0.5
-"""Of CPU time, that a contestant's turn takes."""
+"""That a contestant's turn takes."""
 SETTINGS: dict[str, Any] = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-REFERENCE = "torch, operator by operator"
+REFERENCE = "ours, nearest"
 Weights = dict[str, nn.Parameter]
 Step = Callable[[], Any]
 
@@ -52,8 +55,8 @@ def ours(model: Model, weights: Weights, stochastic: bool, compiled: bool = Fals
         weight: make_noise(shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device)
         for name, weight in weights.items()
     }
-    number = torch.tensor(7)
-    draw = (lambda weight: noise[weight].draw(number)) if stochastic else None
+    numbers = torch.arange(3)
+    draw = (lambda weight: noise[weight].draw(numbers)) if stochastic else None
     return ChunkedAdamW([{"params": list(weights.values())}], draw, compiled, **SETTINGS).step
 
 
@@ -66,8 +69,8 @@ def open_contestants(model: Model) -> dict[str, Step]:
     return {
         "ours, stochastic": ours(model, make_weights(model), True),
         "ours, stochastic, compiled": ours(model, make_weights(model), True, compiled=True),
-        "ours, nearest": ours(model, make_weights(model), False),
-        REFERENCE: torch.optim.AdamW(fresh(), **SETTINGS, foreach=False).step,
+        REFERENCE: ours(model, make_weights(model), False),
+        "torch, operator by operator": torch.optim.AdamW(fresh(), **SETTINGS, foreach=False).step,
         "torch, foreach": torch.optim.AdamW(fresh(), **SETTINGS, foreach=True).step,
         "torch, fused": torch.optim.AdamW(fresh(), **SETTINGS, fused=True).step,
         "torchao, stochastic": TorchaoAdamW(fresh(), **SETTINGS, bf16_stochastic_round=True).step,
@@ -75,13 +78,35 @@ def open_contestants(model: Model) -> dict[str, Step]:
 
 
 def seconds(step: Step, least: float = 0.0) -> float:
-    """CPU time of a call, the median over a stretch of at least so long."""
+    """The median call over a stretch of at least so long."""
     times: list[float] = []
     while sum(times) <= least:
-        start = time.process_time()
+        start = time.perf_counter()
         step()
-        times.append(time.process_time() - start)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
+
+
+def measure(model: Model, threads: int, num_rounds: int) -> list[dict[str, Any]]:
+    """A row for each contestant."""
+    torch.set_num_threads(threads)
+    count = sum(weight.numel() for weight in make_weights(model).values())
+    steps = open_contestants(model)
+    first = {name: seconds(step) for name, step in steps.items()}
+    rounds = [
+        {name: seconds(step, SECONDS) for name, step in steps.items()} for _ in range(num_rounds)
+    ]
+    return [
+        {
+            "contestant": name,
+            "threads": threads,
+            "parameters": count,
+            "first_step_seconds": round(first[name], 3),
+            "nanoseconds_per_parameter": spread([times[name] / count * 1e9 for times in rounds]),
+            "ratio": spread([times[name] / times[REFERENCE] for times in rounds]),
+        }
+        for name in steps
+    ]
 
 
 def main() -> None:
@@ -91,25 +116,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "update.json")
     arguments = parser.parse_args()
     model = make_settings("ours", arguments.shape, "bf16", "cpu").config.model
-    count = sum(weight.numel() for weight in make_weights(model).values())
-    steps = open_contestants(model)
-    first = {name: seconds(step) for name, step in steps.items()}
-    rounds = [
-        {name: seconds(step, SECONDS) for name, step in steps.items()}
-        for _ in range(arguments.rounds)
-    ]
     rows = [
-        {
-            "contestant": name,
-            "first_step_seconds": round(first[name], 3),
-            "nanoseconds_per_parameter": spread([times[name] / count * 1e9 for times in rounds]),
-            "ratio": spread([times[name] / times[REFERENCE] for times in rounds]),
-        }
-        for name in steps
+        row
+        for threads in (1, os.cpu_count() or 1)
+        for row in measure(model, threads, arguments.rounds)
     ]
     result = {
         "machine": describe_machine(LIBRARIES),
-        "protocol": {"rounds": arguments.rounds, "shape": arguments.shape, "parameters": count},
+        "protocol": {"rounds": arguments.rounds, "shape": arguments.shape},
         "rows": rows,
     }
     arguments.output.write_text(json.dumps(result, indent=2) + "\n")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hlat.engine.native.noise import Draw
-from hlat.engine.native.rounding import Rounding, chunks
+from hlat.engine.native.rounding import Rounding, Stack
 
 
 class ChunkedAdamW(torch.optim.Optimizer):
@@ -30,8 +30,8 @@ class ChunkedAdamW(torch.optim.Optimizer):
 
         Args:
             groups: Parameter groups; moments take the dtype of the parameters.
-            draw: The bits that round a bf16 parameter's next update, given the parameter; None:
-                to nearest.
+            draw: The numbers that round a bf16 parameter and its moments in the next update, given
+                the parameter; None: to nearest.
             compiled: Whether TorchInductor rounds.
             **settings: lr, betas, eps and weight_decay, as of torch.optim.AdamW.
         """
@@ -62,17 +62,24 @@ class ChunkedAdamW(torch.optim.Optimizer):
         if self.found_inf is not None:
             state["step"] -= self.found_inf
         tensors = (gradient, weight, state["exp_avg"], state["exp_avg_sq"])
-        for rows, stored in chunks(*tensors):
-            values = [self._fp32(str(i), tensor) for i, tensor in enumerate(stored)]
+        for rows, (given, *stored) in self._rounding.chunks(*tensors):
+            values = self._fp32("gradient", [given]) + self._fp32("kept", stored)
             _adamw(values, state["step"], group, self.found_inf)
             if draw is not None:
-                torch._foreach_copy_(stored[1:], self._rounding.round_(values[1:], draw, rows))
-            elif narrow:
-                torch._foreach_copy_(stored[1:], values[1:])
+                self._rounding.round_(self._stack("kept", stored), draw, rows)
+            if narrow:
+                torch._foreach_copy_(stored, values[1:])
 
-    def _fp32(self, slot: str, tensor: Tensor) -> Tensor:
-        """The tensor itself if it is fp32, else a copy."""
-        return tensor if tensor.dtype == torch.float32 else self._rounding.fp32(slot, tensor)
+    def _fp32(self, slot: str, tensors: list[Tensor]) -> list[Tensor]:
+        """Tensors of one dtype: themselves if it is fp32, else copies."""
+        if tensors[0].dtype == torch.float32:
+            return tensors
+        copies = self._stack(slot, tensors).each
+        torch._foreach_copy_(copies, tensors)
+        return copies
+
+    def _stack(self, slot: str, tensors: list[Tensor]) -> Stack:
+        return self._rounding.take(slot, len(tensors), tensors[0].shape, tensors[0].device)
 
 
 def _adamw(

@@ -20,11 +20,11 @@ _GOLDEN = -7046029254386353131
 
 @dataclass(frozen=True)
 class Draw:
-    """Random bits for the elements of one tensor, made where they are used.
+    """Random numbers for the elements of some tensors of one shape, made where they are used.
 
     Attributes:
-        rows: A key per row, int32 [rows, 1].
-        columns: A key per column, int32 [1, width].
+        rows: Of each tensor a key per row, int32 [tensors, rows, 1].
+        columns: A key per column, odd, int32 [1, width].
     """
 
     rows: Tensor
@@ -37,19 +37,20 @@ class Noise:
 
     Attributes:
         rows: A key per row, of seed, canonical name and canonical row; int64 [rows, 1].
-        columns: A key per canonical column; int32 [1, width].
+        columns: A key per canonical column, odd; int32 [1, width].
     """
 
     rows: Tensor
     columns: Tensor
 
-    def draw(self, number: Tensor) -> Draw:
-        """One of the draws.
+    def draw(self, numbers: Tensor) -> Draw:
+        """Some of the draws, each for a tensor of its own.
 
         Args:
-            number: Which one; a scalar, int64, on the tensor's device.
+            numbers: Which ones; int64, [tensors] or a scalar, on the tensor's device.
         """
-        return Draw(_mix(self.rows ^ _mix(number * _GOLDEN)).to(torch.int32), self.columns)
+        multipliers = _mix(numbers * _GOLDEN).bitwise_or_(1).view(-1, 1, 1)
+        return Draw((self.rows * multipliers >> 32).to(torch.int32), self.columns)
 
     def cut(self, rows: slice) -> "Noise":
         """The noise of some rows of a matrix."""
@@ -74,7 +75,7 @@ def _row_keys(seed: int, name: str, first: int, count: int, device: torch.device
 
 def _column_keys(first: int, count: int, device: torch.device) -> Tensor:
     keys = _mix(torch.arange(first + 1, first + count + 1, device=device) * _GOLDEN)
-    return keys.to(torch.int32).unsqueeze(0)
+    return keys.to(torch.int32).bitwise_or_(1).unsqueeze(0)
 
 
 def _mix(keys: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Stochastic rounding to bf16 where the device has none: what random bits do to fp32.
+"""Stochastic rounding to bf16 where the device has none: what random numbers do to fp32.
 
 It is integer arithmetic on the bits of fp32, a few rows at a time in memory of its own, which a
 core's cache then holds. TorchInductor makes one loop of it, with the same result to the last bit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -12,19 +13,30 @@ from torch import Tensor
 
 from hlat.engine.native.noise import Draw
 
-_CHUNK = {"cpu": 1 << 18}
-"""Elements a thread rounds at a time, by device type: its cache holds them, and calls do not
-count."""
+_CHUNK = {"cpu": 1 << 17}
+"""Elements of a tensor that a thread rounds at a time, by device type: its cache holds them."""
+_COMPILED_CHUNK = {"cpu": 1 << 18}
+"""The same where TorchInductor rounds, whose calls take longer."""
 _LARGEST_CHUNK = 1 << 24
 """Elements at a time elsewhere: bounds the memory of what is rounded."""
-_INFINITY = float("inf")
-_FIRST, _SECOND = 0x7FEB352D, -2073254261
-"""Multipliers of a hash of 32 bits that Wellons' search found least biased
-(github.com/skeeto/hash-prospector)."""
+_INFINITY, _NAN = float("inf"), float("nan")
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Matrices of one shape, in fp32, in one piece of memory.
+
+    Attributes:
+        each: The matrices.
+        contents: The bits of all of them, int32 [matrices, rows, width].
+    """
+
+    each: list[Tensor]
+    contents: Tensor
 
 
 class Rounding:
-    """Rounds by the bits of a draw.
+    """Rounds by the numbers of a draw.
 
     Constants are tensors on the device: torch would wrap a Python number anew in each operation,
     which takes longer than the rest of a call.
@@ -34,24 +46,27 @@ class Rounding:
         """Have no memory yet; `compiled`: by TorchInductor, instead of operator by operator."""
         self._compiled = compiled
         self._memory: dict[str, Tensor] = {}
-        self._views: dict[tuple[str, torch.Size], Tensor] = {}
+        self._stacks: dict[tuple[str, int, torch.Size], Stack] = {}
         self._constants: dict[int, Tensor] = {}
 
     def write(self, target: Tensor, source: Tensor, draw: Draw) -> None:
         """Fill a bf16 tensor from an fp32 one of its shape."""
-        for rows, (into, values) in chunks(target, source):
-            # The compiled loop leaves its result where its input was
-            values = self.fp32("source", values) if self._compiled else values
-            into.copy_(self.round_([values], draw, rows)[0])
+        for rows, (into, values) in self.chunks(target, source):
+            copy = self.take("rounded", 1, values.shape, values.device)
+            copy.each[0].copy_(values)
+            self.round_(copy, draw, rows)
+            into.copy_(copy.each[0])
 
     def add(self, total: Tensor, summand: Tensor, draw: Draw) -> None:
         """Add to a bf16 tensor another one; the exact sum is rounded once."""
-        for rows, (into, values) in chunks(total, summand):
-            exact = self.fp32("sum", into).add_(values)
-            into.copy_(self.round_([exact], draw, rows)[0])
+        for rows, (into, values) in self.chunks(total, summand):
+            exact = self.take("rounded", 1, values.shape, values.device)
+            exact.each[0].copy_(into).add_(values)
+            self.round_(exact, draw, rows)
+            into.copy_(exact.each[0])
 
-    def round_(self, values: Sequence[Tensor], draw: Draw, rows: slice) -> list[Tensor]:
-        """Round some rows of one or three fp32 tensors, each by numbers of its own.
+    def round_(self, stack: Stack, draw: Draw, rows: slice) -> None:
+        """Let some rows of one or more fp32 tensors be values of bf16.
 
         Up or down with a probability that the distance gives: a carry out of the 16 bits that bf16
         lacks moves to the next value away from zero, and cutting them off moves towards it. A
@@ -61,114 +76,82 @@ class Rounding:
         moment is one in its weight, too, and stays there.
 
         Args:
-            values: Their memory may be taken.
-            draw: The bits.
+            stack: One tensor for each of the draw's.
+            draw: The numbers.
             rows: Which of the draw's rows they are.
+        """
+        keys = draw.rows[:, rows]
+        if self._compiled:
+            _compiled_round_()(stack.contents, keys, draw.columns)
+            return
+        # The one NaN that comes of it has room for a number: no carry makes a number of it
+        stack.each[0].nan_to_num_(nan=_NAN, posinf=_INFINITY, neginf=-_INFINITY)
+        stack.contents.add_(self.numbers(keys, draw.columns))
+        stack.contents.bitwise_and_(self._constant(-65536, keys))
+
+    def numbers(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """A number of 16 bits for each element, until the next call.
+
+        It is the upper half of the product of two keys (multiplicative hashing: Dietzfelbinger et
+        al., J. Algorithms 25, 1997). As the key of a column is odd, all numbers are equally likely,
+        over the draws, in each element.
+
+        Args:
+            rows: Keys, int32 [tensors, rows, 1].
+            columns: Keys, int32 [1, width].
 
         Returns:
-            Values of bf16, in fp32, until the next call.
+            int32 [tensors, rows, width].
         """
-        if self._compiled:
-            contents = [value.view(torch.int32) for value in values]
-            _compiled_round_()(contents, draw.rows[rows], draw.columns)
-            return [*values]
-        bits = self.bits(draw, rows)
-        numbers = [self._high(bits)] if len(values) == 1 else self.numbers(bits)
-        first = self._guarded(values[0], numbers[0])
-        return [first, *map(self._rounded, values[1:], numbers[1:])]
+        shape = torch.Size((rows.shape[1], columns.shape[1]))
+        numbers = self.take("numbers", len(rows), shape, rows.device).contents
+        torch.mul(rows, columns, out=numbers)
+        numbers.bitwise_right_shift_(self._constant(16, rows))
+        return numbers.bitwise_and_(self._constant(0xFFFF, rows))
 
-    def bits(self, draw: Draw, rows: slice) -> Tensor:
-        """32 random bits for each element of some rows, int32 [rows, width].
+    def take(self, slot: str, count: int, shape: torch.Size, device: torch.device) -> Stack:
+        """So many matrices of that shape, whose content the next call of that name may overwrite.
 
-        The inner part of the hash. Its first shift mixes keys, which are mixed already, and its
-        last one the two halves, which roundings keep apart. The shift repeats the sign: half of all
-        values do not occur between the products, and all do after the second.
+        Their memory stays: new memory each time would be paged in each time.
         """
-        keys = draw.rows[rows]
-        shape = torch.Size((len(keys), draw.columns.shape[1]))
-        bits, shifted = (self._take(slot, shape, keys) for slot in ("bits", "shifted"))
-        torch.bitwise_xor(keys, draw.columns, out=bits).mul_(self._constant(_FIRST, bits))
-        bits ^= torch.bitwise_right_shift(bits, self._constant(15, bits), out=shifted)
-        return bits.mul_(self._constant(_SECOND, bits))
+        if (slot, count, shape) not in self._stacks:
+            size = count * shape.numel()
+            if slot not in self._memory or self._memory[slot].numel() < size:
+                self._memory[slot] = torch.empty(size, device=device)
+                self._stacks.clear()  # which hold what was there before
+            whole = self._memory[slot][:size].view(count, *shape)
+            self._stacks[slot, count, shape] = Stack([*whole], whole.view(torch.int32))
+        return self._stacks[slot, count, shape]
 
-    def numbers(self, bits: Tensor) -> list[Tensor]:
-        """Three numbers of 16 bits for each element, until the next call; any two are independent.
-
-        The third is the exclusive or of the others: a rounding looks at one number alone.
-        """
-        high, low = self._high(bits), bits.bitwise_and_(self._constant(0xFFFF, bits))
-        both = torch.bitwise_xor(high, low, out=self._take("shifted", bits.shape, bits))
-        return [high, both, low]
-
-    def _high(self, bits: Tensor) -> Tensor:
-        """The upper 16 bits of each element, as a number."""
-        number = self._take("high", bits.shape, bits)
-        torch.bitwise_right_shift(bits, self._constant(16, bits), out=number)
-        return number.bitwise_and_(self._constant(0xFFFF, bits))
-
-    def _guarded(self, source: Tensor, number: Tensor) -> Tensor:
-        """Round, and leave a NaN what it is: a carry could make a number of it."""
-        bounded = self._take("bounded", source.shape, source)
-        torch.clamp(source, max=-_INFINITY, out=bounded)  # a NaN there, and less than all else
-        result = self._rounded(source, number)
-        return torch.maximum(result, bounded, out=result)
-
-    def _rounded(self, source: Tensor, number: Tensor) -> Tensor:
-        """Round, in the memory of the number."""
-        number += source.view(torch.int32)
-        return number.bitwise_and_(self._constant(-65536, number)).view(torch.float32)
-
-    def fp32(self, slot: str, source: Tensor) -> Tensor:
-        """A copy in fp32, until the next of that name."""
-        return self._take(slot, source.shape, source, torch.float32).copy_(source)
+    def chunks(self, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
+        """Cut tensors of one shape into a few rows each; yields which rows, and views of them."""
+        matrices = [matrix(tensor) for tensor in tensors]
+        rows, width = matrices[0].shape
+        of_thread = (_COMPILED_CHUNK if self._compiled else _CHUNK).get(tensors[0].device.type)
+        elements = of_thread * torch.get_num_threads() if of_thread else _LARGEST_CHUNK
+        step = max(1, elements // width)
+        pieces = zip(*(torch.split(matrix, step) for matrix in matrices), strict=True)
+        return zip((slice(i, i + step) for i in range(0, rows, step)), pieces, strict=True)
 
     def _constant(self, value: int, like: Tensor) -> Tensor:
         if value not in self._constants:
             self._constants[value] = torch.tensor(value, dtype=torch.int32, device=like.device)
         return self._constants[value]
 
-    def _take(
-        self, slot: str, shape: torch.Size, like: Tensor, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        """Memory for a tensor of that shape; a new one each time would be paged in each time."""
-        if (slot, shape) not in self._views:
-            if slot not in self._memory or self._memory[slot].numel() < shape.numel():
-                self._memory[slot] = like.new_empty(shape.numel(), dtype=dtype)
-            self._views[slot, shape] = self._memory[slot][: shape.numel()].view(shape)
-        return self._views[slot, shape]
-
 
 @cache
-def _compiled_round_() -> Callable[[list[Tensor], Tensor, Tensor], None]:
+def _compiled_round_() -> Callable[[Tensor, Tensor, Tensor], None]:
     return torch.compile(_round_, fullgraph=True, dynamic=True)
 
 
-def _round_(contents: list[Tensor], rows: Tensor, columns: Tensor) -> None:
+def _round_(contents: Tensor, rows: Tensor, columns: Tensor) -> None:
     """`Rounding.round_` on the bits of fp32, in their memory.
 
     They come as integers, since TorchInductor makes no vector code of a view as another type.
     """
-    bits = (rows ^ columns) * _FIRST
-    bits = (bits ^ (bits >> 15)) * _SECOND
-    high, low = (bits >> 16) & 0xFFFF, bits & 0xFFFF
-    for i, (content, number) in enumerate(zip(contents, (high, high ^ low, low), strict=False)):
-        result = content + number
-        if i == 0:
-            is_nan = (content & 0x7FFFFFFF) > 0x7F800000
-            result = torch.where(is_nan, content | 0x400000, result)
-        content.copy_(result & -65536)
-
-
-def chunks(*tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
-    """Cut tensors of one shape into a few rows each; yields which rows, and views of them."""
-    matrices = [matrix(tensor) for tensor in tensors]
-    rows, width = matrices[0].shape
-    of_thread = _CHUNK.get(tensors[0].device.type)
-    elements = of_thread * torch.get_num_threads() if of_thread else _LARGEST_CHUNK
-    step = max(1, elements // width)
-    for start in range(0, rows, step):
-        chunk = slice(start, start + step)
-        yield chunk, tuple(matrix[chunk] for matrix in matrices)
+    is_nan = (contents & 0x7FFFFFFF) > 0x7F800000
+    carried = contents + (((rows * columns) >> 16) & 0xFFFF)
+    contents.copy_(torch.where(is_nan, contents | 0x400000, carried) & -65536)
 
 
 def matrix(tensor: Tensor) -> Tensor:

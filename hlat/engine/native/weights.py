@@ -25,8 +25,10 @@ from hlat.precision import rounds_by_itself
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _DRAWS_PER_STEP = 1 << 20
-_UPDATE, _COPY = 0, 1
-"""Which draw of a step rounds what; those of GradientSums, numbered by micro batch, begin at 2."""
+_UPDATE, _COPY = range(3), range(3, 4)
+"""Which draws of a step round what: the weight and its moments; a copy of the weight."""
+_SUMS = 4
+"""The first draw of GradientSums, whose number that of the micro batch is added to."""
 
 
 @dataclass(frozen=True)
@@ -178,15 +180,17 @@ class Weights:
         self._mesh.tp.sum_(every)
         torch._foreach_copy_(vectors, list(torch.split(every, [len(vector) for vector in vectors])))
 
-    def _draw(self, name: str, number: int, rows: slice = slice(None)) -> noise.Draw:
+    def _draw(self, name: str, numbers: range, rows: slice = slice(None)) -> noise.Draw:
         assert self._noise is not None
-        updates = self._updates(name).to(torch.int64)
-        return self._noise[name].cut(rows).draw(updates * _DRAWS_PER_STEP + number)
+        first = self._updates(name).to(torch.int64) * _DRAWS_PER_STEP
+        every = torch.arange(numbers.start, numbers.stop, device=first.device)
+        return self._noise[name].cut(rows).draw(first + every)
 
     def _draw_sum(self, name: str, count: int) -> noise.Draw:
         """Micro batches have the same numbers, whichever rank of however many runs them."""
         rank = 0 if self._replicas.shared else self._mesh.dp.rank
-        return self._draw(name, 1 + rank * self._num_micro_batches + count)
+        number = _SUMS + rank * self._num_micro_batches + count
+        return self._draw(name, range(number, number + 1))
 
     def _updates(self, name: str) -> Tensor:
         """The count of updates, the same for all; this rank may update nothing of a parameter."""

@@ -38,7 +38,7 @@ def test_in_fp32_it_is_torchs(monkeypatch) -> None:
 def test_what_is_not_a_number_stays_in_its_weight(odd) -> None:
     weight = nn.Parameter(torch.ones(131, 48, dtype=torch.bfloat16))
     held = shard(MODEL, "lm_head.weight", (131, 48), 1, 0)
-    draw = noise.make_noise(held, 1, weight.device).draw(torch.tensor(3))
+    draw = noise.make_noise(held, 1, weight.device).draw(torch.arange(3))
     gradients = some_gradients()
     gradients[0][5, 7] = odd
     train(ChunkedAdamW([{"params": [weight]}], lambda _: draw, **SETTINGS), weight, gradients)

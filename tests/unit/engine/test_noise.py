@@ -36,12 +36,15 @@ def some(name: str = "layers.1.mlp.gate_up_proj.weight", seed: int = 3) -> Noise
     return make_noise(MODEL, seed, tensors())[name]
 
 
-def wide(rows: int = 1000, width: int = 1000) -> Draw:
-    """The bits of a million elements."""
-    big = Model("big", 1, width, 8, 1, 1, rows)
-    return make_noise(big, 1, {"lm_head.weight": torch.empty(rows, width)})["lm_head.weight"].draw(
-        NUMBER
-    )
+def wide(numbers: torch.Tensor = NUMBER) -> Draw:
+    """The numbers of a million elements, or of several tensors of them."""
+    big = Model("big", 1, 1000, 8, 1, 1, 1000)
+    head = torch.empty(1000, 1000)
+    return make_noise(big, 1, {"lm_head.weight": head})["lm_head.weight"].draw(numbers)
+
+
+def numbers_of(draw: Draw) -> torch.Tensor:
+    return rounding.Rounding().numbers(draw.rows, draw.columns)
 
 
 def rounded(values: torch.Tensor, draw: Draw) -> torch.Tensor:
@@ -87,7 +90,7 @@ def test_the_mean_of_a_million_roundings_is_the_value(value: float) -> None:
 def test_values_of_bf16_stay_what_they_are() -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     values = every.float().view(256, 256)
-    found = rounded(values, Draw(wide().rows[:256], wide().columns[:, :256])).view(-1)
+    found = rounded(values, Draw(wide().rows[:, :256], wide().columns[:, :256])).view(-1)
     real = ~torch.isnan(every)
     assert torch.equal(found.view(torch.int16)[real], every.view(torch.int16)[real])
     assert torch.isnan(found[~real]).all()
@@ -105,29 +108,53 @@ def test_no_nan_becomes_a_number() -> None:
     assert torch.isnan(rounded(values, wide())).all()
 
 
-def test_the_three_numbers_of_an_element_are_uniform_and_independent() -> None:
-    ours = rounding.Rounding()
-    numbers = [number.flatten() for number in ours.numbers(ours.bits(wide(), slice(None)))]
-    for number in numbers:
-        assert number.min() >= 0
-        assert number.max() < 1 << 16
-        for byte in (number >> 8, number & 0xFF):
-            counts = torch.bincount(byte, minlength=256).double()
+def test_numbers_are_uniform_and_independent() -> None:
+    three = numbers_of(wide(torch.arange(3)))
+    for tensor in three:
+        assert tensor.min() >= 0
+        assert tensor.max() < 1 << 16
+        for byte in (tensor >> 8, tensor & 0xFF):
+            counts = torch.bincount(byte.flatten(), minlength=256).double()
             chi_square = float(((counts - 10**6 / 256) ** 2 / (10**6 / 256)).sum())
             assert chi_square < 255 + 4 * math.sqrt(2 * 255)
-        for lag in (1, 2, 1000, 1001):
-            assert abs(correlation(number[lag:], number[:-lag])) < 4e-3
+        for lag in (1, 2, 256):
+            assert abs(correlation(tensor[lag:], tensor[:-lag])) < 5e-3
+            assert abs(correlation(tensor[:, lag:], tensor[:, :-lag])) < 5e-3
+            assert abs(correlation(tensor[lag:, lag:], tensor[:-lag, :-lag])) < 6e-3
     for one, other in ((0, 1), (0, 2), (1, 2)):
-        assert abs(correlation(numbers[one], numbers[other])) < 4e-3
+        assert abs(correlation(three[one], three[other])) < 4e-3
+
+
+@pytest.mark.parametrize("share", [1 / 2, 1 / 4, 0.99])
+def test_roundings_of_a_matrix_add_up_to_no_direction(share: float) -> None:
+    """The norm of the errors is that of independent ones (Bai and Yin, Ann. Probab. 16, 1988)."""
+    (number,) = numbers_of(wide())
+    errors = (number < share * 65536).double() - share
+    independent = math.sqrt(share * (1 - share)) * 2 * math.sqrt(1000)
+    assert float(torch.linalg.matrix_norm(errors, 2)) == pytest.approx(independent, rel=0.05)
+
+
+def test_over_the_draws_every_element_and_pair_of_elements_is_like_chance() -> None:
+    count = 1 << 14
+    draws = numbers_of(some("layers.1.self_attn.o_proj.weight").draw(torch.arange(count)))
+    values = draws.view(count, -1)[:, :400].double() / 65536 - 0.5
+    means = values.sum(0) / math.sqrt(count / 12)
+    later = (values[1:] * values[:-1]).sum(0) * 12 / math.sqrt(count)
+    one, other = torch.triu_indices(400, 400, 1)
+    pairs = (values.T @ values)[one, other] * 12 / math.sqrt(count)
+    for deviations in (means, later, pairs):
+        assert abs(float(deviations.square().mean()) - 1) < 4 * math.sqrt(2 / len(deviations))
+        assert float(deviations.abs().max()) < math.sqrt(2 * math.log(len(deviations))) + 2
 
 
 def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([one.double(), other.double()]))[0, 1])
+    pair = torch.stack([one.flatten().double(), other.flatten().double()])
+    return float(torch.corrcoef(pair)[0, 1])
 
 
 def test_draws_tensors_and_seeds_differ() -> None:
     def bits(noise: Noise, number: int) -> torch.Tensor:
-        return rounding.Rounding().bits(noise.draw(torch.tensor(number)), slice(None)).flatten()
+        return numbers_of(noise.draw(torch.tensor(number)))
 
     first = bits(some(), 0)
     for other in (
@@ -138,18 +165,12 @@ def test_draws_tensors_and_seeds_differ() -> None:
         assert abs(correlation(first, other)) < 4 / math.sqrt(first.numel())
 
 
-def test_the_same_draw_gives_the_same_bits() -> None:
-    one, other = (rounding.Rounding().bits(some().draw(NUMBER), slice(None)) for _ in range(2))
-    assert torch.equal(one, other)
-
-
-def test_golden_bits() -> None:
+def test_golden_numbers() -> None:
     """A change of these changes every run with stochastic rounding."""
-    bits = rounding.Rounding().bits(some().draw(NUMBER), slice(0, 2))[:, :2]
-    assert bits.tolist() == GOLDEN
+    assert numbers_of(some().draw(torch.arange(2)))[:, :2, :2].tolist() == GOLDEN
 
 
-GOLDEN = [[1172587677, -1101341212], [591831994, -2009040830]]
+GOLDEN = [[[58791, 22608], [6736, 52653]], [[35630, 58104], [49719, 53730]]]
 
 
 @pytest.mark.parametrize("size", [1, 48 * 5, 1 << 17])
