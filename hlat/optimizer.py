@@ -12,6 +12,9 @@ from torch import Tensor
 
 from hlat.config.optimizer import Optimizer
 
+_FEW = 1 << 18
+"""Elements that are cast to fp32 at a time on a CPU."""
+
 
 def groups(optimizer: Optimizer, tensors: Iterable[Tensor]) -> list[dict[str, Any]]:
     """Parameter groups of tensors: norms, which are vectors, apart if they are not decayed."""
@@ -82,9 +85,21 @@ def global_norm(tensors: Iterable[Tensor]) -> Tensor:
         A scalar, fp32, on that device.
     """
     l2 = torch.linalg.vector_norm
-    norms = [l2(l2(tensor, dim=-1, dtype=torch.float32)) for tensor in tensors]
-    norm: Tensor = l2(torch.stack(norms))
+    norm: Tensor = l2(torch.stack([l2(_row_norms(tensor)) for tensor in tensors]))
     return norm
+
+
+def _row_norms(tensor: Tensor) -> Tensor:
+    """The l2 norm along the last dimension, in fp32.
+
+    A CPU makes a copy in fp32 for it: of a few rows at a time, for its caches and for memory.
+    """
+    rows = len(tensor)
+    if tensor.is_cpu and tensor.dim() > 1 and tensor.dtype != torch.float32:
+        rows = max(1, _FEW // tensor.shape[-1])
+    pieces = torch.split(tensor, rows)
+    l2 = torch.linalg.vector_norm
+    return torch.cat([l2(piece, dim=-1, dtype=torch.float32).view(-1) for piece in pieces])
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ from hlat.model.canonical import rows_at_once
 IGNORED = -100
 """A target that the loss does not count: torch's own default."""
 _FEW_ROWS, _FEW, _FEW_COMPILED = 64, 1 << 19, 1 << 21
-"""Rows or, if those are more, logits that are cast to fp32 at a time on a CPU, for its caches, by
+"""Rows or, if those are more, elements that are cast to fp32 at a time on a CPU, for its caches, by
 torch's own kernels and by what torch.compile makes, where each call costs more."""
 
 
@@ -280,5 +280,9 @@ def _targets(
 def _add_product_(sum_VH: Tensor, a_VC: Tensor, b_CH: Tensor) -> None:
     if sum_VH.dtype == b_CH.dtype:
         sum_VH.addmm_(a_VC, b_CH)
-    else:
-        sum_VH += a_VC @ b_CH
+        return
+    # A CPU makes a copy in fp32 before it adds
+    rows = max(1, _FEW // b_CH.shape[1]) if sum_VH.is_cpu else len(sum_VH)
+    for start in range(0, len(sum_VH), rows):
+        few = slice(start, start + rows)
+        sum_VH[few] += a_VC[few] @ b_CH

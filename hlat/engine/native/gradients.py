@@ -77,6 +77,7 @@ class GradientSums:
         if count == 1:
             self._sums[name] = gradient.to(self._dtype)
         elif self._draws is None:
-            self._sums[name] += gradient
+            for _, (total, part) in self._rounding.chunks(self._sums[name], gradient):
+                total += part  # of which a CPU makes a copy in fp32
         else:
             self._rounding.add(self._sums[name], gradient, self._draws(name, count))
