@@ -242,7 +242,7 @@ def _one_step_ahead(right: Any) -> Any:
 
 def _numbers(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def make(right: Any) -> Any:
-        return lambda self, bits: [change(number) for number in right(self, bits)]
+        return lambda self, rows, columns: change(right(self, rows, columns))
 
     return make
 
@@ -436,10 +436,10 @@ MUTANTS: dict[str, Plant] = {
     "schedule one step ahead": _around(schedule, "_done", _one_step_ahead),
     "rounds towards zero": _around(rounding.Rounding, "numbers", _numbers(torch.zeros_like)),
     "rounds to nearest": _around(
-        rounding.Rounding, "numbers", _numbers(lambda n: torch.full_like(n, 0x8000))
+        rounding.Rounding, "numbers", _numbers(lambda numbers: torch.full_like(numbers, 0x8000))
     ),
     "rounds away too often": _around(
-        rounding.Rounding, "numbers", _numbers(lambda number: number | 0x4000)
+        rounding.Rounding, "numbers", _numbers(lambda numbers: numbers | 0x4000)
     ),
     "products in bf16": _around(llama.Linear, "forward", _in_bf16),
     "one parameter not reduced": _one_is_not_reduced,
