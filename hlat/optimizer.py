@@ -94,12 +94,12 @@ def _row_norms(tensor: Tensor) -> Tensor:
 
     A CPU makes a copy in fp32 for it: of a few rows at a time, for its caches and for memory.
     """
-    rows = len(tensor)
-    if tensor.is_cpu and tensor.dim() > 1 and tensor.dtype != torch.float32:
-        rows = max(1, _FEW // tensor.shape[-1])
-    pieces = torch.split(tensor, rows)
     l2 = torch.linalg.vector_norm
-    return torch.cat([l2(piece, dim=-1, dtype=torch.float32).view(-1) for piece in pieces])
+    if tensor.is_cpu and tensor.dim() > 1 and tensor.dtype != torch.float32:
+        pieces = torch.split(tensor, max(1, _FEW // tensor.shape[-1]))
+        return torch.cat([l2(piece, dim=-1, dtype=torch.float32) for piece in pieces])
+    norms: Tensor = l2(tensor, dim=-1, dtype=torch.float32)
+    return norms
 
 
 @torch.no_grad()

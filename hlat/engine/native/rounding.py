@@ -93,8 +93,8 @@ class Rounding:
         """A number of 16 bits for each element, until the next call.
 
         It is the upper half of the product of two keys (multiplicative hashing: Dietzfelbinger et
-        al., J. Algorithms 25, 1997). As the key of a column is odd, all numbers are equally likely,
-        over the draws, in each element.
+        al., J. Algorithms 25, 1997). As the key of a column is odd, each element has every number
+        for equally many keys of its row.
 
         Args:
             rows: Keys, int32 [tensors, rows, 1].
