@@ -1,4 +1,4 @@
-"""Draw docs/schedules.svg from hlat.schedule itself.
+"""Draw docs/schedules.svg from hlat.optim.lr_schedule itself.
 
 Usage: python docs/schedules.py
 """
@@ -10,12 +10,12 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hlat.config.batch import Batch
-from hlat.config.optimizer import Optimizer
-from hlat.config.phase import Phase, Stage
+from hlat.config.batch import BatchConfig
+from hlat.config.optimizer import OptimizerConfig
+from hlat.config.phase import PhaseConfig, StageConfig
 from hlat.config.run import Config
-from hlat.config.schedule import Schedule, Shape
-from hlat.schedule import rate_at
+from hlat.config.schedule import ScheduleConfig, ScheduleShape
+from hlat.optim.lr_schedule import compute_lr
 
 INK, MUTED, GRID = "#1c2024", "#5a6470", "#dfe3e8"
 COLOURS = ["#1c2024", "#c04f00", "#0072b2", "#007a5a", "#9b4a85"]
@@ -36,37 +36,41 @@ STYLE: dict[Any, Any] = {
 }
 WARMUP, TOTAL, FLOOR = 50, 1000, 0.1
 SHAPES = [
-    Schedule(Shape.constant, WARMUP, TOTAL, None),
-    Schedule(Shape.wsd, WARMUP, TOTAL, FLOOR, 200),
-    Schedule(Shape.hlat, WARMUP, TOTAL, FLOOR),
-    Schedule(Shape.cosine, WARMUP, TOTAL, FLOOR),
-    Schedule(Shape.linear, WARMUP, TOTAL, FLOOR),
+    ScheduleConfig(ScheduleShape.constant, WARMUP, TOTAL, None),
+    ScheduleConfig(ScheduleShape.wsd, WARMUP, TOTAL, FLOOR, 200),
+    ScheduleConfig(ScheduleShape.hlat, WARMUP, TOTAL, FLOOR),
+    ScheduleConfig(ScheduleShape.cosine, WARMUP, TOTAL, FLOOR),
+    ScheduleConfig(ScheduleShape.linear, WARMUP, TOTAL, FLOOR),
 ]
 STAGES = {
     "constant, then annealed": (
         SHAPES[0],
-        [Stage("base", 700), Stage("anneal", lr=1, end_lr=0)],
+        [StageConfig("base", 700), StageConfig("anneal", lr=1, end_lr=0)],
     ),
     "cosine, warmed up again": (
         SHAPES[3],
-        [Stage("base", 550), Stage("up", 50, lr=0.5, end_lr=0.8), Stage("own", lr=0.8, end_lr=0)],
+        [
+            StageConfig("base", 550),
+            StageConfig("up", 50, lr=0.5, end_lr=0.8),
+            StageConfig("own", lr=0.8, end_lr=0),
+        ],
     ),
     "hlat, held for a stage": (
         SHAPES[2],
-        [Stage("base", 300), Stage("own", 250, lr=0.5), Stage("rest")],
+        [StageConfig("base", 300), StageConfig("own", 250, lr=0.5), StageConfig("rest")],
     ),
 }
 
 
-def rates(schedule: Schedule, stages: list[Stage]) -> list[float]:
+def rates(schedule: ScheduleConfig, stages: list[StageConfig]) -> list[float]:
     """The rate of every step as a share of the peak, at one token per step."""
     config = Config(
-        batch=Batch(global_batch_size=1, micro_batch_size=1, sequence_length=1),
-        phase=Phase("drawn", stages),
-        optimizer=Optimizer(lr=1.0),
+        batch=BatchConfig(global_batch_size=1, micro_batch_size=1, sequence_length=1),
+        phase=PhaseConfig("drawn", stages),
+        optimizer=OptimizerConfig(lr=1.0),
         schedule=schedule,
     )
-    return [rate_at(step, config) for step in range(schedule.total_steps)]
+    return [compute_lr(step, config) for step in range(schedule.total_steps)]
 
 
 def plot(axes: Axes, title: str, curves: dict[str, list[float]]) -> None:
@@ -84,7 +88,7 @@ def main() -> None:
     with rc_context(STYLE):
         figure = Figure(figsize=(7.5, 5.4), layout="constrained")
         upper, lower = figure.subplots(2, 1, sharex=True)
-        shapes = {s.name.value: rates(s, [Stage("base")]) for s in SHAPES}
+        shapes = {s.name.value: rates(s, [StageConfig("base")]) for s in SHAPES}
         plot(upper, f"Shapes: {WARMUP} steps of warm-up, a floor of {FLOOR}", shapes)
         staged = {label: rates(*told) for label, told in STAGES.items()}
         plot(lower, "Stages that set their own rate", staged)

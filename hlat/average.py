@@ -1,4 +1,4 @@
-"""Averages the weights of a run's checkpoints: `python -m hlat.average`.
+"""Average the weights of checkpoints: `hlat average`.
 
     run -> checkpoints (verified, of one model) -> mean -> a checkpoint of weights
 
@@ -7,144 +7,134 @@ HLAT-70B was evaluated on the mean of its last two checkpoints (HLAT paper, sect
 
 import argparse
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hlat.config.arguments import Parser, count, leave
-from hlat.config.errors import ConfigError, Exit
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    build_list_parser,
+    parse_positive_int,
+    run_and_exit,
+    run_command,
+)
+from hlat.config.config_errors import ExitCode
 from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
-    from hlat.checkpoint.average import Part
-    from hlat.checkpoint.places import Place
+    from hlat.checkpoint.averaging import WeightedCheckpoint
+    from hlat.storage.storage_path import StoragePath
 
 _EXAMPLES = """\
 examples:
-  python -m hlat.average runs/x last=2                       the newest two checkpoints
-  python -m hlat.average runs/x steps=200,400,600            these three
-  python -m hlat.average runs/x steps=200,400 weights=1,3    the second counts three times
-  python -m hlat.average runs/x last=2 --output mean --dtype bf16
+  hlat average runs/x last=2                        the newest two checkpoints
+  hlat average runs/x steps=200,400,600             the checkpoints of these steps
+  hlat average runs/x steps=200,400 weights=1,3     a weighted mean
+  hlat average runs/x last=2 output=mean dtype=bf16
 
-Then: python -m hlat.export AVERAGE --output DIR. docs/averaging.md tells more."""
+Then run: hlat export AVERAGE output=DIR. See docs/averaging.md."""
 
-_INTERRUPTED = 130
-_LARGEST_WEIGHT = 1e6
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m hlat.average",
-        usage="%(prog)s RUN last=N|steps=A,B,... [weights=X,Y,...] [--output DIR] [--dtype DTYPE]",
-        description="Write the mean of the weights of a run's checkpoints as a checkpoint of\n"
-        "weights. All are read in full first, and a damaged one is refused.",
-        epilog=_EXAMPLES,
-    )
-    add = parser.add_argument
-    add("run", metavar="RUN", help="folder or URL of a run")
-    add(
-        "settings",
-        nargs="*",
-        metavar="SETTING",
-        help="last=N: the newest N; steps=A,B: these; weights=X,Y: how much each counts",
-    )
-    add("--output", type=Path, metavar="DIR", help="folder to write (default: in RUN/averages)")
-    kinds = [dtype.value for dtype in Dtype]
-    add("--dtype", choices=kinds, help="dtype to write (default: that of the stored weights)")
-    return parser
+_MAX_WEIGHT = 1e6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the average and print how to use it; return the exit code."""
-    parser = _parser()
-    arguments = parser.parse_intermixed_args(argv)
-    known = {"last": count, "steps": _list(count), "weights": _list(_weight)}
-    settings = parser.settings(arguments.settings, known)
-    if problem := _misuse(settings):
+    parser = _build_parser()
+    arguments = parser.parse(argv)
+    if problem := _find_usage_error(arguments):
         parser.error(problem)
-    try:
-        _average(arguments, settings)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return Exit.CONFIGURATION
-    except OSError as error:
-        place = arguments.output or f"{arguments.run}/averages"
-        print(f"{place} cannot be written ({error.strerror or error})", file=sys.stderr)
-        return Exit.FAILED
-    except KeyboardInterrupt:
-        print("\ninterrupted; nothing of the average is left", file=sys.stderr)
-        return _INTERRUPTED
-    return Exit.FINISHED
+    output = arguments.output or f"{arguments.run}/averages"
+    interrupted = "interrupted; no part of the average was written"
+    return run_command(lambda: _run_average(arguments), f"{output} cannot be written", interrupted)
 
 
-def _misuse(settings: dict[str, Any]) -> str | None:
-    """What is wrong with the settings together, if anything is."""
-    if ("last" in settings) == ("steps" in settings):
-        return "which checkpoints: give either last=N or steps=A,B"
-    steps = settings.get("steps")
-    number = settings["last"] if steps is None else len(steps)
-    if number < 2:
-        return "an average is of two checkpoints or more"
-    if steps is not None and len(set(steps)) < number:
-        return f"steps={','.join(map(str, steps))} names a step twice; give it a weight instead"
-    weights = settings.get("weights", [1.0] * number)
-    if len(weights) != number:
-        return f"weights= has {len(weights)} numbers for {number} checkpoints; give one for each"
+def _build_parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        "average",
+        "Write the mean of the weights of a run's checkpoints as a checkpoint of weights.\n"
+        "Every checkpoint is verified first; a damaged one is an error.",
+        _EXAMPLES,
+    )
+    add = parser.add_argument
+    add("run", metavar="RUN", help="directory or URL of a run")
+    add("--last", type=parse_positive_int, metavar="N", help="average the newest N checkpoints")
+    steps = build_list_parser(parse_positive_int)
+    add("--steps", type=steps, metavar="A,B", help="average the checkpoints of these steps")
+    weights = build_list_parser(_parse_weight)
+    add("--weights", type=weights, metavar="X,Y", help="weight of each checkpoint (default: 1)")
+    add("--output", type=Path, metavar="DIR", help="new directory (default: in RUN/averages)")
+    dtypes = [dtype.value for dtype in Dtype]
+    add("--dtype", choices=dtypes, help="dtype to write (default: that of the stored weights)")
+    return parser
+
+
+def _find_usage_error(arguments: argparse.Namespace) -> str | None:
+    """Return the problem of settings that are valid one by one but not together."""
+    steps, last = arguments.steps, arguments.last
+    if (last is None) == (steps is None):
+        return "give either last=N or steps=A,B to select checkpoints"
+    num_checkpoints = last if steps is None else len(steps)
+    if num_checkpoints < 2:
+        return "an average needs two checkpoints or more"
+    if steps is not None and len(set(steps)) < num_checkpoints:
+        return f"steps={','.join(map(str, steps))} has a step twice; use weights= instead"
+    if arguments.weights is not None and len(arguments.weights) != num_checkpoints:
+        return f"weights= has {len(arguments.weights)} numbers for {num_checkpoints} checkpoints"
     return None
 
 
-def _average(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
-    from hlat.checkpoint import average, new_folder, places
-    from hlat.data.preparation.progress import Progress
+def _run_average(arguments: argparse.Namespace) -> ExitCode:
+    from hlat.checkpoint import averaging
+    from hlat.storage import output_directory, storage_path
+    from hlat.storage.progress_bar import ProgressBar
 
-    steps, last = settings.get("steps"), settings.get("last")
-    run = places.at(arguments.run)
-    paths = average.choose(run, steps, last)
-    weights = settings.get("weights", [1.0] * len(paths))
-    if steps is not None:  # weights stand in the order in which the steps were typed
-        weights = [weight for _, weight in sorted(zip(steps, weights, strict=True))]
+    run = storage_path.parse_storage_path(arguments.run)
+    paths = averaging.select_checkpoints(run, arguments.steps, arguments.last)
+    weights = arguments.weights or [1.0] * len(paths)
+    if arguments.steps is not None:  # weights are in the order in which the steps were typed
+        weights = [weight for _, weight in sorted(zip(arguments.steps, weights, strict=True))]
     if arguments.output is not None:
-        new_folder.refuse_existing(arguments.output)
+        output_directory.validate_output_is_new(arguments.output)
     dtype = None if arguments.dtype is None else Dtype(arguments.dtype)
-    parts = _read(paths, weights)
-    average.refuse_strangers(parts, dtype)
-    output = arguments.output or average.default_output(run, parts, dtype)
-    new_folder.refuse_existing(output)
-    with closing(Progress("averaging", average.size(parts, dtype))) as progress:
-        average.write(output, parts, dtype, progress.add)
-    for part in parts:
-        print(f"{part.path}  weight {part.weight:g}")
+    checkpoints = _load_checkpoints(paths, weights)
+    averaging.validate_same_model(checkpoints, dtype)
+    output = arguments.output or averaging.build_default_output(run, checkpoints, dtype)
+    output_directory.validate_output_is_new(output)
+    num_bytes = averaging.compute_average_bytes(checkpoints, dtype)
+    with closing(ProgressBar("averaging", num_bytes)) as progress:
+        averaging.write_average(output, checkpoints, dtype, progress.add)
+    for checkpoint in checkpoints:
+        print(f"{checkpoint.path}  weight {checkpoint.weight:g}")
     print(f"averaged to {output}")
-    print(f"export it:  python -m hlat.export {output} --output DIR")
+    print(f"export it:  hlat export {output} output=DIR")
+    return ExitCode.FINISHED
 
 
-def _read(paths: "Sequence[Place]", weights: Sequence[float]) -> "list[Part]":
-    from hlat.checkpoint import average
-    from hlat.data.preparation.progress import Progress
+def _load_checkpoints(
+    paths: "Sequence[StoragePath]", weights: Sequence[float]
+) -> "list[WeightedCheckpoint]":
+    from hlat.checkpoint import averaging
+    from hlat.storage.progress_bar import ProgressBar
 
-    with closing(Progress("verifying", average.num_bytes(paths))) as progress:
+    with closing(ProgressBar("verifying", averaging.compute_num_bytes(paths))) as progress:
         return [
-            average.read(path, weight, progress.add)
+            averaging.load_weighted_checkpoint(path, weight, progress.add)
             for path, weight in zip(paths, weights, strict=True)
         ]
 
 
-def _list(item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """What reads a list of items with commas between."""
-    return lambda text: [item(word) for word in text.split(",")]
-
-
-def _weight(text: str) -> float:
+def _parse_weight(text: str) -> float:
     try:
         weight = float(text)
     except ValueError:
         weight = math.nan
-    if not 0 < weight <= _LARGEST_WEIGHT:
-        raise ValueError(f"needs numbers above zero, of {_LARGEST_WEIGHT:g} or less")
+    if not 0 < weight <= _MAX_WEIGHT:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number above zero, of {_MAX_WEIGHT:g} or less"
+        )
     return weight
 
 
 if __name__ == "__main__":
-    leave(main)
+    run_and_exit(main)

@@ -1,9 +1,9 @@
-"""Writes a run's model as a Hugging Face folder: `python -m hlat.export`.
+"""Export a run's model in Hugging Face format: `hlat export`.
 
-    run -> checkpoint (verified) -> model, tokenizer -> folder, complete or not there at all
+    run -> checkpoint (verified) -> weights, config.json, tokenizer -> a new directory
 
-What is written follows from the checkpoint alone, so neither the run's layout nor the machine that
-trained it matters; the tokenizer is found again by its hash.
+The output depends on the checkpoint only, not on the run's layout or machine; the tokenizer is
+found by its hash.
 """
 
 import argparse
@@ -15,144 +15,137 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.config import identity
-from hlat.config.arguments import Parser, leave
-from hlat.config.errors import ConfigError, Exit
+from hlat.config import run_identity
+from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
+from hlat.config.config_errors import ExitCode
 from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
-    from hlat.checkpoint.export import Shard
+    from hlat.checkpoint.hugging_face_export import ExportShard
 
 _EXAMPLES = """\
 examples:
-  python -m hlat.export runs/x --output exported             the newest checkpoint of a run
-  python -m hlat.export runs/x --step 200 --output exported  another one
-  python -m hlat.export runs/x/checkpoints/step_00000200 --output exported --dtype bf16
-  python -m hlat.export s3://bucket/checkpoints/x --output exported
+  hlat export runs/x output=exported             the newest checkpoint of a run
+  hlat export runs/x step=200 output=exported    the checkpoint of step 200
+  hlat export runs/x/checkpoints/step_00000200 output=exported dtype=bf16
+  hlat export s3://bucket/checkpoints/x output=exported
 
-Then, in Python: AutoModelForCausalLM.from_pretrained("exported"). docs/export.md tells more."""
+Then, in Python: AutoModelForCausalLM.from_pretrained("exported"). See docs/export.md."""
 
-_INTERRUPTED = 130
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m hlat.export",
-        description="Write weights, config.json and tokenizer of a run as a Hugging Face folder.",
-        epilog=_EXAMPLES,
-    )
-    add = parser.add_argument
-    add("source", metavar="RUN", help="folder or URL of a run, or of one of its checkpoints")
-    add("--output", type=Path, metavar="DIR", help="folder to write; it must be new")
-    add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
-    kinds = [dtype.value for dtype in Dtype]
-    add("--dtype", choices=kinds, help="dtype of the files (default: that of the run's weights)")
-    add(
-        "--max-shard-size",
-        type=_size,
-        default="5GB",
-        metavar="SIZE",
-        help="most weights in a file (default: 5GB)",
-    )
-    add("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, if it has moved")
-    return parser
+_SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the folder and print how to use it; return the exit code."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    """Write the directory and print how to use it; return the exit code."""
+    parser = _build_parser()
+    arguments = parser.parse(argv)
     if arguments.output is None:
-        parser.error("where to write is missing: give --output DIR")
-    from hlat.checkpoint.remote import UnansweredError
-
-    try:
-        _export(arguments)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return Exit.CONFIGURATION
-    except UnansweredError as error:
-        print(error, file=sys.stderr)
-        return Exit.FAILED
-    except OSError as error:
-        reason = error.strerror or error
-        print(f"--output {arguments.output} cannot be written ({reason})", file=sys.stderr)
-        return Exit.FAILED
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; nothing of {arguments.output} is left", file=sys.stderr)
-        return _INTERRUPTED
-    return Exit.FINISHED
+        parser.error("output=DIR is missing: the directory to write")
+    output = arguments.output
+    interrupted = f"interrupted; no part of {output} was written"
+    return run_command(
+        lambda: _export(arguments), f"output={output} cannot be written", interrupted
+    )
 
 
-def _export(arguments: argparse.Namespace) -> None:
-    from hlat.checkpoint import export, lookup, new_folder, places, store, trained_with
-    from hlat.data import hugging_face as tokenizer_folder
+def _build_parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        "export",
+        "Write weights, config.json and tokenizer of a run in Hugging Face format.",
+        _EXAMPLES,
+    )
+    add = parser.add_argument
+    add("source", metavar="RUN", help="directory or URL of a run or of one of its checkpoints")
+    add("--output", type=Path, metavar="DIR", help="new directory to write")
+    add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
+    dtypes = [dtype.value for dtype in Dtype]
+    add("--dtype", choices=dtypes, help="dtype of the files (default: that of the run's weights)")
+    size = "maximum size of a file (default: 5GB)"
+    add("--max-shard-size", type=_parse_size, default="5GB", metavar="SIZE", help=size)
+    tokenizer = "the run's tokenizer.json, if it was moved"
+    add("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
+    return parser
+
+
+def _export(arguments: argparse.Namespace) -> ExitCode:
+    from hlat.checkpoint import (
+        checkpoint_lookup,
+        checkpoint_store,
+        hugging_face_export,
+        training_settings,
+    )
+    from hlat.data import hugging_face_tokenizer as tokenizer_folder
     from hlat.data.tokenizer import Tokenizer
-    from hlat.model import hugging_face
-    from hlat.model.canonical import num_parameters
-    from hlat.state import TrainingState
+    from hlat.model import hugging_face_config
+    from hlat.model.parameter_specs import count_parameters
+    from hlat.storage import output_directory, storage_path
+    from hlat.training_state import TrainingState
 
     output = arguments.output
-    new_folder.refuse_existing(output)
-    source = places.at(arguments.source)
-    checkpoint, refused = lookup.find(source, arguments.step)
+    output_directory.validate_output_is_new(output)
+    source = storage_path.parse_storage_path(arguments.source)
+    checkpoint, refused = checkpoint_lookup.find_checkpoint(source, arguments.step)
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
-    state = TrainingState.from_json(store.load_state(checkpoint))
-    model = identity.model(state.fixed)
-    export.refuse_other_weights(checkpoint, model)
-    known = trained_with.circumstances(checkpoint, state)
-    run, length = trained_with.run_folder(source, checkpoint), known.sequence_length
-    file = trained_with.tokenizer(arguments.tokenizer, checkpoint, run, known.tokenizer_sha256)
-    eos = Tokenizer(str(file), ".", known.eos_token).eos
+    state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint))
+    model = run_identity.build_saved_model_config(state.fixed)
+    hugging_face_export.validate_weights_match(checkpoint, model)
+    known = training_settings.parse_training_settings(checkpoint, state)
+    run, length = training_settings.find_run_dir(source, checkpoint), known.sequence_length
+    file = training_settings.find_tokenizer(
+        arguments.tokenizer, checkpoint, run, known.tokenizer_sha256
+    )
+    eos = Tokenizer(str(file), ".", known.eos_token).eos_token_id
     dtype = Dtype(arguments.dtype or known.dtype)
-    config = hugging_face.to_config(model, length, eos, dtype)
+    config = hugging_face_config.build_hf_config(model, length, eos, dtype)
     documents = {
-        **tokenizer_folder.documents(file, known.eos_token, length),
-        "generation_config.json": _json({"eos_token_id": eos, "pad_token_id": eos}),
-        "config.json": _json(config),
+        **tokenizer_folder.build_tokenizer_files(file, known.eos_token, length),
+        "generation_config.json": _serialize_json({"eos_token_id": eos, "pad_token_id": eos}),
+        "config.json": _serialize_json(config),
     }
-    print(f"{checkpoint}: step {state.step}, {num_parameters(model):,} parameters in {dtype.value}")
-    files = export.shards(model, dtype, arguments.max_shard_size)
-    export.write(output, checkpoint, files, dtype, documents, _tell)
+    print(
+        f"{checkpoint}: step {state.step}, {count_parameters(model):,} parameters in {dtype.value}"
+    )
+    files = hugging_face_export.split_into_shards(model, dtype, arguments.max_shard_size)
+    hugging_face_export.export_weights(output, checkpoint, files, dtype, documents, _print_shard)
     print(f"exported to {output}")
     print(f"load it:   AutoModelForCausalLM.from_pretrained({str(output)!r})")
-    print(f"train on:  {_command(output, known.eos_token)}")
+    print(f"train on:  {_format_train_command(output, known.eos_token)}")
+    return ExitCode.FINISHED
 
 
-def _tell(file: "Shard") -> None:
-    from hlat.data.preparation.progress import format_bytes
+def _print_shard(shard: "ExportShard") -> None:
+    from hlat.storage.progress_bar import format_bytes
 
-    print(f"  {file.name}  {format_bytes(file.num_bytes)}", flush=True)
+    print(f"  {shard.name}  {format_bytes(shard.num_bytes)}", flush=True)
 
 
-def _size(text: str) -> int:
+def _parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+)(KB|MB|GB)", text)
     if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is no size; write it as 5GB or 500MB")
-    return int(match[1]) * _UNITS[match[2]]
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 5GB or 500MB")
+    return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
-def _json(content: dict[str, object]) -> bytes:
+def _serialize_json(content: dict[str, object]) -> bytes:
     return json.dumps(content, indent=2).encode()
 
 
-def _command(output: Path, eos_token: str) -> str:
-    """What to type to train on from the folder."""
+def _format_train_command(output: Path, eos_token: str) -> str:
+    """Return the command that continues training from `output`."""
     settings = {
         "model.init_from": str(output),
         "data.tokenizer": str(output.absolute() / "tokenizer.json"),
         "data.eos_token": eos_token,
     }
-    words = [f"{key}={_quoted(value)}" for key, value in settings.items()]
-    return shlex.join(["python", "-m", "hlat.train", *words])
+    overrides = [f"{key}={_quote_override(value)}" for key, value in settings.items()]
+    return shlex.join(["python", "-m", "hlat.train", *overrides])
 
 
-def _quoted(value: str) -> str:
-    """A value as an override takes it."""
+def _quote_override(value: str) -> str:
+    """Return a value in the syntax of an override."""
     return value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
 
 
 if __name__ == "__main__":
-    leave(main)
+    run_and_exit(main)

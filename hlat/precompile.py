@@ -1,13 +1,13 @@
-"""Compiles a configuration's graphs before expensive nodes train it: `python -m hlat.precompile`.
+"""Compile the graphs of a configuration before a run trains it: `hlat precompile`.
 
-    compose -> fetch -> trace four steps -> compile in parallel -> verify -> share     on every node
-    merge, from the shared folder onto the disk of a node that is to train
+    compose -> fetch shared graphs -> trace four steps -> compile in parallel -> verify -> share
 
-What is compiled follows from what a step computes: model, batch, layout and number of processes,
-precision, masks of the data, optimizer and its constants, compiler and its flags. The learning
-rate, the number of steps, the seed and the corpus go into graphs as data, and change none.
+Graphs depend on what a step computes: model, batch, layout and number of processes, precision,
+masks, optimizer and its constants, compiler and its flags. The learning rate, the number of steps,
+the seed and the corpus are inputs of the graphs and change none.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -19,136 +19,144 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from hlat import compiler, compiler_cache
-from hlat.config import entry, frozen
-from hlat.config.arguments import Parser
-from hlat.config.engine import Backend
-from hlat.config.errors import ConfigError, Exit
-from hlat.config.resolve import resolve
+from hlat import neuron_compile_cache, neuron_environment
+from hlat.config import entry_point, frozen_config
+from hlat.config.argument_parser import CommandLineParser, run_command
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.engine import EngineBackend
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.data.preparation.progress import Progress
-from hlat.engine import tracing
-from hlat.planning.feasibility import refuse_infeasible
+from hlat.engine import graph_extraction
+from hlat.plan.feasibility import validate_feasibility
+from hlat.storage.progress_bar import ProgressBar
 
 _EXAMPLES = """\
-examples:
-  python -m hlat.precompile model=7b engine=nxd hardware=trn1_32xl compiler=neuron_2_28
-  srun --nodes=64 --ntasks-per-node=1 python -m hlat.precompile experiment=hlat_7b
-  python -m hlat.precompile verify                      is all that was traced compiled
-  python -m hlat.precompile merge runs/.compiled        to where training on this node looks
+hlat precompile OVERRIDE ... compiles the graphs of a configuration on this node; merge and verify
+work on the directories in which nodes keep graphs.
 
-A node looks in NEURON_COMPILE_CACHE_URL, and without that in /var/tmp/neuron-compile-cache. What it
-has compiled it shares in <run.root>/.compiled, and what it finds there it does not compile again.
-docs/precompile.md tells more."""
+examples:
+  hlat precompile model=7b engine=nxd hardware=trn1_32xl compiler=neuron_2_28
+  srun --nodes=64 --ntasks-per-node=1 hlat precompile experiment=hlat_7b
+  hlat precompile verify                   check that every traced graph is compiled
+  hlat precompile merge runs/.compiled     copy shared graphs to the cache of this node
+
+The cache of a node is NEURON_COMPILE_CACHE_URL (default: /var/tmp/neuron-compile-cache). Compiled
+graphs are shared in <run.root>/.compiled and not compiled again. See docs/precompile.md."""
 
 _TOOL = "neuron_parallel_compile"
-_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Merge or verify where the first word says so, else compile what is composed; exit."""
+    """Compile the composed configuration, or merge or verify caches; exit."""
     try:
         if sys.argv[1:] and sys.argv[1] in ("merge", "verify", "-h", "--help"):
-            sys.exit(look_after(sys.argv[1:]))
-        entry.run(precompile)
+            sys.exit(manage_cache(sys.argv[1:]))
+        entry_point.run_entry_point(precompile)
     except OSError as error:
         print(f"hlat: {error.filename}: {error.strerror or error}", file=sys.stderr)
-        sys.exit(Exit.FAILED)
+        sys.exit(ExitCode.FAILED)
 
 
-def precompile(composed: DictConfig) -> Exit:
+def precompile(composed: DictConfig) -> ExitCode:
     """Trace and compile the composed configuration on this node; return the exit code."""
-    if composed.engine.name is not Backend.nxd:
+    if composed.engine.name is not EngineBackend.nxd:
         name = composed.engine.name.value
-        raise ConfigError(f"engine.name={name} has no graphs to compile ahead; add engine=nxd")
-    config = resolve(composed)
-    refuse_infeasible(config)
+        raise ConfigError(f"engine.name={name} compiles no graphs ahead of a run; set engine=nxd")
+    config = resolve_config(composed)
+    validate_feasibility(config)
     if (tool := shutil.which(_TOOL)) is None:
         raise ConfigError(f"{_TOOL} is not on the PATH; activate an environment with torch-neuronx")
-    variables = entry.users_environment() | compiler.environment(config.compiler, config.precision)
-    cache = compiler_cache.location(variables)
+    variables = entry_point.get_user_environment() | neuron_environment.build_neuron_environment(
+        config.compiler, config.precision
+    )
+    cache = neuron_compile_cache.get_cache_dir(variables)
     variables["NEURON_COMPILE_CACHE_URL"] = str(cache)
-    shared = compiler_cache.shared(Path(config.run.root))
-    if compiler_cache.modules(shared):
-        _merge([shared], cache)
-    with _traced(config, composed) as traced:
-        for name in compiler_cache.discard_incomplete(cache):
-            print(f"{name} was left incomplete by an earlier attempt, and is compiled anew")
-        if not _does(tool, "collect", traced, variables | tracing.meeting(config)):
-            return Exit.FAILED
-    compiled = _does(tool, "compile", [], variables)
-    code = max(_verify(cache), Exit.FINISHED if compiled else Exit.FAILED)
-    if compiler_cache.modules(cache):
-        _merge([cache], shared)
+    shared = neuron_compile_cache.get_shared_cache_dir(Path(config.run.root))
+    if neuron_compile_cache.list_modules(shared):
+        _merge_caches([shared], cache)
+    with _build_traced_command(config, composed) as command:
+        for name in neuron_compile_cache.remove_incomplete_modules(cache):
+            print(f"{name} is incomplete after an earlier attempt and is compiled again")
+        if not _run_tool(
+            tool, "collect", command, variables | graph_extraction.build_node_environment(config)
+        ):
+            return ExitCode.FAILED
+    compiled = _run_tool(tool, "compile", [], variables)
+    code = max(_verify_cache(cache), ExitCode.FINISHED if compiled else ExitCode.FAILED)
+    if neuron_compile_cache.list_modules(cache):
+        _merge_caches([cache], shared)
     return code
 
 
 @contextmanager
-def _traced(config: Config, composed: DictConfig) -> Iterator[list[str]]:
-    """What traces a configuration on this node; it is frozen, as a job's was long before."""
-    with tracing.run_root(config) as root, tempfile.TemporaryDirectory(prefix="hlat-") as made:
-        words = frozen.Words(entry.overrides(), [])
-        frozen.save(Path(made), composed, words, tracing.changes(root))
-        yield entry.frozen_command(sys.executable, Path(made))
+def _build_traced_command(config: Config, composed: DictConfig) -> Iterator[list[str]]:
+    """Yield the command that traces a frozen configuration on this node."""
+    with (
+        graph_extraction.create_run_root(config) as root,
+        tempfile.TemporaryDirectory(prefix="hlat-") as directory,
+    ):
+        command_line = frozen_config.CommandLine(entry_point.get_task_overrides(), [])
+        frozen_config.save_frozen_config(
+            Path(directory), composed, command_line, graph_extraction.build_overrides(root)
+        )
+        yield entry_point.build_frozen_command(sys.executable, Path(directory))
 
 
-def _does(tool: str, step: str, words: list[str], variables: Mapping[str, str]) -> bool:
-    """Run one step of the tool; it shows its progress itself. Returns whether it succeeded."""
-    code = subprocess.call([tool, "--command", step, *words], env=variables)
+def _run_tool(tool: str, step: str, args: list[str], variables: Mapping[str, str]) -> bool:
+    """Run one step of the tool, which prints its own progress; return True if it succeeds."""
+    code = subprocess.call([tool, "--command", step, *args], env=variables)
     if code != 0:
         print(f"hlat: {_TOOL} --command {step} exited with {code}", file=sys.stderr)
     return code == 0
 
 
-def look_after(words: Sequence[str]) -> int:
+def manage_cache(argv: Sequence[str]) -> int:
     """Merge or verify caches; return the exit code."""
-    parser = Parser(
-        prog="python -m hlat.precompile",
-        usage="%(prog)s OVERRIDE... | merge FOLDER... [--into DIR] | verify [FOLDER]",
-        description="Compile the graphs of a configuration for trn1 on this node, or merge and\n"
-        "verify the folders in which nodes keep them.",
-        epilog=_EXAMPLES,
+    parser = CommandLineParser(
+        "precompile", "Compile the graphs of a configuration for trn1.", _EXAMPLES
     )
     add = parser.add_argument
-    add("action", choices=("merge", "verify"), help="without one: compile what is composed")
-    add("folders", nargs="*", type=Path, metavar="FOLDER", help="folders of compiled graphs")
-    add("--into", type=Path, metavar="DIR", help="merge: the folder to complete")
-    arguments = parser.parse_intermixed_args(words)
-    folders, into, merges = arguments.folders, arguments.into, arguments.action == "merge"
-    if merges and not folders:
-        parser.error("which folders to merge is missing")
-    if not merges and (into is not None or len(folders) > 1):
-        parser.error("verify takes one folder")
-    try:
-        if merges:
-            return _merge(folders, into or compiler_cache.location(os.environ))
-        return _verify(folders[0] if folders else compiler_cache.location(os.environ))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return Exit.CONFIGURATION
-    except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on", file=sys.stderr)
-        return _INTERRUPTED
+    add("action", choices=("merge", "verify"), help="without an action: compile")
+    add("caches", nargs="*", type=Path, metavar="DIR", help="directories of compiled graphs")
+    into = "merge: directory to copy to (default: the cache of this node)"
+    add("--into", type=Path, metavar="DIR", help=into)
+    arguments = parser.parse(argv)
+    if arguments.action == "merge" and not arguments.caches:
+        parser.error("merge needs one directory or more")
+    if arguments.action == "verify" and (arguments.into is not None or len(arguments.caches) > 1):
+        parser.error("verify takes one directory and no into=")
+    interrupted = "interrupted; the same command continues"
+    return run_command(lambda: _manage_cache(arguments), "the cache", interrupted)
 
 
-def _merge(sources: list[Path], target: Path) -> Exit:
-    if empty := [source for source in sources if not compiler_cache.modules(source)]:
-        raise ConfigError(*(f"{source} holds no neuronxcc-*/MODULE_*" for source in empty))
-    with closing(Progress("merging", compiler_cache.bytes_to_merge(sources, target))) as progress:
-        merged = compiler_cache.merge(sources, target, progress.add)
-    _tell(merged.left)
-    print(f"{target}: {len(merged.added)} modules added, {len(merged.present)} were there")
-    return Exit.FAILED if merged.left else Exit.FINISHED
+def _manage_cache(arguments: argparse.Namespace) -> ExitCode:
+    default = neuron_compile_cache.get_cache_dir(os.environ)
+    if arguments.action == "merge":
+        return _merge_caches(arguments.caches, arguments.into or default)
+    return _verify_cache(arguments.caches[0] if arguments.caches else default)
 
 
-def _verify(cache: Path) -> Exit:
-    found, problems = compiler_cache.modules(cache), compiler_cache.problems(cache)
-    _tell(problems)
-    print(f"{cache}: {len(found) - len(problems)} of {len(found)} modules are complete")
-    return Exit.FAILED if problems or not found else Exit.FINISHED
+def _merge_caches(sources: list[Path], target: Path) -> ExitCode:
+    if empty := [source for source in sources if not neuron_compile_cache.list_modules(source)]:
+        raise ConfigError(*(f"{source} has no neuronxcc-*/MODULE_*" for source in empty))
+    with closing(
+        ProgressBar("merging", neuron_compile_cache.compute_merge_bytes(sources, target))
+    ) as progress:
+        merged = neuron_compile_cache.merge_caches(sources, target, progress.add)
+    _print_problems(merged.incomplete)
+    print(f"{target}: {len(merged.added)} modules added, {len(merged.present)} already present")
+    return ExitCode.FAILED if merged.incomplete else ExitCode.FINISHED
 
 
-def _tell(problems: dict[str, str]) -> None:
+def _verify_cache(cache_dir: Path) -> ExitCode:
+    found = neuron_compile_cache.list_modules(cache_dir)
+    problems = neuron_compile_cache.find_incomplete_modules(cache_dir)
+    _print_problems(problems)
+    print(f"{cache_dir}: {len(found) - len(problems)} of {len(found)} modules are complete")
+    return ExitCode.FAILED if problems or not found else ExitCode.FINISHED
+
+
+def _print_problems(problems: dict[str, str]) -> None:
     for name, problem in problems.items():
         print(f"{name} {problem}", file=sys.stderr)
 

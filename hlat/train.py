@@ -1,150 +1,150 @@
-"""Trains a model: the entry, and the story of a run from composition to report.
+"""Training: entry point, setup of a run, and the training loop.
 
-    compose -> resolve -> feasible? -> engine, pre-flight -> data -> restore
-            -> loop(step, log, evaluate, save) -> final save -> report
+    compose -> resolve -> validate -> engine, pre-flight -> data -> resume
+            -> loop (step, log, evaluate, save) -> report
 
-Everything heavy is imported only after the configuration has been accepted, so that composing one
-or being told of a typo takes a fraction of a second and works where there is no torch.
+Heavy modules are imported after validation, so a configuration error is reported at once.
 """
 
 import sys
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from hlat.config import entry
-from hlat.config.errors import Exit
-from hlat.config.resolve import resolve
+from hlat.config import entry_point
+from hlat.config.config_errors import ExitCode
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.engine import processes
+from hlat.engine import launch_environment
+from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
+from hlat.training_state import TrainingState, compute_total_steps
 
 if TYPE_CHECKING:
-    from hlat.data.loader import Loader
+    from hlat.data.data_loader import DataLoader
     from hlat.engine.interface import Engine
-    from hlat.recovery.safety import Safety
-    from hlat.state import TrainingState
+    from hlat.recovery.fault_tolerance import FaultTolerance
     from hlat.tracking.tracker import Tracker
 
 
-def main(composed: DictConfig) -> Exit:
-    """Train the composed configuration; return the exit code."""
-    from hlat.planning.feasibility import refuse_infeasible
-
-    config, overrides = resolve(composed), entry.overrides()
+def main(composed: DictConfig) -> ExitCode:
+    """Train with the composed configuration; return the exit code."""
+    config, overrides = resolve_config(composed), entry_point.get_task_overrides()
     if config.data.preview:
-        from hlat.data.preview import preview
+        from hlat.data.data_preview import render_preview
 
-        print(preview(config.data, config.phase, config.batch, config.run.seed))
-        return Exit.FINISHED
-    refuse_infeasible(config)
+        print(render_preview(config.data, config.phase, config.batch, config.run.seed))
+        return ExitCode.FINISHED
+    validate_feasibility(config)
     composed.run.name = config.run.name
-    if processes.must_start(config):
+    if launch_environment.must_launch_workers(config):
         from hlat.recovery import supervisor
 
-        return supervisor.start(config, entry.command(sys.executable, overrides))
-    return processes.recorded(lambda: run(config, OmegaConf.to_yaml(composed), overrides))
+        command = entry_point.build_command(sys.executable, overrides)
+        return supervisor.launch_workers(config, command)
+    yaml = OmegaConf.to_yaml(composed)
+    return launch_environment.run_with_exit_record(lambda: run_worker(config, yaml, overrides))
 
 
-def run(config: Config, config_yaml: str, overrides: list[str]) -> Exit:
-    """Set up engine and data in the run's folder, restore, train, report; return the exit code."""
-    from hlat.data.loader import open_loader
-    from hlat.engine.create import create_engine
-    from hlat.planning.feasibility import check_vocabulary
-    from hlat.recovery import destination, preflight
+def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCode:
+    """Set up engine, data and tracking, resume, train, and write the report."""
+    from hlat.data.data_loader import build_data_loader
+    from hlat.engine.engine_factory import create_engine
+    from hlat.recovery import checkpoint_destination, preflight
+    from hlat.recovery.fault_tolerance import FaultTolerance
     from hlat.recovery.resume import resume
-    from hlat.recovery.safety import Safety
-    from hlat.reporting.report import try_report
-    from hlat.state import total_steps
-    from hlat.tracking import provenance, run_folder
-    from hlat.tracking.farewell import farewell
+    from hlat.report.report_writer import try_write_report
+    from hlat.tracking import provenance, run_directory
+    from hlat.tracking.exit_summary import print_summary
     from hlat.tracking.tracker import Tracker
 
-    leads = processes.place().rank == 0
-    with run_folder.claimed(config.run, leads) as folder:
-        if leads:
-            destination.settle(config.checkpoint, folder)
+    is_rank0 = launch_environment.read_rank_info().rank == 0
+    with run_directory.acquire_run_dir(config.run, is_rank0) as run_dir:
+        if is_rank0:
+            checkpoint_destination.validate_destination(config.checkpoint, run_dir)
         engine = create_engine(config)
-        if not preflight.passed(config, folder, engine):
-            return Exit.UNHEALTHY_NODE
+        if not preflight.run_preflight(config, run_dir, engine):
+            return ExitCode.UNHEALTHY_NODE
         engine.build(config)
-        world = engine.world
-        loader = open_loader(config.data, config.phase, config.batch, config.run.seed, *world.share)
-        check_vocabulary(config.model, loader.vocab_size)
-        tracker = Tracker(folder, config, world.chief, config_yaml)
-        try:
-            state = resume(config, folder, engine, loader, tracker)
-            revision = provenance.revision() if world.chief else None
+        loader = build_data_loader(
+            config.data, config.phase, config.batch, config.run.seed, *engine.world.data_shard
+        )
+        validate_vocab_size(config.model, loader.vocab_size)
+        with closing(loader), closing(Tracker(run_dir, config, is_rank0, config_yaml)) as tracker:
+            state = resume(config, run_dir, engine, loader, tracker)
+            revision = provenance.get_git_revision() if is_rank0 else None
             state = replace(state, config=config_yaml, code_revision=revision or "")
-            if world.chief and state.step < total_steps(config):
-                origin = provenance.collect(engine.device, loader.fingerprint)
-                run_folder.describe(folder, config_yaml, overrides, origin)
-            with Safety(config, folder, engine, loader, tracker) as safety:
-                exit_code, step = train(config, state, engine, loader, tracker, safety)
+            if is_rank0 and state.step < compute_total_steps(config):
+                metadata = provenance.collect_provenance(engine.device, loader.fingerprint)
+                run_directory.write_run_metadata(run_dir, config_yaml, overrides, metadata)
+            with FaultTolerance(config, run_dir, engine, loader, tracker) as fault_tolerance:
+                exit_code, step = train(config, state, engine, loader, tracker, fault_tolerance)
                 tracker.close()
-                uptime = try_report(folder) if world.chief else ""
-        finally:
-            tracker.close()
-            loader.close()
-        if world.chief:
-            command = entry.resume_command(exit_code, overrides)
-            farewell(folder, exit_code, step, command, uptime)
+                uptime = try_write_report(run_dir) if is_rank0 else ""
+        if is_rank0:
+            command = entry_point.format_resume_command(exit_code, overrides)
+            print_summary(run_dir, exit_code, step, command, uptime)
         engine.close()
     return exit_code
 
 
 def train(
     config: Config,
-    state: "TrainingState",
+    state: TrainingState,
     engine: "Engine",
-    loader: "Loader",
+    loader: "DataLoader",
     tracker: "Tracker",
-    safety: "Safety",
-) -> tuple[Exit, int]:
-    """Train from `state` to the run's end, a signal, or its divergence; return why and the step."""
-    from hlat.evaluation.heldout import evaluate, material
-    from hlat.schedule import rate_at
-    from hlat.state import total_steps
+    fault_tolerance: "FaultTolerance",
+) -> tuple[ExitCode, int]:
+    """Train from `state` to the last step, a signal, or a failure; return exit code and step."""
+    from hlat.evaluate.heldout_evaluation import evaluate_heldout, load_evaluation_data
+    from hlat.optim.lr_schedule import compute_lr
+    from hlat.recovery.rollback_policy import NextAction
 
-    total, every = total_steps(config), config.evaluation.every_steps
-    measured_on, stage = material(config, loader), loader.stage
-    tracker.ready(state.step)
-    if not engine.world.everyone.any(bool(tracker.events("evaluate"))):
-        evaluate(engine, measured_on, tracker, state.step)
-    while state.step < total:
-        sequences = loader.next()
-        tracker.wait(loader.wait_seconds)
-        if loader.stage != stage:
-            stage = loader.stage
-            tracker.event("phase", state.step, name=stage)
-        rate = rate_at(state.step, config)
-        pending = engine.train_step(sequences, rate)
+    total_steps, eval_interval = compute_total_steps(config), config.evaluation.every_steps
+    evaluation_data, stage = load_evaluation_data(config, loader), loader.stage_name
+    tracker.log_ready(state.step)
+    if not engine.world.world_group.any(bool(tracker.get_events("evaluate"))):
+        evaluate_heldout(engine, evaluation_data, tracker, state.step)
+    while state.step < total_steps:
+        sequences = loader.next_batch()
+        tracker.add_data_wait(loader.wait_seconds)
+        if loader.stage_name != stage:
+            stage = loader.stage_name
+            tracker.log_event("phase", state.step, name=stage)
+        lr = compute_lr(state.step, config)
+        device_metrics = engine.train_step(sequences, lr)
         state = state.after_step(config.batch.tokens_per_step)
 
-        last = state.step == total
-        stop = safety.step() and not last
-        saving = stop or last or safety.save_is_due(state.step)
-        if saving or state.step % config.run.log_every == 0:
-            numbers = engine.read(pending)
-            row = {"learning_rate": rate, **numbers.measured, "memory_bytes": engine.peak_memory()}
-            tracker.log(state.step, stage, **row)
-            checked = safety.check(state, numbers)
-            if checked is None:
-                return Exit.DIVERGED, state.step
-            if checked != state:
-                state = checked
+        is_last = state.step == total_steps
+        stop_requested = fault_tolerance.step() and not is_last
+        save_due = stop_requested or is_last or fault_tolerance.is_save_due(state.step)
+        if save_due or state.step % config.run.log_every == 0:
+            metrics = engine.read(device_metrics)
+            row = {"learning_rate": lr, **metrics.scalars, "memory_bytes": engine.peak_memory()}
+            tracker.log_metrics(state.step, stage, **row)
+            check = fault_tolerance.check_metrics(state, metrics)
+            if check.action is NextAction.STOP:
+                return ExitCode.DIVERGED, state.step
+            if check.action is NextAction.RESTART_FROM_CHECKPOINT:
+                state = check.state
                 continue
-        if last or (not stop and every is not None and state.step % every == 0):
-            with safety.patience():
-                evaluate(engine, measured_on, tracker, state.step)
-        if trouble := safety.inspect(state.step) or (saving and safety.save(state, stop or last)):
-            return trouble, state.step
-        if stop:
-            safety.interrupt(state.step)
-            return Exit.PREEMPTED, state.step
-    tracker.event("finish", state.step)
-    return Exit.FINISHED, state.step
+        eval_due = eval_interval is not None and state.step % eval_interval == 0
+        if is_last or (eval_due and not stop_requested):
+            with fault_tolerance.watchdog_paused():
+                evaluate_heldout(engine, evaluation_data, tracker, state.step)
+        failure = fault_tolerance.run_periodic_checks(state.step)
+        if failure is None and save_due:
+            failure = fault_tolerance.save(state, wait=stop_requested or is_last)
+        if failure is not None:
+            return failure, state.step
+        if stop_requested:
+            fault_tolerance.record_interruption(state.step)
+            return ExitCode.PREEMPTED, state.step
+    tracker.log_event("finish", state.step)
+    return ExitCode.FINISHED, state.step
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    entry_point.run_entry_point(main)

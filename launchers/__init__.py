@@ -1,12 +1,12 @@
-"""hlat's Hydra launchers and its sweeper, installed as hydra_plugins.hlat_launchers.
+"""hlat's Hydra launchers and sweeper, installed as hydra_plugins.hlat_launchers.
 
-The code lies in modules with a leading underscore: Hydra 1.3 executes every other module of a
-plugin package a second time, which would register two classes of one name.
+The code is in modules with a leading underscore: Hydra 1.3 executes all other modules of a plugin
+package twice, which would register two classes with the same name.
 """
 
-from ._kubernetes import KubernetesLauncher
-from ._local import LocalLauncher
-from ._search import Search
-from ._slurm import SlurmLauncher
+from .kubernetes._kubernetes_launcher import KubernetesLauncher
+from .local._local_launcher import LocalLauncher
+from .search._search_sweeper import SearchSweeper
+from .slurm._slurm_launcher import SlurmLauncher
 
-PLUGINS = (KubernetesLauncher, LocalLauncher, Search, SlurmLauncher)
+PLUGINS = (KubernetesLauncher, LocalLauncher, SearchSweeper, SlurmLauncher)

@@ -17,7 +17,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from hlat.config import compose as composition
-from hlat.config.folders import folder
+from hlat.config.package_dirs import find_package_dir
 from hlat.data import row_index
 
 # As the entry sets it, but before any test module imports torch
@@ -49,7 +49,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ):
             writer.write_table(table)
         path = root / f"{source}.arrow"
-        row_index.save(row_index.scan(path, "text"), path, "text")
+        row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     return root
 
 
@@ -77,11 +77,11 @@ def small(corpus: Path) -> list[str]:
 @pytest.fixture(scope="session")
 def compose() -> Callable[..., DictConfig]:
     """Compose a configuration from overrides, as the command line does."""
-    composition.register()
+    composition.register_configs()
 
     @functools.cache  # composing takes thirty times as long as a copy
     def composed(*overrides: str) -> DictConfig:
-        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+        with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
             return hydra_compose("config", list(overrides))
 
     return lambda *overrides: copy.deepcopy(composed(*overrides))

@@ -20,16 +20,16 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from benchmarks.common import describe_machine, machine, table, write_between
-from hlat.checkpoint import store
-from hlat.config.compose import register
-from hlat.config.folders import folder
-from hlat.config.resolve import resolve
+from hlat.checkpoint import checkpoint_store
+from hlat.config.compose import register_configs
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.data.loader import open_loader
-from hlat.engine.create import create_engine
+from hlat.data.data_loader import build_data_loader
+from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
-from hlat.evaluation import heldout
-from hlat.schedule import rate_at
+from hlat.evaluate import heldout_evaluation
+from hlat.optim.lr_schedule import compute_lr
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = HERE.parent.parent / "docs/averaging.md"
@@ -64,7 +64,7 @@ LAST = f"step {STEPS}"
 
 def train(run: Path, overrides: list[str]) -> None:
     """Train a run if it is not there."""
-    if not (run / "checkpoints" / store.step_name(STEPS)).exists():
+    if not (run / "checkpoints" / checkpoint_store.format_step_name(STEPS)).exists():
         words = [f"run.root={run.parent}", f"run.name={run.name}"]
         subprocess.run([sys.executable, "-m", "hlat.train", *overrides, *words], check=True)
 
@@ -72,7 +72,7 @@ def train(run: Path, overrides: list[str]) -> None:
 def averages(run: Path) -> dict[str, Path]:
     """The means of the last checkpoints, by what they are called."""
     last = sorted((run / "checkpoints").glob("step_*"))[-NUM_SINGLE:]
-    found = {f"step {store.step_of(path)}": path for path in last}
+    found = {f"step {checkpoint_store.parse_step(path)}": path for path in last}
     for count in AVERAGES:
         path = run / "averages" / f"last_{count}"
         if not path.exists():
@@ -84,12 +84,14 @@ def averages(run: Path) -> dict[str, Path]:
 
 def measure(engine: Engine, config: Config, paths: dict[str, Path]) -> dict[str, Json]:
     """Held-out loss and bits per byte of each checkpoint, by source."""
-    loader = open_loader(config.data, config.phase, config.batch, config.run.seed)
-    texts = loader.heldout(config.evaluation.sequences_per_source)
+    loader = build_data_loader(config.data, config.phase, config.batch, config.run.seed)
+    texts = loader.build_heldout_sequences(config.evaluation.sequences_per_source)
     results = {}
     for name, path in paths.items():
-        store.restore(path, [c for c in engine.chunks() if c.name.startswith("weights/")])
-        loss, bits = heldout.measure(engine, texts)
+        checkpoint_store.load_checkpoint(
+            path, [c for c in engine.chunks() if c.name.startswith("weights/")]
+        )
+        loss, bits = heldout_evaluation.compute_heldout_loss(engine, texts)
         results[name] = {"loss": loss, "bits_per_byte": bits}
     loader.close()
     return results
@@ -102,11 +104,11 @@ def measure_end(end: str, runs: Path, seeds: tuple[int, ...]) -> Json:
     for seed in seeds:
         run, seeded = runs / f"{end}_{seed}", [*overrides, f"run.seed={seed}"]
         train(run, seeded)
-        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
-            config = resolve(compose("config", seeded))
+        with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+            config = resolve_config(compose("config", seeded))
         engine = create_engine(config)
         engine.build(config)
-        result["rates"] = {"peak": config.optimizer.lr, "last": rate_at(STEPS - 1, config)}
+        result["rates"] = {"peak": config.optimizer.lr, "last": compute_lr(STEPS - 1, config)}
         result["seeds"][seed] = measure(engine, config, averages(run))
         engine.close()
     return result
@@ -155,7 +157,7 @@ def main() -> None:
     if not arguments.render:
         with tempfile.TemporaryDirectory() as temporary:
             runs = (arguments.runs or Path(temporary)).absolute()
-            register()
+            register_configs()
             ends = {end: measure_end(end, runs, SEEDS[: arguments.seeds]) for end in ENDS}
         result = {"ends": ends, "machine": describe_machine(["torch"])}
         recorded.write_text(json.dumps(result, indent=1) + "\n")

@@ -24,13 +24,13 @@ from hydra import compose, initialize_config_dir
 
 from benchmarks.common import describe_machine, machine, spread, table, write_between
 from hlat.config import compose as composition
-from hlat.config.folders import folder
-from hlat.config.resolve import resolve
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.data.sequences import Sequences
-from hlat.engine.native.engine import NativeEngine
-from hlat.recovery.checkpoints import Checkpoints
-from hlat.state import TrainingState
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.native.native_engine import NativeEngine
+from hlat.recovery.checkpointer import Checkpointer
+from hlat.training_state import TrainingState
 
 HERE = Path(__file__).resolve().parent
 SEQUENCES = {"tiny": (32, 256), "160m": (2, 128)}
@@ -71,7 +71,7 @@ class Ours:
 
     def __init__(self, config: Config, place: Path, engine: NativeEngine) -> None:
         self._tracker = Tracker()
-        self._saves = Checkpoints(config, place, engine, Loader(), self._tracker)  # type: ignore[arg-type]
+        self._saves = Checkpointer(config, place, engine, Loader(), self._tracker)  # type: ignore[arg-type]
         self._step = 0
 
     def begin(self) -> Callable[[], bool]:
@@ -80,7 +80,7 @@ class Ours:
         return self._done
 
     def _done(self) -> bool:
-        self._saves.report()
+        self._saves.log_finished_save()
         last = self._tracker.events[-1]
         assert last["event"] != "checkpoint_failed", last
         return last["event"] == "checkpoint" and last["step"] == self._step
@@ -112,7 +112,7 @@ def measure(model: str, repetitions: int, place: Path) -> dict[str, dict[str, An
 
     def train() -> float:
         begin = time.perf_counter()
-        engine.read(engine.train_step(Sequences(tokens), 1e-4))
+        engine.read(engine.train_step(PackedSequences(tokens), 1e-4))
         return time.perf_counter() - begin
 
     contestants = {name: kind(config, place, engine) for name, kind in CONTESTANTS.items()}
@@ -145,9 +145,9 @@ def measure(model: str, repetitions: int, place: Path) -> dict[str, dict[str, An
 
 def _config(model: str) -> Config:
     sequences, length = SEQUENCES[model]
-    composition.register()
-    with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
-        return resolve(
+    composition.register_configs()
+    with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+        return resolve_config(
             compose(
                 "config",
                 [

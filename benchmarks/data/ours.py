@@ -6,11 +6,11 @@ import numpy as np
 from contestants import EOS, LENGTH, ROWS, Settings
 from numpy.typing import NDArray
 
-from hlat.config.batch import Batch
-from hlat.config.data import Data, Encoder, Source
-from hlat.config.phase import Phase, Stage
-from hlat.data.loader import Loader
-from hlat.data.loader import open_loader as open_hlat
+from hlat.config.batch import BatchConfig
+from hlat.config.data import DataConfig, EncoderLibrary, SourceConfig
+from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.data.data_loader import DataLoader
+from hlat.data.data_loader import build_data_loader as open_hlat
 
 ROWS_ARE_STREAMS = True
 """Documents go on in the same row of the next batch, not in the next row."""
@@ -19,17 +19,17 @@ ROWS_ARE_STREAMS = True
 class Ours:
     """Batches of a run with one source and one rank."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
 
     def next(self) -> NDArray[np.int32]:
-        return self.loader.next().tokens
+        return self.loader.next_batch().tokens
 
     def state(self) -> bytes:
-        return json.dumps(self.loader.state()).encode()
+        return json.dumps(self.loader.state_dict()).encode()
 
     def restore(self, state: bytes) -> None:
-        self.loader.restore(json.loads(state))
+        self.loader.load_state_dict(json.loads(state))
 
     def close(self) -> None:
         self.loader.close()
@@ -37,14 +37,14 @@ class Ours:
 
 def open_loader(settings: Settings) -> Ours:
     """Open the corpus as a run does; nothing is held out, so that an epoch is the corpus."""
-    data = Data(
+    data = DataConfig(
         name="benchmark",
-        sources={"text": Source(paths=settings.arrow_files)},
+        sources={"text": SourceConfig(paths=settings.arrow_files)},
         tokenizer=str(settings.tokenizer_folder / "tokenizer.json"),
         eos_token=EOS[settings.tokenizer],
         heldout_documents=0,
-        encoder=Encoder(settings.options["encoder"]),
+        encoder=EncoderLibrary(settings.options["encoder"]),
         workers=settings.workers,
     )
-    phase = Phase("benchmark", [Stage("all")])
-    return Ours(open_hlat(data, phase, Batch(ROWS, ROWS, LENGTH), settings.seed))
+    phase = PhaseConfig("benchmark", [StageConfig("all")])
+    return Ours(open_hlat(data, phase, BatchConfig(ROWS, ROWS, LENGTH), settings.seed))

@@ -89,7 +89,7 @@ def memory(scratch: Path, encoder: str, documents: int, every: int) -> list[dict
     samples = []
     while not samples or samples[-1]["documents"] < documents:
         loader.next()
-        read = loader.loader.ledger()["text"]["documents"]
+        read = loader.loader.compute_ledger()["text"]["documents"]
         if read >= every * (len(samples) + 1):
             samples.append({"documents": read, **resident_bytes()})
     return samples

@@ -5,13 +5,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import store
+from hlat.checkpoint import checkpoint_store
 from hlat.config.run import Config
-from hlat.data.loader import Loader, merge_states, open_loader
-from hlat.engine.create import create_engine
+from hlat.data.data_loader import DataLoader, build_data_loader, merge_state_dicts
+from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
-from hlat.parallelism.group import tell
-from hlat.schedule import rate_at
+from hlat.optim.lr_schedule import compute_lr
+from hlat.parallelism.process_group import broadcast_object
 from tests.distributed.mutants import MUTANTS
 
 
@@ -25,30 +25,32 @@ def losses(config: Config, mutant: str | None, steps: int, restarts: bool) -> li
         for step in range(steps):
             if restarts and step == steps // 2:
                 loader = _restarted(config, engine, loader)
-            pending = engine.train_step(loader.next(), rate_at(step, config))
+            pending = engine.train_step(loader.next_batch(), compute_lr(step, config))
             found.append(engine.read(pending).loss)
         loader.close()
         engine.close()
     return found
 
 
-def _restarted(config: Config, engine: Engine, loader: Loader) -> Loader:
+def _restarted(config: Config, engine: Engine, loader: DataLoader) -> DataLoader:
     """The engine's state through the store, and a new loader where the old one was."""
     world = engine.world
-    everyone = world.everyone
-    states: list[Any] = everyone.collect([world.dp_rank, loader.state()])
-    state = tell(everyone, merge_states([*dict(states).values()]) if everyone.leads else None)
+    everyone = world.world_group
+    states: list[Any] = everyone.gather_object([world.dp_rank, loader.state_dict()])
+    state = broadcast_object(
+        everyone, merge_state_dicts([*dict(states).values()]) if everyone.is_rank0 else None
+    )
     loader.close()
-    made = tempfile.mkdtemp() if everyone.leads else None
-    folder = Path(tell(everyone, made))
-    path = store.save(folder, 1, engine.chunks(), {}, world.rank, everyone)
+    made = tempfile.mkdtemp() if everyone.is_rank0 else None
+    folder = Path(broadcast_object(everyone, made))
+    path = checkpoint_store.save_checkpoint(folder, 1, engine.chunks(), {}, world.rank, everyone)
     assert isinstance(path, Path)
-    store.restore(path, engine.chunks())
+    checkpoint_store.load_checkpoint(path, engine.chunks())
     again = _open(config, engine)
-    again.restore(state)
+    again.load_state_dict(state)
     return again
 
 
-def _open(config: Config, engine: Engine) -> Loader:
-    share = engine.world.share
-    return open_loader(config.data, config.phase, config.batch, config.run.seed, *share)
+def _open(config: Config, engine: Engine) -> DataLoader:
+    share = engine.world.data_shard
+    return build_data_loader(config.data, config.phase, config.batch, config.run.seed, *share)

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import describe_machine, machine, spread, table, write_between
-from hlat.config.compose import composed
-from hlat.config.resolve import resolve
+from hlat.config.compose import compose_config
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.data.sequences import Sequences
-from hlat.engine.create import create_engine
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
-from hlat.recovery import inspection
+from hlat.recovery import periodic_checks
 from tests.distributed.ranks import Ranks
 
 HERE = Path(__file__).resolve().parent
@@ -53,22 +53,24 @@ def measure(config: Config, rounds: int) -> list[tuple[float, float]]:
     return found
 
 
-def seconds(engine: Engine, config: Config, batch: Sequences, looks: bool) -> float:
+def seconds(engine: Engine, config: Config, batch: PackedSequences, looks: bool) -> float:
     """CPU time of a step, or of a step and a look."""
     begin = time.process_time()
     for step in range(STEPS):
         engine.read(engine.train_step(batch, 1e-4))
         if looks:
-            assert inspection.verdict(config, engine, tracker=None, step=step) is None  # type: ignore[arg-type]
+            assert (
+                periodic_checks.run_periodic_checks(config, engine, tracker=None, step=step) is None
+            )  # type: ignore[arg-type]
     return (time.process_time() - begin) / STEPS
 
 
-def tokens(config: Config, engine: Engine) -> Sequences:
+def tokens(config: Config, engine: Engine) -> PackedSequences:
     """A data-parallel rank's part of a batch."""
     size = (config.batch.global_batch_size // engine.world.dp_size, config.batch.sequence_length)
     lot = np.random.default_rng(engine.world.dp_rank)
     drawn = lot.integers(0, config.model.vocab_size, size, np.int32)
-    return Sequences(drawn, np.zeros(size, np.int32))
+    return PackedSequences(drawn, np.zeros(size, np.int32))
 
 
 def row(name: str, words: list[str], found: list[tuple[float, float]]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     rounds, ranks, rows = parser.parse_args().rounds, Ranks(2), []
     for name, words in RUNS.items():
-        config = resolve(composed([*BATCH, *words]))
+        config = resolve_config(compose_config([*BATCH, *words]))
         rows.append(row(name, words, ranks.run(config.num_processes, measure, config, rounds)[0]))
         print(rows[-1], flush=True)
     ranks.close()

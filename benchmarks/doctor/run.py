@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from benchmarks.common import describe_machine, machine, table, write_between
 from benchmarks.doctor import curves
-from hlat.config.compose import composed
-from hlat.config.resolve import resolve
+from hlat.config.compose import compose_config
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.diagnosis.shrink import shrink
+from hlat.doctor.reduced_config import reduce_config
 from tests.distributed import mutants
 from tests.distributed.ranks import Ranks
 
@@ -63,7 +63,7 @@ def visible_from(losses: list[float], healthy: list[list[float]], by_chance: flo
 
 def diagnosis(ranks: Ranks, words: list[str], mutant: str, check: str) -> dict[str, Any]:
     """The doctor's words, from the one check that is to find it."""
-    config = shrink(resolve(composed(words)))
+    config = reduce_config(resolve_config(compose_config(words)))
     names = ["gradients" if check in OF_GRADIENTS else check]
     begun = time.perf_counter()
     told = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)[0]
@@ -83,7 +83,7 @@ def diagnosis(ranks: Ranks, words: list[str], mutant: str, check: str) -> dict[s
 def training(words: str, seed: int | None = None) -> Config:
     """The run in which a bug is planted."""
     seeds = [] if seed is None else [f"run.seed={seed}"]
-    return resolve(composed([*RUN, *words.split(), *seeds]))
+    return resolve_config(compose_config([*RUN, *words.split(), *seeds]))
 
 
 def measure(steps: int) -> Iterator[dict[str, Any]]:

@@ -22,15 +22,15 @@ import transformers
 from hydra import compose, initialize_config_dir
 
 from benchmarks.common import describe_machine, machine, spread, table, write_between
-from hlat.config.compose import register
-from hlat.config.folders import folder
+from hlat.config.compose import register_configs
+from hlat.config.package_dirs import find_package_dir
 from hlat.config.precision import Dtype
-from hlat.config.resolve import resolve
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.engine.create import create_engine
+from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine
-from hlat.evaluation.text_model import TextModel
-from hlat.model import hugging_face
+from hlat.evaluate.inference_model import InferenceModel
+from hlat.model import hugging_face_config
 
 HERE = Path(__file__).resolve().parent
 RESULT, DOCUMENT = HERE / "generate.json", HERE.parent.parent / "docs/humaneval.md"
@@ -56,17 +56,17 @@ DRAWN = {"temperature": 0.8, "top_p": 0.95}
 
 def build() -> tuple[Config, Engine]:
     """A model of random weights."""
-    register()
-    with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
-        config = resolve(compose("config", SHAPE))
+    register_configs()
+    with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+        config = resolve_config(compose("config", SHAPE))
     engine = create_engine(config)
-    engine.build(config, trains=False)
+    engine.build(config, training=False)
     return config, engine
 
 
 def peer_of(config: Config, engine: Engine) -> Any:
     """The same weights in transformers."""
-    settings = hugging_face.to_config(config.model, 1024, 0, Dtype.fp32)
+    settings = hugging_face_config.build_hf_config(config.model, 1024, 0, Dtype.fp32)
     peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
     weights = {
         chunk.name.removeprefix("weights/"): chunk.tensor.detach().reshape(chunk.shape)
@@ -81,8 +81,8 @@ def ours(engine: Engine, prompts: list[list[int]], drawn: bool) -> list[list[int
     """What we write."""
     repeated = prompts * (NUM_SAMPLES if drawn else 1)
     settings = DRAWN if drawn else {}
-    return TextModel(engine).generate(
-        repeated, NEW_TOKENS, finished=lambda tokens: False, **settings
+    return InferenceModel(engine).generate(
+        repeated, NEW_TOKENS, is_finished=lambda tokens: False, **settings
     )
 
 

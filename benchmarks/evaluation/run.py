@@ -25,15 +25,15 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.common import describe_machine, machine, spread, table, write_between
-from hlat.data import hugging_face
-from hlat.data.tokenizer import EMBEDDED_EOS, EMBEDDED_FILE
-from hlat.engine.create import create_engine
-from hlat.evaluation import subject
-from hlat.evaluation.harness import Adapter
-from hlat.evaluation.leader import Leader
-from hlat.evaluation.library import Library
-from hlat.evaluation.machine import configure
-from hlat.evaluation.text_model import TextModel
+from hlat.data import hugging_face_tokenizer
+from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
+from hlat.engine.engine_factory import create_engine
+from hlat.evaluate import model_source
+from hlat.evaluate.inference_config import build_inference_config
+from hlat.evaluate.inference_model import InferenceModel
+from hlat.evaluate.lm_eval_adapter import LMEvalAdapter
+from hlat.evaluate.lm_eval_tasks import TaskLoader
+from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from tests.run.questions import WORDS, write
 
 HERE = Path(__file__).resolve().parent
@@ -63,7 +63,9 @@ def make_model(folder: Path) -> Path:
         eos_token_id=0,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
-    for name, content in hugging_face.documents(EMBEDDED_FILE, EMBEDDED_EOS, POSITIONS).items():
+    for name, content in hugging_face_tokenizer.build_tokenizer_files(
+        EMBEDDED_FILE, EMBEDDED_EOS_TOKEN, POSITIONS
+    ).items():
         (folder / name).write_bytes(content)
     return folder
 
@@ -77,9 +79,9 @@ def requests(data: Path, task: str, shots: int) -> tuple[str, list[Any]]:
         texts = [" ".join(draw.choices(WORDS, k=1500)) for _ in range(QUESTIONS // 4)]
         kind = "loglikelihood_rolling"
         return kind, [Instance(kind, {}, (text,), i) for i, text in enumerate(texts)]
-    library = Library(data)
-    [item] = library.choose([task], shots)
-    [loaded] = library.load(item)["tasks"].values()
+    library = TaskLoader(data)
+    [item] = library.resolve_tasks([task], shots)
+    [loaded] = library.load_task(item)["tasks"].values()
     if loaded.get_config("generation_kwargs"):
         loaded.set_config("generation_kwargs", {"max_gen_toks": 32}, update=True)
     with contextlib.redirect_stderr(io.StringIO()):
@@ -112,12 +114,12 @@ def measure(repetitions: int) -> Iterator[Json]:
 
     with TemporaryDirectory() as place:
         folder, data = make_model(Path(place) / "model"), write(Path(place) / "data", QUESTIONS)
-        one = subject.find(str(folder))
-        engine = create_engine(config := configure(one, []))
-        engine.build(config, trains=False)
-        one.fill(engine.chunks())
-        asking = Leader(TextModel(engine), one.prompts, engine.world.everyone)
-        contestants = {"hlat": Adapter(asking, one.positions)} | {
+        one = model_source.find_model(str(folder))
+        engine = create_engine(config := build_inference_config(one, []))
+        engine.build(config, training=False)
+        one.load_weights(engine.chunks())
+        asking = Rank0Scheduler(InferenceModel(engine), one.tokenizer, engine.world.world_group)
+        contestants = {"hlat": LMEvalAdapter(asking, one.sequence_length)} | {
             f"hf, batches of {size}": HFLM(
                 pretrained=str(folder), dtype="float32", device="cpu", batch_size=size
             )

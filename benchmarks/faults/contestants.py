@@ -88,22 +88,22 @@ def orbax() -> Contestant:
 
 def hlat() -> Contestant:
     """As a run resumes: the newest checkpoint that `verify` accepts, then its tensors."""
-    from hlat.checkpoint import store
-    from hlat.checkpoint.chunk import Chunk
+    from hlat.checkpoint import checkpoint_store
+    from hlat.checkpoint.tensor_chunk import TensorChunk
 
-    def chunks(state: State) -> list[Chunk]:
+    def chunks(state: State) -> list[TensorChunk]:
         return [
-            Chunk(name, shape := tuple(tensor.shape), (0,) * len(shape), shape, tensor)
+            TensorChunk(name, shape := tuple(tensor.shape), (0,) * len(shape), shape, tensor)
             for name, tensor in state.items()
         ]
 
     def save(folder: Path, step: int, state: State) -> None:
-        store.save(folder.parent, step, chunks(state), {"step": step})
+        checkpoint_store.save_checkpoint(folder.parent, step, chunks(state), {"step": step})
 
     def load(folder: Path, like: State) -> State:
-        store.verify(folder)
+        checkpoint_store.verify_checkpoint(folder)
         found = {name: torch.zeros_like(tensor) for name, tensor in like.items()}
-        store.restore(folder, chunks(found))
+        checkpoint_store.load_checkpoint(folder, chunks(found))
         return found
 
     return Contestant("hlat", save, load)

@@ -23,8 +23,8 @@ import torch
 from benchmarks.common import describe_machine, machine, table, write_between
 from benchmarks.faults import damage
 from benchmarks.faults.contestants import ALL, Contestant, State
-from hlat.checkpoint.retention import newest_valid
-from hlat.checkpoint.store import step_name
+from hlat.checkpoint.checkpoint_store import format_step_name
+from hlat.checkpoint.retention import find_newest_valid
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "safetensors", "orbax-checkpoint", "tensorstore", "jax"]
@@ -69,7 +69,7 @@ class Bench:
     def __init__(self, contestant: Contestant, root: Path) -> None:
         self.contestant = contestant
         self.root = root / "checkpoints"
-        self.older, self.newer = (self.root / step_name(step) for step in (1, 2))
+        self.older, self.newer = (self.root / format_step_name(step) for step in (1, 2))
         for step, folder in ((1, self.older), (2, self.newer)):
             contestant.save(folder, step, make_state(step))
         self._kept = root / "kept"
@@ -99,8 +99,8 @@ class Bench:
 
     def _previous_is_used(self) -> bool:
         """Whether a resumed run takes the older checkpoint whole, and says why not the newer."""
-        found, refused = newest_valid(self.root)
-        told = len(refused) == 1 and f"{self.newer.name} is refused: " in refused[0]
+        found, refused = find_newest_valid(self.root)
+        told = len(refused) == 1 and f"{self.newer.name} is rejected: " in refused[0]
         return (
             told
             and found == self.older

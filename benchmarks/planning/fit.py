@@ -16,25 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import table, write_between
-from hlat.config.compose import composed
-from hlat.config.resolve import resolve
+from hlat.config.compose import compose_config
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.planning.efficiency import EFFICIENCIES, Efficiency
-from hlat.planning.published import OVERRIDES, ROWS, Published
-from hlat.planning.step_time import speed, step_time
+from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency
+from hlat.plan.published_throughput import COMMON_OVERRIDES, PUBLISHED_RUNS, PublishedRun
+from hlat.plan.step_time import compute_achieved_speed, compute_step_time
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent.parent / "docs/planning.md"
 START = [0.5, 0.2, 0.3]
 CHOICES = 60
 
-Row = tuple[Published, Config]
+Row = tuple[PublishedRun, Config]
 
 
 def rate(shares: Sequence[float], config: Config) -> float:
     """Sequences per second with these shares of the data sheet."""
-    constants = Efficiency(*shares, "fit")
-    return config.batch.global_batch_size / step_time(config, speed(config, constants)).total
+    constants = HardwareEfficiency(*shares, "fit")
+    return (
+        config.batch.global_batch_size
+        / compute_step_time(config, compute_achieved_speed(config, constants)).total
+    )
 
 
 def loss(shares: Sequence[float], rows: Sequence[Row]) -> float:
@@ -105,8 +108,13 @@ def render(result: dict[str, Any]) -> str:
 
 def main() -> None:
     rows = [
-        (row, resolve(composed([*row.overrides, *OVERRIDES, f"hardware.nodes={row.nodes}"])))
-        for row in ROWS
+        (
+            row,
+            resolve_config(
+                compose_config([*row.overrides, *COMMON_OVERRIDES, f"hardware.nodes={row.nodes}"])
+            ),
+        )
+        for row in PUBLISHED_RUNS
     ]
     fitted = [row for row in rows if row[0].fitted]
     shares = fit(fitted)

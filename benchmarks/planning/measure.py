@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hlat.config.compose import composed
-from hlat.config.resolve import resolve
-from hlat.data.sequences import Sequences
-from hlat.engine.native.engine import NativeEngine
+from hlat.config.compose import compose_config
+from hlat.config.resolve import resolve_config
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.native.native_engine import NativeEngine
 
 STEPS = 2
 
@@ -28,9 +28,9 @@ def resident(key: str) -> int:
 
 
 def main(overrides: list[str]) -> None:
-    config = resolve(composed(overrides))
+    config = resolve_config(compose_config(overrides))
     engine = NativeEngine()
-    engine.examine(config)  # joins the others, and lets libraries make what they keep
+    engine.run_device_checks(config)  # joins the others, and lets libraries make what they keep
     torch.nn.Linear(64, 64)(torch.ones(64, 64)).sum().backward()
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
@@ -39,7 +39,7 @@ def main(overrides: list[str]) -> None:
     shape = (batch.global_batch_size // engine.world.dp_size, batch.sequence_length)
     tokens = np.random.default_rng(0).integers(0, config.model.vocab_size, shape, np.int32)
     for _ in range(STEPS):
-        engine.read(engine.train_step(Sequences(tokens), 1e-4))
+        engine.read(engine.train_step(PackedSequences(tokens), 1e-4))
     print(json.dumps(resident("VmHWM") - before), flush=True)
     engine.close()
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import describe_machine, machine, table, write_between
-from hlat.config.compose import composed
-from hlat.config.resolve import resolve
-from hlat.planning.memory import estimate
+from hlat.config.compose import compose_config
+from hlat.config.resolve import resolve_config
+from hlat.plan.memory_estimate import estimate_memory
 
 HERE = Path(__file__).resolve().parent
 MODEL = [
@@ -97,8 +97,8 @@ def main() -> None:
     rows = []
     for name, layout in LAYOUTS.items():
         words = overrides(layout)
-        config = resolve(composed(words))
-        need, peak = estimate(config), measured(words, config.num_processes)
+        config = resolve_config(compose_config(words))
+        need, peak = estimate_memory(config), measured(words, config.num_processes)
         rows.append(
             {
                 "layout": name,

@@ -14,9 +14,9 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
-from hlat.config.compose import register
-from hlat.config.folders import folder
-from hlat.config.resolve import resolve
+from hlat.config.compose import register_configs
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 
 SMALL = ["num_layers=8", "hidden_size=256", "intermediate_size=704", "vocab_size=32000"]
@@ -60,9 +60,9 @@ class Settings:
             f"engine.device={self.device}",
             "parallelism=single",
         ]
-        register()
-        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
-            return resolve(compose("config", overrides))
+        register_configs()
+        with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+            return resolve_config(compose("config", overrides))
 
     def tokens(self) -> NDArray[np.int32]:
         """The batch of every step, [sequences, tokens]."""

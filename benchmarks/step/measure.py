@@ -18,7 +18,7 @@ import torch._dynamo  # which the first optimizer of a process imports, if nobod
 import torch._inductor.compile_fx  # which some peers import and others need later
 from contestants import Settings, Trainer, load_module, make_settings
 
-from hlat.model.canonical import num_parameters
+from hlat.model.parameter_specs import count_parameters
 
 WARM_UP_STEPS = 3
 LEAST_STEPS = 2
@@ -84,7 +84,7 @@ def measure(name: str, shape: str, recipe: str, device: str, seconds: float) -> 
     torch.ones(512, 512, device=device) @ torch.ones(512, 512, device=device)
     memory = CpuMemory() if device == "cpu" else DeviceMemory()
     trainer = module.open_trainer(settings)
-    expected = num_parameters(settings.config.model)
+    expected = count_parameters(settings.config.model)
     assert trainer.num_parameters == expected, f"{trainer.num_parameters} parameters, {expected}"
     start = time.perf_counter()
     trainer.step()

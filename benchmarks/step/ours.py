@@ -2,9 +2,9 @@
 
 from contestants import Settings
 
-from hlat.data.sequences import Sequences
-from hlat.engine.native.engine import NativeEngine
-from hlat.model.canonical import num_parameters
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.native.native_engine import NativeEngine
+from hlat.model.parameter_specs import count_parameters
 
 
 class Ours:
@@ -15,8 +15,8 @@ class Ours:
         self.engine = NativeEngine()
         self.engine.build(config)
         self.rate = config.optimizer.lr
-        self.sequences = Sequences(settings.tokens())
-        self.num_parameters = num_parameters(config.model)
+        self.sequences = PackedSequences(settings.tokens())
+        self.num_parameters = count_parameters(config.model)
 
     def step(self) -> None:
         self.pending = self.engine.train_step(self.sequences, self.rate)

@@ -22,7 +22,7 @@ from typing import Any
 from contestants import CONTESTANTS, make_settings
 
 from benchmarks.common import describe_machine, spread
-from hlat.model.canonical import flops_per_token
+from hlat.model.parameter_specs import compute_flops_per_token
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "transformers", "litgpt", "numpy"]
@@ -109,7 +109,7 @@ def measure(entries: list[Entry], rounds: int, seconds: float, cache: str) -> Ru
 def flops(entry: Entry) -> float:
     """What training spends on one token of an entry's shape."""
     config = make_settings(*entry).config
-    return flops_per_token(config.model, config.batch.sequence_length)
+    return compute_flops_per_token(config.model, config.batch.sequence_length)
 
 
 def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:

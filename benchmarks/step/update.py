@@ -23,11 +23,11 @@ from torch import nn
 from torchao.optim import _AdamW as TorchaoAdamW
 
 from benchmarks.common import describe_machine, spread
-from hlat.config.model import Model
-from hlat.engine.native.chunked_adamw import ChunkedAdamW
-from hlat.engine.native.noise import make_noise
-from hlat.engine.shards import shard
+from hlat.config.model import ModelConfig
+from hlat.engine.native.step_random_bits import build_shard_generator
+from hlat.engine.parameter_shards import compute_shard
 from hlat.model.llama import Llama
+from hlat.optim.chunked_adamw import ChunkedAdamW
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "torchao"]
@@ -39,7 +39,7 @@ Weights = dict[str, nn.Parameter]
 Step = Callable[[], Any]
 
 
-def make_weights(model: Model) -> Weights:
+def make_weights(model: ModelConfig) -> Weights:
     """Weights and gradients by name, in bf16."""
     with torch.device("meta"):
         shapes = {name: weight.shape for name, weight in Llama(model).named_parameters()}
@@ -49,18 +49,20 @@ def make_weights(model: Model) -> Weights:
     return weights
 
 
-def ours(model: Model, weights: Weights, stochastic: bool, compiled: bool = False) -> Step:
+def ours(model: ModelConfig, weights: Weights, stochastic: bool, compiled: bool = False) -> Step:
     """The engine's own, its weights rounded by lot or to nearest."""
     noise = {
-        weight: make_noise(shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device)
+        weight: build_shard_generator(
+            compute_shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device
+        )
         for name, weight in weights.items()
     }
     numbers = torch.arange(3)
-    draw = (lambda weight: noise[weight].draw(numbers)) if stochastic else None
+    draw = (lambda weight: noise[weight].generate(numbers)) if stochastic else None
     return ChunkedAdamW([{"params": list(weights.values())}], draw, compiled, **SETTINGS).step
 
 
-def open_contestants(model: Model) -> dict[str, Step]:
+def open_contestants(model: ModelConfig) -> dict[str, Step]:
     """A step of each, by the name that the table shows."""
 
     def fresh() -> list[nn.Parameter]:
@@ -87,7 +89,7 @@ def seconds(step: Step, least: float = 0.0) -> float:
     return statistics.median(times)
 
 
-def measure(model: Model, threads: int, num_rounds: int) -> list[dict[str, Any]]:
+def measure(model: ModelConfig, threads: int, num_rounds: int) -> list[dict[str, Any]]:
     """A row for each contestant."""
     torch.set_num_threads(threads)
     count = sum(weight.numel() for weight in make_weights(model).values())

@@ -15,10 +15,10 @@ from typing import Any
 
 from benchmarks.averaging.run import averages, measure
 from benchmarks.sweeps.plot import in_markdown, points_of, spread
-from hlat.config.compose import composed
-from hlat.config.resolve import resolve
-from hlat.engine.create import create_engine
-from hlat.reporting.record import numbers, read
+from hlat.config.compose import compose_config
+from hlat.config.resolve import resolve_config
+from hlat.engine.engine_factory import create_engine
+from hlat.report.run_record import get_numbers, load_run_record
 
 HERE = Path(__file__).resolve().parent
 STUDY = "averaging"
@@ -27,15 +27,15 @@ Json = dict[str, Any]
 
 def bits_of(run: Path, overrides: list[str]) -> Json:
     """Bits per byte by source, of each of a run's last checkpoints and of their means."""
-    config = resolve(composed(overrides))
+    config = resolve_config(compose_config(overrides))
     engine = create_engine(config)
     engine.build(config)
     found = measure(engine, config, averages(run))
     engine.close()
     bits = {name: values["bits_per_byte"] for name, values in found.items()}
-    *_, told = read(run).evaluations.values()
+    *_, told = load_run_record(run).evaluations.values()
     last = next(name for name in reversed(bits) if name.startswith("step"))
-    if bits[last] != numbers(told, "bits_per_byte"):
+    if bits[last] != get_numbers(told, "bits_per_byte"):
         sys.exit(f"{run}: {last} evaluates to {bits[last]}, and its run told {told}")
     return bits
 
@@ -47,7 +47,7 @@ def collect(runs: Path) -> Json:
         for seed, name in seeds.items():
             if not (runs / name / "events.jsonl").exists():
                 continue
-            if read(runs / name).last_attempt[-1]["event"] == "finish":
+            if load_run_record(runs / name).last_attempt_events[-1]["event"] == "finish":
                 words = [f"+sweep={STUDY}", point, f"run.seed={seed}"]
                 result.setdefault(point, {})[seed] = bits_of(runs / name, words)
     if not result:

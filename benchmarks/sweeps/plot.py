@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from hlat.config.compose import register
-from hlat.config.folders import folder
-from hlat.config.resolve import resolve
-from hlat.reporting.record import Record, numbers, read
+from hlat.config.compose import register_configs
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.resolve import resolve_config
+from hlat.report.run_record import RunRecord, get_numbers, load_run_record
 
 HERE = Path(__file__).resolve().parent
 BLOCKS = 50
@@ -57,7 +57,7 @@ SEED = "run.seed"
 
 def axes_of(study: str) -> dict[str, list[str]]:
     """What a study sweeps: keys and their values, in its order."""
-    sweep = OmegaConf.load(folder("sweeps") / f"{study}.yaml")
+    sweep = OmegaConf.load(find_package_dir("sweeps") / f"{study}.yaml")
     axes = OmegaConf.to_container(OmegaConf.select(sweep, "hydra.sweeper.params"))
     assert isinstance(axes, dict)
     return {str(key): str(values).split(",") for key, values in axes.items()}
@@ -71,14 +71,14 @@ def points_of(study: str) -> dict[str, dict[str, str]]:
     """
     axes = axes_of(study)
     names: dict[str, dict[str, str]] = {}
-    register()
-    with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
+    register_configs()
+    with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
         for values in itertools.product(*axes.values()):
             overrides = dict(zip(axes, values, strict=True))
             typed = [f"{key}={value}" for key, value in overrides.items()]
             seed = overrides.pop(SEED)
             point = ", ".join(f"{key}={value}" for key, value in overrides.items())
-            config = resolve(compose("config", [f"+sweep={study}", *typed]))
+            config = resolve_config(compose("config", [f"+sweep={study}", *typed]))
             names.setdefault(point, {})[seed] = str(config.run.name)
     return names
 
@@ -90,18 +90,18 @@ def variance_around_line(values: NDArray[np.float64]) -> float:
     return float(((values - line) ** 2).sum() / (len(values) - 2))
 
 
-def sum_up(record: Record) -> Json:
+def sum_up(record: RunRecord) -> Json:
     """The numbers of one run.
 
     `loss` is the mean over the last tenth of the steps in nats per token, `loss_variance` the
     variance around a line over the last quarter, `bits_per_byte` the mean over the held-out sources
     at the end, `sources` each of them, `spikes` how often the gradient norm left its running mean
-    (hlat.recovery.divergence); the curves have a point for each of BLOCKS stretches, and for each
-    evaluation.
+    (hlat.recovery.spike_detector); the curves have a point for each of BLOCKS stretches and for
+    each evaluation.
     """
     steps = np.array([row["step"] for row in record.metrics])
     loss = np.array([row["loss"] for row in record.metrics], np.float64)
-    held_out = {step: numbers(row, "bits_per_byte") for step, row in record.evaluations.items()}
+    held_out = {step: get_numbers(row, "bits_per_byte") for step, row in record.evaluations.items()}
     bits = {step: row["mean"] for step, row in held_out.items()}
     last = held_out[max(held_out)]
     blocks = np.array_split(np.arange(len(loss)), BLOCKS)
@@ -125,8 +125,8 @@ def collect(study: str, runs: Path) -> Json:
         for seed, name in seeds.items():
             if not (runs / name / "events.jsonl").exists():
                 continue
-            record = read(runs / name)
-            ended = record.last_attempt[-1]["event"]
+            record = load_run_record(runs / name)
+            ended = record.last_attempt_events[-1]["event"]
             summary = sum_up(record) if ended == "finish" else {"run": name, "ended": ended}
             result["points"].setdefault(point, {})[seed] = summary
             origin = record.provenance

@@ -1,1 +1,1 @@
-"""Layout-free store of a run's state: canonical names, global shapes, slices."""
+"""Layout-independent checkpoints: canonical tensor names, global shapes and slices."""

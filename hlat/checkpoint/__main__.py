@@ -1,7 +1,7 @@
-"""Looks after a run's checkpoints: `python -m hlat.checkpoint ls|verify|prune RUN`.
+"""List, verify or prune the checkpoints of a run: `hlat checkpoint`.
 
-A run saves, verifies and prunes by itself; this is for whoever wants to know what there is, whether
-a disk kept it, and what can go.
+A run saves, verifies and prunes by itself. This command shows what exists, finds checkpoints that a
+disk damaged, and frees space.
 """
 
 import argparse
@@ -13,204 +13,206 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hlat.config.arguments import Parser, count, leave
-from hlat.config.errors import ConfigError, Exit
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    parse_positive_int,
+    run_and_exit,
+    run_command,
+)
+from hlat.config.config_errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
-    from hlat.checkpoint.listing import Entry
-    from hlat.checkpoint.places import Place
+    from hlat.checkpoint.checkpoint_listing import CheckpointInfo
+    from hlat.storage.storage_path import StoragePath
 
 _EXAMPLES = """\
 examples:
-  python -m hlat.checkpoint ls runs/x                      what there is, at once
-  python -m hlat.checkpoint verify runs/x                  read all of it: is it what was written
-  python -m hlat.checkpoint verify runs/x --step 200       only that of one step
-  python -m hlat.checkpoint prune runs/x keep_last=3       what could go; --yes removes it
-  python -m hlat.checkpoint prune runs/x keep_last=3 keep_every_steps=1000 --yes"""
+  hlat checkpoint ls runs/x                        list checkpoints
+  hlat checkpoint verify runs/x                    read all of them and compare checksums
+  hlat checkpoint verify runs/x step=200           only the checkpoint of step 200
+  hlat checkpoint prune runs/x keep_last=3         print what would be removed
+  hlat checkpoint prune runs/x keep_last=3 keep_every_steps=1000 yes=true"""
 
-_INTERRUPTED = 130
-_AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m hlat.checkpoint",
-        description="List, verify or prune the checkpoints of a run.",
-        epilog=_EXAMPLES,
-    )
-    add = parser.add_argument
-    add("action", choices=("ls", "verify", "prune"), help="what to do")
-    add("run", metavar="RUN", help="folder of a run; ls, verify: or a checkpoint, or a URL")
-    add(
-        "settings",
-        nargs="*",
-        metavar="SETTING",
-        help="prune: keep_last=N and keep_every_steps=M, as under checkpoint in the configuration",
-    )
-    add("--json", action="store_true", help="ls: print a JSON list")
-    add("--step", type=int, metavar="N", help="verify: only checkpoints of this step")
-    add("--yes", action="store_true", help="prune: remove, do not just tell")
-    return parser
+_TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_SETTINGS_OF = {
+    "ls": ("json",),
+    "verify": ("step",),
+    "prune": ("keep_last", "keep_every_steps", "yes"),
+}
+"""Settings of each action."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments say; return the exit code."""
-    parser = _parser()
-    arguments = parser.parse_intermixed_args(argv)
-    keep = parser.settings(arguments.settings, {"keep_last": count, "keep_every_steps": count})
-    if problem := _misuse(arguments, keep):
+    """Run the action; return the exit code."""
+    parser = _build_parser()
+    arguments = parser.parse(argv)
+    if problem := _find_usage_error(arguments):
         parser.error(problem)
-    try:
-        return _do(arguments, keep)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return Exit.CONFIGURATION
-    except OSError as error:
-        print(f"{error.filename or arguments.run}: {error.strerror or error}", file=sys.stderr)
-        return Exit.FAILED
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return _INTERRUPTED
+    return run_command(lambda: _dispatch(arguments), arguments.run)
 
 
-def _do(arguments: argparse.Namespace, keep: dict[str, int]) -> int:
-    from hlat.checkpoint import places
+def _build_parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        "checkpoint", "List, verify or prune the checkpoints of a run.", _EXAMPLES
+    )
+    add = parser.add_argument
+    add("action", choices=tuple(_SETTINGS_OF), help="what to do")
+    add("run", metavar="RUN", help="directory of a run; ls and verify: or a checkpoint, or a URL")
+    add("--json", action="store_true", help="ls: print a JSON list")
+    add("--step", type=int, metavar="N", help="verify: only checkpoints of this step")
+    keep = "prune: number of newest checkpoints to keep"
+    add("--keep-last", type=parse_positive_int, metavar="N", help=keep)
+    every = "prune: keep every checkpoint whose step is a multiple of M"
+    add("--keep-every-steps", type=parse_positive_int, metavar="M", help=every)
+    add("--yes", action="store_true", help="prune: remove; default: print what would be removed")
+    return parser
 
-    run = places.at(arguments.run)
+
+def _find_usage_error(arguments: argparse.Namespace) -> str | None:
+    """Return the problem of settings that do not belong to the action."""
+    for action, names in _SETTINGS_OF.items():
+        for name in names:
+            if action != arguments.action and getattr(arguments, name):
+                return f"{name}= is a setting of {action}, not of {arguments.action}"
+    if arguments.action == "prune" and arguments.keep_last is None:
+        return "prune needs keep_last=N"
+    return None
+
+
+def _dispatch(arguments: argparse.Namespace) -> int:
+    from hlat.storage import storage_path
+
+    run = storage_path.parse_storage_path(arguments.run)
     if arguments.action == "ls":
-        return _list(run, arguments.json)
+        return _print_checkpoints(run, arguments.json)
     if arguments.action == "verify":
-        return _verify(run, arguments.step)
+        return _verify_checkpoints(run, arguments.step)
     if not isinstance(run, Path):
-        raise ConfigError(f"{run}: prune needs a run's folder, which tells whether it trains")
-    return _prune(run, keep, arguments.yes)
+        raise ConfigError(f"{run}: prune needs the directory of the run, to see whether it trains")
+    return _prune_run(run, (arguments.keep_last, arguments.keep_every_steps), arguments.yes)
 
 
-def _misuse(arguments: argparse.Namespace, keep: dict[str, int]) -> str | None:
-    """What is wrong with the arguments together, if anything is."""
-    owners = {"ls": arguments.json, "verify": arguments.step is not None, "prune": arguments.yes}
-    flags = {"ls": "--json", "verify": "--step", "prune": "--yes"}
-    for action, given in owners.items():
-        if given and action != arguments.action:
-            return f"only {action} takes {flags[action]}"
-    if arguments.action != "prune":
-        return "only prune takes keep_last= and keep_every_steps=" if keep else None
-    return None if "keep_last" in keep else "how many to keep: give keep_last=N"
+def _print_checkpoints(run_dir: "StoragePath", as_json: bool) -> int:
+    from hlat.checkpoint import checkpoint_listing
 
-
-def _list(run: "Place", as_json: bool) -> int:
-    from hlat.checkpoint import listing
-
-    entries = listing.entries(run)
+    entries = checkpoint_listing.list_checkpoints(run_dir)
     if as_json:
-        told = [vars(entry) | {"path": str(entry.path)} for entry in entries]
-        print(json.dumps(told, indent=1))
-        return Exit.FINISHED
+        rows_json = [vars(entry) | {"path": str(entry.path)} for entry in entries]
+        print(json.dumps(rows_json, indent=1))
+        return ExitCode.FINISHED
     header = ("step", "tokens", "written", "age", "size", "kind", "state", "")
-    rows = [header, *(_row(entry, run) for entry in entries)]
+    rows = [header, *(_format_row(entry, run_dir) for entry in entries)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(row, widths, (True, True, False, True, True, False, False, False), strict=True)
         print("  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in cells).rstrip())
-    return Exit.FINISHED
+    return ExitCode.FINISHED
 
 
-def _row(entry: "Entry", run: "Place") -> tuple[str, ...]:
-    from hlat.data.preparation.progress import format_bytes
+def _format_row(checkpoint: "CheckpointInfo", run_dir: "StoragePath") -> tuple[str, ...]:
+    from hlat.storage.progress_bar import format_bytes
 
     return (
-        "?" if entry.step is None else str(entry.step),
-        "?" if entry.tokens is None else f"{entry.tokens:,}",
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.written)),
-        _age(time.time() - entry.written),
-        format_bytes(entry.num_bytes),
-        entry.kind or "?",
-        entry.state,
-        _name(entry.path, run),
+        "?" if checkpoint.step is None else str(checkpoint.step),
+        "?" if checkpoint.tokens is None else f"{checkpoint.tokens:,}",
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(checkpoint.written)),
+        _format_age(time.time() - checkpoint.written),
+        format_bytes(checkpoint.num_bytes),
+        checkpoint.kind or "?",
+        checkpoint.state,
+        _format_name(checkpoint.path, run_dir),
     )
 
 
-def _age(seconds: float) -> str:
-    """The largest unit that fits, such as `3 h`."""
-    size, unit = next((u for u in _AGES if seconds >= u[0]), _AGES[-1])
+def _format_age(seconds: float) -> str:
+    """Return a duration in its largest unit, such as `3 h`."""
+    size, unit = next((u for u in _TIME_UNITS if seconds >= u[0]), _TIME_UNITS[-1])
     return f"{max(0, int(seconds // size))} {unit}"
 
 
-def _name(path: "Place", run: "Place") -> str:
-    """A folder as seen from the run; anybody may have named it."""
-    name = str(path).removeprefix(f"{run}/")
+def _format_name(path: "StoragePath", run_dir: "StoragePath") -> str:
+    """Return a path relative to the run, with unprintable characters escaped."""
+    name = str(path).removeprefix(f"{run_dir}/")
     return name if name.isprintable() else repr(name)
 
 
-def _verify(run: "Place", step: int | None) -> int:
-    """Read checkpoints in full; those that are being written or were set aside are no promise."""
-    from hlat.checkpoint import listing, lookup, store
-    from hlat.checkpoint.errors import CorruptCheckpointError
-    from hlat.data.preparation.progress import Progress, tell
+def _verify_checkpoints(run_dir: "StoragePath", step: int | None) -> int:
+    """Verify all checkpoints but those that are being written or were set aside."""
+    from hlat.checkpoint import checkpoint_listing, checkpoint_lookup, checkpoint_store
+    from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+    from hlat.storage.progress_bar import ProgressBar, print_line
 
-    entries = [e for e in listing.entries(run) if e.path == run or listing.is_promised(e.path)]
+    entries = [
+        e
+        for e in checkpoint_listing.list_checkpoints(run_dir)
+        if e.path == run_dir or checkpoint_listing.is_active(e.path)
+    ]
     if not entries:
-        raise lookup.nothing_in(run)
+        raise checkpoint_lookup.build_no_checkpoint_error(run_dir)
     chosen = [entry for entry in entries if step in (None, entry.step)]
     if not chosen:
-        there = ", ".join(str(entry.step) for entry in entries)
-        raise ConfigError(f"--step={step}: {run} has no such checkpoint, only {there}")
+        steps = ", ".join(str(entry.step) for entry in entries)
+        raise ConfigError(f"step={step}: {run_dir} has checkpoints of steps {steps} only")
     num_wrong = 0
-    with closing(Progress("verifying", sum(entry.num_bytes for entry in chosen))) as progress:
+    with closing(ProgressBar("verifying", sum(entry.num_bytes for entry in chosen))) as progress:
         for entry in chosen:
             try:
-                store.verify(entry.path, progress.add)
-                tell(f"{_name(entry.path, run)}: ok")
+                checkpoint_store.verify_checkpoint(entry.path, progress.add)
+                print_line(f"{_format_name(entry.path, run_dir)}: ok")
             except CorruptCheckpointError as error:
                 num_wrong += 1
-                tell(f"{_name(entry.path, run)}: {error}")
-    return Exit.FAILED if num_wrong else Exit.FINISHED
+                print_line(f"{_format_name(entry.path, run_dir)}: {error}")
+    return ExitCode.FAILED if num_wrong else ExitCode.FINISHED
 
 
-def _prune(run: Path, keep: dict[str, int], sure: bool) -> int:
-    from hlat.checkpoint import lookup
-    from hlat.tracking import run_folder
+def _prune_run(run_dir: Path, keep: tuple[int, int | None], confirmed: bool) -> int:
+    from hlat.checkpoint import checkpoint_lookup
+    from hlat.tracking import run_directory
 
-    home = lookup.home(run)
-    if not (home / "checkpoints").is_dir():
-        raise lookup.nothing_in(run)
-    if not sure:
-        return _show_or_remove(home, keep, sure)
+    root = checkpoint_lookup.find_checkpoint_root(run_dir)
+    if not (root / "checkpoints").is_dir():
+        raise checkpoint_lookup.build_no_checkpoint_error(run_dir)
+    if not confirmed:
+        return _prune_or_preview(root, keep, confirmed)
     try:
-        lock = run_folder.hold(run)
+        lock = run_directory.lock_run_dir(run_dir)
     except BlockingIOError as error:
         raise ConfigError(
-            f"{run}: a run is training there, and prunes by itself; wait until it has ended"
+            f"{run_dir}: a run is training there and prunes by itself; wait until it ends"
         ) from error
     with lock:
-        return _show_or_remove(home, keep, sure)
+        return _prune_or_preview(root, keep, confirmed)
 
 
-def _show_or_remove(run: "Place", keep: dict[str, int], sure: bool) -> int:
-    from hlat.checkpoint import listing, retention
-    from hlat.data.preparation.progress import Progress, format_bytes
+def _prune_or_preview(
+    checkpoint_root: "StoragePath", keep: tuple[int, int | None], confirmed: bool
+) -> int:
+    from hlat.checkpoint import checkpoint_listing, retention
+    from hlat.storage.progress_bar import ProgressBar, format_bytes
 
-    folder, numbers = run / "checkpoints", (keep["keep_last"], keep.get("keep_every_steps"))
-    sizes = {entry.path: entry.num_bytes for entry in listing.entries(folder)}
-    with closing(Progress("verifying the newest", [*sizes.values()][-1])) as progress:
-        newest, refused = retention.newest_valid(folder, progress=progress.add)
+    directory = checkpoint_root / "checkpoints"
+    sizes = {
+        entry.path: entry.num_bytes for entry in checkpoint_listing.list_checkpoints(directory)
+    }
+    with closing(ProgressBar("verifying the newest", [*sizes.values()][-1])) as progress:
+        newest, refused = retention.find_newest_valid(directory, on_progress=progress.add)
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
     if newest is None:
-        print(f"{run} holds no valid checkpoint, so nothing is removed", file=sys.stderr)
-        return Exit.FAILED
-    if sure:
-        doomed = retention.prune(folder, *numbers, verified=newest)
+        print(f"{checkpoint_root} has no valid checkpoint; nothing is removed", file=sys.stderr)
+        return ExitCode.FAILED
+    if confirmed:
+        removed = retention.prune_checkpoints(directory, *keep, verified=newest)
     else:
-        doomed = retention.dispensable(folder, newest, *numbers)
-    done = "removed" if sure else "would remove"
-    for path in doomed:
-        print(f"{done} {_name(path, run)}  {format_bytes(sizes.get(path, 0))}")
-    total = format_bytes(sum(sizes.get(path, 0) for path in doomed))
-    rest = "" if sure or not doomed else "; this was a dry run: --yes removes them"
-    print(f"{done} {len(doomed)} of {len(sizes)}, {total}{rest}")
-    return Exit.FINISHED
+        removed = retention.list_prunable(directory, newest, *keep)
+    verb = "removed" if confirmed else "would remove"
+    for path in removed:
+        print(f"{verb} {_format_name(path, checkpoint_root)}  {format_bytes(sizes.get(path, 0))}")
+    total = format_bytes(sum(sizes.get(path, 0) for path in removed))
+    hint = "" if confirmed or not removed else "; this was a dry run: yes=true removes them"
+    print(f"{verb} {len(removed)} of {len(sizes)}, {total}{hint}")
+    return ExitCode.FINISHED
 
 
 if __name__ == "__main__":
-    leave(main)
+    run_and_exit(main)

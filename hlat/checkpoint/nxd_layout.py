@@ -1,11 +1,11 @@
-"""What a tensor that a rank of neuronx-distributed (NxD) saved holds of the canonical parameters.
+"""Mapping between tensors saved by neuronx-distributed (NxD) and slices of canonical parameters.
 
-NxD saves what its layers hold: shares of rows or columns, projections joined rank by rank, key and
-value heads in copies, query heads ordered to meet them. All of it follows from the tensor's name,
-the number of ranks and of copies, so it stands here as plain boxes and is tested without NxD.
+NxD saves the tensors of its layers: sharded rows or columns, projections concatenated per rank,
+replicated key/value heads, and query heads ordered to match them. The mapping follows from the name
+of a tensor, the number of ranks and of replicas; it does not import NxD.
 
-Source: NxD 2.29, parallel_layers/layers.py:87 (strides), modules/qkv_linear.py:80-90 (copies) and
-scripts/checkpoint_converter.py:355-410 (query heads), as HLAT's and NxDT's Llama use them.
+Source: NxD 2.29, parallel_layers/layers.py:87 (strides), modules/qkv_linear.py:80-90 (replicas) and
+scripts/checkpoint_converter.py:355-410 (query heads), as used by the Llama models of HLAT and NxDT.
 """
 
 import re
@@ -13,186 +13,184 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from hlat.checkpoint.box import Box
-from hlat.config.model import Model
+from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.config.model import ModelConfig
 
 
-class HeadOrder(Enum):
-    """Which ranks hold copies of the same key/value heads."""
+class KVHeadOrder(Enum):
+    """Assignment of replicated key/value heads to ranks."""
 
     strided = "strided"
-    """Ranks as many apart as there are without copies: 0 1 2 3 0 1 2 3 (trn1)."""
+    """Replicas one set of heads apart: 0 1 2 3 0 1 2 3 (trn1)."""
     adjacent = "adjacent"
-    """Ranks side by side: 0 0 1 1 2 2 3 3 (trn2)."""
+    """Replicas on adjacent ranks: 0 0 1 1 2 2 3 3 (trn2)."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How NxD has cut a model.
+class NxdLayout:
+    """Sharding of a model by NxD.
 
     Attributes:
-        tp: Tensor-parallel ranks.
-        copies: Of each key/value head, NxD's kv_size_multiplier.
-        order: Of these copies.
+        tp: Number of tensor-parallel ranks.
+        kv_size_multiplier: Number of replicas of each key/value head.
+        head_order: Assignment of the replicas to ranks.
     """
 
     tp: int
-    copies: int = 1
-    order: HeadOrder = HeadOrder.strided
+    kv_size_multiplier: int = 1
+    head_order: KVHeadOrder = KVHeadOrder.strided
 
     @property
-    def ordered(self) -> bool:
-        """Whether the order makes a difference."""
-        return 1 < self.copies < self.tp
+    def is_order_significant(self) -> bool:
+        """True if the two head orders differ."""
+        return 1 < self.kv_size_multiplier < self.tp
 
-    def heads(self, model: Model, rank: int) -> tuple[range, int]:
-        """Key/value heads of a rank, and the number of its copy of them."""
-        shares = self.tp // self.copies
-        if self.order is HeadOrder.strided:
-            share, copy = rank % shares, rank // shares
+    def compute_kv_heads(self, model: ModelConfig, rank: int) -> tuple[range, int]:
+        """Return the key/value heads of a rank and the index of its replica of them."""
+        num_shards = self.tp // self.kv_size_multiplier
+        if self.head_order is KVHeadOrder.strided:
+            replica, shard = divmod(rank, num_shards)
         else:
-            share, copy = rank // self.copies, rank % self.copies
-        count = model.num_key_value_heads // shares
-        return range(share * count, (share + 1) * count), copy
+            shard, replica = divmod(rank, self.kv_size_multiplier)
+        num_heads = model.num_key_value_heads // num_shards
+        return range(shard * num_heads, (shard + 1) * num_heads), replica
 
 
 @dataclass(frozen=True)
-class Part:
-    """A box of a canonical parameter in a saved tensor.
+class NxdParameterSlice:
+    """Slice of a canonical parameter within a saved tensor.
 
     Attributes:
         name: Canonical name.
-        box: Which part of it.
-        offset: Where it begins in the saved tensor, per dimension.
+        tensor_slice: Position in the canonical parameter.
+        offset: First index in the saved tensor in each dimension.
     """
 
     name: str
-    box: Box
+    tensor_slice: TensorSlice
     offset: tuple[int, ...]
 
 
-_JOINED = {
-    "self_attn.qkv_proj.weight_q": ("self_attn.q_proj",),
-    "self_attn.qkv_proj.weight_k": ("self_attn.k_proj",),
-    "self_attn.qkv_proj.weight_v": ("self_attn.v_proj",),
-    "self_attn.qkv_proj.weight_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attn.qkv_proj.weight": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+_QKV_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_FUSED_PROJECTIONS = {
+    "self_attn.qkv_proj.weight_q": _QKV_PROJECTIONS[:1],
+    "self_attn.qkv_proj.weight_k": _QKV_PROJECTIONS[1:2],
+    "self_attn.qkv_proj.weight_v": _QKV_PROJECTIONS[2:],
+    "self_attn.qkv_proj.weight_qkv": _QKV_PROJECTIONS,
+    "self_attn.qkv_proj.weight": _QKV_PROJECTIONS,
     "mlp.gate_up_proj.weight": ("mlp.gate_proj", "mlp.up_proj"),
 }
-"""Projections one below the other in each rank's tensor, by its name within a layer."""
+"""Projections concatenated along the rows of each rank's tensor, by its name within a layer."""
 
-_LAYER = re.compile(r"(model\.layers\.\d+\.)(.+)")
-_BY_COLUMNS = ("o_proj", "down_proj")
-_BY_HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_LAYER_KEY = re.compile(r"(model\.layers\.\d+\.)(.+)")
+_ROW_PARALLEL = ("o_proj", "down_proj")
+_HEAD_SHARDED = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
-def held(key: str) -> tuple[str, ...]:
-    """Canonical names of what a tensor holds, in order; its own name where nothing is joined."""
-    layer = _LAYER.fullmatch(key)
-    if layer is None or layer[2] not in _JOINED:
+def list_canonical_names(key: str) -> tuple[str, ...]:
+    """Return the canonical names of the parameters in a saved tensor, in order."""
+    layer = _LAYER_KEY.fullmatch(key)
+    if layer is None or layer[2] not in _FUSED_PROJECTIONS:
         return (key,)
-    return tuple(f"{layer[1]}{projection}.weight" for projection in _JOINED[layer[2]])
+    return tuple(f"{layer[1]}{projection}.weight" for projection in _FUSED_PROJECTIONS[layer[2]])
 
 
-def copies_of_heads(model: Model, tp: int, key: str, rows: int) -> int | None:
-    """Copies of each key/value head, from the rows that one rank's tensor with keys has.
+def infer_kv_size_multiplier(model: ModelConfig, tp: int, key: str, num_rows: int) -> int | None:
+    """Return the number of replicas of each key/value head, from the rows of a tensor on one rank.
 
-    Args:
-        model: Shape of the model.
-        tp: Tensor-parallel ranks.
-        key: Name of the tensor.
-        rows: Of it.
-
-    Returns:
-        None where no number of copies gives as many rows.
+    `key` is the name of a saved tensor that contains keys. Returns None if no number of replicas
+    results in `num_rows`.
     """
-    names = held(key)
-    queries = model.hidden_size // tp if any(".q_proj." in name for name in names) else 0
-    keys = sum(".k_proj." in name or ".v_proj." in name for name in names)
-    once = model.num_key_value_heads * model.head_dim * keys
-    copies, rest = divmod((rows - queries) * tp, once)
-    return copies if copies >= 1 and rest == 0 else None
+    names = list_canonical_names(key)
+    num_query_rows = model.hidden_size // tp if any(".q_proj." in name for name in names) else 0
+    num_kv_tensors = sum(".k_proj." in name or ".v_proj." in name for name in names)
+    num_kv_rows = model.num_key_value_heads * model.head_dim * num_kv_tensors
+    replicas, rest = divmod((num_rows - num_query_rows) * tp, num_kv_rows)
+    return replicas if replicas >= 1 and rest == 0 else None
 
 
-def problems(model: Model, layout: Layout) -> list[str]:
-    """Why so many ranks and copies cannot have trained the model."""
-    counts = {
+def find_layout_problems(model: ModelConfig, layout: NxdLayout) -> list[str]:
+    """Return the reasons why a layout is impossible for a model."""
+    sizes = {
         "model.vocab_size": model.vocab_size,
         "model.intermediate_size": model.intermediate_size,
         "model.num_attention_heads": model.num_attention_heads,
     }
-    found = [
-        f"its {layout.tp} tensor-parallel ranks do not divide {name}={count}"
-        for name, count in counts.items()
-        if count % layout.tp
+    problems = [
+        f"its {layout.tp} tensor-parallel ranks do not divide {name}={size}"
+        for name, size in sizes.items()
+        if size % layout.tp
     ]
-    heads, shares = model.num_key_value_heads, layout.tp // layout.copies
-    if layout.tp % layout.copies or heads % shares:
-        found.append(
-            f"its {layout.tp} tensor-parallel ranks cannot hold {layout.copies} copies each of "
-            f"model.num_key_value_heads={heads}"
+    num_heads, replicas = model.num_key_value_heads, layout.kv_size_multiplier
+    if layout.tp % replicas or num_heads % (layout.tp // replicas):
+        problems.append(
+            f"its {layout.tp} tensor-parallel ranks cannot hold {replicas} copies each of "
+            f"model.num_key_value_heads={num_heads}"
         )
-    if model.queries_per_group % layout.copies:
-        found.append(
-            f"its {layout.copies} copies of each key/value head do not divide the "
-            f"{model.queries_per_group} query heads that each has in this run"
+    if model.num_key_value_groups % replicas:
+        problems.append(
+            f"its {replicas} copies of each key/value head do not divide the "
+            f"{model.num_key_value_groups} query heads that each has in this run"
         )
-    return found
+    return problems
 
 
-def parts(
-    model: Model, layout: Layout, rank: int, key: str, shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[Part, ...]:
-    """What a tensor holds, from its first row, or column, to its last.
+def list_parameter_slices(
+    model: ModelConfig,
+    layout: NxdLayout,
+    rank: int,
+    key: str,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> tuple[NxdParameterSlice, ...]:
+    """Return the parameter slices in a saved tensor, from its first row or column to its last.
 
-    Args:
-        model: Shape of the model, which the layout divides.
-        layout: How it was cut.
-        rank: Tensor-parallel rank that saved the tensor.
-        key: Name of the tensor.
-        shapes: Of the canonical parameters that it holds, by name.
+    `key` is the name of the tensor, `shapes` has the shapes of its canonical parameters by name.
     """
-    found, begin = [], 0
-    for name in held(key):
-        axis, runs = _cut(model, layout, rank, name, shapes[name])
-        for first, count in runs:
-            offset, at, size = [0] * len(shapes[name]), [0] * len(shapes[name]), [*shapes[name]]
-            offset[axis], at[axis], size[axis] = first, begin, count
-            found.append(Part(name, Box(tuple(offset), tuple(size)), tuple(at)))
+    slices, begin = [], 0
+    for name in list_canonical_names(key):
+        shape = shapes[name]
+        axis, ranges = _compute_shard_ranges(model, layout, rank, name, shape)
+        for first, count in ranges:
+            offset, saved_offset, size = [0] * len(shape), [0] * len(shape), [*shape]
+            offset[axis], saved_offset[axis], size[axis] = first, begin, count
+            tensor_slice = TensorSlice(tuple(offset), tuple(size))
+            slices.append(NxdParameterSlice(name, tensor_slice, tuple(saved_offset)))
             begin += count
-    return tuple(found)
+    return tuple(slices)
 
 
-def extent(parts: Iterable[Part]) -> tuple[int, ...]:
-    """Shape of the tensor that these parts fill."""
-    ends = [map(sum, zip(part.offset, part.box.size, strict=True)) for part in parts]
+def compute_tensor_shape(slices: Iterable[NxdParameterSlice]) -> tuple[int, ...]:
+    """Return the shape of the saved tensor that consists of `slices`."""
+    ends = [map(sum, zip(one.offset, one.tensor_slice.size, strict=True)) for one in slices]
     return tuple(map(max, zip(*ends, strict=True)))
 
 
-def _cut(
-    model: Model, layout: Layout, rank: int, name: str, shape: tuple[int, ...]
+def _compute_shard_ranges(
+    model: ModelConfig, layout: NxdLayout, rank: int, name: str, shape: tuple[int, ...]
 ) -> tuple[int, list[tuple[int, int]]]:
-    """The dimension along which a parameter is cut, and a rank's runs of indices along it."""
+    """Return the sharded dimension of a parameter and a rank's (first, count) ranges in it."""
     projection = name.split(".")[-2]
-    axis = 1 if projection in _BY_COLUMNS else 0
+    axis = 1 if projection in _ROW_PARALLEL else 0
     if len(shape) == 1:
         return axis, [(0, shape[0])]
-    if projection in _BY_HEADS:
-        return axis, list(_heads(model, layout, rank, projection))
-    share = shape[axis] // layout.tp
-    return axis, [(rank * share, share)]
+    if projection in _HEAD_SHARDED:
+        return axis, list(_list_head_ranges(model, layout, rank, projection))
+    size = shape[axis] // layout.tp
+    return axis, [(rank * size, size)]
 
 
-def _heads(model: Model, layout: Layout, rank: int, projection: str) -> Iterator[tuple[int, int]]:
-    """Rows, or columns, of a rank's heads.
+def _list_head_ranges(
+    model: ModelConfig, layout: NxdLayout, rank: int, projection: str
+) -> Iterator[tuple[int, int]]:
+    """Yield the (first, count) ranges of a rank's heads.
 
-    Each copy of a key/value head serves its share of the query heads of the group, in order.
+    Each replica of a key/value head serves an equal part of the group's query heads, in order.
     """
-    size, group = model.head_dim, model.queries_per_group
-    share = group // layout.copies
-    heads, copy = layout.heads(model, rank)
+    head_dim, group_size = model.head_dim, model.num_key_value_groups
+    num_queries = group_size // layout.kv_size_multiplier
+    heads, replica = layout.compute_kv_heads(model, rank)
     for head in heads:
         if projection in ("k_proj", "v_proj"):
-            yield head * size, size
+            yield head * head_dim, head_dim
         else:
-            yield (head * group + copy * share) * size, share * size
+            yield (head * group_size + replica * num_queries) * head_dim, num_queries * head_dim

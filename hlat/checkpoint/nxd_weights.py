@@ -1,7 +1,7 @@
-"""The canonical weights in a folder that neuronx-distributed (NxD) saved, read box by box.
+"""Reader of canonical weights from checkpoints of neuronx-distributed (NxD).
 
-Each rank's file holds its share in the shape in which NxD computes with it. Where ranks hold copies
-all of them are read and compared, because nothing in NxD keeps them equal.
+Each rank file contains shards in the shape in which NxD computes. Replicated key/value heads are
+read from all ranks and compared, because NxD does not enforce their equality.
 """
 
 import re
@@ -12,264 +12,281 @@ from pathlib import Path
 
 import torch
 
-from hlat.checkpoint import nxd_folder, nxd_layout
-from hlat.checkpoint.box import Box
-from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.checkpoint.nxd_files import Entry, Files
-from hlat.checkpoint.nxd_layout import HeadOrder, Layout, Part
-from hlat.checkpoint.tensor_file import TORCH_DTYPES
-from hlat.config.errors import ConfigError
-from hlat.config.model import InitCopies, Model
-from hlat.model.canonical import parameters
+from hlat.checkpoint import nxd_directory, nxd_layout
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.nxd_layout import KVHeadOrder, NxdLayout, NxdParameterSlice
+from hlat.checkpoint.nxd_rank_files import NxdRankFiles, NxdTensorInfo
+from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME
+from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
+from hlat.config.config_errors import ConfigError
+from hlat.config.model import InitCopies, ModelConfig
+from hlat.model.parameter_specs import list_parameter_specs
 
 _DTYPES = ("F32", "BF16", "F16")
-_BUFFER = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
-"""What Llamas of transformers 4 save beside their weights, and can recompute."""
-_NEAR = 0.5
-"""Farthest distance, in its own length, at which one head passes for a copy of another; two that
-have nothing to do with each other are 1.4 apart."""
-_MOST_NAMED = 5
-"""Problems that are told before the rest is counted."""
+_BUFFER_KEY = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
+"""Buffers that Llama models of transformers 4 save and can recompute."""
+_MAX_COPY_DISTANCE = 0.5
+"""Maximum relative distance of two heads that count as replicas; unrelated heads are 1.4 apart."""
+_MAX_LISTED = 5
+"""Number of problems that an error message lists."""
 
-_Entries = Mapping[str, Mapping[str, Entry]]
+_TensorInfos = Mapping[str, Mapping[str, NxdTensorInfo]]
 """Tensors by file, then by name."""
 _Shapes = Mapping[str, tuple[int, ...]]
-"""Of the canonical parameters, by name."""
+"""Shapes of the canonical parameters by name."""
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a box of a canonical parameter lies."""
+class _SliceLocation:
+    """Saved tensor that contains a slice of a canonical parameter."""
 
     file: str
     key: str
-    part: Part
+    parameter_slice: NxdParameterSlice
 
-    def of(self, files: Files, box: Box) -> torch.Tensor:
-        """A box within the part."""
-        tensor = files.tensor(self.file, self.key)
-        whole = Box((0,) * len(self.part.offset), tuple(tensor.shape))
-        part = tensor[Box(self.part.offset, self.part.box.size).within(whole)]
-        return part[box.within(self.part.box)]
+    def read(self, files: NxdRankFiles, tensor_slice: TensorSlice) -> torch.Tensor:
+        """Return a subset of the slice."""
+        tensor = files.load_tensor(self.file, self.key)
+        saved = TensorSlice(self.parameter_slice.offset, self.parameter_slice.tensor_slice.size)
+        parameter = tensor[saved.index_in(build_full_slice(tuple(tensor.shape)))]
+        return parameter[tensor_slice.index_in(self.parameter_slice.tensor_slice)]
 
 
-class NxdWeights:
-    """Reads boxes of the canonical weights.
+class NxdWeightReader:
+    """Reader of slices of the canonical weights.
 
     Args:
-        path: What model.init_from names.
+        path: Value of model.init_from.
         model: Shape of the model.
 
     Raises:
-        ConfigError: The folder does not hold exactly the weights of the model.
+        ConfigError: If the directory does not contain exactly the weights of the model.
     """
 
-    def __init__(self, path: Path, model: Model) -> None:
-        folder = nxd_folder.chosen(path)
-        stages = nxd_folder.ranks(folder)
-        self._files = Files(folder, mapped=len(stages[0]))
-        self._compared = model.init_copies is InitCopies.equal
-        entries = {file: _weights(self._files.entries(file)) for stage in stages for file in stage}
-        shapes = {parameter.name: parameter.shape for parameter in parameters(model)}
-        tied = {"lm_head.weight"} if model.tie_embeddings else set()
-        _refuse(_misnamed(stages, entries, {*shapes, *tied}))
-        layout, (stage, key) = _layout(model, stages, entries)
-        _refuse(_misshapen(model, layout, stages, entries, shapes))
-        if layout.ordered:
-            layout = _with_order(model, layout, stage, key, shapes, self._files)
-        self._places = _places(model, layout, stages, entries, shapes)
+    def __init__(self, path: Path, model: ModelConfig) -> None:
+        directory = nxd_directory.find_model_dir(path)
+        stages = nxd_directory.list_rank_files(directory)
+        self._files = NxdRankFiles(directory, max_mapped=len(stages[0]))
+        self._compare_copies = model.init_copies is InitCopies.equal
+        infos = {
+            file: {
+                key: info
+                for key, info in self._files.load_tensor_infos(file).items()
+                if not _BUFFER_KEY.fullmatch(key)
+            }
+            for stage in stages
+            for file in stage
+        }
+        shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
+        tied_names = {"lm_head.weight"} if model.tie_embeddings else set()
+        _raise_if_any(_find_name_mismatches(stages, infos, {*shapes, *tied_names}))
+        layout, (stage, key) = _infer_layout(model, stages, infos)
+        _raise_if_any(_find_shape_mismatches(model, layout, stages, infos, shapes))
+        if layout.is_order_significant:
+            layout = _infer_head_order(model, layout, stage, key, shapes, self._files)
+        self._locations = _locate_slices(model, layout, stages, infos, shapes)
         self._dtypes = {
-            name: entries[place.file][place.key].dtype
-            for name, boxes in self._places.items()
-            for (place, *_) in boxes.values()
+            name: infos[location.file][location.key].dtype
+            for name, slices in self._locations.items()
+            for (location, *_) in slices.values()
         }
 
-    def dtype(self, name: str) -> str:
-        """The dtype in which a parameter was saved, as safetensors names it."""
+    def get_dtype(self, name: str) -> str:
+        """Return the safetensors dtype of a saved parameter."""
         return self._dtypes[name]
 
-    def read(self, name: str, box: Box) -> torch.Tensor:
-        """Assemble a part of a canonical parameter.
-
-        Args:
-            name: Canonical name.
-            box: The part that is wanted.
-
-        Returns:
-            A new tensor of shape `box.size` and the dtype that was saved.
+    def read(self, name: str, tensor_slice: TensorSlice) -> torch.Tensor:
+        """Return a slice of a canonical parameter as a new tensor in the saved dtype.
 
         Raises:
-            CorruptCheckpointError: Ranks that should hold copies do not.
+            CorruptCheckpointError: If replicas differ.
         """
-        values = torch.empty(box.size, dtype=TORCH_DTYPES[self._dtypes[name]])
-        for piece, (first, *copies) in self._places[name].items():
-            overlap = box.overlap(piece)
+        tensor = torch.empty(tensor_slice.size, dtype=DTYPES_BY_NAME[self._dtypes[name]])
+        for saved_slice, (first, *copies) in self._locations[name].items():
+            overlap = tensor_slice.intersect(saved_slice)
             if overlap is None:
                 continue
-            found = first.of(self._files, overlap)
-            for copy in copies if self._compared else ():
-                _compare(name, first, found, copy, copy.of(self._files, overlap))
-            values[overlap.within(box)] = found
-        return values
+            part = first.read(self._files, overlap)
+            for copy in copies if self._compare_copies else ():
+                other = copy.read(self._files, overlap)
+                _validate_copies_equal(name, (first.file, copy.file), (part, other))
+            tensor[overlap.index_in(tensor_slice)] = part
+        return tensor
 
 
-def _weights(entries: Mapping[str, Entry]) -> dict[str, Entry]:
-    return {key: entry for key, entry in entries.items() if not _BUFFER.fullmatch(key)}
-
-
-def _misnamed(stages: list[list[str]], entries: _Entries, known: set[str]) -> list[str]:
-    """Tensors that are none of the model's, or that not all ranks of one stage have."""
-    found, seen = [], dict[str, str]()
+def _find_name_mismatches(
+    stages: list[list[str]], infos: _TensorInfos, known_names: set[str]
+) -> list[str]:
+    """Return the tensors that are not part of the model, or missing on some ranks of a stage."""
+    problems, files = [], dict[str, str]()
     for first, *others in stages:
-        for key in entries[first]:
-            names = nxd_layout.held(key)
-            if not known.issuperset(names):
-                found.append(f"{first} has {key}, which this model has not{_hint(key)}")
-            found += [f"{seen[n]} and {first} both hold {n}" for n in names if n in seen]
-            seen |= dict.fromkeys(names, first)
+        for key in infos[first]:
+            names = nxd_layout.list_canonical_names(key)
+            if not known_names.issuperset(names):
+                problems.append(f"{first} has {key}, which this model lacks{_format_hint(key)}")
+            problems += [f"{files[n]} and {first} both contain {n}" for n in names if n in files]
+            files |= dict.fromkeys(names, first)
         for other in others:
             for one, two in ((first, other), (other, first)):
-                lost = [key for key in entries[one] if key not in entries[two]]
-                found += [f"{two} lacks {key}, which {one} has" for key in lost]
-    return found
+                missing = [key for key in infos[one] if key not in infos[two]]
+                problems += [f"{two} lacks {key}, which {one} has" for key in missing]
+    return problems
 
 
-def _hint(key: str) -> str:
+def _format_hint(key: str) -> str:
     if not key.startswith("language_model."):
         return ""
     return "; it is a Megatron model of NxDT, which its checkpoint_converter.py writes as a Llama"
 
 
-def _layout(
-    model: Model, stages: list[list[str]], entries: _Entries
-) -> tuple[Layout, tuple[list[str], str]]:
-    """How the model was cut, but for the order of copies; and which tensors hold a layer's keys.
+def _infer_layout(
+    model: ModelConfig, stages: list[list[str]], infos: _TensorInfos
+) -> tuple[NxdLayout, tuple[list[str], str]]:
+    """Return the layout without the head order, and stage and name of a tensor with keys.
 
-    Files tell the number of ranks, shapes the number of copies.
+    The number of files determines the ranks, the shape of the keys the number of replicas.
     """
-    found = (
+    candidates = (
         (stage, key)
         for stage in stages
-        for key in entries[stage[0]]
-        if any(".k_proj." in name for name in nxd_layout.held(key))
+        for key in infos[stage[0]]
+        if any(".k_proj." in name for name in nxd_layout.list_canonical_names(key))
     )
-    stage, key = next(found, ([], ""))
+    stage, key = next(candidates, ([], ""))
     if not stage:
         raise ConfigError(f"{stages[0][0]} has no keys of any layer")
-    tp, shape = len(stage), entries[stage[0]][key].shape
-    copies = nxd_layout.copies_of_heads(model, tp, key, shape[0] if shape else 0)
-    if copies is None:
+    tp, shape = len(stage), infos[stage[0]][key].shape
+    replicas = nxd_layout.infer_kv_size_multiplier(model, tp, key, shape[0] if shape else 0)
+    if replicas is None:
         raise ConfigError(
-            f"{stage[0]} has {key} of shape {list(shape)}, which is no share for one of {tp} ranks "
+            f"{stage[0]} has {key} of shape {list(shape)}, which is not a shard for {tp} ranks "
             f"of model.num_attention_heads={model.num_attention_heads} and copies of "
             f"model.num_key_value_heads={model.num_key_value_heads}, heads of {model.head_dim}"
         )
-    layout = Layout(tp, copies)
-    _refuse(nxd_layout.problems(model, layout))
+    layout = NxdLayout(tp, replicas)
+    _raise_if_any(nxd_layout.find_layout_problems(model, layout))
     return layout, (stage, key)
 
 
-def _misshapen(
-    model: Model, layout: Layout, stages: list[list[str]], entries: _Entries, shapes: _Shapes
+def _find_shape_mismatches(
+    model: ModelConfig,
+    layout: NxdLayout,
+    stages: list[list[str]],
+    infos: _TensorInfos,
+    shapes: _Shapes,
 ) -> list[str]:
-    """Tensors of another shape or dtype, and parameters that are in none."""
-    found, seen = [], set[str]()
-    for leader, rank, file in _ranked(stages):
-        for key, entry in _of_model(entries[file], shapes):
-            seen.update(nxd_layout.held(key))
-            wanted = nxd_layout.extent(nxd_layout.parts(model, layout, rank, key, shapes))
-            first = entries[leader][key]
-            if entry.shape != wanted:
-                found.append(
-                    f"{file} has {key} of shape {list(entry.shape)}, this run's model cut for "
-                    f"{layout.tp} ranks {list(wanted)}"
-                )
-            elif entry.dtype not in _DTYPES:
-                found.append(f"{file} has {key} in {entry.dtype}; hlat reads {', '.join(_DTYPES)}")
-            elif entry.dtype != first.dtype:
-                found.append(f"{file} has {key} in {entry.dtype}, {leader} in {first.dtype}")
-    return found + [f"it lacks {name}" for name in shapes if name not in seen]
-
-
-def _ranked(stages: list[list[str]]) -> Iterator[tuple[str, int, str]]:
-    """For each file: the first of its stage, its tensor-parallel rank, itself."""
+    """Return the tensors of another shape or dtype, and the missing parameters."""
+    problems, seen = [], set[str]()
     for stage in stages:
         for rank, file in enumerate(stage):
-            yield stage[0], rank, file
+            for key, info in _skip_tied_head(infos[file], shapes):
+                seen.update(nxd_layout.list_canonical_names(key))
+                shape = nxd_layout.compute_tensor_shape(
+                    nxd_layout.list_parameter_slices(model, layout, rank, key, shapes)
+                )
+                first_dtype = infos[stage[0]][key].dtype
+                if info.shape != shape:
+                    problems.append(
+                        f"{file} has {key} of shape {list(info.shape)}, this run's model sharded "
+                        f"over {layout.tp} ranks {list(shape)}"
+                    )
+                elif info.dtype not in _DTYPES:
+                    problems.append(
+                        f"{file} has {key} in {info.dtype}; hlat reads {', '.join(_DTYPES)}"
+                    )
+                elif info.dtype != first_dtype:
+                    problems.append(f"{file} has {key} in {info.dtype}, {stage[0]} {first_dtype}")
+    return problems + [f"it lacks {name}" for name in shapes if name not in seen]
 
 
-def _of_model(entries: Mapping[str, Entry], shapes: _Shapes) -> Iterator[tuple[str, Entry]]:
-    """All but the head of a model whose embedding is its head."""
-    for key, entry in entries.items():
-        if all(name in shapes for name in nxd_layout.held(key)):
-            yield key, entry
+def _skip_tied_head(
+    infos: Mapping[str, NxdTensorInfo], shapes: _Shapes
+) -> Iterator[tuple[str, NxdTensorInfo]]:
+    for key, info in infos.items():
+        if all(name in shapes for name in nxd_layout.list_canonical_names(key)):
+            yield key, info
 
 
-def _with_order(
-    model: Model, layout: Layout, stage: list[str], key: str, shapes: _Shapes, files: Files
-) -> Layout:
-    """The layout with the order in which copies are near each other, by a row of each head."""
+def _infer_head_order(
+    model: ModelConfig,
+    layout: NxdLayout,
+    stage: list[str],
+    key: str,
+    shapes: _Shapes,
+    files: NxdRankFiles,
+) -> NxdLayout:
+    """Return the layout with the head order in which the first rows of replicas are close."""
     rows = [
         [
-            files.tensor(file, key)[part.offset[0]].double()
-            for part in nxd_layout.parts(model, layout, rank, key, shapes)
-            if ".k_proj." in part.name
+            files.load_tensor(file, key)[parameter_slice.offset[0]].double()
+            for parameter_slice in nxd_layout.list_parameter_slices(
+                model, layout, rank, key, shapes
+            )
+            if ".k_proj." in parameter_slice.name
         ]
         for rank, file in enumerate(stage)
     ]
-    orders = [replace(layout, order=order) for order in HeadOrder]
-    distances = [_distance(model, order, rows) for order in orders]
-    near = [order for order, far in zip(orders, distances, strict=True) if far <= _NEAR]
-    if len(near) == 1:
-        return near[0]
-    trn1, trn2 = distances
+    layouts = [replace(layout, head_order=order) for order in KVHeadOrder]
+    distances = [_compute_max_copy_distance(model, one, rows) for one in layouts]
+    close = [one for one, far in zip(layouts, distances, strict=True) if far <= _MAX_COPY_DISTANCE]
+    if len(close) == 1:
+        return close[0]
     raise CorruptCheckpointError(
-        f"{key} holds {layout.copies} copies of each key/value head, and it is unclear which: the "
-        f"farthest would be {trn1:.2g} of their length apart if they lay as on trn1, {trn2:.2g} if "
-        "as on trn2. In a run on trn2 whose heads NxD itself initialised there are no copies"
+        f"{key} contains {layout.kv_size_multiplier} copies of each key/value head in an unknown "
+        f"order: their maximum relative distance is {distances[0]:.2g} in the order of trn1 and "
+        f"{distances[1]:.2g} in the order of trn2. In a run on trn2 whose heads NxD itself "
+        "initialised there are no copies"
     )
 
 
-def _distance(model: Model, layout: Layout, rows: list[list[torch.Tensor]]) -> float:
-    """Of the farthest copy of a head from its first, in the length of that."""
+def _compute_max_copy_distance(
+    model: ModelConfig, layout: NxdLayout, rows: list[list[torch.Tensor]]
+) -> float:
+    """Return the maximum distance of a head from its first replica, relative to its norm."""
     firsts: dict[int, torch.Tensor] = {}
-    farthest = 0.0
-    for rank, own in enumerate(rows):
-        heads, _ = layout.heads(model, rank)
-        for head, row in zip(heads, own, strict=True):
+    max_distance = 0.0
+    for rank, head_rows in enumerate(rows):
+        heads, _ = layout.compute_kv_heads(model, rank)
+        for head, row in zip(heads, head_rows, strict=True):
             first = firsts.setdefault(head, row)
-            farthest = max(farthest, float((row - first).norm() / first.norm()))
-    return farthest
+            max_distance = max(max_distance, float((row - first).norm() / first.norm()))
+    return max_distance
 
 
-def _places(
-    model: Model, layout: Layout, stages: list[list[str]], entries: _Entries, shapes: _Shapes
-) -> dict[str, dict[Box, list[_Place]]]:
-    """Where every box of every parameter lies, once for each copy."""
-    found: dict[str, dict[Box, list[_Place]]] = {name: defaultdict(list) for name in shapes}
-    for _, rank, file in _ranked(stages):
-        for key, _ in _of_model(entries[file], shapes):
-            for part in nxd_layout.parts(model, layout, rank, key, shapes):
-                found[part.name][part.box].append(_Place(file, key, part))
-    return found
+def _locate_slices(
+    model: ModelConfig,
+    layout: NxdLayout,
+    stages: list[list[str]],
+    infos: _TensorInfos,
+    shapes: _Shapes,
+) -> dict[str, dict[TensorSlice, list[_SliceLocation]]]:
+    """Return the locations of every slice of every parameter, one for each replica."""
+    locations: dict[str, dict[TensorSlice, list[_SliceLocation]]] = {
+        name: defaultdict(list) for name in shapes
+    }
+    for stage in stages:
+        for rank, file in enumerate(stage):
+            for key, _ in _skip_tied_head(infos[file], shapes):
+                for one in nxd_layout.list_parameter_slices(model, layout, rank, key, shapes):
+                    location = _SliceLocation(file, key, one)
+                    locations[one.name][one.tensor_slice].append(location)
+    return locations
 
 
-def _compare(
-    name: str, first: _Place, found: torch.Tensor, copy: _Place, other: torch.Tensor
+def _validate_copies_equal(
+    name: str, files: tuple[str, str], copies: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Return if two copies are equal."""
-    if torch.equal(found, other):
-        return
-    apart = float((found.double() - other.double()).abs().max())
-    raise CorruptCheckpointError(
-        f"{first.file} and {copy.file} should hold copies of {name}, and differ by up to "
-        f"{apart:.3g}; copies drift where rounding is stochastic, as in HLAT's 7B run: if that "
-        "may be so, model.init_copies=first takes the first of each"
-    )
+    if not torch.equal(*copies):
+        difference = float((copies[0].double() - copies[1].double()).abs().max())
+        raise CorruptCheckpointError(
+            f"{files[0]} and {files[1]} should contain copies of {name}, and differ by up to "
+            f"{difference:.3g}; copies drift under stochastic rounding, as in HLAT's 7B run: if "
+            "this is the reason, model.init_copies=first takes the first of each"
+        )
 
 
-def _refuse(problems: list[str]) -> None:
-    more = len(problems) - _MOST_NAMED
+def _raise_if_any(problems: list[str]) -> None:
+    num_more = len(problems) - _MAX_LISTED
     if problems:
-        rest = [f"and {more} more of the kind"] if more > 0 else []
-        raise ConfigError(*problems[:_MOST_NAMED], *rest)
+        rest = [f"and {num_more} more of the kind"] if num_more > 0 else []
+        raise ConfigError(*problems[:_MAX_LISTED], *rest)

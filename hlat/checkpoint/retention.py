@@ -1,169 +1,165 @@
-"""Which checkpoint a run resumes from, and which ones it may forget.
+"""Selection of the checkpoint to resume from, and removal of old checkpoints.
 
-Both are decided by what was verified, not by what is newest: a damaged checkpoint counts neither as
-the one to resume from nor as one of those that are kept.
+Both consider valid checkpoints only. A damaged checkpoint is not resumed from and does not count
+towards `checkpoint.keep_last`.
 """
 
 from collections.abc import Callable
-from functools import partial
 
-from hlat.checkpoint import places
-from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.checkpoint.places import Place
-from hlat.checkpoint.store import check_files, step_of, unused_name, verify
-from hlat.parallelism.group import Alone, Group, tell, together
+from hlat.checkpoint import checkpoint_directory
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_store import (
+    find_unused_name,
+    load_manifest,
+    parse_step,
+    verify_checkpoint,
+)
+from hlat.parallelism.process_group import (
+    ProcessGroup,
+    SingleProcessGroup,
+    broadcast_object,
+    run_on_all,
+)
+from hlat.storage.storage_path import StoragePath
 
 
-def newest_valid(
-    folder: Place,
-    before: int | None = None,
-    verified: Place | None = None,
-    progress: Callable[[int], None] = lambda _: None,
-    everyone: Group | None = None,
+def find_newest_valid(
+    checkpoints_dir: StoragePath,
+    before_step: int | None = None,
+    verified: StoragePath | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+    process_group: ProcessGroup | None = None,
     rank: int = 0,
-) -> tuple[Place | None, list[str]]:
-    """Find the checkpoint to resume from.
+) -> tuple[StoragePath | None, list[str]]:
+    """Find the newest committed checkpoint whose contents match its hashes.
 
     Args:
-        folder: Folder of the run's checkpoints; it need not exist.
-        before: A step that it must precede; None: the newest will do.
-        verified: A checkpoint that the caller has just written or read, and that is not read again.
-        progress: Hears of every further bytes that were read.
-        everyone: Ranks that read it between them, and all call this; None: there is but this one.
-        rank: Number of this process among them.
+        checkpoints_dir: Directory of the run's checkpoints; it may not exist.
+        before_step: If given, only earlier steps are considered.
+        verified: Checkpoint that the caller has just written or read; it is not read again.
+        on_progress: Called with the number of bytes of each read.
+        process_group: Ranks that divide the files; all of them call this function. Defaults to a
+            single process.
+        rank: Rank of this process in the group.
 
     Returns:
-        The newest checkpoint that was committed and, read in full, is what was written, or None;
-        and a sentence for each newer one that was refused, newest first. Refused ones stay where
-        they are.
+        The checkpoint or None, and one message for each newer checkpoint that is damaged, newest
+        first.
 
     Raises:
-        OSError: Whether there is any cannot be told: the folder cannot be listed, or a store does
-            not answer.
+        OSError: If the directory cannot be listed or a store does not respond.
     """
-    everyone, refused = everyone or Alone(), list[str]()
-    listed = together(everyone, lambda: _names(folder, before) if everyone.leads else None)
-    for path in (folder / name for name in tell(everyone, listed[:1])[0]):
-        problem = None if path == verified else problem_of(path, everyone, rank, progress)
+    group, problems = process_group or SingleProcessGroup(), list[str]()
+
+    def list_names() -> list[str] | None:
+        if not group.is_rank0:
+            return None
+        return [path.name for path in _list_newest_first(checkpoints_dir, before_step)]
+
+    names = broadcast_object(group, run_on_all(group, list_names)[:1])[0]
+    for path in (checkpoints_dir / name for name in names):
+        problem = None
+        if path != verified:
+            problem = find_problem_on_all_ranks(path, group, rank, on_progress)
         if problem is None:
-            return path, refused
-        refused.append(f"checkpoint {path.name} is refused: {problem}")
-    return None, refused
+            return path, problems
+        problems.append(f"checkpoint {path.name} is rejected: {problem}")
+    return None, problems
 
 
-def problem_of(
-    path: Place,
-    everyone: Group,
+def find_problem_on_all_ranks(
+    path: StoragePath,
+    process_group: ProcessGroup,
     rank: int = 0,
-    progress: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> str | None:
-    """Let ranks read a whole checkpoint between them, each some of its files.
+    """Verify a checkpoint with all ranks of a group, each of which reads some of the files.
 
-    Args:
-        path: The checkpoint's folder.
-        everyone: The ranks; all of them call this.
-        rank: Number of this process among them.
-        progress: Hears of every further bytes that were read here.
-
-    Returns:
-        What is wrong with it, on all ranks; None: it is what was written.
+    Returns the first problem, the same on all ranks; None if the checkpoint is valid.
 
     Raises:
-        OSError: On all ranks, where a store does not answer.
+        OSError: On all ranks, if a store does not respond.
     """
-    num_ranks = tell(everyone, len(everyone.collect(None)))
-    found = together(everyone, partial(_problem_of_some, path, progress, rank, num_ranks))
-    problems: list[str] = tell(everyone, [problem for problem in found if problem is not None])
+    num_ranks = broadcast_object(process_group, len(process_group.gather_object(None)))
+
+    def find_problem() -> str | None:
+        try:
+            verify_checkpoint(path, on_progress, rank, num_ranks)
+        except CorruptCheckpointError as error:
+            return str(error)
+        return None
+
+    results = run_on_all(process_group, find_problem)
+    problems: list[str] = broadcast_object(
+        process_group, [problem for problem in results if problem is not None]
+    )
     return problems[0] if problems else None
 
 
-def dispensable(
-    folder: Place, newest: Place | None, keep_last: int, keep_every_steps: int | None = None
-) -> list[Place]:
-    """Checkpoints that need not be kept, and what dead writes left behind.
-
-    Args:
-        folder: Folder of the run's checkpoints; it need not exist.
-        newest: The newest valid one; None: there is none, and every checkpoint is kept.
-        keep_last: Checkpoints to keep, this one among them. Damaged ones are not counted.
-        keep_every_steps: Those whose step is a multiple of this are kept as well.
-
-    Returns:
-        Their folders, none of them the newest or newer, none damaged.
-    """
-    paths = _newest_first(folder)
-    older = paths[paths.index(newest) + 1 :] if newest else []
-    beyond = [path for path in older if _intact(path)][max(keep_last - 1, 0) :]
-    leftovers = places.leftovers(folder)
-    return leftovers + [path for path in beyond if not _is_multiple(path, keep_every_steps)]
-
-
-def prune(
-    folder: Place,
+def list_prunable(
+    checkpoints_dir: StoragePath,
+    newest: StoragePath | None,
     keep_last: int,
     keep_every_steps: int | None = None,
-    verified: Place | None = None,
-) -> list[Place]:
-    """Remove checkpoints beyond the newest ones, and what dead writes left behind.
-
-    The newest checkpoint that is kept has been read in full; nothing is removed when no checkpoint
-    is valid. Damaged ones are neither counted nor removed. A checkpoint loses its name before its
-    files, so a kill never leaves half of one. Call it only while no save is under way.
+) -> list[StoragePath]:
+    """Return the intact checkpoints to remove and the remains of interrupted writes.
 
     Args:
-        folder: Folder of the run's checkpoints; it need not exist.
-        keep_last: Checkpoints to keep; the newest valid one is kept in any case.
-        keep_every_steps: Checkpoints whose step is a multiple of this are kept for ever; None: none
-            are.
-        verified: A checkpoint that the caller has just written or read, and that is not read again.
-
-    Returns:
-        The folders that are gone.
+        checkpoints_dir: Directory of the run's checkpoints; it may not exist.
+        newest: Newest valid checkpoint; only older ones are returned, none if it is None.
+        keep_last: Number of checkpoints to retain including `newest`; damaged ones do not count.
+        keep_every_steps: If given, checkpoints at multiples of this step are retained.
     """
-    newest, _ = newest_valid(folder, verified=verified)
-    doomed = dispensable(folder, newest, keep_last, keep_every_steps)
-    for path in doomed:
-        places.remove(path)
-    return doomed
+    paths = _list_newest_first(checkpoints_dir)
+    older = paths[paths.index(newest) + 1 :] if newest else []
+    surplus = [path for path in older if _is_intact(path)][max(keep_last - 1, 0) :]
+    return checkpoint_directory.list_incomplete_dirs(checkpoints_dir) + [
+        path
+        for path in surplus
+        if keep_every_steps is None or (parse_step(path) or 0) % keep_every_steps
+    ]
 
 
-def set_aside(folder: Place, after: int) -> None:
-    """Keep the checkpoints of steps after `after` under names that nobody resumes from."""
-    for path in _newest_first(folder):
-        if (step_of(path) or 0) > after:
-            places.move(path, unused_name(path, "diverged"))
+def prune_checkpoints(
+    checkpoints_dir: StoragePath,
+    keep_last: int,
+    keep_every_steps: int | None = None,
+    verified: StoragePath | None = None,
+) -> list[StoragePath]:
+    """Remove old checkpoints and the remains of interrupted writes.
+
+    The newest checkpoint is verified first; if no checkpoint is valid, none is removed. A
+    checkpoint is invalidated before its files are removed, so that a kill does not leave a partial
+    one. Call this only while no save is running.
+
+    Returns the removed directories. For the arguments see `find_newest_valid` and `list_prunable`.
+    """
+    newest, _ = find_newest_valid(checkpoints_dir, verified=verified)
+    paths = list_prunable(checkpoints_dir, newest, keep_last, keep_every_steps)
+    for path in paths:
+        checkpoint_directory.remove_checkpoint(path)
+    return paths
 
 
-def _names(folder: Place, before: int | None) -> list[str]:
-    return [path.name for path in _newest_first(folder, before)]
+def quarantine_checkpoints(checkpoints_dir: StoragePath, after_step: int) -> None:
+    """Rename the checkpoints of steps after `after_step` so that runs do not resume from them."""
+    for path in _list_newest_first(checkpoints_dir):
+        if (parse_step(path) or 0) > after_step:
+            checkpoint_directory.rename_checkpoint(path, find_unused_name(path, "diverged"))
 
 
-def _problem_of_some(
-    path: Place, progress: Callable[[int], None], rank: int, num_ranks: int
-) -> str | None:
-    """What is wrong with the files that this process reads; None: nothing."""
+def _list_newest_first(
+    checkpoints_dir: StoragePath, before_step: int | None = None
+) -> list[StoragePath]:
+    paths = checkpoint_directory.list_step_dirs(checkpoints_dir)
+    steps = {path: step for path in paths if (step := parse_step(path)) is not None}
+    selected = [path for path, step in steps.items() if before_step is None or step < before_step]
+    return sorted(selected, key=lambda path: steps[path], reverse=True)
+
+
+def _is_intact(path: StoragePath) -> bool:
     try:
-        verify(path, progress, rank, num_ranks)
-    except CorruptCheckpointError as error:
-        return str(error)
-    return None
-
-
-def _newest_first(folder: Place, before: int | None = None) -> list[Place]:
-    steps = {path: step for path in places.steps(folder) if (step := step_of(path)) is not None}
-    found = [path for path, step in steps.items() if before is None or step < before]
-    return sorted(found, key=lambda path: steps[path], reverse=True)
-
-
-def _is_multiple(path: Place, steps: int | None) -> bool:
-    step = step_of(path)
-    assert step is not None, "only checkpoints that bear the name of a step are listed"
-    return steps is not None and step % steps == 0
-
-
-def _intact(path: Place) -> bool:
-    try:
-        check_files(path)
+        load_manifest(path)
     except CorruptCheckpointError:
         return False
     return True

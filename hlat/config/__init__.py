@@ -1,5 +1,5 @@
-"""Typed configuration: one file per config group, the root, the rules across groups.
+"""Typed configuration: one schema per config group, composition and validation.
 
-This package is the bottom layer: it imports the standard library, omegaconf and, in `entry` and
-`compose`, hydra.
+This package is the bottom layer. It imports the standard library, omegaconf and, in `entry_point`
+and `compose`, hydra.
 """

@@ -1,26 +1,26 @@
-"""Sizes of a step, in sequences and tokens.
-
-The global batch is what the optimizer sees; the micro batch is only how it is cut, and never
-changes the result.
-"""
+"""Batch sizes in sequences and tokens."""
 
 from dataclasses import dataclass
 
-from omegaconf import MISSING
+from hlat.config.bounds import bounded
 
 
 @dataclass
-class Batch:
-    """Sequences per optimizer step and how they are cut."""
+class BatchConfig:
+    """Global batch size, which the optimizer sees, and its split into micro batches.
 
-    global_batch_size: int = MISSING
+    The micro batch size never changes the result.
+    """
+
+    global_batch_size: int = bounded(min=1)
     """Sequences per optimizer step, over all data-parallel ranks."""
-    micro_batch_size: int | None = MISSING
-    """Sequences per forward pass on one data-parallel rank; null: all that it has of a step."""
-    sequence_length: int = MISSING
+    micro_batch_size: int | None = bounded(min=1)
+    """Sequences per forward pass on one data-parallel rank; null: all sequences of the rank's
+    step."""
+    sequence_length: int = bounded(min=2)
     """Tokens per sequence."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step consumes."""
+        """Return the number of tokens that one optimizer step consumes."""
         return self.global_batch_size * self.sequence_length

@@ -1,31 +1,34 @@
-"""How often the state of a run is saved and how many saves are kept."""
+"""Checkpoint interval, retention and location."""
 
 from dataclasses import dataclass
 
-from omegaconf import MISSING
+from hlat.config.bounds import bounded
 
 
 @dataclass
-class Checkpoint:
-    """Saves go to `checkpoints/` in the run folder, or elsewhere; a run's end is saved too."""
+class CheckpointConfig:
+    """Settings of checkpoints, written to `checkpoints/` in the run directory by default.
 
-    every_steps: int = MISSING
-    """Steps between saves."""
-    keep_last: int = MISSING
-    """Newest checkpoints that are kept."""
-    milestone_tokens: int | None = None
-    """Tokens between milestones, which are kept for ever: weights alone, in milestones/; null:
-    none."""
+    A checkpoint is also written when a run ends.
+    """
+
+    every_steps: int = bounded(min=1)
+    """Steps between checkpoints."""
+    keep_last: int = bounded(min=1)
+    """Number of newest checkpoints to keep."""
+    milestone_tokens: int | None = bounded(None, min=1)
+    """Tokens between milestones: permanent copies of the weights alone, in milestones/; null:
+    no milestones."""
     asynchronous: bool = True
-    """Whether training goes on while a copy of the state, in host memory, is written; false: no
-    memory for a copy."""
-    keep_every_steps: int | None = None
-    """Checkpoints whose step is a multiple of this are kept for ever, beside the newest; a multiple
-    of every_steps. null: none are."""
+    """Continue training while a copy of the state in host memory is written; false: needs no memory
+    for a copy."""
+    keep_every_steps: int | None = bounded(None, min=1)
+    """Keep every checkpoint whose step is a multiple of this, in addition to the newest; a multiple
+    of every_steps. null: keep the newest only."""
     start_from: str | None = None
-    """A checkpoint folder (`.../checkpoints/step_00001000`), or its URL, that a run without one of
-    its own begins from, with its optimizer, schedule position and data position; the run's own
-    checkpoints always come first."""
+    """Checkpoint directory (`.../checkpoints/step_00001000`), or its URL, from which a run without
+    checkpoints starts, with optimizer, schedule position and data position; the run's own
+    checkpoints always take precedence."""
     destination: str | None = None
-    """Folder or fsspec URL, such as s3://bucket/checkpoints, in which this run's checkpoints lie,
-    under its name; null: its own folder."""
+    """Directory or fsspec URL, such as s3://bucket/checkpoints, that receives the checkpoints of
+    this run in a subdirectory with its name; null: the run directory."""

@@ -1,4 +1,4 @@
-"""What compiles the model: TorchInductor, or an accelerator's compiler under a pinned SDK."""
+"""Compiler of the model: TorchInductor, or an accelerator's compiler under a pinned SDK."""
 
 from dataclasses import dataclass, field
 
@@ -6,17 +6,18 @@ from omegaconf import MISSING
 
 
 @dataclass
-class Compiler:
-    """Compiler and runtime settings; `none` runs operator by operator and tells nothing."""
+class CompilerConfig:
+    """Compiler and runtime settings; `none` runs eagerly and sets no environment variable."""
 
     name: str = MISSING
     """The preset's name."""
     neuron_sdk: str | None = None
-    """Pinned Neuron SDK release, e.g. "2.28"; it decides which variables exist. Null: no Neuron."""
+    """Pinned Neuron SDK release, e.g. "2.28", which determines the supported environment variables.
+    Null: no Neuron."""
     cc_flags: list[str] = field(default_factory=list)
     """Flags for neuronx-cc, joined into NEURON_CC_FLAGS."""
     environment: dict[str, str] = field(default_factory=dict)
     """Further environment variables of the compiler, runtime and network."""
     inductor: bool = False
-    """Compile decoder layers, a bf16 loss and stochastic rounding; needs a C++ compiler on a CPU,
-    else Triton."""
+    """Compile decoder layers, a bf16 loss and stochastic rounding; needs a C++ compiler on a CPU
+    and Triton on other devices."""

@@ -1,8 +1,9 @@
-"""Makes the schema, the sweeps and the launchers known to Hydra, however hlat is installed.
+"""Registration of schema, sweeps and launchers with Hydra, and composition of configurations.
 
-Hydra 1.3 finds launcher plugins by listing the namespace package `hydra_plugins`; an editable
-install cannot be listed and a plain checkout has none, so the classes are also registered by hand
-(docs/adr/0005-packaging.md). The copy of the program that a job runs has none: a job sends nothing.
+Hydra 1.3 finds launcher plugins by listing the namespace package `hydra_plugins`. An editable
+install cannot be listed and a plain checkout has no such package, so the launchers are also
+registered explicitly (docs/adr/0005-packaging.md). A code snapshot has no launchers, as a job
+submits no jobs.
 """
 
 import importlib
@@ -21,123 +22,122 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import hydra_section
-from hlat.config.errors import ConfigError
-from hlat.config.explain import explain
-from hlat.config.folders import copy, folder
-from hlat.config.model import Model
+from hlat.config import hydra_config_security
+from hlat.config.config_errors import ConfigError
+from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.model import ModelConfig
+from hlat.config.package_dirs import find_code_snapshot, find_package_dir
 from hlat.config.run import Config
 
-HERE = ("local", "basic")
-"""Launchers that run things here and now, as a single run does without them."""
-_LAUNCHERS = "hydra_plugins.hlat_launchers"
+LOCAL_LAUNCHERS = ("local", "basic")
+"""Launchers that run jobs on this machine."""
+_LAUNCHERS_PACKAGE = "hydra_plugins.hlat_launchers"
 
 
-def register() -> None:
-    """Register the schema, the sweeps and the launchers with Hydra, and check what it composes."""
-    hydra_section.install()
+def register_configs() -> None:
+    """Register schema, sweeps and launchers with Hydra, and install the safe config loader."""
+    hydra_config_security.install_safe_config_loader()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
-    for study in sorted(folder("sweeps").glob("*.yaml")):
+    for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
         store.store(group="sweep", name=study.stem, node=OmegaConf.load(study), package="_global_")
-    if copy() is None:
+    if find_code_snapshot() is None:
         _register_launchers()
 
 
-def composed(overrides: Sequence[str], with_hydra: bool = False) -> DictConfig:
-    """Return the configuration that hlat.train composes from overrides.
+def compose_config(overrides: Sequence[str], return_hydra_config: bool = False) -> DictConfig:
+    """Return the configuration of hlat.train with overrides.
 
     Args:
-        overrides: Of it.
-        with_hydra: Whether Hydra's own section is in it.
+        overrides: Overrides in Hydra's grammar.
+        return_hydra_config: Include Hydra's section.
 
     Raises:
-        ConfigError: One of them is not a key, a choice or a value that the schema has.
+        ConfigError: An override has an invalid key, choice or value.
     """
-    register()
-    words = [*overrides] if copy() is None else ["hydra/launcher=basic", *overrides]
+    register_configs()
+    if find_code_snapshot() is not None:
+        overrides = ["hydra/launcher=basic", *overrides]
     try:
-        with initialize_config_dir(config_dir=str(folder("conf")), version_base="1.3"):
-            return compose("config", words, return_hydra_config=with_hydra)
+        with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+            return compose("config", [*overrides], return_hydra_config=return_hydra_config)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
-        raise explain(error) from error
+        raise convert_hydra_error(error) from error
 
 
-def models() -> dict[str, dict[str, Any]]:
-    """Return the choices of the model group, each with all fields of the model."""
-    found = {}
-    for choice in sorted((folder("conf") / "model").glob("*.yaml")):
-        text = OmegaConf.load(choice)
-        model = OmegaConf.merge(Model, OmegaConf.select(text, "model", default=text))
-        plain = OmegaConf.to_container(model, enum_to_str=True)
-        assert isinstance(plain, dict)
-        found[choice.stem] = {str(key): value for key, value in plain.items()}
-    return found
+def load_model_presets() -> dict[str, dict[str, Any]]:
+    """Return the choices of the model group by name, each with all fields."""
+    presets = {}
+    for file in sorted((find_package_dir("conf") / "model").glob("*.yaml")):
+        content = OmegaConf.load(file)
+        model = OmegaConf.merge(ModelConfig, OmegaConf.select(content, "model", default=content))
+        fields = OmegaConf.to_container(model, enum_to_str=True)
+        assert isinstance(fields, dict)
+        presets[file.stem] = {str(key): value for key, value in fields.items()}
+    return presets
 
 
-def launcher(words: Sequence[str]) -> tuple[Any, Path] | None:
-    """Return the launcher that words choose, and the folder of what it sends; None: run it here.
+def instantiate_launcher(overrides: Sequence[str]) -> tuple[Any, Path] | None:
+    """Return the chosen launcher and its sweep directory, or None to run on this machine.
 
-    For entries that take few of the configuration's keys, and that Hydra does not call.
+    For entry points that Hydra does not call.
 
     Args:
-        words: As `hydra/launcher=slurm` and `hydra.launcher.partition=x`.
+        overrides: Such as `hydra/launcher=slurm` and `hydra.launcher.partition=x`.
 
     Raises:
-        ConfigError: There is no such launcher or setting.
+        ConfigError: Unknown launcher or setting.
     """
-    section = composed(words, with_hydra=True).hydra
-    if (chosen := section.runtime.choices["hydra/launcher"]) in HERE:
-        if others := [word for word in words if not word.startswith("hydra/launcher=")]:
-            raise ConfigError(f"hydra/launcher={chosen} has no use for {', '.join(others)} here")
+    section = compose_config(overrides, return_hydra_config=True).hydra
+    if (chosen := section.runtime.choices["hydra/launcher"]) in LOCAL_LAUNCHERS:
+        if unused := [arg for arg in overrides if not arg.startswith("hydra/launcher=")]:
+            raise ConfigError(f"hydra/launcher={chosen} does not use {', '.join(unused)} here")
         return None
     settings: Any = OmegaConf.to_container(section.launcher, resolve=True)
-    kind = Plugins.instance().class_name_to_class[settings.pop("_target_")]
-    return kind(**settings), Path(section.sweep.dir)
+    launcher = Plugins.instance().class_name_to_class[settings.pop("_target_")]
+    return launcher(**settings), Path(section.sweep.dir)
 
 
-def launcher_module(name: str) -> ModuleType:
-    """Return a module of launchers/, which has another name in an installed wheel."""
-    register()
-    return importlib.import_module(f"{_LAUNCHERS}.{name}")
+def import_launcher_module(name: str) -> ModuleType:
+    """Return a module of launchers/ by its name relative to that package."""
+    register_configs()
+    return importlib.import_module(f"{_LAUNCHERS_PACKAGE}.{name}")
 
 
 def _register_launchers() -> None:
-    plugins = (
-        Plugins.instance()
-    )  # its scan comes first, so that nothing is executed twice afterwards
-    for launcher in (sys.modules.get(_LAUNCHERS) or _launchers()).PLUGINS:
+    plugins = Plugins.instance()  # Hydra scans first, so that no module is executed twice
+    for launcher in (sys.modules.get(_LAUNCHERS_PACKAGE) or _import_launchers()).PLUGINS:
         if f"{launcher.__module__}.{launcher.__name__}" not in plugins.class_name_to_class:
             plugins.register(launcher)
 
 
-def _launchers() -> ModuleType:
+def _import_launchers() -> ModuleType:
     try:
-        return importlib.import_module(_LAUNCHERS)
+        return importlib.import_module(_LAUNCHERS_PACKAGE)
     except ModuleNotFoundError as missing:
-        if missing.name not in ("hydra_plugins", _LAUNCHERS):
+        if missing.name not in ("hydra_plugins", _LAUNCHERS_PACKAGE):
             raise
-    return _launchers_of_checkout()
+    return _import_launchers_from_checkout()
 
 
-def _launchers_of_checkout() -> ModuleType:
-    source = folder("conf").parent / "launchers"
+def _import_launchers_from_checkout() -> ModuleType:
+    source = find_package_dir("conf").parent / "launchers"
     spec = importlib.util.spec_from_file_location(
-        _LAUNCHERS, source / "__init__.py", submodule_search_locations=[str(source)]
+        _LAUNCHERS_PACKAGE, source / "__init__.py", submodule_search_locations=[str(source)]
     )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_LAUNCHERS] = module
+    sys.modules[_LAUNCHERS_PACKAGE] = module
     spec.loader.exec_module(module)
-    vars(_namespace())["hlat_launchers"] = module
+    vars(_import_hydra_plugins())["hlat_launchers"] = module
     return module
 
 
-def _namespace() -> ModuleType:
+def _import_hydra_plugins() -> ModuleType:
     try:
         return importlib.import_module("hydra_plugins")
-    except ModuleNotFoundError:  # no plugin package is installed at all
+    except ModuleNotFoundError:  # no plugin package is installed
         namespace = sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")
         namespace.__path__ = []
         return namespace

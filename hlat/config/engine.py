@@ -1,11 +1,11 @@
-"""Which machinery trains the model, and on which device."""
+"""Training engine and its device."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
-class Backend(Enum):
-    """Engines behind the seam of hlat/engine/interface.py."""
+class EngineBackend(Enum):
+    """Implementations of hlat/engine/interface.py."""
 
     native = "native"
     """PyTorch alone: cpu, cuda, neuron (TorchNeuron)."""
@@ -14,12 +14,12 @@ class Backend(Enum):
 
 
 @dataclass
-class Engine:
+class EngineConfig:
     """The engine and its device."""
 
-    name: Backend = Backend.native
+    name: EngineBackend = EngineBackend.native
     """The engine."""
     device: str = "auto"
     """torch device type; auto: the machine's accelerator if it has one, else the cpu."""
     deterministic: bool = True
-    """Only algorithms that give the same bits every time."""
+    """Use only algorithms with bitwise reproducible results."""

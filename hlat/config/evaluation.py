@@ -1,19 +1,19 @@
-"""When the model is measured, on held-out text and questions."""
+"""Evaluation during training, on held-out text and multiple-choice questions."""
 
 from dataclasses import dataclass, field
 
-from omegaconf import MISSING
+from hlat.config.bounds import bounded
 
 
 @dataclass
-class Evaluation:
-    """Held-out loss and bits per byte; always measured before the first step and after the last."""
+class EvaluationConfig:
+    """Held-out loss and bits per byte, computed at least at the start and the end of a run."""
 
-    every_steps: int | None = None
+    every_steps: int | None = bounded(None, min=1)
     """Steps between evaluations within a run; null: only at its start and end."""
-    sequences_per_source: int = MISSING
+    sequences_per_source: int = bounded(min=1)
     """Held-out sequences of each source."""
     probes: dict[str, str] = field(default_factory=dict)
-    """Multiple-choice questions that are asked with them: files, relative to data.root, by the name
-    that their accuracy has. A line is {"context": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0};
-    the right choice should be the likeliest per byte."""
+    """Multiple-choice questions, scored at each evaluation: files, relative to data.root, by the
+    name of their accuracy metric. A line is {"context": "2 + 2 =", "choices": [" 4", " 5"],
+    "answer": 0}; the answer should have the highest likelihood per byte."""

@@ -1,35 +1,33 @@
-"""The machine a run is meant for: how many, how large, how fast, at what price.
+"""Hardware of a run: number, size, speed and price of its nodes."""
 
-Every figure comes with its source, because plans and costs are only as good as these numbers.
-"""
-
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+from hlat.config.bounds import bounded
+
 
 @dataclass
-class Hardware:
-    """One kind of node.
+class HardwareConfig:
+    """One type of node, with the source of each figure.
 
-    A device is what one process drives: a GPU, a NeuronCore, or this machine's CPU.
-    Memory and peaks are read by the feasibility check and by MFU; bandwidths, host and price are
-    recorded with their sources for plans and costs.
+    A device is the unit that one process uses: a GPU, a NeuronCore, or this machine's CPU. The
+    feasibility check and MFU use memory and peaks; plans and costs use bandwidths, host and price.
     """
 
     name: str = MISSING
-    """Instance type or a name of the kind."""
-    nodes: int = 1
+    """Instance type, or another name."""
+    nodes: int = bounded(1, min=1)
     """Nodes of the run."""
-    processes_per_node: int | None = MISSING
-    """Training processes (devices) per node; null: one node with as many as the layout asks for."""
-    memory_gib: float | None = None
+    processes_per_node: int | None = bounded(min=1)
+    """Training processes (devices) per node; null: one node with as many as the layout needs."""
+    memory_gib: float | None = bounded(None, above=0, below=float("inf"))
     """Memory of one device in GiB; null: read from the machine."""
     memory_bandwidth_gb_per_s: float | None = None
     """Memory bandwidth of one device in 10^9 bytes/s."""
-    peak_tflops: dict[str, float] = field(default_factory=dict)
-    """Dense peak of one device in 10^12 FLOP/s by dtype (bf16, fp32); a missing dtype means no MFU,
-    never a guess."""
+    peak_tflops: dict[str, float] = bounded({}, above=0, below=float("inf"))  # noqa: RUF009 (a field)
+    """Dense peak of one device in 10^12 FLOP/s by dtype (bf16, fp32); without an entry for the
+    compute dtype, MFU is not reported."""
     link_gb_per_s: float | None = None
     """Bandwidth between the chips of a node, per chip, in 10^9 bytes/s."""
     network_gbit_per_s: float | None = None
@@ -38,9 +36,9 @@ class Hardware:
     """Main memory of a node in GiB."""
     vcpus: int | None = None
     """Virtual CPUs of a node."""
-    price_usd_per_hour: float | None = None
-    """Price of a node; null: not known, so no cost is reported."""
+    price_usd_per_hour: float | None = bounded(None, above=0, below=float("inf"))
+    """Price of a node; null: unknown, and no cost is reported."""
     price_date: str | None = None
-    """When the price was valid."""
+    """Date of the price."""
     source: str | None = None
-    """Where the figures stand."""
+    """Sources of the figures."""

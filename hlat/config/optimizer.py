@@ -3,33 +3,33 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from omegaconf import MISSING
+from hlat.config.bounds import bounded
 
 
-class Algorithm(Enum):
-    """Optimizers that exist."""
+class OptimizerName(Enum):
+    """Available optimizers."""
 
     adamw = "adamw"
     """Adam with decoupled weight decay."""
 
 
 @dataclass
-class Optimizer:
+class OptimizerConfig:
     """HLAT's AdamW (paper, section III-A)."""
 
-    name: Algorithm = Algorithm.adamw
+    name: OptimizerName = OptimizerName.adamw
     """The update rule."""
-    lr: float = MISSING
+    lr: float = bounded(above=0, below=float("inf"))
     """Peak learning rate."""
-    beta1: float = 0.9
+    beta1: float = bounded(0.9, min=0, below=1)
     """Decay of the first moment."""
-    beta2: float = 0.95
+    beta2: float = bounded(0.95, min=0, below=1)
     """Decay of the second moment."""
-    eps: float = 1e-8
+    eps: float = bounded(1e-8, min=0)
     """Added to the root of the second moment."""
-    weight_decay: float = 0.1
+    weight_decay: float = bounded(0.1, min=0)
     """Decoupled decay, times the learning rate."""
     decay_norms: bool = True
-    """Whether the weights of norms decay too, as in HLAT; most others leave them out."""
-    grad_clip: float = 1.0
+    """Apply weight decay to the weights of norms, as HLAT does; most other recipes do not."""
+    grad_clip: float = bounded(1.0, min=0)
     """Largest global gradient norm; 0: no clipping."""

@@ -1,50 +1,52 @@
-"""How one model is cut over processes: tensor, pipeline and data parallelism."""
+"""Tensor, pipeline and data parallelism."""
 
 from dataclasses import dataclass
 from enum import Enum
 
+from hlat.config.bounds import bounded
+
 
 class ActivationCheckpointing(Enum):
-    """What the backward pass recomputes instead of keeping."""
+    """Activations that the backward pass recomputes."""
 
     none = "none"
-    """Nothing."""
+    """No activation."""
     selective = "selective"
-    """Core attention and the SwiGLU product, as HLAT does."""
+    """Core attention and the SwiGLU hidden layer, as in HLAT."""
     full = "full"
     """Each decoder layer."""
 
 
 class PipelineSchedule(Enum):
-    """In which order a pipeline's ranks compute their micro batches."""
+    """Order of forward and backward passes of the micro batches in a pipeline."""
 
     one_f_one_b = "one_f_one_b"
-    """Forward and backward in turn, as soon as there is something to go back (1F1B)."""
+    """One forward, one backward (1F1B)."""
     interleaved = "interleaved"
     """1F1B over several stages per rank."""
     zero_bubble = "zero_bubble"
-    """Interleaved, with the gradients of weights put off to where a rank would wait."""
+    """Interleaved, with weight gradients deferred into the bubbles."""
 
 
 @dataclass
-class Parallelism:
-    """Degrees of each axis; their product is the number of processes."""
+class ParallelismConfig:
+    """Degree of each axis; their product is the number of processes."""
 
-    tp: int = 1
+    tp: int = bounded(1, min=1)
     """Tensor-parallel degree."""
-    pp: int = 1
-    """Pipeline-parallel degree: ranks that share the layers."""
-    dp: int | None = None
-    """Data-parallel degree; null: all processes that tp and pp leave."""
+    pp: int = bounded(1, min=1)
+    """Pipeline-parallel degree: number of ranks over which the layers are split."""
+    dp: int | None = bounded(None, min=1)
+    """Data-parallel degree; null: number of processes / (tp x pp)."""
     sequence_parallel: bool = False
-    """Split the activations between tensor-parallel regions along the sequence; needs tp > 1."""
-    zero: int = 0
-    """What is sharded over the data-parallel ranks (ZeRO stage): 0 nothing, 1 optimizer states and
-    master weights, 2 sums of gradients too, 3 weights too."""
+    """Shard the activations between tensor-parallel regions along the sequence; needs tp > 1."""
+    zero: int = bounded(0, min=0, max=3)
+    """ZeRO stage, sharded over the data-parallel ranks: 0 nothing, 1 optimizer states and master
+    weights, 2 also accumulated gradients, 3 also weights."""
     pipeline_schedule: PipelineSchedule = PipelineSchedule.one_f_one_b
     """Order of the micro batches in a pipeline."""
-    stages_per_rank: int = 1
+    stages_per_rank: int = bounded(1, min=1)
     """Pipeline stages of each rank; more than one needs pipeline_schedule interleaved or
     zero_bubble."""
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.none
-    """What the backward pass recomputes."""
+    """Activations that the backward pass recomputes."""

@@ -1,7 +1,4 @@
-"""A precision recipe: which dtype each kind of tensor has, and how it is rounded.
-
-The recipe is data, so that engines, planner and reports read the same table.
-"""
+"""Precision recipe: dtype of each kind of tensor, and rounding mode."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,14 +7,14 @@ from omegaconf import MISSING
 
 
 class Dtype(Enum):
-    """Floating-point types that a recipe can name."""
+    """Floating-point types of a recipe."""
 
     fp32 = "fp32"
     bf16 = "bf16"
 
 
-class Rounding(Enum):
-    """How fp32 results become bf16."""
+class RoundingMode(Enum):
+    """Rounding from fp32 to bf16."""
 
     nearest = "nearest"
     """To the nearest value, ties to even."""
@@ -25,29 +22,29 @@ class Rounding(Enum):
     """Up or down with probability proportional to the distance: unbiased."""
 
 
-class Operator(Enum):
-    """Operators that a recipe with bf16 products can compute in fp32."""
+class Fp32Operator(Enum):
+    """Operators that a recipe with bf16 matmuls can compute in fp32."""
 
     norm = "norm"
     """RMSNorm."""
     softmax = "softmax"
-    """Of the attention scores."""
+    """Softmax of the attention scores."""
     logits = "logits"
-    """Output of the head, as the loss reads it."""
+    """Output of the head, as input of the loss."""
     loss = "loss"
     """Cross-entropy, and the gradient of the head over a micro batch."""
 
 
 @dataclass
-class Precision:
+class PrecisionConfig:
     """One recipe (HLAT paper, section III-D, and the released scripts)."""
 
     name: str = MISSING
     """The recipe's name."""
     weights: Dtype = MISSING
-    """Parameters as the forward pass reads them."""
+    """Parameters in the forward pass."""
     compute: Dtype = MISSING
-    """Matrix products and activations."""
+    """Matmuls and activations."""
     gradients: Dtype = MISSING
     """Gradients as the backward pass produces them."""
     accumulation: Dtype = MISSING
@@ -57,11 +54,11 @@ class Precision:
     optimizer_state: Dtype = MISSING
     """Both Adam moments."""
     master_weights: Dtype | None = None
-    """Copy of the weights that the optimizer updates; null: it updates the weights themselves."""
-    fp32_operators: list[Operator] = field(default_factory=list)
-    """Operators computed in fp32 whatever `compute` says."""
-    rounding: Rounding = Rounding.nearest
+    """Copy of the weights that the optimizer updates; null: the optimizer updates the weights."""
+    fp32_operators: list[Fp32Operator] = field(default_factory=list)
+    """Operators computed in fp32 under every `compute` dtype."""
+    rounding: RoundingMode = RoundingMode.nearest
     """Rounding of every fp32 result stored as bf16."""
     copies_drift: bool = False
-    """Where hardware rounds stochastically, let the copies of a weight that tensor-parallel ranks
-    hold be rounded apart, as in the paper's runs (section IV-C); engine=nxd only."""
+    """With stochastic rounding in hardware, allow the replicas of a weight on tensor-parallel ranks
+    to be rounded differently, as in the paper's runs (section IV-C); engine=nxd only."""

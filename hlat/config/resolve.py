@@ -1,6 +1,6 @@
-"""From the composed configuration to plain dataclasses, or to all reasons why it cannot run.
+"""Conversion of a composed configuration to dataclasses, with validation.
 
-A user who is told of one mistake at a time starts a run many times; so all are told at once.
+All problems are reported at once.
 """
 
 import dataclasses
@@ -9,53 +9,45 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from hlat.config.errors import ConfigError
-from hlat.config.explain import unknown_key
-from hlat.config.identity import default_name
-from hlat.config.rules import RULES
+from hlat.config.config_errors import ConfigError
+from hlat.config.config_validation import VALIDATORS
+from hlat.config.hydra_errors import build_unknown_key_error
 from hlat.config.run import Config
+from hlat.config.run_identity import build_default_run_name
 
 
-def resolve(composed: DictConfig) -> Config:
-    """Return the configuration as dataclass objects, with the run named.
+def resolve_config(composed: DictConfig) -> Config:
+    """Return the validated configuration as dataclasses, with a run name.
 
-    The result is never changed afterwards; derived values are properties and functions.
+    The result is never modified; derived values are properties and functions.
 
     Raises:
-        ConfigError: Keys that do not exist, values that are missing, and every violated rule, one
-        line each.
+        ConfigError: Unknown keys, missing values, or one line for each problem.
     """
-    config = typed(composed)
-    problems = [problem for rule in RULES for problem in rule(config)]
-    if problems:
+    config = convert_to_dataclasses(composed)
+    if problems := [problem for validate in VALIDATORS for problem in validate(config)]:
         raise ConfigError(*problems)
     if config.run.name is None:
-        named = dataclasses.replace(config.run, name=default_name(config))
-        config = dataclasses.replace(config, run=named)
+        run = dataclasses.replace(config.run, name=build_default_run_name(config))
+        config = dataclasses.replace(config, run=run)
     return config
 
 
-def typed(composed: DictConfig) -> Config:
-    """Return the configuration as dataclass objects, whatever the rules say of it.
+def convert_to_dataclasses(composed: DictConfig) -> Config:
+    """Return the configuration as dataclasses, without validation of the values.
 
     Raises:
-        ConfigError: Keys that do not exist, and values that are missing.
+        ConfigError: Unknown keys or missing values.
     """
-    _check_complete(composed)
+    for key in _find_unknown_keys(composed, ""):
+        raise build_unknown_key_error(key)
+    if missing := OmegaConf.missing_keys(composed):
+        raise ConfigError(*(f"{key} is not set; give it a value" for key in sorted(missing)))
     return cast(Config, OmegaConf.to_object(composed))
 
 
-def _check_complete(composed: DictConfig) -> None:
-    """Refuse keys appended with `+` that the schema does not know, and values nobody set."""
-    for key in _appended(composed, ""):
-        raise unknown_key(key)
-    missing = OmegaConf.missing_keys(composed)
-    if missing:
-        raise ConfigError(*(f"{key} is not set; give it a value" for key in sorted(missing)))
-
-
-def _appended(node: DictConfig | ListConfig, prefix: str) -> Iterator[str]:
-    """Yield the keys in and below `node` that the dataclass at their place does not have."""
+def _find_unknown_keys(node: DictConfig | ListConfig, prefix: str) -> Iterator[str]:
+    """Yield the keys below `node`, appended with `+`, that the schema does not have."""
     schema = OmegaConf.get_type(node)
     known = (
         {f.name for f in dataclasses.fields(schema)} if dataclasses.is_dataclass(schema) else None
@@ -66,4 +58,4 @@ def _appended(node: DictConfig | ListConfig, prefix: str) -> Iterator[str]:
             yield f"{prefix}{key}"
         child: Any = node._get_node(key)
         if isinstance(child, (DictConfig, ListConfig)) and not child._is_none():
-            yield from _appended(child, f"{prefix}{key}.")
+            yield from _find_unknown_keys(child, f"{prefix}{key}.")

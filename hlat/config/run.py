@@ -1,68 +1,69 @@
-"""The root of the configuration, and the run's own settings."""
+"""Root of the configuration, and the settings of the run."""
 
 from dataclasses import dataclass, field
 
-from hlat.config.batch import Batch
-from hlat.config.checkpoint import Checkpoint
-from hlat.config.compiler import Compiler
-from hlat.config.data import Data
-from hlat.config.engine import Engine
-from hlat.config.evaluation import Evaluation
-from hlat.config.hardware import Hardware
-from hlat.config.model import Model
-from hlat.config.optimizer import Optimizer
-from hlat.config.parallelism import Parallelism
-from hlat.config.phase import Phase
-from hlat.config.precision import Precision
-from hlat.config.recovery import Recovery
-from hlat.config.schedule import Schedule
-from hlat.config.tracking import Tracking
+from hlat.config.batch import BatchConfig
+from hlat.config.bounds import bounded
+from hlat.config.checkpoint import CheckpointConfig
+from hlat.config.compiler import CompilerConfig
+from hlat.config.data import DataConfig
+from hlat.config.engine import EngineConfig
+from hlat.config.evaluation import EvaluationConfig
+from hlat.config.hardware import HardwareConfig
+from hlat.config.model import ModelConfig
+from hlat.config.optimizer import OptimizerConfig
+from hlat.config.parallelism import ParallelismConfig
+from hlat.config.phase import PhaseConfig
+from hlat.config.precision import PrecisionConfig
+from hlat.config.recovery import RecoveryConfig
+from hlat.config.schedule import ScheduleConfig
+from hlat.config.tracking import TrackingConfig
 
 
 @dataclass
-class Run:
+class RunConfig:
     """Identity and length of a run."""
 
     name: str | None = None
-    """Folder of the run under run.root; null: the model's name and a digest of what fixes the
-    numbers."""
+    """Directory of the run under run.root; null: the model's name and a digest of the settings that
+    determine the result."""
     root: str = "runs"
-    """Folder that holds the runs."""
-    seed: int = 12349
+    """Directory of all runs."""
+    seed: int = bounded(12349, min=0)
     """Seed of initial weights and data order (HLAT's default)."""
-    steps: int | None = None
-    """Stop after this many optimizer steps without changing the schedule; null: the schedule's and
-    phase's end."""
-    log_every: int = 1
-    """Steps between rows of metrics.jsonl; the device is read only then."""
+    steps: int | None = bounded(None, min=1)
+    """Stop after this many optimizer steps without changing the schedule; null: the end of schedule
+    and phase."""
+    log_every: int = bounded(1, min=1)
+    """Steps between rows of metrics.jsonl; the device is synchronized only then."""
     force: bool = False
-    """Go on where the planner says that the run does not fit its devices (docs/planning.md)."""
+    """Train although the planner predicts that the devices run out of memory (docs/planning.md)."""
 
 
 @dataclass
 class Config:
-    """Everything a run is told, one field per config group."""
+    """Configuration of a run, one field per config group."""
 
-    run: Run = field(default_factory=Run)
-    model: Model = field(default_factory=Model)
-    batch: Batch = field(default_factory=Batch)
-    parallelism: Parallelism = field(default_factory=Parallelism)
-    precision: Precision = field(default_factory=Precision)
-    data: Data = field(default_factory=Data)
-    phase: Phase = field(default_factory=Phase)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
-    compiler: Compiler = field(default_factory=Compiler)
-    engine: Engine = field(default_factory=Engine)
-    hardware: Hardware = field(default_factory=Hardware)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
-    recovery: Recovery = field(default_factory=Recovery)
-    tracking: Tracking = field(default_factory=Tracking)
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    parallelism: ParallelismConfig = field(default_factory=ParallelismConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    phase: PhaseConfig = field(default_factory=PhaseConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    compiler: CompilerConfig = field(default_factory=CompilerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     @property
     def num_processes(self) -> int:
-        """Processes of the run: as many as the hardware has, or else as the layout asks for."""
+        """World size: given by the hardware, or else by the layout."""
         per_node, layout = self.hardware.processes_per_node, self.parallelism
         if per_node is None:
             return layout.tp * layout.pp * (layout.dp or 1)
@@ -73,15 +74,15 @@ class Config:
         """Sequences per forward pass on one data-parallel rank."""
         if self.batch.micro_batch_size is not None:
             return self.batch.micro_batch_size
-        return max(1, self.batch.global_batch_size // self._dp)
+        return max(1, self.batch.global_batch_size // self._data_parallel_size)
 
     @property
     def num_micro_batches(self) -> int:
         """Micro batches of a step on each data-parallel rank."""
-        return self.batch.global_batch_size // (self.micro_batch_size * self._dp)
+        return self.batch.global_batch_size // (self.micro_batch_size * self._data_parallel_size)
 
     @property
-    def _dp(self) -> int:
-        """The data-parallel degree; at least 1, even of a layout that the rules refuse."""
+    def _data_parallel_size(self) -> int:
+        """Data-parallel degree; at least 1, even for an invalid layout."""
         layout = self.parallelism
         return max(1, self.num_processes // max(1, layout.tp * layout.pp))

@@ -1,13 +1,15 @@
-"""Learning rate over steps."""
+"""Learning-rate schedule."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 from omegaconf import MISSING
 
+from hlat.config.bounds import bounded
 
-class Shape(Enum):
-    """What follows the linear warm-up (hlat.schedule has the formulas and their sources)."""
+
+class ScheduleShape(Enum):
+    """Shape after the linear warm-up (formulas and sources: hlat.optim.lr_schedule)."""
 
     constant = "constant"
     """The peak."""
@@ -24,17 +26,17 @@ class Shape(Enum):
 
 
 @dataclass
-class Schedule:
-    """Warm-up, horizon and floor; the horizon does not change when run.steps stops a run early."""
+class ScheduleConfig:
+    """Warm-up, decay and minimum learning rate; independent of run.steps."""
 
-    name: Shape = MISSING
-    """Shape of what follows the warm-up."""
-    warmup_steps: int = MISSING
+    name: ScheduleShape = MISSING
+    """Shape after the warm-up."""
+    warmup_steps: int = bounded(min=0)
     """Steps of linear warm-up."""
-    total_steps: int = MISSING
-    """Horizon of the decay, and the run's length unless run.steps or the phase's tokens end it
-    sooner."""
-    min_lr_ratio: float | None = 0.1
-    """Floor as a share of the peak; null where the rate does not decay (constant)."""
-    decay_steps: int | None = None
-    """Steps of decay before total_steps (wsd); null where the shape does not read it."""
+    total_steps: int = bounded(min=1)
+    """Last step of the decay, and the length of the run unless run.steps or the tokens of the phase
+    end it earlier."""
+    min_lr_ratio: float | None = bounded(0.1, min=0, max=1)
+    """Minimum learning rate as a fraction of the peak; null for shapes without decay (constant)."""
+    decay_steps: int | None = bounded(None, min=1)
+    """Steps of decay before total_steps (wsd); null for the other shapes."""

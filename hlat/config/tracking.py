@@ -1,11 +1,11 @@
-"""What a run shows while it goes, and to whom."""
+"""Console output and tracking services."""
 
 from dataclasses import dataclass, field
 from enum import Enum
 
 
-class Console(Enum):
-    """Styles of progress."""
+class ConsoleStyle(Enum):
+    """Styles of progress output."""
 
     auto = "auto"
     """A bar on a terminal, lines elsewhere."""
@@ -15,40 +15,40 @@ class Console(Enum):
     """A line per logged step."""
 
 
-class Service(Enum):
-    """What can show a run besides its own files."""
+class TrackingService(Enum):
+    """Services that display a run in addition to its files."""
 
     wandb = "wandb"
-    """Weights & Biases: online when it has a key, else offline, to be synced later."""
+    """Weights & Biases: online with an API key, else offline for a later sync."""
     tensorboard = "tensorboard"
-    """Event files in the run folder, for `tensorboard --logdir`."""
+    """Event files in the run directory, for `tensorboard --logdir`."""
 
 
 @dataclass
-class Wandb:
-    """Where W&B files a run; a null leaves it to W&B's own settings and variables."""
+class WandbConfig:
+    """Arguments of wandb.init; null: the settings and environment variables of W&B apply."""
 
     project: str = "hlat"
     """Project of the run."""
     entity: str | None = None
     """User or team that owns the project."""
     group: str | None = None
-    """Runs with the same group are shown together; the studies in sweeps/ set their names."""
+    """Group of runs that are displayed together; the studies in sweeps/ set their names."""
     job_type: str = "train"
-    """Kind of the run within its group."""
+    """Type of the run within its group."""
     tags: list[str] = field(default_factory=list)
-    """Words to find the run by."""
+    """Tags of the run."""
     notes: str | None = None
-    """What the run is for."""
+    """Description of the run."""
 
 
 @dataclass
-class Tracking:
-    """metrics.jsonl and events.jsonl are always written; this is what is shown besides."""
+class TrackingConfig:
+    """Outputs in addition to metrics.jsonl and events.jsonl, which are always written."""
 
-    console: Console = Console.auto
+    console: ConsoleStyle = ConsoleStyle.auto
     """Style of progress on the console."""
-    services: list[Service] = field(default_factory=list)
-    """Who else hears of the run: `[wandb]`, `[tensorboard]`, or both."""
-    wandb: Wandb = field(default_factory=Wandb)
-    """Where W&B files the run."""
+    services: list[TrackingService] = field(default_factory=list)
+    """Tracking services: `[wandb]`, `[tensorboard]`, or both."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    """Settings of the W&B run."""

@@ -1,5 +1,5 @@
-"""The data room: Arrow files in, token batches out.
+"""Arrow and Parquet files in, token batches out.
 
-Its order is a function of the seed, the sources and the global batch size alone, so that a run
-reads the same batches on any number of ranks, with any depth of prefetch, and after every resume.
+The order of the batches depends on the seed, the sources and the global batch size only. A run
+reads the same batches with any number of ranks, any prefetch depth and after any resume.
 """

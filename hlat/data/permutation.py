@@ -1,8 +1,7 @@
-"""A shuffle of range(size) that is computed, not stored.
+"""A pseudorandom permutation of range(size) computed by a Feistel network.
 
-Corpora have billions of documents and every rank, worker and resume must agree on their order. A
-keyed bijection needs no memory, no build at start-up and no replay: the i-th element is one
-function call away.
+Every rank, worker and resume must agree on the order of billions of documents. A keyed bijection
+computes the i-th element in one function call, without memory, start-up cost or replay.
 """
 
 import hashlib
@@ -14,42 +13,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_ROUNDS = 6
-"""With three, neighbours among a million are visibly correlated; with four, two draws of a few
-hundred still depend on each other; with six, nothing of the kind is found."""
-LEAST_HALF_BITS = 4
-"""On fewer bits a Feistel network reaches the orders of a handful of documents unevenly."""
+"""With three rounds, neighboring elements of a million are visibly correlated; with four, two
+samples of a few hundred elements are dependent; with six, tests find no dependence."""
+MIN_HALF_BITS = 4
+"""With fewer bits, the orders of a few documents are not equally probable."""
 
-_WORD = 0xFFFF_FFFF_FFFF_FFFF
-_Words = TypeVar("_Words", int, NDArray[Any])
+_UINT64_MASK = 0xFFFF_FFFF_FFFF_FFFF
+_Integers = TypeVar("_Integers", int, NDArray[Any])
 
 
-def _mix(word: _Words) -> _Words:
-    """The finaliser of SplitMix64: every input bit reaches every output bit."""
-    word = word ^ (word >> 30)
-    word = word * 0xBF58_476D_1CE4_E5B9 & _WORD
-    word = word ^ (word >> 27)
-    word = word * 0x94D0_49BB_1331_11EB & _WORD
-    return word ^ (word >> 31)
+def _mix_bits(value: _Integers) -> _Integers:
+    """Apply the finalizer of SplitMix64: every input bit affects every output bit."""
+    value = value ^ (value >> 30)
+    value = value * 0xBF58_476D_1CE4_E5B9 & _UINT64_MASK
+    value = value ^ (value >> 27)
+    value = value * 0x94D0_49BB_1331_11EB & _UINT64_MASK
+    return value ^ (value >> 31)
 
 
 class Permutation:
-    """A bijection of range(size), chosen by a key.
+    """A bijection of range(size), selected by a key.
 
-    A balanced Feistel network permutes the smallest range of 4**k numbers that holds `size`; a
-    result outside of range(size) is permuted again until it falls inside (cycle walking), which
-    keeps the map one to one.
+    A balanced Feistel network permutes the smallest range(4**k) that contains range(size). Results
+    outside range(size) are permuted again until they are inside (cycle walking), which preserves
+    bijectivity.
     """
 
     def __init__(self, size: int, key: Sequence[str | int]) -> None:
-        """Derive the round keys.
-
-        Args:
-            size: Number of elements, at least 1.
-            key: What the shuffle depends on, besides the size.
-        """
+        """Derive the round keys from the key and the size, which is at least 1."""
         assert 1 <= size <= 1 << 62
         self.size = size
-        self._half_bits = max(LEAST_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
+        self._half_bits = max(MIN_HALF_BITS, ((size - 1).bit_length() + 1) // 2)
         self._half_mask = (1 << self._half_bits) - 1
         seed = json.dumps([*key, size]).encode()
         digest = hashlib.blake2b(seed, digest_size=8 * NUM_ROUNDS).digest()
@@ -64,28 +58,31 @@ class Permutation:
     def __call__(self, index: NDArray[np.integer[Any]]) -> NDArray[np.int64]: ...
 
     def __call__(self, index: int | NDArray[np.integer[Any]]) -> int | NDArray[np.int64]:
-        """Map an index of range(size), or an array of them, to its image."""
+        """Return the image of an index of range(size), or of an array of them."""
         if isinstance(index, np.ndarray):
             return self._map_array(index)
         index = int(index)
         assert 0 <= index < self.size
-        image = self._feistel(index)
+        image = self._apply_feistel(index)
         while image >= self.size:
-            image = self._feistel(image)
+            image = self._apply_feistel(image)
         return image
 
     def _map_array(self, index: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
         assert index.size == 0 or (index.min() >= 0 and index.max() < self.size)
-        image = self._feistel(index.astype(np.uint64).ravel())
+        image = self._apply_feistel(index.astype(np.uint64).ravel())
         outside = np.flatnonzero(image >= self.size)
         while outside.size:
-            image[outside] = self._feistel(image[outside])
+            image[outside] = self._apply_feistel(image[outside])
             outside = outside[image[outside] >= self.size]
         return image.astype(np.int64).reshape(index.shape)
 
-    def _feistel(self, number: _Words) -> _Words:
-        left = number >> self._half_bits
-        right = number & self._half_mask
+    def _apply_feistel(self, value: _Integers) -> _Integers:
+        left = value >> self._half_bits
+        right = value & self._half_mask
         for round_key in self._round_keys:
-            left, right = right, left ^ (_mix(right + round_key & _WORD) & self._half_mask)
+            left, right = (
+                right,
+                left ^ (_mix_bits(right + round_key & _UINT64_MASK) & self._half_mask),
+            )
         return (left << self._half_bits) | right

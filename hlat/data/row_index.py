@@ -1,9 +1,8 @@
-"""Where the rows of an Arrow file lie: one entry per record batch, kept beside the file.
+"""Index of the rows of an Arrow file, one entry per record batch, stored next to the file.
 
-To find its text Arrow must read the metadata of every record batch, which for billions of rows
-takes minutes in each process of each run. What it finds is a handful of byte positions that never
-change, so they are worked out once, stored with what they belong to, and a row is then read from
-the mapped file by arithmetic.
+Arrow must read the metadata of every record batch to find its text, in minutes per process
+for billions of rows. The index stores the byte positions once; a row is then read from the mapped
+file by arithmetic.
 """
 
 import io
@@ -18,17 +17,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from hlat.config.errors import ConfigError
+from hlat.config.config_errors import ConfigError
 from hlat.data import text_column
-from hlat.data.data_file import DataFile
-from hlat.data.embedded import cache_folder
+from hlat.data.embedded_corpus import get_cache_dir
+from hlat.storage.data_file import DataFile
 
-FORMAT = 1
-"""Raised when BATCH changes its meaning, so that no index of another format is read."""
-BATCH = np.dtype(
+FORMAT_VERSION = 1
+"""Incremented when BATCH_DTYPE changes its meaning, which invalidates older indices."""
+BATCH_DTYPE = np.dtype(
     [
         ("rows", "<i8"),
-        ("validity", "<i8"),  # byte position of the bitmap of rows that are not null; -1: none is
+        ("validity", "<i8"),  # byte position of the bitmap of non-null rows; -1 without nulls
         ("offsets", "<i8"),  # byte position of the first row's offset
         ("width", "<i8"),  # bytes of an offset: 4 or 8
         ("text", "<i8"),  # byte position of the text that offsets count from
@@ -37,7 +36,7 @@ BATCH = np.dtype(
     ]
 )
 """A record batch with at least one row; positions count from the start of the file."""
-SUFFIX = ".rows.npy"
+INDEX_SUFFIX = ".rows.npy"
 
 _TAIL_BYTES = 4096
 _CHECKSUM_BYTES = 4
@@ -45,64 +44,64 @@ _ALIGNMENT = 64
 
 
 class CannotMapError(ConfigError):
-    """The file is sound, but its text does not lie in it as plain bytes."""
+    """Error for a valid file with text that is not stored as plain bytes."""
 
 
-def sidecar(path: Path) -> Path:
-    """The file beside an Arrow file that holds its index."""
-    return path.with_name(path.name + SUFFIX)
+def get_sidecar_path(path: Path) -> Path:
+    """Return the path of the index next to an Arrow file."""
+    return path.with_name(path.name + INDEX_SUFFIX)
 
 
-def remembered(file: DataFile, column: str) -> Path:
-    """The file in the cache folder that holds the index of a file without a sidecar."""
-    return cache_folder() / "index" / (file.digest(column, FORMAT) + SUFFIX)
+def get_cached_index_path(file: DataFile, column: str) -> Path:
+    """Return the path in the cache directory of the index of a file without a sidecar."""
+    return (
+        get_cache_dir() / "index" / (file.compute_cache_key(column, FORMAT_VERSION) + INDEX_SUFFIX)
+    )
 
 
-def scan(path: Path, column: str, key: str = text_column.KEY) -> NDArray[Any]:
-    """Work out the index of a file.
-
-    Args:
-        path: An Arrow IPC file, in the file or the stream format.
-        column: The column that holds the documents.
-        key: Config key that names the column, for messages.
+def build_row_index(
+    path: Path, column: str, config_key: str = text_column.CONFIG_KEY
+) -> NDArray[Any]:
+    """Compute the index of a file.
 
     Returns:
-        Entries of type BATCH, one for each record batch with rows.
+        Entries of type BATCH_DTYPE, one for each record batch with rows.
 
     Raises:
-        CannotMapError: If the file is Parquet, compressed, or its column is of a type without
-            offsets.
-        ConfigError: If the file is missing or damaged, or has no such column.
+        CannotMapError: If the file is Parquet or compressed, or its column has no offsets.
+        ConfigError: If the file is missing or damaged, or lacks the column.
     """
     try:
         mapped = map_file(path)
     except (OSError, pa.ArrowException) as error:
-        raise text_column.damaged(path, error) from error
+        raise text_column.build_damaged_file_error(path, error) from error
     if mapped[: len(text_column.PARQUET_MAGIC)].to_pybytes() == text_column.PARQUET_MAGIC:
-        raise _cannot_map(path, "it is Parquet")
-    arrays = text_column.read_batches(path, pa.BufferReader(mapped), column, key, in_place=True)
-    entries = [_entry(path, mapped, array) for array in arrays if len(array)]
-    return np.array(entries, BATCH)
+        raise _build_cannot_map_error(path, "it is Parquet")
+    arrays = text_column.read_text_batches(
+        path, pa.BufferReader(mapped), column, config_key, zero_copy=True
+    )
+    entries = [_build_entry(path, mapped, array) for array in arrays if len(array)]
+    return np.array(entries, BATCH_DTYPE)
 
 
 def map_file(path: Path) -> pa.Buffer:
-    """Map a file without holding it open: a corpus has more files than a process may open."""
+    """Map a file and close it, as a corpus may exceed the limit of open files."""
     with pa.memory_map(str(path)) as file:
         return file.read_buffer()
 
 
-def _cannot_map(path: Path, reason: str) -> CannotMapError:
+def _build_cannot_map_error(path: Path, reason: str) -> CannotMapError:
     return CannotMapError(
         f"{path}: {reason} and cannot be mapped; write it as Arrow without compression, with the "
         "documents in a column of type string or large_string"
     )
 
 
-def _entry(path: Path, mapped: pa.Buffer, array: pa.Array) -> tuple[int, ...]:
-    """A record batch as BATCH lists it."""
-    if not text_column.is_plain(array.type):
-        raise _cannot_map(path, f"its text column is {array.type}")
-    assert array.offset == 0  # the format has no offset of arrays
+def _build_entry(path: Path, mapped: pa.Buffer, array: pa.Array) -> tuple[int, ...]:
+    """Return the fields of BATCH_DTYPE for a record batch."""
+    if not text_column.is_plain_text_type(array.type):
+        raise _build_cannot_map_error(path, f"its text column is {array.type}")
+    assert array.offset == 0  # the IPC format has no array offsets
     validity, offsets, text = array.buffers()
     if array.null_count == 0:
         validity = None
@@ -110,55 +109,55 @@ def _entry(path: Path, mapped: pa.Buffer, array: pa.Array) -> tuple[int, ...]:
     ends = np.frombuffer(offsets, f"<i{width}", len(array) + 1)[[0, -1]].tolist()
     return (
         len(array),
-        -1 if validity is None else _position(path, mapped, validity),
-        _position(path, mapped, offsets),
+        -1 if validity is None else _compute_position(path, mapped, validity),
+        _compute_position(path, mapped, offsets),
         width,
-        _position(path, mapped, text) if text else 0,
+        _compute_position(path, mapped, text) if text else 0,
         text.size if text else 0,
         ends[1] - ends[0],
     )
 
 
-def _position(path: Path, mapped: pa.Buffer, buffer: pa.Buffer) -> int:
+def _compute_position(path: Path, mapped: pa.Buffer, buffer: pa.Buffer) -> int:
     position: int = buffer.address - mapped.address
     if not 0 <= position <= mapped.size - buffer.size:
-        raise _cannot_map(path, "its buffers are compressed")
+        raise _build_cannot_map_error(path, "its buffers are compressed")
     return position
 
 
-def find(file: DataFile, column: str) -> NDArray[Any] | None:
-    """The index of a file, as its sidecar or the cache folder holds it, if either does."""
+def find_row_index(file: DataFile, column: str) -> NDArray[Any] | None:
+    """Load the index of a file from its sidecar or the cache directory, or return None."""
     path = Path(file.location)
-    index = load(sidecar(path), path, column)
-    return load(remembered(file, column), path, column) if index is None else index
+    index = load_row_index(get_sidecar_path(path), path, column)
+    return (
+        load_row_index(get_cached_index_path(file, column), path, column)
+        if index is None
+        else index
+    )
 
 
-def remember(index: NDArray[Any], file: DataFile, column: str) -> None:
-    """Keep an index in the cache folder; a cache that cannot be written only costs time."""
-    target = remembered(file, column)
+def cache_row_index(index: NDArray[Any], file: DataFile, column: str) -> None:
+    """Save an index in the cache directory if it is writable."""
+    target = get_cached_index_path(file, column)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        save(index, Path(file.location), column, target)
+        save_row_index(index, Path(file.location), column, target)
     except OSError:
         return
 
 
-def save(index: NDArray[Any], path: Path, column: str, target: Path | None = None) -> None:
-    """Write an index, whole or not at all.
-
-    Args:
-        index: What `scan` returned.
-        path: The Arrow file that it belongs to, complete.
-        column: The column that it belongs to.
-        target: Where to write it; the sidecar if none is given.
+def save_row_index(
+    index: NDArray[Any], path: Path, column: str, target: Path | None = None
+) -> None:
+    """Write the index of an Arrow file atomically, by default to its sidecar.
 
     Raises:
         OSError: If it cannot be written.
     """
-    target = target or sidecar(path)
-    about = _about(path, column)
-    record = np.zeros((), [("about", f"S{len(about)}"), ("batches", BATCH, index.shape)])
-    record["about"] = about
+    target = target or get_sidecar_path(path)
+    identity = _compute_identity(path, column)
+    record = np.zeros((), [("about", f"S{len(identity)}"), ("batches", BATCH_DTYPE, index.shape)])
+    record["about"] = identity
     record["batches"] = index
     content = io.BytesIO()
     np.save(content, record)
@@ -174,43 +173,33 @@ def save(index: NDArray[Any], path: Path, column: str, target: Path | None = Non
             raise
 
 
-def load(source: Path, path: Path, column: str) -> NDArray[Any] | None:
-    """Read an index.
-
-    Args:
-        source: The file that `save` wrote.
-        path: The Arrow file that the index should belong to.
-        column: The column that it should belong to.
-
-    Returns:
-        The entries; none if there is no such index, it is damaged, or it belongs to something else.
-    """
+def load_row_index(index_file: Path, path: Path, column: str) -> NDArray[Any] | None:
+    """Load an index, or return None if it is missing, damaged or of another file or column."""
     try:
-        content = source.read_bytes()
-        about = _about(path, column)
+        content = index_file.read_bytes()
+        identity = _compute_identity(path, column)
     except OSError:
         return None
     body = memoryview(content)[:-_CHECKSUM_BYTES]
     if zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little") != content[-_CHECKSUM_BYTES:]:
         return None
-    # np.load would take the time of a thousand rows to parse a header that the checksum vouches for
+    # np.load would parse the header for as long as reading a thousand rows; the checksum covers it
     start = 10 + int.from_bytes(body[8:10], "little")
-    middle = start + len(about)
-    if body[start:middle] != about or (len(body) - middle) % BATCH.itemsize:
+    middle = start + len(identity)
+    if body[start:middle] != identity or (len(body) - middle) % BATCH_DTYPE.itemsize:
         return None
-    return np.frombuffer(body, BATCH, offset=middle)
+    return np.frombuffer(body, BATCH_DTYPE, offset=middle)
 
 
-def _about(path: Path, column: str) -> bytes:
-    """What an index belongs to, as its file says it.
+def _compute_identity(path: Path, column: str) -> bytes:
+    """Return the format, column, size and tail checksum of a file as padded JSON.
 
-    The tail of a file tells it from another one of the same size: it lists the record batches, or
-    is text.
+    The tail of a file lists its record batches or is text, so it distinguishes files of equal size.
     """
     with path.open("rb") as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         tail = zlib.crc32(file.read())
-    facts = {"format": FORMAT, "column": column, "file_bytes": size, "tail_crc32": tail}
-    text = json.dumps(facts).encode()
-    return text.ljust(-(-len(text) // _ALIGNMENT) * _ALIGNMENT)
+    facts = {"format": FORMAT_VERSION, "column": column, "file_bytes": size, "tail_crc32": tail}
+    content = json.dumps(facts).encode()
+    return content.ljust(-(-len(content) // _ALIGNMENT) * _ALIGNMENT)

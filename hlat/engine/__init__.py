@@ -1,1 +1,1 @@
-"""Machinery that trains a model, behind one seam."""
+"""Training engines behind one interface."""

@@ -1,8 +1,8 @@
-"""The seam between the story of a run and the machinery that executes it.
+"""Interface between the training loop and the engines.
 
-It is coarse because a pipeline engine runs a whole batch in one call. Batches are NumPy, numbers
-come back only when `read` is called, and no rank, mesh or library name crosses it, so train.py
-reads the same on every engine.
+It is coarse because a pipeline engine runs a whole batch in one call. Batches are NumPy arrays,
+values leave the device only in `Engine.read`, and no mesh or library type crosses the interface, so
+that train.py is the same for every engine.
 """
 
 from collections.abc import Iterator
@@ -12,47 +12,46 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.checkpoint.chunk import Chunk
+from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import Config
-from hlat.data.sequences import Sequences
-from hlat.parallelism.group import Alone, Group
+from hlat.data.packed_sequences import PackedSequences
+from hlat.parallelism.process_group import ProcessGroup, SingleProcessGroup
 
 
 @dataclass(frozen=True)
 class World:
-    """Place of this process among all processes of the run."""
+    """Rank of this process and its process groups over host memory."""
 
     rank: int = 0
     dp_rank: int = 0
     dp_size: int = 1
-    peers: Group | None = None
-    """The ranks that hold parts of the same replica of the model; None: this one holds all."""
-    everyone: Group = field(default_factory=Alone)
+    model_parallel_group: ProcessGroup | None = None
+    """Ranks of the same model replica; None if this rank holds a full replica."""
+    world_group: ProcessGroup = field(default_factory=SingleProcessGroup)
     """All ranks of the run."""
-    background: Group = field(default_factory=Alone)
-    """The same for a thread beside the training loop: what two threads say must not mix."""
+    background_group: ProcessGroup = field(default_factory=SingleProcessGroup)
+    """All ranks of the run, for a background thread: two threads must not share a group."""
 
     @property
-    def share(self) -> tuple[int, int, Group | None]:
-        """What decides which sequences this rank draws, and with whom: rank, size, peers."""
-        return self.dp_rank, self.dp_size, self.peers
+    def data_shard(self) -> tuple[int, int, ProcessGroup | None]:
+        """Data-parallel rank and size, and the group that shares this rank's batches."""
+        return self.dp_rank, self.dp_size, self.model_parallel_group
 
     @property
-    def chief(self) -> bool:
-        """Whether this process writes the logs of the run."""
+    def is_rank0(self) -> bool:
+        """True on the process that writes the logs of the run."""
         return self.rank == 0
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """What one step or evaluation showed.
+class StepMetrics:
+    """Metrics of one training step or evaluation.
 
     Attributes:
-        loss: Mean cross-entropy in nats per counted token, over the global batch.
+        loss: Mean cross-entropy in nats per target token, over the global batch.
         grad_norm: Global l2 norm of the gradients before clipping, fp32; None after an evaluation.
         param_norm: Global l2 norm of the weights after the step, fp32; None after an evaluation.
-        num_skipped: Steps since the engine was built that changed nothing, because their gradients
-            were not finite.
+        num_skipped: Steps skipped since the engine was built because of non-finite gradients.
     """
 
     loss: float
@@ -61,24 +60,25 @@ class Numbers:
     num_skipped: int = 0
 
     @property
-    def measured(self) -> dict[str, float | None]:
+    def scalars(self) -> dict[str, float | None]:
         """Loss and norms by name."""
         return {"loss": self.loss, "grad_norm": self.grad_norm, "param_norm": self.param_norm}
 
 
 @dataclass(frozen=True)
-class Link:
-    """What one rank saw when the ranks along an axis of the mesh added up numbers that are known.
+class LinkReport:
+    """Result of all-reducing known values along one mesh axis, as measured on one rank.
 
     Attributes:
-        axis: The axis' name.
+        axis: Name of the axis.
         ranks: Global ranks along it.
-        num_wrong: Elements of the sums that came out wrong on this rank.
-        wrong_pairs: Where a sum was wrong, this rank and each, or itself, whose contribution
-            arrived here with a wrong element.
-        bytes_per_s: Bandwidth of a sum, as a ring would use each rank's link.
-        expected_bytes_per_s: The link's own, as configured; None: not known.
-        slow_pairs: Where a sum was too slow, this rank and each neighbour to whom its link is.
+        num_wrong: Wrong elements of the sums on this rank.
+        wrong_pairs: If a sum was wrong, this rank and each rank (or itself) with a wrong element in
+            its contribution.
+        bytes_per_s: Bandwidth of an all-reduce per link of a ring.
+        expected_bytes_per_s: Configured bandwidth of the link; None if unknown.
+        slow_pairs: If an all-reduce was too slow, this rank and each ring neighbor with a slow
+            link.
     """
 
     axis: str
@@ -91,17 +91,17 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Examination:
-    """What one rank's device and its links showed while nothing else ran, as JSON knows it.
+class DeviceReport:
+    """Result of the checks of one rank's device and links, JSON serializable.
 
     Attributes:
-        device: The device's own name.
-        free_bytes: Memory of the device that nobody holds; None: it does not tell.
-        total_bytes: All memory of the device; None: it does not tell.
-        num_products: Matrix products of which every element was compared with the known answer.
-        num_wrong: Elements of them that were wrong.
-        flops_per_s: Speed of the products in FLOP/s.
-        links: One per axis along which there are other ranks.
+        device: Name of the device.
+        free_bytes: Free device memory; None if the device does not report it.
+        total_bytes: Total device memory; None if the device does not report it.
+        num_products: Matmuls of which every element was compared with the known result.
+        num_wrong: Wrong elements of them.
+        flops_per_s: Speed of the matmuls in FLOP/s.
+        links: One report per axis with other ranks.
     """
 
     device: str
@@ -110,17 +110,17 @@ class Examination:
     num_products: int
     num_wrong: int
     flops_per_s: float
-    links: list[Link]
+    links: list[LinkReport]
 
 
 @dataclass(frozen=True)
-class Disagreement:
-    """A slice of the state of which ranks hold copies that differ, as JSON knows it.
+class ReplicaMismatch:
+    """A replicated slice of the state with different replicas, JSON serializable.
 
     Attributes:
         name: Kind and canonical name of the tensor.
-        ranks: Global ranks along an axis of the mesh that hold a copy.
-        odd: Those whose copy differs from that of more than half of them; empty: there is none.
+        ranks: Global ranks with a replica, along a mesh axis.
+        odd: Ranks with a replica that differs from the majority; empty without a majority.
     """
 
     name: str
@@ -128,144 +128,133 @@ class Disagreement:
     odd: list[int]
 
 
-class Texts(Protocol):
-    """Some texts as far as the model has read them, with what it keeps of their tokens.
+class DecodeState(Protocol):
+    """KV cache of a batch of sequences, and the operations of autoregressive decoding.
 
-    All ranks that hold parts of a replica do the same with theirs, and get the same answers. They
-    are of no use any more when the engine trains again.
+    All ranks of a model replica make the same calls and get the same results. A training step
+    invalidates the state.
     """
 
-    def select(self, rows: NDArray[np.int64], room: int) -> "Texts":
-        """Make texts that begin like some of these.
+    def select(self, rows: NDArray[np.int64], max_new_tokens: int) -> "DecodeState":
+        """Return a new state with copies of some sequences of this one.
 
         Args:
-            rows: Which, [n], each any number of times.
-            room: Tokens that there is to be room for behind the longest of them. Without any, texts
-                that have no tokens may be read on once all the same, and keep nothing.
+            rows: Rows of this batch, [n]; a row may repeat.
+            max_new_tokens: Capacity beyond the longest of them. With 0, empty sequences still
+                accept one `append`, which caches nothing.
         """
-        ...
 
-    def extend(self, tokens: NDArray[np.int32], counts: NDArray[np.int64]) -> None:
-        """Read on in each text.
+    def append(self, tokens: NDArray[np.int32], input_lengths: NDArray[np.int64]) -> None:
+        """Run the model on the next tokens of each sequence and cache their keys and values.
 
         Args:
-            tokens: [n, s], whatever ids fill up rows at the end. They need room for s.
-            counts: How many of each row are the text's, [n].
+            tokens: [n, s], right-padded with any token id; s must fit into the capacity.
+            input_lengths: Number of tokens of each row without padding, [n].
         """
-        ...
 
-    def log_probs(
-        self, rows: NDArray[np.int64], places: NDArray[np.int64], tokens: NDArray[np.int64]
+    def compute_log_probs(
+        self, rows: NDArray[np.int64], positions: NDArray[np.int64], tokens: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Tell how likely tokens would be at some places; softmax is in fp32 in every recipe.
+        """Return log-probabilities of tokens; softmax is in fp32 in every recipe.
 
         Args:
-            rows: Which text each question is about, [q].
-            places: Behind which of the tokens that `extend` was given last, [q].
-            tokens: Which token, [q].
+            rows: Row of each query, [q].
+            positions: Index into the tokens of the last `append` that the token follows, [q].
+            tokens: Token ids, [q].
 
         Returns:
-            Natural logarithms of the probabilities, and the likeliest token there; both [q].
+            Natural log-probabilities and the argmax token at each position, both [q].
         """
-        ...
 
-    def draw(
-        self, rows: NDArray[np.int64], chances: NDArray[np.int64], temperature: float, top_p: float
+    def sample(
+        self,
+        rows: NDArray[np.int64],
+        random_bits: NDArray[np.int64],
+        temperature: float,
+        top_p: float,
     ) -> NDArray[np.int32]:
-        """Draw the next token of texts.
+        """Sample the next token of rows.
 
         Args:
-            rows: Of which texts, [q], each any number of times.
-            chances: What decides each draw, uniform in range(2**32), [q].
-            temperature: Logits are divided by it before the softmax; 0: the likeliest, no chance.
-            top_p: Only of the likeliest tokens, as few as hold this share of the probability.
+            rows: Rows of the batch, [q]; a row may repeat.
+            random_bits: Uniform in range(2**32), one per sample, [q].
+            temperature: Divides the logits before the softmax; 0 selects the argmax.
+            top_p: Nucleus sampling: sample from the smallest set of most probable tokens with a
+                total probability of at least `top_p`.
         """
-        ...
 
 
-Pending = Any
-"""Numbers that still lie on the device; only `Engine.read` looks inside."""
+DeviceMetrics = Any
+"""Metrics on the device; `Engine.read` copies them to the host."""
 
 
 class Engine(Protocol):
-    """One process's share of the training machinery.
+    """One process of a training engine.
 
-    It honours data.document_mask in attention and positions, and data.loss_mask in sum and
-    denominator of the loss, or is refused by the rules.
+    It applies data.document_mask in attention and positions, and data.loss_mask in numerator and
+    denominator of the loss, unless validation rejects them for it.
     """
 
     world: World
-    """Known, as the device is, once the engine has examined or built anything."""
+    """Valid, like `device`, after `run_device_checks` or `build`."""
     device: str
-    """The device's own name, for the record."""
+    """Name of the device in the run record."""
 
-    def examine(self, config: Config) -> Examination:
-        """Compute and add up what is known with this process's device and links; all ranks do so.
-
-        It comes before `build`, while the device's memory is free.
+    def run_device_checks(self, config: Config) -> DeviceReport:
+        """Check matmuls and collectives against known results; all ranks call it before `build`.
 
         Raises:
             MissingDeviceError: This process has no device.
         """
-        ...
 
-    def build(self, config: Config, trains: bool = True) -> None:
-        """Make this process's share of the model, initialised by (seed, name, index).
-
-        Args:
-            config: The run.
-            trains: Whether steps are to follow. Otherwise there are the weights that the model
-                computes with and nothing else, in memory and in `chunks`.
-
-        Raises:
-            ConfigError: This engine or its device cannot.
-        """
-        ...
-
-    def train_step(self, sequences: Sequences, learning_rate: float) -> Pending:
-        """Run one optimizer step over all micro batches; nothing waits for the device.
-
-        Gradients that are not finite change nothing: not a bit of weights, moments and counts.
+    def build(self, config: Config, training: bool = True) -> None:
+        """Build this rank's shard of the model, initialized by (seed, name, index).
 
         Args:
-            sequences: This data-parallel rank's, [global_batch_size / dp, sequence_length].
-            learning_rate: The rate used in this very step.
-        """
-        ...
-
-    def eval_step(self, sequences: Sequences) -> Pending:
-        """Measure the loss of what counts of any number of sequences, [n, s]; change nothing."""
-        ...
-
-    def texts(self) -> Texts:
-        """One text without tokens, from which all others are made; reading them changes nothing.
-
-        Ranks with other replicas need not do the same.
+            config: Configuration of the run.
+            training: If False, allocate the weights of the forward pass only; `chunks` then yields
+                no optimizer state.
 
         Raises:
-            ConfigError: This engine or layout cannot.
+            ConfigError: The engine or its device does not support the configuration.
         """
-        ...
 
-    def read(self, pending: Pending) -> Numbers:
-        """Fetch the numbers of the newest step or of an evaluation: the only host sync."""
-        ...
+    def train_step(self, sequences: PackedSequences, learning_rate: float) -> DeviceMetrics:
+        """Run one optimizer step over all micro batches without waiting for the device.
+
+        Non-finite gradients leave weights, moments and step counts bit-identical.
+
+        Args:
+            sequences: Shard of this data-parallel rank, [global_batch_size / dp, sequence_length].
+            learning_rate: Rate of this step.
+        """
+
+    def eval_step(self, sequences: PackedSequences) -> DeviceMetrics:
+        """Compute the mean loss over the target tokens of sequences [n, s] for any n."""
+
+    def create_decode_state(self) -> DecodeState:
+        """Return a state of one empty sequence, from which `select` makes all others.
+
+        Replicas may make different calls.
+
+        Raises:
+            ConfigError: The engine or layout does not support decoding.
+        """
+
+    def read(self, metrics: DeviceMetrics) -> StepMetrics:
+        """Return the metrics of the newest step or an evaluation: the only host synchronization."""
 
     def peak_memory(self) -> int | None:
-        """The most bytes that this process has ever held of its device's memory.
+        """Return the peak device memory of this process in bytes, without waiting for the device.
 
-        Of main memory where that is the device's; None: the device does not tell. Nobody waits.
+        Main memory on a CPU; None if the device does not report it.
         """
-        ...
 
-    def chunks(self) -> Iterator[Chunk]:
-        """Every tensor of the state as the checkpoint store reads and fills it."""
-        ...
+    def chunks(self) -> Iterator[TensorChunk]:
+        """Yield every tensor of the state for the checkpoint store to save or fill."""
 
-    def compare_copies(self) -> list[Disagreement]:
-        """What of the state this rank and others hold copies of that differ; all ranks do so."""
-        ...
+    def find_replica_mismatches(self) -> list[ReplicaMismatch]:
+        """Return replicated slices that differ between this rank and others; all ranks call it."""
 
     def close(self) -> None:
-        """Release processes groups and memory."""
-        ...
+        """Destroy process groups and release memory."""

@@ -1,1 +1,1 @@
-"""Jobs that schedulers run: what was sent, what an attempt does, what became of it."""
+"""Submissions, attempts and states of scheduler jobs."""

@@ -1,134 +1,137 @@
-"""Lists, follows, cancels and sends again what was sent to Slurm: `python -m hlat.jobs`."""
+"""List, follow, cancel and resubmit jobs that were sent to Slurm: `hlat jobs`."""
 
-import sys
+import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.config.arguments import Parser, leave
-from hlat.config.errors import ConfigError, Exit
-from hlat.jobs import slurm
-from hlat.jobs.listing import Row, rows, table
-from hlat.jobs.submission import Place, runs
+from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.jobs import slurm_commands
+from hlat.jobs.job_table import JobRow, format_table, load_job_rows
+from hlat.jobs.submission import SubmissionDir, find_submitted_runs
 
 _EXAMPLES = """\
 examples:
-  python -m hlat.jobs                           the jobs of all runs in runs/
-  python -m hlat.jobs runs/sweeps/2026-11-22_09-30-00    those of a sweep
-  python -m hlat.jobs logs --follow runs/hlat_7b
-  python -m hlat.jobs cancel runs/hlat_7b
-  python -m hlat.jobs resubmit --failed runs    what ended before it was complete, once more
-  python -m hlat.jobs runs/hlat_7b/evaluations  what evaluates it
+  hlat jobs                                     jobs of all runs in runs/
+  hlat jobs runs/sweeps/2026-11-22_09-30-00     jobs of a sweep
+  hlat jobs runs/hlat_7b/evaluations            evaluation jobs of a run
+  hlat jobs logs runs/hlat_7b follow=true       print the log until the job ends
+  hlat jobs cancel runs/hlat_7b
+  hlat jobs resubmit runs failed=true           submit incomplete runs again
 
-A folder is that of a run, of several runs with their evaluations, or of a sweep.
-docs/launchers.md tells more."""
-_ACTIONS = ("list", "logs", "cancel", "resubmit")
-_SECONDS_BETWEEN_LOOKS = 1.0
-_INTERRUPTED = 130
+See docs/launchers.md."""
+_SETTINGS_OF = {"list": "", "logs": "follow", "cancel": "", "resubmit": "failed"}
+"""Setting of each action."""
+_POLL_INTERVAL_S = 1.0
 
 
-def main(words: Sequence[str]) -> int:
-    """Do what the words say; return the exit code."""
-    given = list(words)
-    action = given.pop(0) if given and given[0] in _ACTIONS else "list"
-    parser = Parser(
-        prog="python -m hlat.jobs",
-        usage="%(prog)s [list | logs [--follow] | cancel | resubmit [--failed]] [FOLDER...]",
-        description="List what was sent to Slurm, show its logs, cancel it, or send it again.",
-        epilog=_EXAMPLES,
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the action; return the exit code."""
+    parser = CommandLineParser(
+        "jobs", "List jobs that were sent to Slurm, print logs, cancel or resubmit them.", _EXAMPLES
     )
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", default=[Path("runs")])
+    add = parser.add_argument
+    words = "list (default), logs, cancel or resubmit; then directories (default: runs)"
+    add("words", nargs="*", metavar="ACTION|DIR", help=words)
+    add("--follow", action="store_true", help="logs: print until the job ends")
+    add("--failed", action="store_true", help="resubmit: only runs that are not complete")
+    arguments = parser.parse(argv)
+    has_action = arguments.words[:1] and arguments.words[0] in _SETTINGS_OF
+    action = arguments.words.pop(0) if has_action else "list"
+    for name in ("follow", "failed"):
+        if getattr(arguments, name) and _SETTINGS_OF[action] != name:
+            parser.error(f"{name}= is not a setting of {action}")
+    return run_command(lambda: _dispatch(action, arguments), "jobs")
+
+
+def _dispatch(action: str, arguments: argparse.Namespace) -> int:
+    directories = [Path(word) for word in arguments.words] or [Path("runs")]
+    rows = load_job_rows([run for path in directories for run in find_submitted_runs(path)])
+    if not rows:
+        raise ConfigError(f"no job was submitted from {', '.join(map(str, directories))}")
     if action == "logs":
-        parser.add_argument("--follow", action="store_true", help="until the job has ended")
+        return _print_logs(rows, arguments.follow)
+    if action == "cancel":
+        return _cancel([row for row in rows if row.active_job_ids])
     if action == "resubmit":
-        parser.add_argument("--failed", action="store_true", help="only what is not complete")
-    arguments = parser.parse_args(given)
-    try:
-        found = rows([run for folder in arguments.folders for run in runs(folder)])
-        if not found:
-            raise ConfigError(f"nothing was sent from {', '.join(map(str, arguments.folders))}")
-        if action == "logs":
-            return _logs(found, arguments.follow)
-        if action == "cancel":
-            return _cancel([row for row in found if row.jobs])
-        if action == "resubmit":
-            return _resubmit([row for row in found if row.failed or not arguments.failed])
-        print(table(found))
-    except ConfigError as error:
-        print(f"hlat: {error}", file=sys.stderr)
-        return Exit.CONFIGURATION
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    return Exit.FINISHED
+        return _resubmit([row for row in rows if row.has_failed or not arguments.failed])
+    print(format_table(rows))
+    return ExitCode.FINISHED
 
 
-def _cancel(alive: list[Row]) -> int:
-    if alive:
-        slurm.cancel([job for row in alive for job in row.jobs])
-    for row in alive:
-        print(f"job {' and '.join(row.jobs)} of {row.place.run_folder} is cancelled")
-    if not alive:
-        print("no job waits or runs")
-    return Exit.FINISHED
+def _cancel(active_rows: list[JobRow]) -> int:
+    if active_rows:
+        slurm_commands.cancel_jobs([job for row in active_rows for job in row.active_job_ids])
+    for row in active_rows:
+        print(f"cancelled job {' and '.join(row.active_job_ids)} of {row.submission_dir.run_dir}")
+    if not active_rows:
+        print("no job is pending or running")
+    return ExitCode.FINISHED
 
 
-def _resubmit(chosen: list[Row]) -> int:
-    """Send the same files again; nothing is sent while any of the jobs is alive."""
-    if alive := [row for row in chosen if row.jobs]:
-        raise ConfigError(
-            *(f"job {row.jobs[-1]} of {row.place.run_folder} is alive" for row in alive)
-        )
-    for row in chosen:
+def _resubmit(job_rows: list[JobRow]) -> int:
+    """Submit the same scripts again, unless one of the jobs is pending or running."""
+    active = [
+        f"job {row.active_job_ids[-1]} of {row.submission_dir.run_dir} is pending or running"
+        for row in job_rows
+        if row.active_job_ids
+    ]
+    if active:
+        raise ConfigError(*active)
+    for row in job_rows:
         first = None
-        if row.before is not None and not row.before.complete:
-            first = _send(row.before.place, None)
-        job = _send(row.place, first)
-        after = "" if first is None else f", after job {first} has compiled it"
-        print(f"job {job} {row.does} {row.place.run_folder}{after}")
-    if not chosen:
-        print("nothing has failed")
-    return Exit.FINISHED
+        if row.prerequisite is not None and not row.prerequisite.is_complete:
+            first = _submit(row.prerequisite.submission_dir, None)
+        job = _submit(row.submission_dir, first)
+        after = "" if first is None else f", after its compile job {first}"
+        print(f"job {job} {row.action} {row.submission_dir.run_dir}{after}")
+    if not job_rows:
+        print("no run has failed")
+    return ExitCode.FINISHED
 
 
-def _send(place: Place, after: str | None) -> str:
-    job = slurm.submit(place.script, after)
-    place.receipts.append({"job": job, "time": time.time()})
+def _submit(submission_dir: SubmissionDir, after_job: str | None) -> str:
+    job = slurm_commands.submit_script(submission_dir.script_path, after_job)
+    submission_dir.receipts.append({"job": job, "time": time.time()})
     return job
 
 
-def _logs(found: list[Row], follow: bool) -> int:
-    """Print what jobs have said; of several, which one is a line before."""
-    if follow and len(found) > 1:
-        raise ConfigError(f"{len(found)} runs cannot be followed at once; name the folder of one")
-    for row in found:
-        if len(found) > 1:
-            print(f"==> {row.place.run_folder} <==")
-        shown = {log: _print(log, 0) for log in _logs_of(row)}
+def _print_logs(job_rows: list[JobRow], follow: bool) -> int:
+    """Print the logs of jobs, each with a header if there are several."""
+    if follow and len(job_rows) > 1:
+        raise ConfigError(f"follow=true prints the log of one run, but {len(job_rows)} are given")
+    for row in job_rows:
+        if len(job_rows) > 1:
+            print(f"==> {row.submission_dir.run_dir} <==")
+        offsets = {log: _print_log(log, 0) for log in _list_logs(row)}
     while follow:
-        ended = not rows([found[0].place.run_folder])[0].jobs
-        shown = {log: _print(log, since) for log, since in shown.items()}
-        if ended:
+        has_ended = not load_job_rows([job_rows[0].submission_dir.run_dir])[0].active_job_ids
+        offsets = {log: _print_log(log, offset) for log, offset in offsets.items()}
+        if has_ended:
             break
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    return Exit.FINISHED
+        time.sleep(_POLL_INTERVAL_S)
+    return ExitCode.FINISHED
 
 
-def _logs_of(row: Row) -> list[Path]:
-    """Of the job that comes before, and of the run's."""
-    before = [] if row.before is None else [row.before.place.log(row.before.job)]
-    return [*before, row.place.log(row.job)]
+def _list_logs(row: JobRow) -> list[Path]:
+    """Return the logs of the compile job, if any, and of the run's job."""
+    log = row.submission_dir.build_log_path(row.job_id)
+    if row.prerequisite is None:
+        return [log]
+    return [row.prerequisite.submission_dir.build_log_path(row.prerequisite.job_id), log]
 
 
-def _print(log: Path, since: int) -> int:
-    """Print a log from some byte on; return how far it was printed."""
+def _print_log(log: Path, offset: int) -> int:
+    """Print a log from byte `offset`; return the offset of its end."""
     if not log.exists():
-        return since
+        return offset
     with log.open("rb") as file:
-        file.seek(since)
+        file.seek(offset)
         text = file.read()
     print(text.decode(errors="replace"), end="", flush=True)
-    return since + len(text)
+    return offset + len(text)
 
 
 if __name__ == "__main__":
-    leave(lambda: main(sys.argv[1:]))
+    run_and_exit(main)

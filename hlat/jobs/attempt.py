@@ -1,9 +1,9 @@
-"""One attempt of a Slurm job, on its first node: starts its program on all nodes, and ends it well.
+"""One attempt of a Slurm job, on its first node: runs the commands on all nodes, and requeues.
 
     python <submission>/code hlat.jobs.attempt <submission>
 
-It passes the early signal on, reads how the run ended, and starts the job again where the exit code
-says so (hlat.config.errors.Exit). It trains and evaluates nothing, and needs no torch.
+The attempt forwards Slurm's early signal to the run, reads how the run ended, and requeues the job
+if the exit code requires it (hlat.config.config_errors.ExitCode). It does not import torch.
 """
 
 import os
@@ -17,169 +17,171 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from hlat.config.errors import ConfigError, Exit
-from hlat.engine import processes
-from hlat.jobs import slurm
-from hlat.jobs.evaluation import scores
-from hlat.jobs.submission import Place, Submission
-from hlat.tracking.journal import Journal
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.engine import launch_environment
+from hlat.jobs import slurm_commands
+from hlat.jobs.evaluation_job import load_all_scores
+from hlat.jobs.submission import Submission, SubmissionDir
+from hlat.tracking.jsonl_log import JsonlLog
 
-_SECONDS_TO_BE_ENDED = 120
-"""After it was requeued, until Slurm ends this process."""
-_NEVER_AGAIN = (Exit.FINISHED, Exit.CONFIGURATION, Exit.DIVERGED)
+_REQUEUE_TIMEOUT_S = 120
+"""Time for Slurm to end this process after the job was requeued."""
+_FINAL_EXIT_CODES = (ExitCode.FINISHED, ExitCode.CONFIGURATION, ExitCode.DIVERGED)
+_NOT_FAILED = (*_FINAL_EXIT_CODES, ExitCode.PREEMPTED, ExitCode.UNHEALTHY_NODE)
 
 
 @dataclass(frozen=True)
-class Ending:
-    """How an attempt ended, as far as it decides whether there is another one.
+class AttemptResult:
+    """Result of an attempt, which decides on a restart.
 
     Attributes:
-        exit: Code of the run, or of what else the job does.
-        step: The last that was logged; of an evaluation how many scores there are.
-        asked: Whether it ended because its time was up, or because it has to give way to another
-            job; and not because somebody cancelled it.
-        bad_nodes: Nodes that it found unhealthy.
-        counted: What `step` counts.
+        exit_code: Exit code of the commands.
+        step: Last logged step; of an evaluation, the number of scores.
+        stop_requested: True if the attempt ended because of its time limit or a preemption, not
+            because of a cancellation.
+        unhealthy_nodes: Nodes that failed the device checks.
+        progress_unit: Unit of `step`.
     """
 
-    exit: int
+    exit_code: int
     step: int
-    asked: bool
-    bad_nodes: tuple[str, ...] = ()
-    counted: str = "step"
+    stop_requested: bool
+    unhealthy_nodes: tuple[str, ...] = ()
+    progress_unit: str = "step"
 
 
-def again(ending: Ending, earlier: list[int], attempts_left: int) -> str | None:
-    """Why the job is to be started again; None: it is not.
+def find_restart_reason(
+    result: AttemptResult, failed_steps: list[int], attempts_left: int
+) -> str | None:
+    """Return the reason for another attempt, or None if the job is not restarted.
 
-    Args:
-        ending: Of this attempt.
-        earlier: Last step of each attempt before that failed, none of which was told to stop.
-        attempts_left: How many more there may be.
+    `failed_steps` contains the last step of each earlier attempt that failed.
     """
-    if ending.exit in _NEVER_AGAIN or attempts_left <= 0:
+    if result.exit_code in _FINAL_EXIT_CODES or attempts_left <= 0:
         return None
-    if ending.exit == Exit.PREEMPTED:
-        return "it was asked to save and end" if ending.asked else None
-    if ending.exit == Exit.UNHEALTHY_NODE and ending.bad_nodes:
-        return f"unhealthy: {', '.join(ending.bad_nodes)}"
-    if earlier and ending.step <= earlier[-1]:
+    if result.exit_code == ExitCode.PREEMPTED:
+        return "it was stopped to save its state" if result.stop_requested else None
+    if result.exit_code == ExitCode.UNHEALTHY_NODE and result.unhealthy_nodes:
+        return f"unhealthy: {', '.join(result.unhealthy_nodes)}"
+    if failed_steps and result.step <= failed_steps[-1]:
         return None
-    return f"it failed at {ending.counted} {ending.step}"
+    return f"it failed at {result.progress_unit} {result.step}"
 
 
-class Attempt:
-    """One start of a job."""
+class JobAttempt:
+    """One attempt of a job, with the environment variables of Slurm."""
 
-    def __init__(self, place: Place, environment: Mapping[str, str]) -> None:
-        """Read what to start, and where Slurm says that this is."""
-        self._place, self._submission = place, place.load()
+    def __init__(self, submission_dir: SubmissionDir, environment: Mapping[str, str]) -> None:
+        self._submission_dir, self._submission = submission_dir, submission_dir.load()
         self._environment = environment
-        self._job = environment["SLURM_JOB_ID"]
-        self._number = int(environment.get("SLURM_RESTART_COUNT", 0)) + 1
-        self._stop = place.folder / f"stop.{self._job}.{self._number}"
-        self._began = time.time()
-        self._ended_by_slurm = False
+        self._job_id = environment["SLURM_JOB_ID"]
+        self._attempt_number = int(environment.get("SLURM_RESTART_COUNT", 0)) + 1
+        self._stop_file = submission_dir.path / f"stop.{self._job_id}.{self._attempt_number}"
+        self._start_time = time.time()
+        self._terminated_by_slurm = False
 
     def run(self) -> int:
-        """Start the run on all nodes, wait, and start the job again if need be; return the code."""
-        self._stop.unlink(missing_ok=True)
+        """Run the commands on all nodes, requeue the job if needed, and return the exit code."""
+        self._stop_file.unlink(missing_ok=True)
         nodes = self._environment["SLURM_JOB_NODELIST"]
-        self._note("start", nodes=nodes)
-        print(f"hlat: job {self._job}, attempt {self._number} on {nodes}", flush=True)
-        _allow_open_files(self._submission.open_files)
-        for number, handler in ((signal.SIGUSR2, self._ask), (signal.SIGTERM, self._remember)):
-            signal.signal(number, handler)
-        ending = self._ending(self._steps())
-        reason = self._reason(ending)
-        self._note("end", exit=ending.exit, step=ending.step, again=reason)
+        self._log_event("start", nodes=nodes)
+        print(f"hlat: job {self._job_id}, attempt {self._attempt_number} on {nodes}", flush=True)
+        _raise_open_file_limit(self._submission.open_files)
+        signal.signal(signal.SIGUSR2, self._request_stop)
+        signal.signal(signal.SIGTERM, self._record_termination)
+        result = self._build_result(self._run_commands())
+        reason = self._find_restart_reason(result)
+        self._log_event("end", exit=result.exit_code, step=result.step, again=reason)
         if reason is not None:
-            self._requeue(ending, reason)
-        return ending.exit
+            self._requeue(result, reason)
+        return result.exit_code
 
-    def _steps(self) -> int:
-        """Run the commands on all nodes, one after the other; return the code of the last."""
+    def _run_commands(self) -> int:
+        """Run the commands in order on all nodes; return the first exit code other than 0."""
         for command in self._submission.commands:
-            words = srun(self._submission, command, self._environment)
-            if code := subprocess.Popen(words, env=self._variables()).wait():
-                return code
-        return Exit.FINISHED
+            args = build_srun_command(self._submission, command, self._environment)
+            if exit_code := subprocess.Popen(args, env=self._build_environment()).wait():
+                return exit_code
+        return ExitCode.FINISHED
 
-    def _variables(self) -> dict[str, str]:
-        port = 20000 + int(self._job) % 10000  # below those that Linux gives to clients
-        first = processes.first_host(self._environment["SLURM_JOB_NODELIST"])
+    def _build_environment(self) -> dict[str, str]:
+        port = 20000 + int(self._job_id) % 10000  # below Linux's range of ephemeral ports
+        host = launch_environment.parse_first_host(self._environment["SLURM_JOB_NODELIST"])
         return {
             **self._environment,
             **self._submission.environment,
-            processes.NODES: str(self._submission.nodes),
-            processes.MEETING: f"{first}:{port}",
-            processes.STOP: str(self._stop),
+            launch_environment.NUM_NODES_ENV: str(self._submission.nodes),
+            launch_environment.RDZV_ENDPOINT_ENV: f"{host}:{port}",
+            launch_environment.STOP_FILE_ENV: str(self._stop_file),
         }
 
-    def _ending(self, code: int) -> Ending:
-        """How it ended; srun says 0 also of tasks that a signal has ended."""
-        if not self._submission.trains:
-            return self._ending_of_others(code)
-        events = Journal(self._place.run_folder / "events.jsonl").rows()
-        done = any(row["event"] == "finish" for row in events)
-        if code not in [*Exit] or (code == Exit.FINISHED and not done):
-            code = Exit.FAILED
-        now = [row for row in events if row["time"] >= self._began]
-        bad = {str(row["host"]): None for row in now if row["event"] == "exclude"}
-        rows = Journal(self._place.run_folder / "metrics.jsonl").rows()
-        step = int(rows[-1]["step"]) if rows else 0
-        return Ending(int(code), step, self._was_asked(code), tuple(bad))
+    def _build_result(self, exit_code: int) -> AttemptResult:
+        """Return the result; srun returns 0 also for tasks that a signal has ended."""
+        step, unit, hosts = 0, "step", dict[str, None]()
+        is_finished = not self._terminated_by_slurm
+        if self._submission.trains:
+            events = JsonlLog(self._submission_dir.run_dir / "events.jsonl").read_rows()
+            is_finished = any(row["event"] == "finish" for row in events)
+            new_events = [row for row in events if row["time"] >= self._start_time]
+            excluded = [row for row in new_events if row["event"] == "exclude"]
+            hosts = dict.fromkeys(str(row["host"]) for row in excluded)
+            rows = JsonlLog(self._submission_dir.run_dir / "metrics.jsonl").read_rows()
+            step = int(rows[-1]["step"]) if rows else 0
+        elif self._submission.scores is not None:
+            scores = load_all_scores(Path(self._submission.scores))
+            step, unit = sum(len(row["tasks"]) for row in scores), "score"
+        if exit_code not in [*ExitCode] or (exit_code == ExitCode.FINISHED and not is_finished):
+            exit_code = ExitCode.FAILED
+        stop_requested = (self._submission.trains or self._submission.scores is not None) and (
+            self._stop_file.exists()
+            or (exit_code == ExitCode.PREEMPTED and slurm_commands.is_preempted(self._job_id))
+        )
+        return AttemptResult(int(exit_code), step, stop_requested, tuple(hosts), unit)
 
-    def _ending_of_others(self, code: int) -> Ending:
-        """The same of an evaluation, and of what compiles, which hears of nobody's asking."""
-        if code not in [*Exit] or (code == Exit.FINISHED and self._ended_by_slurm):
-            code = Exit.FAILED
-        if self._submission.scores is None:
-            return Ending(int(code), 0, asked=False)
-        known = scores(Path(self._submission.scores))
-        done = sum(len(row["tasks"]) for row in known)
-        return Ending(int(code), done, self._was_asked(code), counted="score")
-
-    def _was_asked(self, code: int) -> bool:
-        """Whether it was to end by then, and may go on later."""
-        return self._stop.exists() or (code == Exit.PREEMPTED and slurm.is_preempted(self._job))
-
-    def _reason(self, ending: Ending) -> str | None:
-        if self._ended_by_slurm and not ending.asked:
+    def _find_restart_reason(self, result: AttemptResult) -> str | None:
+        if self._terminated_by_slurm and not result.stop_requested:
             return None
-        ends = [row for row in self._place.attempts.rows() if row["event"] == "end"]
-        earlier = [row["step"] for row in ends if row["job"] == self._job and _failed(row["exit"])]
-        return again(ending, earlier, self._submission.max_attempts - self._number)
+        rows = self._submission_dir.attempts.read_rows()
+        ends = [row for row in rows if row["event"] == "end" and row["job"] == self._job_id]
+        failed_steps = [row["step"] for row in ends if row["exit"] not in _NOT_FAILED]
+        attempts_left = self._submission.max_attempts - self._attempt_number
+        return find_restart_reason(result, failed_steps, attempts_left)
 
-    def _requeue(self, ending: Ending, reason: str) -> None:
-        print(f"hlat: job {self._job} is started again: {reason}", flush=True)
-        drained = [node for node in ending.bad_nodes if slurm.drain(node, "hlat: unhealthy")]
-        without = [node for node in ending.bad_nodes if node not in drained]
-        earlier = [row.get("without", []) for row in self._place.attempts.rows()]
-        without += [node for nodes in earlier for node in nodes if node not in without]
-        if without:
-            self._note("exclude", without=without)
-        slurm.requeue(self._job, without)
-        time.sleep(_SECONDS_TO_BE_ENDED)
+    def _requeue(self, result: AttemptResult, reason: str) -> None:
+        print(f"hlat: job {self._job_id} is restarted: {reason}", flush=True)
+        excluded = [
+            node
+            for node in result.unhealthy_nodes
+            if not slurm_commands.drain_node(node, "hlat: unhealthy")
+        ]
+        for row in self._submission_dir.attempts.read_rows():
+            excluded += [node for node in row.get("without", []) if node not in excluded]
+        if excluded:
+            self._log_event("exclude", without=excluded)
+        slurm_commands.requeue_job(self._job_id, excluded)
+        time.sleep(_REQUEUE_TIMEOUT_S)
 
-    def _note(self, event: str, **fields: object) -> None:
-        row = {"event": event, "job": self._job, "attempt": self._number, "time": time.time()}
-        self._place.attempts.append(row | fields)
+    def _log_event(self, event: str, **fields: object) -> None:
+        attempt = {"job": self._job_id, "attempt": self._attempt_number}
+        self._submission_dir.attempts.append(
+            {"event": event, **attempt, "time": time.time(), **fields}
+        )
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        """Ask the run to save and to end; its supervisors look for the file."""
-        self._stop.touch()
+    def _request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """Create the stop file, which the supervisors of the run poll."""
+        self._stop_file.touch()
 
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        """Slurm ends the job; it comes back only if Slurm itself starts it again."""
-        self._ended_by_slurm = True
+    def _record_termination(self, signum: int, frame: FrameType | None) -> None:
+        self._terminated_by_slurm = True
 
 
-def srun(submission: Submission, command: list[str], environment: Mapping[str, str]) -> list[str]:
-    """The words that start a command once on every node, with all that the node has.
+def build_srun_command(
+    submission: Submission, command: list[str], environment: Mapping[str, str]
+) -> list[str]:
+    """Return the command that runs `command` once per node with all of the node's CPUs.
 
-    One that fails does not end the others: supervisors agree, and each exits with what they agreed
-    on. A node whose supervisor does not answer is waited for a minute.
+    A failed task does not end the others, since supervisors agree on an exit code. srun waits one
+    minute for a node without an answer.
     """
     cpus = environment.get("SLURM_CPUS_ON_NODE", "1")
     return [
@@ -197,25 +199,21 @@ def srun(submission: Submission, command: list[str], environment: Mapping[str, s
     ]
 
 
-def _failed(code: int) -> bool:
-    return code not in (*_NEVER_AGAIN, Exit.PREEMPTED, Exit.UNHEALTHY_NODE)
-
-
-def _allow_open_files(wanted: int) -> None:
-    """Raise the soft limit, which Slurm takes over from the login node, as far as it may."""
+def _raise_open_file_limit(num_files: int) -> None:
+    """Raise the soft limit, which Slurm copies from the login node, up to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    limit = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def main(words: list[str]) -> int:
-    """Run the attempt whose submission lies in the folder that is named; return the exit code."""
+def main(argv: list[str]) -> int:
+    """Run an attempt of the submission in a directory, and return the exit code."""
     try:
-        return Attempt(Place(Path(words[0])), os.environ).run()
+        return JobAttempt(SubmissionDir(Path(argv[0])), os.environ).run()
     except ConfigError as error:
         print(f"hlat: {error}", file=sys.stderr)
-        return Exit.FAILED
+        return ExitCode.FAILED
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""What a launcher has sent, as a folder beside the run: `<run folder>/submissions/<number>/`.
+"""Directory of a submitted job: `<run directory>/submissions/<number>/`.
 
-    config.yaml  words.json   what the job trains, and what was typed (hlat.config.frozen); an
-                              evaluation has neither, as job.json says all of it
-    code/                     the program as it was, which the job runs
-    job.json                  what each attempt starts
-    receipts.jsonl            the numbers that the scheduler gave
-    attempts.jsonl            how each attempt began, and ended
-    <number>.log              what the job has said
+    config.yaml  words.json   resolved configuration and overrides of a training job
+                              (hlat.config.frozen_config)
+    code/                     snapshot of the program
+    job.json                  commands and settings of each attempt
+    receipts.jsonl            job ids that the scheduler returned
+    attempts.jsonl            start and end of each attempt
+    <job id>.log              output of the job
 
-So a job that waits for days does what was sent, whatever becomes of the checkout; and it can be
-sent again, listed and followed without the scheduler's memory, which is short. An evaluation has a
-folder of its own in place of the run's, `<run folder>/evaluations/<name>/`.
+A job runs the submitted program even if the checkout changes while the job waits. It can be
+resubmitted and listed after the scheduler has deleted its own record. An evaluation is submitted
+from `<run directory>/evaluations/<name>/`.
 """
 
 import json
@@ -19,30 +19,29 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.config.errors import ConfigError
-from hlat.tracking import sweep
-from hlat.tracking.journal import Journal
-from hlat.tracking.run_folder import EVALUATIONS
+from hlat.config.config_errors import ConfigError
+from hlat.tracking import sweep_log
+from hlat.tracking.jsonl_log import JsonlLog
+from hlat.tracking.run_directory import EVALUATIONS_DIR
 
-_JOB = "job.json"
-_CODE = "code"
+_JOB_FILE = "job.json"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What each attempt of a job starts.
+    """Commands and settings of each attempt.
 
     Attributes:
-        nodes: How many.
-        commands: What runs once on each, one after the other until one fails.
-        trains: Whether the last of them is the run, whose folder tells how it went.
-        scores: Of an evaluation, the folder of its scores, which tell how far it is; None: it is
-            none. What neither trains nor evaluates makes something that the run needs.
-        environment: Variables by name.
-        options: Of srun.
-        max_attempts: Times that the job may be started.
-        open_files: Files that its processes may open, where the hard limit allows it.
-        after: Name of the submission whose job must have succeeded before; None: of none.
+        nodes: Number of nodes.
+        commands: Commands that run once per node, in order, until one fails.
+        trains: True if the last command trains the run.
+        scores: Directory of an evaluation's scores; None: the job evaluates nothing. A job that
+            neither trains nor evaluates compiles graphs for the run.
+        environment: Environment variables.
+        options: Options of srun.
+        max_attempts: Maximum number of attempts.
+        open_files: Soft limit of open files, up to the hard limit.
+        after: Name of the submission that must succeed first; None: no dependency.
     """
 
     nodes: int
@@ -56,123 +55,118 @@ class Submission:
     scores: str | None = None
 
     @property
-    def does(self) -> str:
-        """What the job does, in a word."""
+    def action(self) -> str:
+        """Verb for messages."""
         return "trains" if self.trains else "evaluates" if self.scores else "compiles"
 
 
 @dataclass(frozen=True)
-class Place:
-    """The folder of a submission.
+class SubmissionDir:
+    """Directory of a submission."""
 
-    Attributes:
-        folder: Its path.
-    """
-
-    folder: Path
+    path: Path
 
     @property
-    def run_folder(self) -> Path:
-        """That of the run, or of the evaluation."""
-        return self.folder.parent.parent
+    def run_dir(self) -> Path:
+        """Directory of the run or evaluation."""
+        return self.path.parent.parent
 
     @property
-    def code(self) -> Path:
-        """The program that the job runs."""
-        return self.folder / _CODE
+    def code_dir(self) -> Path:
+        """Snapshot of the program."""
+        return self.path / "code"
 
     @property
-    def receipts(self) -> Journal:
-        """Rows with `job` and `time`, one for each time it was sent."""
-        return Journal(self.folder / "receipts.jsonl")
+    def receipts(self) -> JsonlLog:
+        """Log with `job` and `time` of each submission to the scheduler."""
+        return JsonlLog(self.path / "receipts.jsonl")
 
     @property
-    def attempts(self) -> Journal:
-        """Rows of two kinds: `event` is start or end."""
-        return Journal(self.folder / "attempts.jsonl")
+    def attempts(self) -> JsonlLog:
+        """Log of the attempts, with an `event` of start, end or exclude."""
+        return JsonlLog(self.path / "attempts.jsonl")
 
     @property
-    def job(self) -> str | None:
-        """The number that the scheduler gave last; None: it was never sent."""
-        rows = self.receipts.rows()
+    def last_job_id(self) -> str | None:
+        """Job id of the last submission to the scheduler; None before the first."""
+        rows = self.receipts.read_rows()
         return str(rows[-1]["job"]) if rows else None
 
-    def log(self, job: str) -> Path:
-        """What a job has said; `%j` is the number to Slurm."""
-        return self.folder / f"{job}.log"
+    def build_log_path(self, job_id: str) -> Path:
+        """Return the path of a job's output; Slurm replaces `%j` with the job id."""
+        return self.path / f"{job_id}.log"
 
     @property
-    def before(self) -> "Place | None":
-        """The submission whose job must have succeeded before this one's."""
+    def prerequisite(self) -> "SubmissionDir | None":
+        """Submission that must succeed before this one."""
         after = self.load().after
-        return None if after is None else Place(self.folder.parent / after)
+        return None if after is None else SubmissionDir(self.path.parent / after)
 
     @property
-    def script(self) -> Path:
-        """What sbatch was given, by the name that submitit gave it."""
-        first = str(self.receipts.rows()[0]["job"])
-        return self.folder / f"{first}_submission.sh"
+    def script_path(self) -> Path:
+        """Batch script, with the name that submitit assigns."""
+        first = str(self.receipts.read_rows()[0]["job"])
+        return self.path / f"{first}_submission.sh"
 
     def save(self, submission: Submission) -> None:
-        """Write what each attempt starts."""
-        (self.folder / _JOB).write_text(json.dumps(asdict(submission), indent=2) + "\n")
+        """Write job.json."""
+        (self.path / _JOB_FILE).write_text(json.dumps(asdict(submission), indent=2) + "\n")
 
     def load(self) -> Submission:
-        """Read what each attempt starts.
+        """Read job.json.
 
         Raises:
-            ConfigError: The folder holds no submission.
+            ConfigError: The file is missing or invalid.
         """
         try:
-            fields: dict[str, Any] = json.loads((self.folder / _JOB).read_text())
+            fields: dict[str, Any] = json.loads((self.path / _JOB_FILE).read_text())
             return Submission(**fields)
         except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{self.folder} holds no submission that can be read") from error
+            raise ConfigError(f"{self.path} contains no valid submission") from error
 
 
-def make(run_folder: Path) -> Place:
-    """Make the next folder for what is to be sent.
+def create_submission_dir(run_dir: Path) -> SubmissionDir:
+    """Create the next directory of a run's submissions.
 
     Raises:
-        OSError: The disk refuses it.
+        OSError: The directory cannot be created.
     """
-    parent = run_folder / "submissions"
+    parent = run_dir / "submissions"
     parent.mkdir(parents=True, exist_ok=True)
     while True:
-        taken = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
-        folder = parent / str(max(taken, default=0) + 1)
+        numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
+        directory = parent / str(max(numbers, default=0) + 1)
         try:
-            folder.mkdir()
-        except FileExistsError:  # somebody else was faster
+            directory.mkdir()
+        except FileExistsError:  # created by another process
             continue
-        return Place(folder)
+        return SubmissionDir(directory)
 
 
-def newest(run_folder: Path) -> Place | None:
-    """What was sent last of a run; None: nothing ever was."""
-    found = [path for path in (run_folder / "submissions").glob("*") if (path / _JOB).is_file()]
-    numbered = [path for path in found if path.name.isdecimal()]
-    return Place(max(numbered, key=lambda path: int(path.name))) if numbered else None
+def find_latest_submission(run_dir: Path) -> SubmissionDir | None:
+    """Return the newest submission of a run or evaluation, or None."""
+    paths = [path.parent for path in (run_dir / "submissions").glob(f"*/{_JOB_FILE}")]
+    numbered = [path for path in paths if path.name.isdecimal()]
+    return SubmissionDir(max(numbered, key=lambda path: int(path.name))) if numbered else None
 
 
-def runs(folder: Path) -> Iterator[Path]:
-    """The folders of runs and evaluations that were sent, in `folder`.
+def find_submitted_runs(directory: Path) -> Iterator[Path]:
+    """Yield the directories of submitted runs and evaluations in a directory.
 
-    Args:
-        folder: That of a run or of an evaluation, which is meant alone, or of several: of runs, of
-            the evaluations of a run, or of a sweep.
+    The directory is a submitted run or evaluation, the parent directory of runs, the directory of a
+    run's evaluations, or a sweep.
 
     Raises:
-        ConfigError: It is none of these.
+        ConfigError: The directory does not exist.
     """
-    if sweep.is_sweep(folder):
-        yield from sweep.run_folders(folder)
+    if sweep_log.is_sweep_dir(directory):
+        yield from sweep_log.list_run_dirs(directory)
         return
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder of a run, of runs, or of a sweep")
-    if newest(folder) is not None:
-        yield folder
+    if not directory.is_dir():
+        raise ConfigError(f"{directory} is no directory of a run, of runs, or of a sweep")
+    if find_latest_submission(directory) is not None:
+        yield directory
         return
-    for path in (folder, *sorted(folder.iterdir())):
-        found = (path, *sorted((path / EVALUATIONS).glob("*")))
-        yield from (one for one in found if newest(one) is not None)
+    for path in (directory, *sorted(directory.iterdir())):
+        candidates = (path, *sorted((path / EVALUATIONS_DIR).glob("*")))
+        yield from (run for run in candidates if find_latest_submission(run) is not None)

@@ -1,1 +1,1 @@
-"""The Llama decoder as mathematics: its parameters, their initial values, its forward pass."""
+"""Parameters, initialization and forward pass of the Llama decoder."""

@@ -1,80 +1,85 @@
-"""Canonical parameters as views into the tensors that hold them.
+"""Views of fused weights as canonical (Hugging Face) parameters.
 
-A view maps one to the other without a copy, so reading and writing use the same mapping and cannot
-disagree.
+Views map both ways without a copy, so reading and writing cannot disagree.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
-from hlat.config.model import Model
-from hlat.model.coalesced import Rows, rows
+from hlat.config.model import ModelConfig
+from hlat.model.fused_weights import RowRange, list_row_ranges
 
 
-def canonical_views(model: Model, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Each canonical parameter as a view into the whole tensors that hold it.
+def iter_canonical_views(
+    model: ModelConfig, tensors: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the canonical name and a view of each parameter in unsharded tensors.
+
+    The elements of a view in row-major order are those of the canonical tensor:
+    `view.reshape(shape)` reads it, `view.copy_(canonical.view(view.shape))` writes it.
 
     Args:
-        model: Shape of the model.
-        tensors: By parameter name of llama.Llama: the parameters, or tensors with as many rows such
-            as their gradients or moments, for the whole model or some of its layers.
-
-    Yields:
-        Canonical name and a view. The view's elements in row-major order are those of the canonical
-        tensor: `view.reshape(shape)` reads it, `view.copy_(canonical.view(view.shape))` writes it.
+        model: Model shape.
+        tensors: Parameters of llama.Llama by name, or tensors with as many rows such as gradients
+            or moments; of all layers or some.
     """
     for name, tensor in tensors.items():
-        for part, view, _ in views(rows(model, name, len(tensor)), tensor):
-            yield part.name, view
+        for row_range, view, _ in iter_row_views(list_row_ranges(model, name, len(tensor)), tensor):
+            yield row_range.name, view
 
 
-def views(parts: Iterable[Rows], tensor: Tensor) -> Iterator[tuple[Rows, Tensor, int]]:
-    """What a tensor holds, in as few views as there can be.
+def iter_row_views(
+    row_ranges: Iterable[RowRange], tensor: Tensor
+) -> Iterator[tuple[RowRange, Tensor, int]]:
+    """Yield the fewest possible views of a tensor that consists of canonical rows.
 
     Args:
-        parts: What its rows are, in order.
-        tensor: Of any strides.
+        row_ranges: Canonical rows of the tensor, in order.
+        tensor: Tensor of any strides.
 
     Yields:
-        Canonical rows, a view whose elements in row-major order are theirs, and the row of the
-        tensor where it begins.
+        Canonical rows, a view with their elements in row-major order, and the view's first row in
+        the tensor.
     """
-    runs: dict[str, list[_Run]] = {}
-    begin = 0
-    for part in parts:
-        of_name = runs.setdefault(part.name, [])
-        if not (of_name and of_name[-1].takes(begin, part)):
-            of_name.append(_Run(begin, part))
-        begin += part.count
+    runs: dict[str, list[_StridedBlocks]] = {}
+    start = 0
+    for row_range in row_ranges:
+        of_name = runs.setdefault(row_range.name, [])
+        if not (of_name and of_name[-1].try_append(start, row_range)):
+            of_name.append(_StridedBlocks(start, row_range))
+        start += row_range.num_rows
     for run in (run for of_name in runs.values() for run in of_name):
-        yield run.rows, run.view(tensor), run.begin
+        yield run.row_range, run.build_view(tensor), run.start
 
 
-class _Run:
-    """Blocks of equally many rows at equal distances that continue one another."""
+class _StridedBlocks:
+    """Blocks of equal size and distance that contain consecutive canonical rows."""
 
-    def __init__(self, begin: int, part: Rows) -> None:
-        self.begin, self.rows = begin, part
-        self._block, self._distance = part.count, 0
+    def __init__(self, start: int, row_range: RowRange) -> None:
+        self.start, self.row_range = start, row_range
+        self._block_size, self._stride = row_range.num_rows, 0
 
-    def takes(self, begin: int, part: Rows) -> bool:
-        """Take the next block if it continues the run."""
-        taken = self.rows.count // self._block
-        distance = begin - self.begin if taken == 1 else self._distance
+    def try_append(self, start: int, row_range: RowRange) -> bool:
+        """Append a block and return True if it continues the pattern."""
+        num_rows = self.row_range.num_rows
+        num_blocks = num_rows // self._block_size
+        stride = start - self.start if num_blocks == 1 else self._stride
         if (
-            part.first != self.rows.first + self.rows.count
-            or part.count != self._block
-            or begin != self.begin + taken * distance
+            row_range.start != self.row_range.start + num_rows
+            or row_range.num_rows != self._block_size
+            or start != self.start + num_blocks * stride
         ):
             return False
-        self.rows = Rows(part.name, self.rows.first, self.rows.count + part.count)
-        self._distance = distance
+        self.row_range = RowRange(
+            row_range.name, self.row_range.start, num_rows + row_range.num_rows
+        )
+        self._stride = stride
         return True
 
-    def view(self, tensor: Tensor) -> Tensor:
-        blocks = self.rows.count // self._block
-        if blocks == 1:
-            return tensor.narrow(0, self.begin, self._block)
-        spanned = tensor.narrow(0, self.begin, (blocks - 1) * self._distance + self._block)
-        return spanned.unfold(0, self._block, self._distance).movedim(-1, 1)
+    def build_view(self, tensor: Tensor) -> Tensor:
+        num_blocks = self.row_range.num_rows // self._block_size
+        if num_blocks == 1:
+            return tensor.narrow(0, self.start, self._block_size)
+        span = tensor.narrow(0, self.start, (num_blocks - 1) * self._stride + self._block_size)
+        return span.unfold(0, self._block_size, self._stride).movedim(-1, 1)

@@ -1,1 +1,1 @@
-"""How one model is cut over processes, as pure data: the mesh, the plan, the pipeline stages."""
+"""Layout of one model over processes as pure data: the mesh, sharding rules, pipeline stages."""

@@ -1,1 +1,1 @@
-"""What keeps a run alive, what ends it, and what that cost."""
+"""Fault tolerance of a run: checks, checkpoints, rollback, restarts, and the time they take."""

@@ -1,9 +1,9 @@
-"""Where the time of a run went, from the start of its first attempt to its last sign of life.
+"""Goodput and uptime of a run, from the start of its first attempt to the last logged activity.
 
-    goodput = time of the steps that survived / wall        uptime = 1 - down / wall
+    goodput = time of the surviving steps / wall        uptime = 1 - down / wall
 
-Each kind of time is measured where it passes and read from the record. None is what the others
-leave over, so that time which nobody measured shows up as unaccounted instead of as something else.
+Each category is measured separately and read from metrics.jsonl and events.jsonl. Time that no
+category measures is reported as unaccounted.
 """
 
 import math
@@ -16,312 +16,312 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.tracking.replay import BEGINNINGS, blocked_seconds, standing, steps_covered
+from hlat.tracking.lost_work import (
+    START_EVENTS,
+    compute_steps_per_row,
+    exclude_rolled_back_events,
+    get_stall_seconds,
+)
 
 Row = dict[str, Any]
 
-KINDS = {
-    "startup": "from the start of the process until the first step could run: imports, building"
-    " the model, opening the data, restoring a checkpoint",
-    "preflight": "checks of the machine before it is trusted",
-    "compile": "what the first row of an attempt took longer than its later rows: compilation and"
-    " warm-up",
+TIME_CATEGORIES = {
+    "startup": "process start to the first step: imports, building the model, opening the data,"
+    " loading a checkpoint",
+    "preflight": "checks of nodes and devices",
+    "compile": "time of the first row of an attempt above its later rows: compilation and warm-up",
     "steps": "steps whose results are in the run",
-    "data_wait": "steps that waited for their batch",
-    "evaluation": "measuring held-out text",
-    "checkpoint": "training stood still for a save",
-    "lost": "steps that had to be run again, with their evaluations and saves; going back to them;"
-    " work after the last row until somebody noticed that it had ended",
-    "down": "nobody was running",
+    "data_wait": "steps waiting for their batch",
+    "evaluation": "evaluation on held-out text",
+    "checkpoint": "training paused for a save",
+    "lost": "steps that were repeated, with their evaluations and saves; rollbacks; work after the"
+    " last row until the end of the attempt was detected",
+    "down": "no attempt was running",
 }
-"""The kinds of time, in the order in which an attempt goes through them, and what they mean."""
-COLUMNS = ("step", "attempt", "time", "step_seconds", "data_wait_seconds")
-"""What the ledger reads of metrics.jsonl."""
-NOTICED = {"restart", "give_up"}
-"""Events of who noticed that an attempt had ended; no signs of life of the attempt itself."""
-ENDINGS = {"finish", "interrupt", "diverge", "fail"}
-"""Events with which an attempt ends of its own accord."""
-_SHARE, _SECONDS = 0.005, 0.05
-_PREFLIGHT = "preflight"
-_NO_ROWS = {key: np.empty(0) for key in (*COLUMNS, "covered")}
+"""Categories of time and their descriptions, in the order of an attempt."""
+METRIC_COLUMNS = ("step", "attempt", "time", "step_seconds", "data_wait_seconds")
+"""Required columns of metrics.jsonl."""
+SUPERVISOR_EVENTS = {"restart", "give_up"}
+"""Events of the supervisor after the end of an attempt, which are no activity of the attempt."""
+END_EVENTS = {"finish", "interrupt", "diverge", "fail"}
+"""Events of a planned end of an attempt."""
+_TOLERANCE_FRACTION, _TOLERANCE_S = 0.005, 0.05
+_EMPTY_ROWS = {key: np.empty(0) for key in (*METRIC_COLUMNS, "covered")}
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """The time of one attempt, and of the gap after it.
+class AttemptTime:
+    """Time of one attempt and of the gap after it.
 
     Attributes:
-        number: As in the record, from 1.
-        began: Unix time.
-        wall: Seconds until the next attempt began, or until the last sign of life of the run.
-        seconds: What they were spent on, by kind; all of `KINDS`.
+        number: Number of the attempt, from 1.
+        start_time: Unix time of the start.
+        wall_seconds: Seconds until the next attempt starts, or until the last activity of the run.
+        seconds: Seconds by category, for all of `TIME_CATEGORIES`.
     """
 
     number: int
-    began: float
-    wall: float
+    start_time: float
+    wall_seconds: float
     seconds: dict[str, float]
 
     @property
-    def unaccounted(self) -> float:
-        """Seconds that no kind has claimed; below 0 if some were claimed twice."""
-        return self.wall - sum(self.seconds.values())
+    def unaccounted_seconds(self) -> float:
+        """Seconds in no category; negative if some are counted twice."""
+        return self.wall_seconds - sum(self.seconds.values())
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """The time of a run, attempt by attempt."""
+class TimeLedger:
+    """Time of a run by attempt."""
 
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptTime, ...]
 
     @property
-    def wall(self) -> float:
-        """Seconds of the run's life."""
-        return sum(attempt.wall for attempt in self.attempts)
+    def wall_seconds(self) -> float:
+        """Wall time of the run."""
+        return sum(attempt.wall_seconds for attempt in self.attempts)
 
     @property
     def seconds(self) -> dict[str, float]:
-        """What they were spent on, by kind; all of `KINDS`."""
-        return {kind: sum(one.seconds[kind] for one in self.attempts) for kind in KINDS}
+        """Seconds by category, for all of `TIME_CATEGORIES`."""
+        return {
+            key: sum(attempt.seconds[key] for attempt in self.attempts) for key in TIME_CATEGORIES
+        }
 
     @property
-    def unaccounted(self) -> float:
-        """Seconds that no kind has claimed."""
-        return sum(attempt.unaccounted for attempt in self.attempts)
+    def unaccounted_seconds(self) -> float:
+        """Seconds in no category."""
+        return sum(attempt.unaccounted_seconds for attempt in self.attempts)
 
     @property
     def goodput(self) -> float:
-        """Share of the wall time in steps that survived; NaN of a run without a second."""
-        return self._share(self.seconds["steps"])
+        """Fraction of the wall time in surviving steps; NaN for a wall time of 0."""
+        return self._fraction_of_wall(self.seconds["steps"])
 
     @property
     def uptime(self) -> float:
-        """Share of the wall time in which somebody was running, as in the HLAT paper, section IV-B.
+        """Fraction of the wall time with a running attempt, as in the HLAT paper, section IV-B.
 
-        The paper gives no definition. An attempt that starts up, or repeats what was lost, is up.
+        The paper gives no definition. Start-up and the repetition of lost steps count as up.
         """
-        return 1 - self._share(self.seconds["down"])
+        return 1 - self._fraction_of_wall(self.seconds["down"])
 
     @property
-    def is_closed(self) -> bool:
-        """Whether all but 0.5% of the wall time, or 50 ms of a short run, is accounted for.
+    def is_fully_accounted(self) -> bool:
+        """True if the unaccounted time is at most 0.5% of the wall time, or 50 ms in a short run.
 
-        What one attempt lacks and another has too much does not cancel out.
+        Positive and negative errors of attempts do not cancel.
         """
-        error = sum(abs(attempt.unaccounted) for attempt in self.attempts)
-        return error <= max(_SHARE * self.wall, _SECONDS)
+        error = sum(abs(attempt.unaccounted_seconds) for attempt in self.attempts)
+        return error <= max(_TOLERANCE_FRACTION * self.wall_seconds, _TOLERANCE_S)
 
-    def _share(self, seconds: float) -> float:
-        return seconds / self.wall if self.wall else math.nan
+    def _fraction_of_wall(self, seconds: float) -> float:
+        return seconds / self.wall_seconds if self.wall_seconds else math.nan
 
 
-def ledger(metrics: Mapping[str, NDArray[np.float64]], events: Iterable[Row]) -> Ledger:
-    """Attribute every second of a run.
+def build_time_ledger(
+    metrics: Mapping[str, NDArray[np.float64]], events: Iterable[Row]
+) -> TimeLedger:
+    """Attribute every second of a run to a category.
 
-    Times of day tell how long an attempt and the gap after it were, all other seconds come from a
-    clock that nobody can set. A gap is never shorter than nothing, should the time have been set
-    back meanwhile.
+    The durations of attempts and gaps come from the time of day, all other seconds from a monotonic
+    clock. A gap is at least 0 if the time of day was set back.
 
     Args:
-        metrics: The `COLUMNS` of metrics.jsonl, NaN where a row lacks a number; such rows are left
-            out.
+        metrics: `METRIC_COLUMNS` of metrics.jsonl; rows with a NaN are dropped.
         events: Rows of events.jsonl.
     """
-    told = [row for row in events if _has(row, "step", "time") and "event" in row]
-    traces = _life(_traces(metrics, told))
-    later = [trace.later_steps for trace in traces]
-    typical = _typical(np.concatenate(later) if later else np.empty(0))
+    events = [row for row in events if _is_numeric(row, "step", "time") and "event" in row]
+    records = _drop_idle_attempts(_build_attempt_records(metrics, events))
+    warm_steps = [record.warm_step_seconds for record in records]
+    typical = _compute_median(np.concatenate(warm_steps) if warm_steps else np.empty(0))
     attempts = []
-    for trace, following in zip_longest(traces, traces[1:]):
-        gap = 0.0 if following is None else max(0.0, following.began - trace.ends)
-        wall = trace.ends - trace.began + gap
-        seconds = trace.seconds(typical, over=following is not None) | {"down": gap}
-        attempts.append(Attempt(trace.number, trace.began, wall, {k: seconds[k] for k in KINDS}))
-    return Ledger(tuple(attempts))
+    for record, following in zip_longest(records, records[1:]):
+        gap = 0.0 if following is None else max(0.0, following.start_time - record.end_time)
+        wall = record.end_time - record.start_time + gap
+        seconds = record.compute_seconds(typical, is_followed=following is not None)
+        attempts.append(
+            AttemptTime(record.number, record.start_time, wall, {**seconds, "down": gap})
+        )
+    return TimeLedger(tuple(attempts))
 
 
 @dataclass
-class _Trace:
-    """What the record holds of one attempt.
+class _AttemptRecord:
+    """Logged rows and events of one attempt.
 
     Attributes:
-        number: From 1.
-        rows: Its rows of metrics.jsonl that survived: their `COLUMNS`, and how many steps each has
+        number: Number of the attempt, from 1.
+        rows: Surviving rows of metrics.jsonl: `METRIC_COLUMNS`, and the steps that each has
             `covered`.
-        events: Its rows of events.jsonl.
-        stands: Those among them that no later attempt went back behind.
-        lost: Seconds of its rows, evaluations and saves that did not survive.
-        last_row: Time and step of the last row that did not survive; None: all did.
-        noticed: When somebody noticed that it had ended; None: nobody told.
+        events: Rows of events.jsonl.
+        surviving_events: Events that no rollback or later attempt went back behind.
+        lost_seconds: Seconds of rows, evaluations and saves that did not survive.
+        last_lost_row: Time and step of the last row that did not survive; None without one.
+        noticed_time: Time at which the supervisor detected the end; None without an event.
     """
 
     number: int
     rows: dict[str, NDArray[np.float64]]
     events: list[Row]
-    stands: list[Row]
-    lost: float = 0.0
-    last_row: tuple[float, int] | None = None
-    noticed: float | None = None
+    surviving_events: list[Row]
+    lost_seconds: float = 0.0
+    last_lost_row: tuple[float, int] | None = None
+    noticed_time: float | None = None
 
     @property
-    def began(self) -> float:
-        """Unix time; of a record without it, that of the first sign of life."""
-        told = [row["began"] for row in self.events if _has(row, "began")]
-        return float(told[0]) if told else min(self._signs)
+    def start_time(self) -> float:
+        """Unix time of the start, or of the first activity if it was not logged."""
+        logged = [row["began"] for row in self.events if _is_numeric(row, "began")]
+        return float(logged[0]) if logged else min(self._activity_times)
 
     @property
-    def ends(self) -> float:
-        """Unix time of the last sign of life, or when its absence was noticed."""
-        if self.noticed is None or self.ended:
-            return max(self._signs)
-        return max(*self._signs, self.noticed)
+    def end_time(self) -> float:
+        """Unix time of the last activity, or of the detection of an unplanned end."""
+        if self.noticed_time is None or self.has_ended:
+            return max(self._activity_times)
+        return max(*self._activity_times, self.noticed_time)
 
     @property
-    def ended(self) -> bool:
-        """Whether it came to an end of its own accord."""
-        return any(row["event"] in ENDINGS for row in self.events)
+    def has_ended(self) -> bool:
+        """True after a planned end."""
+        return any(row["event"] in END_EVENTS for row in self.events)
 
     @property
-    def later_steps(self) -> NDArray[np.float64]:
-        """Seconds of a step, without waiting for data, of all rows but the first."""
-        return self._trained[1:]
+    def warm_step_seconds(self) -> NDArray[np.float64]:
+        """Seconds per step, without data wait, of all rows but the first."""
+        return self._train_seconds[1:]
 
-    def seconds(self, typical: float, over: bool) -> dict[str, float]:
-        """Return the seconds by kind, but for `down`.
+    def compute_seconds(self, typical_step_seconds: float, is_followed: bool) -> dict[str, float]:
+        """Return the seconds by category, except `down`.
 
         Args:
-            typical: Seconds of a step that does not wait, for an attempt that has no later rows.
-            over: Whether another attempt has followed.
+            typical_step_seconds: Seconds per step for an attempt with a single row.
+            is_followed: True if there is a later attempt.
         """
-        waited = float(self.rows["covered"] @ self.rows["data_wait_seconds"])
-        trained = float(self.rows["covered"] @ self._trained)
-        compiled = self._first_row_excess(typical)
-        startup = self._ready - self.began
-        preflight = min(startup, self._seconds_of(_PREFLIGHT))
+        data_wait = float(self.rows["covered"] @ self.rows["data_wait_seconds"])
+        steps = float(self.rows["covered"] @ self._train_seconds)
+        compilation = self._compute_compile_seconds(typical_step_seconds)
+        startup = self._ready_time - self.start_time
+        preflight = min(startup, self._sum_event_seconds("preflight"))
+        lost = self.lost_seconds + self._sum_event_seconds("rewind")
+        if is_followed or self.noticed_time is not None:
+            lost += self._unlogged_seconds
         return {
             "startup": startup - preflight,
             "preflight": preflight,
-            "compile": compiled,
-            "steps": trained - compiled,
-            "data_wait": waited,
-            "evaluation": self._blocked("evaluate"),
-            "checkpoint": self._blocked("checkpoint", "checkpoint_failed"),
-            "lost": self.lost
-            + self._seconds_of("rewind")
-            + (self._tail if over or self.noticed is not None else 0.0),
+            "compile": compilation,
+            "steps": steps - compilation,
+            "data_wait": data_wait,
+            "evaluation": self._sum_blocked_seconds("evaluate"),
+            "checkpoint": self._sum_blocked_seconds("checkpoint", "checkpoint_failed"),
+            "lost": lost,
         }
 
     @property
-    def _trained(self) -> NDArray[np.float64]:
+    def _train_seconds(self) -> NDArray[np.float64]:
         return self.rows["step_seconds"] - self.rows["data_wait_seconds"]
 
     @property
-    def _signs(self) -> list[float]:
-        gone = [] if self.last_row is None else [self.last_row[0]]
-        times = self.rows["time"]
-        logged = [float(times.min()), float(times.max())] if len(times) else []
-        return [*logged, *(row["time"] for row in self.events), *gone]
+    def _activity_times(self) -> list[float]:
+        lost = [] if self.last_lost_row is None else [self.last_lost_row[0]]
+        return [*self.rows["time"].tolist(), *(row["time"] for row in self.events), *lost]
 
     @property
-    def _ready(self) -> float:
-        """When the first step could run; of an attempt that came less far, when it had restored."""
-        times = [row["time"] for row in self.events if row["event"] in (*BEGINNINGS, "ready")]
-        return float(times[-1]) if times else self.began
+    def _ready_time(self) -> float:
+        """Time before the first step, or after restoring if there is no step."""
+        times = [row["time"] for row in self.events if row["event"] in (*START_EVENTS, "ready")]
+        return float(times[-1]) if times else self.start_time
 
     @property
-    def _tail(self) -> float:
-        """Seconds of work after the last row of an attempt that did not end of its own accord."""
-        if self.ended:
+    def _unlogged_seconds(self) -> float:
+        """Seconds of work after the last row of an attempt without a planned end."""
+        if self.has_ended:
             return 0.0
-        newest = np.lexsort((self.rows["step"], self.rows["time"]))[-1:]
-        rows = [(float(self.rows["time"][i]), float(self.rows["step"][i])) for i in newest]
-        rows += [] if self.last_row is None else [self.last_row]
-        since, step = max(rows, default=(self._ready, -1))
+        rows = [*zip(self.rows["time"].tolist(), self.rows["step"].tolist(), strict=True)]
+        rows += [] if self.last_lost_row is None else [self.last_lost_row]
+        since, step = max(rows, default=(self._ready_time, -1))
         later = [row for row in self.events if row["time"] >= since and row["step"] >= step]
-        known = sum(map(blocked_seconds, later))
-        return max(0.0, self.ends - float(since) - known)
+        measured = sum(map(get_stall_seconds, later))
+        return max(0.0, self.end_time - since - measured)
 
-    def _first_row_excess(self, typical: float) -> float:
-        own = _typical(self.later_steps, otherwise=typical)
-        if not len(self._trained) or math.isnan(own):
+    def _compute_compile_seconds(self, typical_step_seconds: float) -> float:
+        step_seconds = _compute_median(self.warm_step_seconds, default=typical_step_seconds)
+        if not len(self._train_seconds) or math.isnan(step_seconds):
             return 0.0
-        return max(0.0, float((self._trained[0] - own) * self.rows["covered"][0]))
+        return max(0.0, float((self._train_seconds[0] - step_seconds) * self.rows["covered"][0]))
 
-    def _blocked(self, *names: str) -> float:
-        return sum(blocked_seconds(row) for row in self.stands if row["event"] in names)
+    def _sum_blocked_seconds(self, *names: str) -> float:
+        return sum(get_stall_seconds(row) for row in self.surviving_events if row["event"] in names)
 
-    def _seconds_of(self, name: str) -> float:
-        """Seconds of this attempt's events; one that died before it began has left some as well."""
-        told = [row for row in self.events if row["event"] == name and _has(row, "seconds")]
-        return sum(float(row["seconds"]) for row in told if row["time"] >= self.began)
+    def _sum_event_seconds(self, name: str) -> float:
+        """Sum the `seconds` of this attempt's events; earlier ones are of an attempt that died."""
+        rows = [row for row in self.events if row["event"] == name and _is_numeric(row, "seconds")]
+        return sum(float(row["seconds"]) for row in rows if row["time"] >= self.start_time)
 
 
-def _traces(metrics: Mapping[str, NDArray[np.float64]], events: list[Row]) -> list[_Trace]:
-    """Sort the record by attempt."""
-    rows = _by_attempt(metrics, events)
-    traces = defaultdict[int, _Trace](lambda: _Trace(0, _NO_ROWS, [], []))
-    for number, own in rows.items():
-        traces[number].rows = own
-    stands = {id(event) for event in standing(events)}
+def _build_attempt_records(
+    metrics: Mapping[str, NDArray[np.float64]], events: list[Row]
+) -> list[_AttemptRecord]:
+    """Group rows and events by attempt."""
+    records = defaultdict[int, _AttemptRecord](lambda: _AttemptRecord(0, _EMPTY_ROWS, [], []))
+    for number, rows in _split_rows_by_attempt(metrics, events).items():
+        records[number].rows = rows
+    surviving = {id(event) for event in exclude_rolled_back_events(events)}
     newest = None
     for event in events:
-        if event["event"] in NOTICED:
-            if newest is not None and traces[newest].noticed is None:
-                traces[newest].noticed = event["time"]
-        elif _has(event, "attempt"):
-            newest = event["attempt"] if event["event"] in BEGINNINGS else newest
-            traces[event["attempt"]].events.append(event)
-            if id(event) in stands:
-                traces[event["attempt"]].stands.append(event)
-    _add_lost(traces, events)
-    for number, trace in traces.items():
-        trace.number = number
-    return [trace for _, trace in sorted(traces.items()) if len(trace.rows["step"]) or trace.events]
+        if event["event"] in SUPERVISOR_EVENTS:
+            if newest is not None and records[newest].noticed_time is None:
+                records[newest].noticed_time = event["time"]
+        elif _is_numeric(event, "attempt"):
+            newest = event["attempt"] if event["event"] in START_EVENTS else newest
+            records[event["attempt"]].events.append(event)
+            if id(event) in surviving:
+                records[event["attempt"]].surviving_events.append(event)
+    _add_lost_time(records, events)
+    for number, record in records.items():
+        record.number = number
+    return [
+        record for _, record in sorted(records.items()) if len(record.rows["step"]) or record.events
+    ]
 
 
-def _by_attempt(
+def _split_rows_by_attempt(
     metrics: Mapping[str, NDArray[np.float64]], events: list[Row]
 ) -> dict[int, dict[str, NDArray[np.float64]]]:
-    """Return for each attempt the columns of its whole rows, with how many steps each covers."""
-    whole = np.flatnonzero(np.all([np.isfinite(metrics[key]) for key in COLUMNS], axis=0))
-    rows = {key: metrics[key][whole] for key in COLUMNS}
-    rows["covered"] = steps_covered(rows["step"], rows["attempt"], events)
-    order = np.argsort(rows["attempt"], kind="stable")
-    numbers, starts = np.unique(rows["attempt"][order], return_index=True)
-    parts = np.split(order, starts[1:])
+    """Return the complete rows of each attempt as columns, with the steps that each covers."""
+    complete = np.flatnonzero(np.all([np.isfinite(metrics[key]) for key in METRIC_COLUMNS], axis=0))
+    rows = {key: metrics[key][complete] for key in METRIC_COLUMNS}
+    rows["covered"] = compute_steps_per_row(rows["step"], rows["attempt"], events)
     return {
-        int(number): {key: column[part] for key, column in rows.items()}
-        for number, part in zip(numbers, parts, strict=False)
+        int(number): {key: column[rows["attempt"] == number] for key, column in rows.items()}
+        for number in np.unique(rows["attempt"])
     }
 
 
-def _add_lost(traces: dict[int, _Trace], events: list[Row]) -> None:
+def _add_lost_time(records: dict[int, _AttemptRecord], events: list[Row]) -> None:
     for event in events:
         for name, entry in event.get("lost_by_attempt", {}).items():
-            trace = traces[int(name)]
-            trace.lost += entry["seconds"]
+            record = records[int(name)]
+            record.lost_seconds += entry["seconds"]
             if "until" in entry:
-                last = (entry["until"], entry["last_step"])
-                trace.last_row = max(trace.last_row or last, last)
+                row = (entry["until"], entry["last_step"])
+                record.last_lost_row = max(record.last_lost_row or row, row)
 
 
-def _life(traces: list[_Trace]) -> list[_Trace]:
-    """Leave out attempts at a finished run that found nothing to do: its life was over."""
-    finished = next(
-        (
-            number
-            for number, trace in enumerate(traces)
-            if any(row["event"] == "finish" for row in trace.events)
-            and not any(len(later.rows["step"]) for later in traces[number + 1 :])
-        ),
-        len(traces),
-    )
-    return traces[: finished + 1]
+def _drop_idle_attempts(records: list[_AttemptRecord]) -> list[_AttemptRecord]:
+    """Drop attempts without steps after the end of a finished run."""
+    for i, record in enumerate(records):
+        is_finished = any(row["event"] == "finish" for row in record.events)
+        if is_finished and not any(len(later.rows["step"]) for later in records[i + 1 :]):
+            return records[: i + 1]
+    return records
 
 
-def _typical(seconds: NDArray[np.float64], otherwise: float = math.nan) -> float:
-    return float(np.median(seconds)) if len(seconds) else otherwise
+def _compute_median(seconds: NDArray[np.float64], default: float = math.nan) -> float:
+    return float(np.median(seconds)) if len(seconds) else default
 
 
-def _has(row: Row, *keys: str) -> bool:
+def _is_numeric(row: Row, *keys: str) -> bool:
     return all(isinstance(row.get(key), int | float) and math.isfinite(row[key]) for key in keys)

@@ -1,7 +1,7 @@
-"""Examines every node before the first step, and tells which of them cannot be trusted.
+"""Pre-flight: checks of every node before the first step.
 
-A device that computes wrongly or a link that crawls costs a whole run days, and a minute at its
-start finds it. All ranks measure, the first one judges, and all of them end or go on together.
+A faulty device or a slow link costs a run days, and a check of a minute at the start detects it.
+All ranks measure, rank 0 evaluates, and all ranks stop or continue together.
 """
 
 import shutil
@@ -12,48 +12,57 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import places
-from hlat.config.errors import ConfigError, Exit, MissingDeviceError
+from hlat.checkpoint import checkpoint_directory
+from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
 from hlat.config.run import Config
-from hlat.engine import processes, tracing
-from hlat.engine.interface import Engine, Examination
-from hlat.parallelism.group import Group, tell
-from hlat.planning.disk import checkpoint_bytes
-from hlat.recovery import findings, host, nccom
-from hlat.recovery.findings import Consequence, Finding, Report, report_from_json
+from hlat.engine import graph_extraction, launch_environment
+from hlat.engine.interface import DeviceReport, Engine
+from hlat.parallelism.process_group import ProcessGroup, broadcast_object
+from hlat.plan.checkpoint_size import compute_checkpoint_bytes
+from hlat.recovery import host_info, nccom_bandwidth, preflight_checks
+from hlat.recovery.preflight_checks import (
+    CONSEQUENCES,
+    Consequence,
+    Finding,
+    RankReport,
+    format_first,
+    parse_rank_report,
+)
 from hlat.tracking.tracker import Tracker
 
-_CLOCK_ROUNDS = 3
-_REASONS_SHOWN = 3
-"""Of a node, on the console; the event has all."""
+_NUM_CLOCK_ROUNDS = 3
 
 
-def passed(config: Config, folder: Path, engine: Engine) -> bool:
-    """Whether every node of the run may train; told on the console and in events.jsonl if not.
+def run_preflight(config: Config, run_dir: Path, engine: Engine) -> bool:
+    """Check all nodes; return True if all are healthy, else report them and close the engine.
 
-    The engine has met the other processes then, and is closed where one of them is unhealthy.
+    The engine joins its process groups here.
 
     Raises:
-        ConfigError: What fails would fail on every other node.
-        SystemExit: This process has no device, so it cannot agree with the others on anything.
+        ConfigError: A check failed that would fail on every other node as well.
+        SystemExit: This process has no device and cannot take part in collectives.
     """
-    if not config.recovery.preflight or tracing.only_traces():
+    if not config.recovery.preflight or graph_extraction.is_extracting_graphs():
         return True
-    begun = time.perf_counter()
-    own = _report(config, folder, engine)
-    everyone = engine.world.everyone
-    bounds = clock_bounds(everyone)
-    reports = [report_from_json(one) for one in everyone.collect(asdict(own))]
-    verdict = None
-    if everyone.leads:
-        found = [
-            *findings.judge(config, reports),
-            *_clocks(config, reports, bounds),
-            *_disk(config, folder, own.host),
+    start = time.perf_counter()
+    report = _measure_rank(config, run_dir, engine)
+    group = engine.world.world_group
+    bounds = measure_clock_bounds(group)
+    reports = [parse_rank_report(item) for item in group.gather_object(asdict(report))]
+    result = None
+    if group.is_rank0:
+        max_skew_s = config.recovery.max_clock_skew_s
+        findings = [
+            *preflight_checks.check_reports(config, reports),
+            *(
+                preflight_checks.check_clock(*item, max_skew_s)
+                for item in zip(reports, bounds, strict=True)
+            ),
+            *_check_disk(config, run_dir, report.host),
         ]
-        failed = [finding for finding in found if not finding.ok]
-        verdict = _record(config, folder, reports, failed, time.perf_counter() - begun)
-    problems, healthy = tell(everyone, verdict)
+        failed = [finding for finding in findings if not finding.ok]
+        result = _record_results(config, run_dir, reports, failed, time.perf_counter() - start)
+    problems, healthy = broadcast_object(group, result)
     if problems:
         raise ConfigError(*problems)
     if not healthy:
@@ -61,131 +70,120 @@ def passed(config: Config, folder: Path, engine: Engine) -> bool:
     return bool(healthy)
 
 
-def clock_bounds(everyone: Group) -> list[tuple[float, float]]:
-    """On the leader, the least and most seconds by which each rank's clock is ahead of its own.
+def measure_clock_bounds(world_group: ProcessGroup) -> list[tuple[float, float]]:
+    """Return, on rank 0, the minimum and maximum seconds by which each rank's clock is ahead.
 
-    A rank reads its clock after the leader has asked and before it has the answer, so the clock is
-    ahead by what it shows less something in between; a few rounds narrow that down.
+    A rank reads its clock between the broadcast and the gather of rank 0, which bounds the
+    difference; several rounds tighten the bounds.
     """
     rounds = []
-    for _ in range(_CLOCK_ROUNDS):
-        asked = time.time()
-        tell(everyone, None)
-        shown = everyone.collect(time.time())
-        answered = time.time()
-        rounds.append([(one - answered, one - asked) for one in shown])
+    for _ in range(_NUM_CLOCK_ROUNDS):
+        start = time.time()
+        broadcast_object(world_group, None)
+        clocks = world_group.gather_object(time.time())
+        end = time.time()
+        rounds.append([(clock - end, clock - start) for clock in clocks])
     return [
-        (max(least for least, _ in one), min(most for _, most in one))
-        for one in zip(*rounds, strict=True)
+        (max(least for least, _ in bounds), min(greatest for _, greatest in bounds))
+        for bounds in zip(*rounds, strict=True)
     ]
 
 
-def _report(config: Config, folder: Path, engine: Engine) -> Report:
+def _measure_rank(config: Config, run_dir: Path, engine: Engine) -> RankReport:
     """Measure this process's node and device."""
-    place = processes.place()
-    first_here = place.local_rank == 0
-    name, benchmark = host.name(), None
-    if first_here and nccom.wanted(config.hardware):
-        benchmark = nccom.measure(config.hardware)
-    examination = _examine(config, folder, engine)
-    return Report(
-        host=name,
+    is_local_rank0 = launch_environment.read_rank_info().local_rank == 0
+    nccom = None
+    if is_local_rank0 and nccom_bandwidth.is_nccom_test_available(config.hardware):
+        nccom = nccom_bandwidth.run_nccom_test(config.hardware)
+    num_files = preflight_checks.compute_required_open_files(config.num_processes)
+    device_report = _run_device_checks(config, run_dir, engine)
+    return RankReport(
+        host=host_info.get_host_name(),
         rank=engine.world.rank,
-        open_files=host.allow_open_files(findings.needed_open_files(config.num_processes)),
-        family=host.family(),
-        same_command=host.same_command() if first_here else [],
-        nccom=benchmark,
-        examination=examination,
+        open_files=host_info.raise_open_file_limit(num_files),
+        ancestor_pids=host_info.list_ancestor_pids(),
+        same_command_pids=host_info.list_same_command_pids() if is_local_rank0 else [],
+        nccom=nccom,
+        device_report=device_report,
     )
 
 
-def _examine(config: Config, folder: Path, engine: Engine) -> Examination:
-    """Examine the device, or end alone where hardware says that the node has one and it has not."""
+def _run_device_checks(config: Config, run_dir: Path, engine: Engine) -> DeviceReport:
+    """Run the engine's device checks; exit if a device that `hardware` specifies is missing."""
     try:
-        return engine.examine(config)
+        return engine.run_device_checks(config)
     except MissingDeviceError as error:
         if config.hardware.processes_per_node is None:
             raise
-        finding = findings.missing(host.name(), processes.place().rank, str(error))
-        exclude(Tracker(folder, config), [finding])
-        raise SystemExit(Exit.UNHEALTHY_NODE) from error
+        host, rank = host_info.get_host_name(), launch_environment.read_rank_info().rank
+        finding = Finding(
+            host, rank, "devices", False, None, None, str(error), CONSEQUENCES["devices"]
+        )
+        report_unhealthy_nodes(Tracker(run_dir, config), [finding])
+        raise SystemExit(ExitCode.UNHEALTHY_NODE) from error
 
 
-def _clocks(
-    config: Config, reports: list[Report], bounds: list[tuple[float, float]]
-) -> list[Finding]:
-    most = config.recovery.max_clock_skew_s
-    return [findings.clock(report, one, most) for report, one in zip(reports, bounds, strict=True)]
-
-
-def _disk(config: Config, folder: Path, host_name: str) -> list[Finding]:
-    """Room for checkpoints, if they go to a disk."""
-    home = places.home(folder, config.checkpoint.destination)
-    if not isinstance(home, Path):
+def _check_disk(config: Config, run_dir: Path, host: str) -> list[Finding]:
+    """Check the disk space for checkpoints, if they are written to a disk."""
+    root = checkpoint_directory.build_checkpoint_root(run_dir, config.checkpoint.destination)
+    if not isinstance(root, Path):
         return []
-    has_one = any((home / "checkpoints").glob("step_*"))
-    free = shutil.disk_usage(home).free
-    return [findings.disk(host_name, str(home), free, checkpoint_bytes(config), has_one)]
+    has_checkpoint = any((root / "checkpoints").glob("step_*"))
+    free, required = shutil.disk_usage(root).free, compute_checkpoint_bytes(config)
+    return [preflight_checks.check_disk_space(host, str(root), free, required, has_checkpoint)]
 
 
-def _record(
-    config: Config, folder: Path, reports: list[Report], failed: list[Finding], seconds: float
+def _record_results(
+    config: Config, run_dir: Path, reports: list[RankReport], failed: list[Finding], seconds: float
 ) -> tuple[list[str], bool]:
-    """Write and tell what was found; return the user's mistakes, and whether all nodes are well."""
-    tracker = Tracker(folder, config)
+    """Log the results; return configuration problems and True if all nodes are healthy."""
+    tracker = Tracker(run_dir, config)
     by_consequence = {
         consequence: [finding for finding in failed if finding.consequence is consequence]
         for consequence in Consequence
     }
-    for sentence in dict.fromkeys(one.sentence for one in by_consequence[Consequence.warn]):
-        tracker.say(f"WARNING: {sentence}")
-    tracker.event(
+    for warning in dict.fromkeys(finding.sentence for finding in by_consequence[Consequence.warn]):
+        tracker.print_message(f"WARNING: {warning}")
+    tracker.log_event(
         "preflight",
         0,
         seconds=round(seconds, 3),
-        nodes=_speeds(reports),
+        nodes=_summarize_nodes(reports),
         failed=[asdict(finding) | {"consequence": finding.consequence.value} for finding in failed],
     )
-    exclude(tracker, by_consequence[Consequence.exclude])
-    problems = [*dict.fromkeys(one.sentence for one in by_consequence[Consequence.refuse])]
-    return problems, not by_consequence[Consequence.exclude]
+    unhealthy = by_consequence[Consequence.exclude]
+    report_unhealthy_nodes(tracker, unhealthy)
+    problems = dict.fromkeys(finding.sentence for finding in by_consequence[Consequence.refuse])
+    return [*problems], not unhealthy
 
 
-def exclude(tracker: Tracker, bad: list[Finding], step: int = 0) -> None:
-    """Write an event and a line on the console for each unhealthy node."""
+def report_unhealthy_nodes(tracker: Tracker, findings: list[Finding], step: int = 0) -> None:
+    """Log an event and print a line for each unhealthy node."""
     by_host = defaultdict(list)
-    for finding in bad:
+    for finding in findings:
         by_host[finding.host].append(finding)
-    for name, found in by_host.items():
-        reasons = [finding.sentence for finding in found]
-        ranks = sorted({finding.rank for finding in found})
-        tracker.event("exclude", step, host=name, ranks=ranks, reasons=reasons)
-        more = len(reasons) - _REASONS_SHOWN
-        shown = reasons[:_REASONS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
-        told = f"node {name} is unhealthy: {'; '.join(shown)}"
-        print(f"hlat: {told}; exclude it and start the same command again", file=sys.stderr)
+    for host, failures in by_host.items():
+        reasons = [finding.sentence for finding in failures]
+        ranks = sorted({finding.rank for finding in failures})
+        tracker.log_event("exclude", step, host=host, ranks=ranks, reasons=reasons)
+        message = f"node {host} is unhealthy: {format_first(reasons, separator='; ')}"
+        print(f"hlat: {message}; exclude it and start the same command again", file=sys.stderr)
 
 
-def _speeds(reports: list[Report]) -> dict[str, dict[str, Any]]:
-    """By node, the device and the slowest of its processes."""
-    by_host = defaultdict(list)
+def _summarize_nodes(reports: list[RankReport]) -> dict[str, dict[str, Any]]:
+    """Return for each node the device and the minimum speeds of its processes."""
+    nodes: dict[str, dict[str, Any]] = {}
     for report in reports:
-        by_host[report.host].append(report)
-    return {
-        name: {
-            "device": there[0].examination.device,
-            "flops_per_s": min(report.examination.flops_per_s for report in there),
-            "bytes_per_s": _slowest(there),
-        }
-        for name, there in by_host.items()
-    }
-
-
-def _slowest(reports: list[Report]) -> dict[str, float]:
-    speeds = defaultdict(list)
-    for report in reports:
-        for link in report.examination.links:
-            speeds[link.axis].append(link.bytes_per_s)
+        device = report.device_report
+        node = nodes.setdefault(
+            report.host,
+            {"device": device.device, "flops_per_s": device.flops_per_s, "bytes_per_s": {}},
+        )
+        node["flops_per_s"] = min(node["flops_per_s"], device.flops_per_s)
+        bandwidths = [(link.axis, link.bytes_per_s) for link in device.links]
         if report.nccom is not None and report.nccom.bytes_per_s is not None:
-            speeds["nccom"].append(report.nccom.bytes_per_s)
-    return {axis: min(each) for axis, each in speeds.items()}
+            bandwidths.append(("nccom", report.nccom.bytes_per_s))
+        for axis, bandwidth in bandwidths:
+            slowest = node["bytes_per_s"].get(axis, bandwidth)
+            node["bytes_per_s"][axis] = min(slowest, bandwidth)
+    return nodes

@@ -1,118 +1,125 @@
-"""Finds the state that a run goes on from.
+"""Selection and loading of the checkpoint from which a run resumes.
 
-A run looks into its own folder first and at checkpoint.start_from or model.init_from only when
-that holds nothing, so a restart never rewinds a run to what it once began from.
+The run directory takes precedence over checkpoint.start_from and model.init_from, so a restart
+never rewinds a run to its origin.
 """
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import places, pretrained, retention, store
-from hlat.checkpoint.places import Place
-from hlat.config import identity
-from hlat.config.errors import ConfigError
+from hlat.checkpoint import checkpoint_store, pretrained_weights, retention
+from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
+from hlat.config import run_identity
+from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.data.loader import Loader
+from hlat.data.data_loader import DataLoader
 from hlat.engine.interface import Engine, World
-from hlat.parallelism.group import Group, tell
-from hlat.state import TrainingState, differences
+from hlat.parallelism.process_group import ProcessGroup, broadcast_object
+from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking.tracker import Tracker
+from hlat.training_state import TrainingState, find_differences
 
 
 def resume(
-    config: Config, folder: Path, engine: Engine, loader: Loader, tracker: Tracker
+    config: Config, run_dir: Path, engine: Engine, loader: DataLoader, tracker: Tracker
 ) -> TrainingState:
-    """Fill engine and loader from the checkpoint to go on from; open the attempt there.
+    """Load engine and loader from the newest checkpoint, and start the attempt in the log.
 
-    Without a checkpoint the engine keeps its initial weights, or gets those of model.init_from.
+    Without a checkpoint, the engine keeps its initial weights or loads those of model.init_from.
 
     Raises:
-        ConfigError: The checkpoint belongs to a run with other fixed settings or other data, or
-            model.init_from is not the model's.
+        ConfigError: The checkpoint has other fixed settings or other data, or the weights of
+            model.init_from do not fit the model.
     """
-    fresh = TrainingState(fixed=identity.fixed(config), adjustable=identity.adjustable(config))
-    everyone = engine.world.everyone
-    saved = places.home(folder, config.checkpoint.destination) / "checkpoints"
-    path, refused = _newest(config, saved, engine.world)
+    initial = TrainingState(
+        fixed=run_identity.collect_fixed_settings(config),
+        adjustable=run_identity.collect_adjustable_settings(config),
+    )
+    checkpoints_dir = build_checkpoint_root(run_dir, config.checkpoint.destination) / "checkpoints"
+    path, refused = _find_checkpoint(config, checkpoints_dir, engine.world)
     for reason in refused:
-        tracker.say(f"WARNING: {reason}")
+        tracker.print_message(f"WARNING: {reason}")
+    details: dict[str, Any] = {"refused": refused} if refused else {}
     if path is None:
-        tracker.begin(0, {}, **_told(refused=refused), **_begin(config, engine, tracker))
-        return dataclasses.replace(fresh, tracker=tracker.identity)
-    state = TrainingState.from_json(store.load_state(path))
+        details |= _load_initial_weights(config, engine, tracker)
+        tracker.start_attempt(0, {}, **details)
+        return dataclasses.replace(initial, tracker=tracker.service_run_ids)
+    state = TrainingState.from_json(checkpoint_store.load_state_json(path))
     if state.weights_only:
         raise ConfigError(
-            f"{path} holds weights only, and a run goes on with its optimizer and its place in the "
-            f"data too; to begin a new one from the weights: python -m hlat.export {path} --output "
-            "DIR, then model.init_from=DIR in place of checkpoint.start_from"
+            f"{path} contains weights only; a run also needs the optimizer state and the position "
+            f"in the data. To start a new run from the weights: python -m hlat.export {path} "
+            "--output DIR, then model.init_from=DIR instead of checkpoint.start_from"
         )
-    own = path.parent == saved
-    if changed := differences(_inherited(state.fixed, own), fresh.fixed):
+    is_same_run, fixed = path.parent == checkpoints_dir, state.fixed
+    if not is_same_run:  # a branch may have initial weights of another origin
+        origin = run_identity.INITIAL_WEIGHTS_DEFAULTS
+        fixed = {key: value for key, value in fixed.items() if key not in origin}
+    if differences := find_differences(fixed, initial.fixed):
         raise ConfigError(
             *(
-                f"{path} cannot go on: {line}; set it back or choose another run.name"
-                for line in changed
+                f"cannot resume from {path}: {line}; set it back or choose another run.name"
+                for line in differences
             )
         )
-    changed = differences(state.adjustable, fresh.adjustable)
-    changed += loader.restore(state.data)
-    loader.leave_out(batches_left_out(everyone, tracker))
-    store.restore(path, engine.chunks())
-    tracker.say(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
-    known_as = state.tracker if own else None  # a branch is another run wherever it is shown
-    told = _told(changed=changed, refused=refused)
-    tracker.begin(state.step, known_as, checkpoint=str(path), **told)
+    changed = find_differences(state.adjustable, initial.adjustable)
+    changed += loader.load_state_dict(state.data)
+    loader.skip_batches(load_skipped_batches(engine.world.world_group, tracker))
+    checkpoint_store.load_checkpoint(path, engine.chunks())
+    tracker.print_message(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
+    details |= {"changed": changed} if changed else {}
+    service_run_ids = state.tracker if is_same_run else None  # a branch is a new run in services
+    tracker.start_attempt(state.step, service_run_ids, checkpoint=str(path), **details)
     return dataclasses.replace(
-        fresh, step=state.step, tokens=state.tokens, tracker=tracker.identity
+        initial, step=state.step, tokens=state.tokens, tracker=tracker.service_run_ids
     )
 
 
-def batches_left_out(everyone: Group, tracker: Tracker) -> list[range]:
-    """The batches that rollbacks of this run have left out, on all ranks."""
-    rows = tracker.events("rollback") if everyone.leads else []
-    return [range(*batches) for batches in tell(everyone, [row["left_out"] for row in rows])]
+def load_skipped_batches(world_group: ProcessGroup, tracker: Tracker) -> list[range]:
+    """Return on all ranks the batches that rollbacks of this run have skipped."""
+    rows = tracker.get_events("rollback") if world_group.is_rank0 else []
+    bounds = broadcast_object(world_group, [row["left_out"] for row in rows])
+    return [range(*batches) for batches in bounds]
 
 
-def _begin(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:
-    """Give the engine the weights of model.init_from; return what the record should say of them."""
-    origin = config.model.init_from
-    if origin is None:
+def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:
+    """Load the weights of model.init_from; return the details to log."""
+    source = config.model.init_from
+    if source is None:
         return {}
-    everyone = engine.world.everyone
-    # A run that still saves there may complete a tag while the ranks look
-    folder = tell(everyone, pretrained.found_in(origin) if everyone.leads else "")
-    digest = pretrained.fill(folder, config.model, engine.chunks())
-    tracker.say(f"starting from the weights in {folder}")
-    return {"init_from": folder, "init_from_fingerprint": digest}
+    group = engine.world.world_group
+    # Rank 0 decides, because a run that still saves there may complete a tag in the meantime
+    directory = broadcast_object(
+        group, pretrained_weights.find_weights_dir(source) if group.is_rank0 else ""
+    )
+    digest = pretrained_weights.load_pretrained(directory, config.model, engine.chunks())
+    tracker.print_message(f"starting from the weights in {directory}")
+    return {"init_from": directory, "init_from_fingerprint": digest}
 
 
-def _inherited(fixed: dict[str, Any], own: bool) -> dict[str, Any]:
-    """Return the settings that bind a run; a branch need not name its trunk's origin."""
-    return {key: value for key, value in fixed.items() if own or key not in identity.ORIGIN}
-
-
-def _told(**lists: list[str]) -> dict[str, list[str]]:
-    """Return the lists that say something."""
-    return {name: sentences for name, sentences in lists.items() if sentences}
-
-
-def _newest(config: Config, saved: Place, world: World) -> tuple[Place | None, list[str]]:
-    """Return the checkpoint to go on from, and why newer ones were refused."""
-    path, refused = retention.newest_valid(saved, everyone=world.everyone, rank=world.rank)
+def _find_checkpoint(
+    config: Config, checkpoints_dir: StoragePath, world: World
+) -> tuple[StoragePath | None, list[str]]:
+    """Return the checkpoint to load, if any, and the reasons for refusing newer ones."""
+    path, refused = retention.find_newest_valid(
+        checkpoints_dir, process_group=world.world_group, rank=world.rank
+    )
     if path is None and refused:
         raise ConfigError(
             *refused,
-            f"{saved.parent} holds no valid checkpoint; move {saved} away to begin anew",
+            f"{checkpoints_dir.parent} has no valid checkpoint; move {checkpoints_dir} away to "
+            "start from step 0",
         )
     if path is None and config.checkpoint.start_from is not None:
-        path = places.at(config.checkpoint.start_from, "checkpoint.start_from")
+        path = parse_storage_path(config.checkpoint.start_from, "checkpoint.start_from")
         try:
-            problem = retention.problem_of(path, world.everyone, world.rank)
+            problem = retention.find_problem_on_all_ranks(path, world.world_group, world.rank)
         except OSError as error:
             problem = str(error)
         if problem is not None:
             raise ConfigError(
-                f"checkpoint.start_from={path}: {problem}; name a complete checkpoint folder"
+                f"checkpoint.start_from={path}: {problem}; set the directory of a complete "
+                "checkpoint"
             )
     return path, refused

@@ -1,9 +1,9 @@
-"""Starts the processes of a run on this machine, watches them, and starts them again.
+"""Supervisor of the worker processes of a run on this node.
 
-TorchElastic starts and ends them together. What became of them is decided here: what they agreed
-on is the run's end; a process that died or hangs is a failure, told on the console and in
-events.jsonl, and the run goes on from its newest checkpoint unless it keeps failing alike. In a job
-of several nodes one supervisor on each does this for its own, and all of them decide together.
+TorchElastic starts and stops the workers together. The supervisor decides what their end means. An
+exit code that the workers agreed on ends the run. A worker that died or hangs is a logged failure;
+the run then restarts from its newest checkpoint unless it keeps failing at the same step. The
+supervisors of a job's nodes decide together.
 """
 
 import fcntl
@@ -32,292 +32,311 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from hlat.config.errors import ConfigError, Exit
+from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.run import Config
-from hlat.engine.processes import PARENT, RECORDS, STOP, Node, Pulse, node, pulse_file
-from hlat.recovery import host
-from hlat.recovery.council import Alone, Council, Failure
-from hlat.recovery.rendezvous import LocalRendezvous, NodesRendezvous
-from hlat.recovery.watchdog import DUMP
-from hlat.tracking import beginning, run_folder
-from hlat.tracking.journal import Journal
+from hlat.engine.launch_environment import (
+    PARENT_PID_ENV,
+    RECORDS_DIR_ENV,
+    STOP_FILE_ENV,
+    Heartbeat,
+    NodeInfo,
+    get_heartbeat_path,
+    read_node_info,
+)
+from hlat.recovery import host_info
+from hlat.recovery.failure_coordinator import Failure, FailureCoordinator
+from hlat.recovery.rendezvous import LocalRendezvous, MultiNodeRendezvous
+from hlat.recovery.signal_handler import SIGNALS
+from hlat.recovery.step_watchdog import DUMP_SIGNAL
+from hlat.tracking import attempt_start, run_directory
+from hlat.tracking.jsonl_log import JsonlLog
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-_SECONDS_TO_END = 5
-"""Given to the others when one has failed; what can be saved was saved before."""
-_SECONDS_TO_DUMP, _SECONDS_BETWEEN_LOOKS = 2, 0.1
-"""Given to processes that hang for writing where, and how often it is looked at what they wrote."""
-_RECORD_FOLDERS, _ALIVE = "hlat-supervisor-", "alive"
-"""Beginning of their names, and the file in each that its supervisor holds while it lives."""
+_SHUTDOWN_TIMEOUT_S = 5
+"""Time for the other workers after one has failed."""
+_DUMP_TIMEOUT_S, _POLL_INTERVAL_S = 2, 0.1
+"""Time for hung workers to write their stacks, and the interval of looking at the files."""
+_RECORDS_DIR_PREFIX, _LOCK_FILE = "hlat-supervisor-", "alive"
+"""Prefix of the directories of exit records, and the file in each that a live supervisor locks."""
 
 
-def start(config: Config, command: list[str]) -> Exit:
-    """Start this node's processes of a run, see to it that they end well, and return the exit code.
+def launch_workers(config: Config, command: list[str]) -> ExitCode:
+    """Run this node's workers until they end, with restarts; return the exit code.
 
-    A signal goes on to all of them, and they decide together what becomes of it.
+    Signals are forwarded to all workers.
 
     Args:
-        config: The run.
-        command: What each of them runs.
+        config: Configuration of the run.
+        command: Command of each worker.
 
     Raises:
-        ConfigError: One of them raised it.
+        ConfigError: A worker raised it.
     """
-    here = node()
-    with run_folder.claimed(config.run, here is None or here.rank == 0) as folder:
-        pass  # those that train hold it; here a mistake is told before they start
-    num_processes = config.num_processes // (1 if here is None else here.size)
-    threads = max(1, (os.cpu_count() or 1) // num_processes)
-    with _record_folder() as records:
+    node = read_node_info()
+    num_nodes = 1 if node is None else node.num_nodes
+    with run_directory.acquire_run_dir(config.run, node is None or node.node_rank == 0) as run_dir:
+        pass  # the workers acquire it; acquiring it here reports problems before they start
+    num_threads = max(1, (os.cpu_count() or 1) // (config.num_processes // num_nodes))
+    with _make_records_dir() as records_dir:
         variables = {
-            RECORDS: str(records),
-            PARENT: str(os.getpid()),
-            beginning.VARIABLE: str(beginning.process_began()),
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the others are ours
+            RECORDS_DIR_ENV: str(records_dir),
+            PARENT_PID_ENV: str(os.getpid()),
+            attempt_start.START_TIME_VARIABLE: str(attempt_start.get_process_start_time()),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_threads)),
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the supervisor handles the others
         }
-        with _environment(variables):
-            supervisor = Supervisor(config, command, folder, records, here)
-            with _handling(supervisor.pass_on):
+        with _set_environment(variables):
+            supervisor = Supervisor(config, command, run_dir, records_dir, node)
+            with _handle_signals(supervisor.forward_signal):
                 return supervisor.supervise()
 
 
 class Supervisor(LocalElasticAgent):
-    """TorchElastic's agent, with a mind of its own about hangs and restarts."""
+    """TorchElastic agent with its own rules for hangs and restarts.
+
+    Args:
+        config: Configuration of the run.
+        command: Command of each worker.
+        run_dir: Run directory.
+        records_dir: Directory of the workers' exit records and heartbeats.
+        node: This node among those of a job; None for a single node.
+
+    Raises:
+        torch.distributed.DistError: The first node is unreachable.
+    """
 
     def __init__(
         self,
         config: Config,
         command: list[str],
-        folder: Path,
-        records: Path,
-        here: Node | None = None,
+        run_dir: Path,
+        records_dir: Path,
+        node: NodeInfo | None = None,
     ) -> None:
-        """Start nothing yet.
-
-        Args:
-            config: The run.
-            command: What each process runs.
-            folder: The run's folder.
-            records: Where processes leave word of how they end.
-            here: This node among those of a job; None: it is the only one.
-
-        Raises:
-            torch.distributed.DistError: The first node cannot be reached.
-        """
-        # It logs every exit code but 0 as an error, below what the run has said itself
+        # TorchElastic logs every exit code but 0 as an error, after the message of the run itself
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(
             logging.CRITICAL
         )
-        rank, size = (0, 1) if here is None else (here.rank, here.size)
-        each = config.num_processes // size
-        self._recovery, self._ranks = config.recovery, range(rank * each, (rank + 1) * each)
-        self._leads = rank == 0
-        self._council = Alone() if here is None else Council(here, host.name())
-        self._folder, self._records = folder, records
-        self._signal: str | None = None
-        self._hangs: str | None = None
-        self._oom_kills = _oom_kills()
+        if node is None:
+            rendezvous: LocalRendezvous | MultiNodeRendezvous = LocalRendezvous(str(os.getpid()))
+        else:
+            rendezvous = MultiNodeRendezvous(node, "nodes")
+        node = rendezvous.node
+        local_size = config.num_processes // node.num_nodes
+        self._recovery = config.recovery
+        self._ranks = range(node.node_rank * local_size, (node.node_rank + 1) * local_size)
+        self._is_node_rank0 = node.node_rank == 0
+        self._coordinator = FailureCoordinator(node, host_info.get_host_name())
+        self._run_dir, self._records_dir = run_dir, records_dir
+        self._received_signal: str | None = None
+        self._hang_reason: str | None = None
+        self._num_oom_kills = _count_oom_kills()
         self._failure: Failure | None = None
-        run_id = str(os.getpid()) if here is None else "nodes"
-        meeting = LocalRendezvous(run_id) if here is None else NodesRendezvous(here, run_id)
         spec = WorkerSpec(
             role="hlat",
-            local_world_size=each,
+            local_world_size=local_size,
             entrypoint=command[0],
             args=tuple(command[1:]),
-            rdzv_handler=meeting,
+            rdzv_handler=rendezvous,
             max_restarts=config.recovery.max_restarts,
         )
         super().__init__(
             spec,
-            _Logs(folder / "logs", self._prepare),
-            shutdown_timeout=_SECONDS_TO_END,
+            _RankLogs(run_dir / "logs", self._prepare_attempt),
+            shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
             log_line_prefix_template="[rank ${rank}] " if config.num_processes > 1 else None,
         )
 
-    def supervise(self) -> Exit:
-        """Start the processes and wait for the last of them; return the exit code.
+    def supervise(self) -> ExitCode:
+        """Run the workers until they end; return the exit code.
 
         Raises:
-            ConfigError: One of them raised it.
+            ConfigError: A worker raised it.
         """
         result = self.run()
         if not result.is_failed():
-            record = self._records / f"{self._ranks[0]}.json"
-            return Exit(json.loads(record.read_text())["exit"])
+            record = self._records_dir / f"{self._ranks[0]}.json"
+            return ExitCode(json.loads(record.read_text())["exit"])
         failure = self._failure
-        assert failure is not None, "it was seen before TorchElastic gave up"
-        if failure.problems and self._leads:
+        assert failure is not None, "_monitor_workers sets it before TorchElastic gives up"
+        if failure.problems and self._is_node_rank0:
             raise ConfigError(*failure.problems)
-        if self._signal is not None:
-            return Exit.PREEMPTED
-        if self._leads:
+        if self._received_signal is not None:
+            return ExitCode.PREEMPTED
+        if self._is_node_rank0:
             print(f"hlat: {failure.trace or failure.reason}".rstrip(), file=sys.stderr)
         return failure.exit
 
-    def pass_on(self, number: int, frame: FrameType | None) -> None:
-        """Send a signal on to all processes; none is started after it."""
-        self._signal = signal.Signals(number).name
-        self._send(signal.Signals(number))
+    def forward_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Forward a signal to all workers and prevent restarts."""
+        self._received_signal = signal.Signals(signum).name
+        self._send_signals(signal.Signals(signum))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
         store: Any = worker_group.store
-        self._council.begin(store)
+        self._coordinator.attach_store(store)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        own = None
+        local_failure = None
         if result.state is WorkerState.HEALTHY:
-            self._stop_if_asked()
-            self._end_if_hung()
-            if not self._council.troubled():
+            self._forward_stop_request()
+            self._kill_if_hung()
+            if not self._coordinator.has_failure():
                 return result
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            own = self._describe(result.failures)
+            local_failure = self._diagnose_failure(result.failures)
         else:
             return result
-        self._failure, restart = self._council.agree(own, self._may_restart)
+        self._failure, restart = self._coordinator.resolve_failure(local_failure, self._may_restart)
         if not restart:
             self._remaining_restarts = 0
         return RunResult(WorkerState.FAILED, failures=result.failures)
 
-    def _stop_if_asked(self) -> None:
-        """Let the run save and end once the file is there by which a launcher asks for it."""
-        asked = os.environ.get(STOP)
-        if self._leads and self._signal is None and asked is not None and Path(asked).exists():
-            self.pass_on(signal.SIGUSR2, None)
+    def _forward_stop_request(self) -> None:
+        """Send SIGUSR2 to the workers once the launcher has created its stop file."""
+        stop_file = os.environ.get(STOP_FILE_ENV, "")
+        is_responsible = self._is_node_rank0 and self._received_signal is None
+        if is_responsible and stop_file and Path(stop_file).exists():
+            self.forward_signal(signal.SIGUSR2, None)
 
-    def _end_if_hung(self) -> None:
-        """End all processes if one has not been heard of for too long; they tell where they are."""
-        late = [rank for rank in self._ranks if self._pulse(rank).late()]
-        if not late:
+    def _kill_if_hung(self) -> None:
+        """Kill all workers after a dump of their stacks if the heartbeat of one has expired."""
+        hung = [str(rank) for rank in self._ranks if self._open_heartbeat(rank).is_expired()]
+        if not hung:
             return
-        self._hangs = (
-            f"nothing was heard of rank {' and '.join(map(str, late))} for "
-            f"recovery.step_timeout_s={self._recovery.step_timeout_s:g} (or start_timeout_s="
-            f"{self._recovery.start_timeout_s:g} where more than a step is done); stacks of all "
-            f"ranks are in {self._folder / 'logs'}"
+        logs_dir, recovery = self._run_dir / "logs", self._recovery
+        self._hang_reason = (
+            f"no heartbeat from rank {' and '.join(hung)} for "
+            f"recovery.step_timeout_s={recovery.step_timeout_s:g} (start_timeout_s="
+            f"{recovery.start_timeout_s:g} during start-up, evaluations and saves); stacks of all "
+            f"ranks are in {logs_dir}"
         )
-        before = self._stacks()
-        self._send(DUMP, signal.SIGCONT)  # one that was stopped wakes up for it, and would go on
-        self._wait_for_stacks(before)
-        self._send(signal.SIGKILL)
+        sizes_before = self._get_stack_file_sizes()
+        # SIGCONT wakes a stopped worker, which would then go on, so SIGKILL follows
+        self._send_signals(DUMP_SIGNAL, signal.SIGCONT)
+        self._wait_for_stacks(sizes_before)
+        self._send_signals(signal.SIGKILL)
 
-    def _wait_for_stacks(self, before: list[int]) -> None:
-        """Wait until all processes have written where they are, but not for long."""
-        deadline, last = time.monotonic() + _SECONDS_TO_DUMP, before
+    def _wait_for_stacks(self, sizes_before: list[int]) -> None:
+        """Wait until the stack files of all ranks have grown and stopped growing, or a timeout."""
+        deadline, previous = time.monotonic() + _DUMP_TIMEOUT_S, sizes_before
         while time.monotonic() < deadline:
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
-            now = self._stacks()
-            if now == last and all(size > was for size, was in zip(now, before, strict=True)):
+            time.sleep(_POLL_INTERVAL_S)
+            sizes = self._get_stack_file_sizes()
+            have_grown = all(new > old for new, old in zip(sizes, sizes_before, strict=True))
+            if have_grown and sizes == previous:
                 return
-            last = now
+            previous = sizes
 
-    def _stacks(self) -> list[int]:
-        """Bytes that each process has written of where it is."""
-        files = [self._folder / "logs" / f"rank_{rank}.stacks" for rank in self._ranks]
+    def _get_stack_file_sizes(self) -> list[int]:
+        files = [self._run_dir / "logs" / f"rank_{rank}.stacks" for rank in self._ranks]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def _may_restart(self, failure: Failure) -> bool:
-        """Decide, and write down, whether to start again after a failure."""
-        events = Journal(self._folder / "events.jsonl")
-        rows, step = events.rows(), self._last_step()
-        alike = [
-            row
+        """Return True if the run may restart after a failure, and log the decision."""
+        if failure.problems or failure.exit is not ExitCode.FAILED:
+            return False
+        if self._received_signal is not None or self._remaining_restarts == 0:
+            return False
+        events = JsonlLog(self._run_dir / "events.jsonl")
+        rows, step, recovery = events.read_rows(), self._read_last_step(), self._recovery
+        num_failures = 1 + sum(
+            row["event"] == "restart" and (row["reason"], row["step"]) == (failure.reason, step)
             for row in rows
-            if row["event"] == "restart" and (row["reason"], row["step"]) == (failure.reason, step)
-        ]
-        final = failure.problems or failure.exit is not Exit.FAILED
-        if final or self._signal is not None or self._remaining_restarts == 0:
-            return False
-        row = {"step": step, "attempt": rows[-1]["attempt"] if rows else 0, "time": time.time()}
-        if len(alike) + 1 >= self._recovery.max_same_failures:
-            sentence = (
-                f"this has happened {len(alike) + 1} times at step {step}, so the run ends "
-                f"(recovery.max_same_failures={self._recovery.max_same_failures})"
-            )
-            print(f"hlat: {failure.reason}: {sentence}", file=sys.stderr)
-            events.append({"event": "give_up", **row, "reason": failure.reason})
-            return False
-        count = self._recovery.max_restarts - self._remaining_restarts + 1
-        print(
-            f"hlat: {failure.reason}; going on from the newest checkpoint (restart {count} of "
-            f"{self._recovery.max_restarts})",
-            file=sys.stderr,
         )
-        events.append({"event": "restart", **row, "reason": failure.reason})
-        return True
+        attempt = rows[-1]["attempt"] if rows else 0
+        details = {"step": step, "attempt": attempt, "time": time.time(), "reason": failure.reason}
+        restart = bool(num_failures < recovery.max_same_failures)
+        if restart:
+            count = recovery.max_restarts - self._remaining_restarts + 1
+            action = (
+                f"; restarting from the newest checkpoint (restart {count} of "
+                f"{recovery.max_restarts})"
+            )
+        else:
+            action = (
+                f": failed {num_failures} times at step {step}, so the run ends "
+                f"(recovery.max_same_failures={recovery.max_same_failures})"
+            )
+        print(f"hlat: {failure.reason}{action}", file=sys.stderr)
+        events.append({"event": "restart" if restart else "give_up", **details})
+        return restart
 
-    def _describe(self, failures: Mapping[int, ProcessFailure]) -> Failure:
-        """What went wrong first."""
+    def _diagnose_failure(self, failures: Mapping[int, ProcessFailure]) -> Failure:
+        """Return the first failure among the workers of this node."""
         now = time.time()
-        if self._hangs is not None:
-            return Failure(self._hangs, killed=True, time=now)
-        killed = {rank: -f.exitcode for rank, f in failures.items() if f.exitcode < 0}
-        told = [(json.loads(path.read_text()), path.stem) for path in self._records.glob("*.json")]
-        raised = [(record, rank) for record, rank in told if "trace" in record]
-        # A rank that raises has its peers ended by SIGTERM; a rank that is killed lets them raise
+        if self._hang_reason is not None:
+            return Failure(self._hang_reason, killed=True, time=now)
+        killed = {
+            rank: -worker.exitcode for rank, worker in failures.items() if worker.exitcode < 0
+        }
+        records = {
+            path.stem: json.loads(path.read_text()) for path in self._records_dir.glob("*.json")
+        }
+        raised = {name: record for name, record in records.items() if "trace" in record}
+        # TorchElastic ends the peers of a rank that raises by SIGTERM; peers of a killed rank raise
         if killed and not (raised and {*killed.values()} == {signal.SIGTERM}):
-            by_us = signal.SIGTERM  # what TorchElastic ends the others with
-            number, by = min(killed.items(), key=lambda one: (one[1] == by_us, one))
-            out_of_memory = _oom_kills() > self._oom_kills and by == signal.SIGKILL
-            why = " for want of memory" if out_of_memory else ""
-            reason = f"rank {number} was ended by {signal.Signals(by).name}{why}"
-            return Failure(reason, killed=by != signal.SIGTERM, time=now)
+            rank, signum = min(killed.items(), key=lambda item: (item[1] == signal.SIGTERM, item))
+            is_oom = _count_oom_kills() > self._num_oom_kills and signum == signal.SIGKILL
+            reason = f"rank {rank} was killed by {signal.Signals(signum).name}"
+            if is_oom:
+                reason += " (out of memory)"
+            return Failure(reason, killed=signum != signal.SIGTERM, time=now)
         if raised:
-            first, rank = min(raised, key=lambda pair: pair[0]["time"])
-            reason = f"rank {rank} raised {first['trace'].rstrip().splitlines()[-1]}"
-            trace = f"rank {rank} failed:\n{first['trace']}"
-            problems = tuple(first["problems"] or ())
-            exit_code = Exit.CONFIGURATION if problems else Exit.FAILED
-            return Failure(reason, trace, problems, exit_code, time=first["time"])
-        number = min(failures)
-        reason = f"rank {number} exited with code {failures[number].exitcode}"
-        unhealthy = failures[number].exitcode == Exit.UNHEALTHY_NODE
-        return Failure(reason, exit=Exit.UNHEALTHY_NODE if unhealthy else Exit.FAILED, time=now)
+            name, record = min(raised.items(), key=lambda item: item[1]["time"])
+            reason = f"rank {name} raised {record['trace'].rstrip().splitlines()[-1]}"
+            trace = f"rank {name} failed:\n{record['trace']}"
+            problems = tuple(record["problems"] or ())
+            exit_code = ExitCode.CONFIGURATION if problems else ExitCode.FAILED
+            return Failure(reason, trace, problems, exit_code, time=record["time"])
+        rank = min(failures)
+        code = failures[rank].exitcode
+        is_unhealthy = code == ExitCode.UNHEALTHY_NODE
+        exit_code = ExitCode.UNHEALTHY_NODE if is_unhealthy else ExitCode.FAILED
+        return Failure(f"rank {rank} exited with code {code}", exit=exit_code, time=now)
 
-    def _prepare(self) -> None:
-        """Forget the last attempt, and give the next one time to start."""
-        for record in self._records.glob("*.json"):
+    def _prepare_attempt(self) -> None:
+        """Remove the exit records of the last attempt and apply the start timeout."""
+        for record in self._records_dir.glob("*.json"):
             record.unlink()
-        self._hangs, self._oom_kills = None, _oom_kills()
-        watched = self._recovery.step_timeout_s is not None
+        self._hang_reason, self._num_oom_kills = None, _count_oom_kills()
+        recovery = self._recovery
+        timeout_s = None if recovery.step_timeout_s is None else recovery.start_timeout_s
         for rank in self._ranks:
-            self._pulse(rank).expect(self._recovery.start_timeout_s if watched else None)
+            self._open_heartbeat(rank).set_deadline(timeout_s)
 
-    def _pulse(self, rank: int) -> Pulse:
-        return Pulse(pulse_file(self._records, rank))
+    def _open_heartbeat(self, rank: int) -> Heartbeat:
+        return Heartbeat(get_heartbeat_path(self._records_dir, rank))
 
-    def _last_step(self) -> int:
-        """The last step that was logged; 0 before the first."""
-        rows = Journal(self._folder / "metrics.jsonl").rows()
+    def _read_last_step(self) -> int:
+        """Return the last logged step; 0 before the first."""
+        rows = JsonlLog(self._run_dir / "metrics.jsonl").read_rows()
         return int(rows[-1]["step"]) if rows else 0
 
-    def _send(self, *signals: signal.Signals) -> None:
+    def _send_signals(self, *signals: signal.Signals) -> None:
         for worker in self.get_worker_group().workers:
-            for number in signals:
+            for signum in signals:
                 with suppress(ProcessLookupError):
                     if worker.id is not None:
-                        os.kill(worker.id, number)
+                        os.kill(worker.id, signum)
 
 
-class _Logs(DefaultLogsSpecs):
-    """The first rank on the console, the others' stderr there as well, and beside the run."""
+class _RankLogs(DefaultLogsSpecs):
+    """Log destinations: rank 0 to the console; stderr of other ranks to a file and the console."""
 
-    def __init__(self, logs: Path, prepare: Any) -> None:
-        super().__init__(str(logs))
-        self._folder, self._prepare = logs, prepare
+    def __init__(self, logs_dir: Path, before_start: Any) -> None:
+        super().__init__(str(logs_dir))
+        self._logs_dir, self._before_start = logs_dir, before_start
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Where the output of each process goes, just before they start."""
-        self._prepare()
+        """Return the destinations of each worker's output; called just before they start."""
+        self._before_start()
         destination = LogsDest()
         for i, variables in envs.items():
             rank = int(variables["RANK"])
-            log = self._folder / f"rank_{rank}.log"
-            _put_aside(log)
+            log = self._logs_dir / f"rank_{rank}.log"
+            _rotate_log(log)
             destination.stdouts[i] = os.devnull if rank else ""
             destination.stderrs[i] = str(log) if rank else ""
             if rank:
@@ -326,14 +345,14 @@ class _Logs(DefaultLogsSpecs):
         return destination
 
 
-def _put_aside(log: Path) -> None:
-    """Keep what an earlier attempt has written: rank_1.log becomes rank_1.<seconds>.log."""
-    if log.exists() and (state := log.stat()).st_size:
-        log.rename(log.with_suffix(f".{state.st_mtime_ns // 10**9}.log"))
+def _rotate_log(log: Path) -> None:
+    """Rename rank_1.log of an earlier attempt to rank_1.<seconds>.log."""
+    if log.exists() and (info := log.stat()).st_size:
+        log.rename(log.with_suffix(f".{info.st_mtime_ns // 10**9}.log"))
 
 
-def _oom_kills() -> int:
-    """Processes that Linux has killed for want of memory since it was started; elsewhere 0."""
+def _count_oom_kills() -> int:
+    """Return the number of out-of-memory kills since Linux was started; 0 on other systems."""
     with suppress(OSError):
         counters = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
         return int(counters.get("oom_kill", 0))
@@ -341,51 +360,49 @@ def _oom_kills() -> int:
 
 
 @contextmanager
-def _record_folder() -> Iterator[Path]:
-    """A folder for what processes leave word in; what supervisors that were killed left goes."""
-    for alive in Path(tempfile.gettempdir()).glob(f"{_RECORD_FOLDERS}*/{_ALIVE}"):
-        with suppress(OSError), alive.open() as file:  # of another user, or still held
+def _make_records_dir() -> Iterator[Path]:
+    """Create a locked temporary directory; remove those of killed supervisors and their workers."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_RECORDS_DIR_PREFIX}*/{_LOCK_FILE}"):
+        with suppress(OSError), lock.open() as file:  # another user's, or still locked
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _end_orphans(alive.parent)
-            shutil.rmtree(alive.parent)
-    with tempfile.TemporaryDirectory(prefix=_RECORD_FOLDERS) as made:
-        folder = Path(made)
-        with (folder / ".alive").open("w") as file:
+            _kill_orphans(lock.parent)
+            shutil.rmtree(lock.parent)
+    with tempfile.TemporaryDirectory(prefix=_RECORDS_DIR_PREFIX) as name:
+        records_dir = Path(name)
+        with (records_dir / ".alive").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            (folder / ".alive").rename(folder / _ALIVE)  # nobody ever finds it unheld
-            yield folder
+            (records_dir / ".alive").rename(records_dir / _LOCK_FILE)  # it appears locked
+            yield records_dir
 
 
-def _end_orphans(records: Path) -> None:
-    """End processes whose supervisor is gone, and who did not notice since they were stopped."""
-    variable = os.fsencode(f"{RECORDS}={records}")
+def _kill_orphans(records_dir: Path) -> None:
+    """Kill workers that were stopped and therefore survived their supervisor."""
+    variable = os.fsencode(f"{RECORDS_DIR_ENV}={records_dir}")
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # of another user, or just ended
+        with suppress(OSError):  # another user's, or just ended
             if variable in (process / "environ").read_bytes().split(b"\0"):
                 os.kill(int(process.name), signal.SIGKILL)
 
 
 @contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables for those that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
+def _set_environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables within the context."""
+    previous = {name: os.environ[name] for name in variables if name in os.environ}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in variables:
+            del os.environ[name]
+        os.environ.update(previous)
 
 
 @contextmanager
-def _handling(handler: Any) -> Iterator[None]:
-    """Let a function hear of signals."""
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+def _handle_signals(handler: Any) -> Iterator[None]:
+    """Call `handler` on signals within the context."""
+    previous = {signum: signal.signal(signum, handler) for signum in SIGNALS}
     try:
         yield
     finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
+        for signum, previous_handler in previous.items():
+            signal.signal(signum, previous_handler)

@@ -1,1 +1,1 @@
-"""What a run writes down and shows: metrics, events, provenance, the console."""
+"""Experiment tracking: metrics.jsonl, events.jsonl, W&B, TensorBoard, provenance, the console."""

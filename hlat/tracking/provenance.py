@@ -1,8 +1,7 @@
-"""Where a run came from: code, packages, machine.
+"""Provenance of a run: code revision, packages and host.
 
-A result without its code revision cannot be repeated. The difference to the revision is kept too,
-because research code is rarely committed when a run starts. A copy of the code that a job runs has
-both in a file beside it.
+The uncommitted changes are recorded with the revision, as research code is rarely committed before
+a run. A copy of the code made for a job contains both in revision.json.
 """
 
 import json
@@ -14,60 +13,52 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGE = Path(__file__).resolve().parent.parent
-_REVISION = "revision.json"
-"""In the folder of a copy."""
+_PACKAGE_DIR = Path(__file__).resolve().parent.parent
+_REVISION_FILE = "revision.json"
+"""File in the directory of a code copy."""
 
 
-def collect(device: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Return code revision and difference, packages, device, host, and data fingerprint."""
+def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Return the code revision and diff, packages, device, host, and data fingerprint."""
+    # Each access to `metadata` parses a file
+    packages = [distribution.metadata for distribution in metadata.distributions()]
+    packages.sort(key=lambda package: str(package["Name"]).lower())
     return {
-        **_code(),
+        **_get_code_revision(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "hosts": [socket.gethostname()],
         "device": device,
         "data": data,
-        "packages": _packages(),
+        "packages": {package["Name"]: package["Version"] for package in packages},
     }
 
 
-def revision() -> str | None:
-    """Return the revision of the code; None without git or a checkout."""
-    return _code()["git_revision"]
+def get_git_revision() -> str | None:
+    """Return the git revision of the code; None without git or a checkout."""
+    return _get_code_revision()["git_revision"]
 
 
-def leave_with(copy: Path) -> None:
-    """Write revision and difference of the code beside a copy of it, in the folder `copy`."""
-    (copy / _REVISION).write_text(json.dumps(_code(), indent=2) + "\n")
+def write_revision_file(copy_dir: Path) -> None:
+    """Write the code revision and diff into `copy_dir`, the directory of a code copy."""
+    (copy_dir / _REVISION_FILE).write_text(json.dumps(_get_code_revision(), indent=2) + "\n")
 
 
-def _code() -> dict[str, str | None]:
-    copied = _PACKAGE.parent / _REVISION
-    if copied.exists():
-        told: dict[str, str | None] = json.loads(copied.read_text())
-        return told
-    return {"git_revision": _git("rev-parse", "HEAD"), "git_diff": _git("diff", "HEAD")}
+def _get_code_revision() -> dict[str, str | None]:
+    revision_file = _PACKAGE_DIR.parent / _REVISION_FILE
+    if revision_file.exists():
+        revision: dict[str, str | None] = json.loads(revision_file.read_text())
+        return revision
+    return {"git_revision": _run_git("rev-parse", "HEAD"), "git_diff": _run_git("diff", "HEAD")}
 
 
-def _packages() -> dict[str, str]:
-    told = [one.metadata for one in metadata.distributions()]  # each access parses a file
-    told.sort(key=lambda one: str(one["Name"]).lower())
-    return {one["Name"]: one["Version"] for one in told}
-
-
-def _git(*arguments: str) -> str | None:
-    """Return what git says of this package's checkout; None without git or a checkout."""
-    if not (_PACKAGE.parent / ".git").exists():
+def _run_git(*arguments: str) -> str | None:
+    """Return the output of git in this package's checkout; None without git or a checkout."""
+    if not (_PACKAGE_DIR.parent / ".git").exists():
         return None
+    command = ["git", "-C", str(_PACKAGE_DIR.parent), *arguments]
     try:
-        done = subprocess.run(
-            ["git", "-C", str(_PACKAGE.parent), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=True,
-        )
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return completed.stdout.strip()

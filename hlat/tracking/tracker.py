@@ -1,7 +1,7 @@
-"""The record of a run: a row per logged step, a row per event, shown as they are written.
+"""The Tracker: metrics.jsonl with a row per logged step, and events.jsonl with a row per event.
 
-Rows are the run's memory: reports, resumption and the console all read from them. Services, if a
-run names any, are told of each row once it is written.
+Reports, resumption and the console read these files. Each row is written to its file before it is
+passed to the configured tracking services.
 """
 
 import time
@@ -9,213 +9,219 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hlat import hardware
+from hlat import mfu
+from hlat.config.redacted_config import redact
 from hlat.config.run import Config
-from hlat.config.told import told
-from hlat.model.canonical import flops_per_token
-from hlat.state import total_steps
-from hlat.tracking import provenance, replay, services, totals
-from hlat.tracking.beginning import attempt_began
-from hlat.tracking.console import Console, tell
-from hlat.tracking.journal import Journal, Nowhere
-from hlat.tracking.listener import Beginning, Listener
+from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.tracking import lost_work, provenance, summary_metrics, tracking_services
+from hlat.tracking.attempt_start import get_attempt_start_time
+from hlat.tracking.console_logger import ConsoleLogger, print_line
+from hlat.tracking.jsonl_log import JsonlLog, NullLog
+from hlat.tracking.metric_logger import MetricLogger, Row, RunInfo
 from hlat.tracking.neuron_monitor import NeuronMonitor
+from hlat.training_state import compute_total_steps
 
 
 class Tracker:
-    """Writes metrics.jsonl and events.jsonl of one attempt at a run.
+    """Writer of metrics.jsonl and events.jsonl for one attempt of a run.
 
     Args:
-        folder: The run folder.
-        config: The run's configuration.
-        chief: Whether this process writes the record; of the others it hears nothing.
-        config_yaml: The configuration as it was composed, for services.
+        run_dir: Run directory.
+        config: Configuration of the run.
+        is_rank0: Write the files; the Tracker of another rank discards all rows.
+        config_yaml: Composed configuration, for tracking services.
 
     Attributes:
-        attempt: Its number, from 1.
-        identity: What each service calls the run; known once the attempt has begun.
+        attempt: Number of the attempt, from 1.
+        service_run_ids: Id of the run in each service; set by `start_attempt`.
     """
 
     def __init__(
-        self, folder: Path, config: Config, chief: bool = True, config_yaml: str = "{}"
+        self, run_dir: Path, config: Config, is_rank0: bool = True, config_yaml: str = "{}"
     ) -> None:
-        self._chief, self._folder, self._config_yaml = chief, folder, config_yaml
-        journal = Journal if chief else Nowhere
-        self._metrics = journal(folder / "metrics.jsonl")
-        self._events = journal(folder / "events.jsonl")
+        self._is_rank0, self._run_dir, self._config_yaml = is_rank0, run_dir, config_yaml
+        log_class = JsonlLog if is_rank0 else NullLog
+        self._metrics_log = log_class(run_dir / "metrics.jsonl")
+        self._events_log = log_class(run_dir / "events.jsonl")
         self._config = config
-        self._flops_per_token = flops_per_token(config.model, config.batch.sequence_length)
-        self._console: Console | None = None
-        self._neuron: NeuronMonitor | None = None
-        self._listeners: list[Listener] = []
-        self.identity: dict[str, str] = {}
-        self._paid_since = time.time()
-        before = [row["event"] for row in self._events.rows()]
-        self.attempt = 1 + sum(event in replay.BEGINNINGS for event in before)
-        self._num_scores = before.count(replay.SCORE)
-        self._last_step, self._last_time, self._waited = 0, time.perf_counter(), 0.0
+        self._flops_per_token = compute_flops_per_token(config.model, config.batch.sequence_length)
+        self._console: ConsoleLogger | None = None
+        self._neuron_monitor: NeuronMonitor | None = None
+        self._loggers: list[MetricLogger] = []
+        self.service_run_ids: dict[str, str] = {}
+        self._cost_start_time = time.time()
+        events = [row["event"] for row in self._events_log.read_rows()]
+        self.attempt = 1 + sum(event in lost_work.START_EVENTS for event in events)
+        self._num_scores = events.count(lost_work.SCORE_EVENT)
+        self._last_step, self._last_time, self._data_wait_seconds = 0, time.perf_counter(), 0.0
 
-    def begin(self, step: int, identity: Mapping[str, str] | None = None, **details: Any) -> None:
-        """Open the attempt at `step`; rows beyond it will be written again.
+    def start_attempt(
+        self, step: int, service_run_ids: Mapping[str, str] | None = None, **details: Any
+    ) -> None:
+        """Start the attempt at `step` and remove later rows of metrics.jsonl.
 
-        The event tells when the attempt `began`, and what it has to do again (`replay.lost`).
+        The event contains the start time of the attempt (`began`) and the lost work
+        (`lost_work.compute_lost_work`).
 
         Args:
-            step: Where the run goes on.
-            identity: What each service calls the run, as its checkpoint has it.
-            details: What else the event tells.
+            step: Last completed step.
+            service_run_ids: Id of the run in each service, from the checkpoint.
+            details: Further fields of the event.
         """
-        before, dropped = self._events.rows(), self._metrics.keep(step)
-        earlier = [row for row in replay.own((*before, *dropped)) if row["attempt"] < self.attempt]
-        began = attempt_began(max((row["time"] for row in earlier), default=None))
-        lost = replay.lost(dropped, before, step) if earlier else {}
-        alive = replay.seconds_alive((*before, *self._metrics.rows(), *dropped))
-        self._paid_since = began - alive
-        if self._chief:
-            self._console = Console(self._config.tracking.console)
-            self._open_services(step, identity or {}, replay.written_between(before))
-            self._neuron = NeuronMonitor()
-        self.event("resume" if step else "start", step, began=began, **lost, **details)
+        events, removed = self._events_log.read_rows(), self._metrics_log.truncate_after(step)
+        own_rows = lost_work.exclude_scores((*events, *removed))
+        earlier = [row for row in own_rows if row["attempt"] < self.attempt]
+        began = get_attempt_start_time(max((row["time"] for row in earlier), default=None))
+        lost = lost_work.compute_lost_work(removed, events, step) if earlier else {}
+        all_rows = (*events, *self._metrics_log.read_rows(), *removed)
+        self._cost_start_time = began - lost_work.compute_attempt_seconds(all_rows)
+        if self._is_rank0:
+            missed_events = lost_work.find_events_after_last_attempt(events)
+            self._start_loggers(step, service_run_ids or {}, missed_events)
+            self._neuron_monitor = NeuronMonitor()
+        self.log_event("resume" if step else "start", step, began=began, **lost, **details)
         self.restart_clock(step)
 
-    def ready(self, step: int) -> None:
-        """Record that all is there for the first step after `step`; what comes now is training."""
-        self.event("ready", step)
+    def log_ready(self, step: int) -> None:
+        """Log the end of the start-up; the time after it is training time."""
+        self.log_event("ready", step)
         self.restart_clock(step)
 
-    def wait(self, seconds: float) -> None:
-        """Count the time that a step waited for its batch."""
-        self._waited += seconds
+    def add_data_wait(self, seconds: float) -> None:
+        """Add the time that a step waited for its batch."""
+        self._data_wait_seconds += seconds
 
-    def log(self, step: int, phase: str, **numbers: float | None) -> None:
-        """Write the row of `step`; times are means over the steps since the last row."""
-        steps, waited = step - self._last_step, self._waited
-        seconds = self.restart_clock(step) / steps
-        tokens_per_second = self._config.batch.tokens_per_step / seconds
+    def log_metrics(self, step: int, phase: str, **metrics: float | None) -> None:
+        """Log the row of `step`; times are means over the steps since the last row."""
+        num_steps, data_wait_seconds = step - self._last_step, self._data_wait_seconds
+        seconds = self.restart_clock(step) / num_steps
+        tokens_per_step = self._config.batch.tokens_per_step
+        tokens_per_second = tokens_per_step / seconds
         row = {
             "step": step,
-            "tokens": step * self._config.batch.tokens_per_step,
-            **numbers,
+            "tokens": step * tokens_per_step,
+            **metrics,
             "tokens_per_second": tokens_per_second,
             "step_seconds": seconds,
-            "data_wait_seconds": waited / steps,
-            "mfu": self._mfu(tokens_per_second),
-            **self._cost(step * self._config.batch.tokens_per_step),
-            **(self._neuron.newest() if self._neuron else {}),
+            "data_wait_seconds": data_wait_seconds / num_steps,
+            "mfu": self._compute_mfu(tokens_per_second),
+            **self._compute_cost(step * tokens_per_step),
+            **(self._neuron_monitor.get_latest() if self._neuron_monitor else {}),
             "phase": phase,
             "attempt": self.attempt,
             "time": time.time(),
         }
-        self._metrics.append(row)
-        for listener in self._listeners:
-            listener.row(row)
+        self._metrics_log.append(row)
+        for logger in self._loggers:
+            logger.log_metrics(row)
 
     def rewind(self, step: int) -> None:
-        """Go back to `step` within the attempt; rows beyond it will be written again.
+        """Go back to `step` within the attempt and remove later rows of metrics.jsonl.
 
-        The event tells the `seconds` since the last row, and what is done again (`replay.lost`).
+        The event contains the `seconds` since the last row and the lost work.
         """
-        lost = replay.lost(self._metrics.keep(step), self._events.rows(), step)
-        for listener in self._listeners:
-            listener.rewind(step)
-        self.event("rewind", step, seconds=self.restart_clock(step), **lost)
+        removed = self._metrics_log.truncate_after(step)
+        lost = lost_work.compute_lost_work(removed, self._events_log.read_rows(), step)
+        for logger in self._loggers:
+            logger.rewind(step)
+        self.log_event("rewind", step, seconds=self.restart_clock(step), **lost)
 
-    def recent(self, count: int) -> list[dict[str, Any]]:
-        """Return the last `count` rows, oldest first."""
-        return self._metrics.rows()[-count:]
+    def get_recent_rows(self, count: int) -> list[Row]:
+        """Return the last `count` rows of metrics.jsonl, oldest first."""
+        return self._metrics_log.read_rows()[-count:]
 
-    def events(self, event: str) -> list[dict[str, Any]]:
-        """Return such events of all attempts, oldest first."""
-        return [row for row in self._events.rows() if row["event"] == event]
+    def get_events(self, event: str) -> list[Row]:
+        """Return the rows of an event of all attempts, oldest first."""
+        return [row for row in self._events_log.read_rows() if row["event"] == event]
 
-    def event(self, event: str, step: int, **details: Any) -> None:
-        """Write one row of events.jsonl."""
-        place = {"step": step, "attempt": self.attempt, "time": time.time()}
-        row = {"event": event, **place, **details}
-        self._events.append(row)
-        for listener in self._listeners:
-            listener.event(row)
-        self._tell_scores()
+    def log_event(self, event: str, step: int, **details: Any) -> None:
+        """Log an event, and forward the scores that other processes have logged since the last."""
+        position = {"step": step, "attempt": self.attempt, "time": time.time()}
+        row = {"event": event, **position, **details}
+        self._events_log.append(row)
+        if not self._loggers:
+            return
+        scores = self.get_events(lost_work.SCORE_EVENT)
+        for logger in self._loggers:
+            for one in (row, *scores[self._num_scores :]):
+                logger.log_event(one)
+        self._num_scores = len(scores)
 
-    def _tell_scores(self) -> None:
-        """Let services hear of what others have measured of this run since the last event."""
-        if self._listeners:
-            scores = self.events(replay.SCORE)
-            for row in scores[self._num_scores :]:
-                for listener in self._listeners:
-                    listener.event(row)
-            self._num_scores = len(scores)
-
-    def say(self, text: str) -> None:
-        """Tell the user something without breaking the progress bar."""
+    def print_message(self, text: str) -> None:
+        """Print a message on rank 0, above the progress bar."""
         if self._console is not None:
-            self._console.say(text)
-        elif self._chief:
-            tell(text)
+            self._console.print_message(text)
+        elif self._is_rank0:
+            print_line(text)
 
-    def leave_out(self, since: float) -> float:
-        """Do not count what happened since then as training; return the seconds it took.
+    def exclude_time(self, since: float) -> float:
+        """Exclude the time after `since` from the training time; return its length in seconds.
 
         Args:
-            since: What time.perf_counter() returned before it.
+            since: Value of time.perf_counter() at the start of the excluded time.
         """
         seconds = time.perf_counter() - since
         self._last_time += seconds
         return seconds
 
     def restart_clock(self, step: int) -> float:
-        """Time the steps after `step` from here on; return the seconds since the last restart."""
+        """Start timing the steps after `step`; return the seconds since the last call."""
         now = time.perf_counter()
         seconds = now - self._last_time
-        self._last_step, self._last_time, self._waited = step, now, 0.0
+        self._last_step, self._last_time, self._data_wait_seconds = step, now, 0.0
         return seconds
 
     def close(self) -> None:
-        """End the progress display, and let services finish."""
-        if self._neuron is not None:
-            self._neuron.close()
-            self._neuron = None
-        if self._listeners:
-            summary = totals.totals(self._metrics.rows(), self._events.rows())
-            for listener in reversed(self._listeners):  # the console shows what the others warn of
-                listener.finish(summary)
-            self._listeners = []
+        """Close the progress display and finish the services."""
+        if self._neuron_monitor is not None:
+            self._neuron_monitor.close()
+            self._neuron_monitor = None
+        if self._loggers:
+            rows, events = self._metrics_log.read_rows(), self._events_log.read_rows()
+            summary = summary_metrics.compute_summary_metrics(rows, events)
+            for logger in reversed(self._loggers):  # the console last: it displays warnings
+                logger.finish(summary)
+            self._loggers = []
 
-    def _open_services(
-        self, step: int, identity: Mapping[str, str], missed: Iterable[dict[str, Any]]
+    def _start_loggers(
+        self, step: int, service_run_ids: Mapping[str, str], missed_events: Iterable[Row]
     ) -> None:
-        """Let the console and all services begin, and tell them what a supervisor wrote."""
+        """Start the console and the services, and log `missed_events` to them."""
         config = self._config
-        services.refuse_missing(config)
-        self.identity = services.identities(config, self._folder, identity)
-        made = services.listeners(config, self.say)
-        assert self._console is not None, "it hears of everything first"
-        for name, listener in {"console": self._console, **made}.items():
-            self._listeners.append(listener)
-            listener.begin(
-                Beginning(
-                    folder=self._folder,
-                    name=self._folder.name,
-                    identity=self.identity.get(name, ""),
+        self._console = ConsoleLogger(config.tracking.console)
+        tracking_services.validate_installed_services(config)
+        self.service_run_ids = tracking_services.load_service_run_ids(
+            config, self._run_dir, service_run_ids
+        )
+        services = tracking_services.build_metric_loggers(config, self.print_message)
+        loggers: dict[str, MetricLogger] = {"console": self._console, **services}
+        for name, logger in loggers.items():
+            self._loggers.append(logger)
+            logger.start(
+                RunInfo(
+                    run_dir=self._run_dir,
+                    name=self._run_dir.name,
+                    service_run_id=self.service_run_ids.get(name, ""),
                     attempt=self.attempt,
                     step=step,
-                    total_steps=total_steps(config),
-                    config=told(self._config_yaml) if made else {},
-                    code_revision=provenance.revision() if made else None,
+                    total_steps=compute_total_steps(config),
+                    config=redact(self._config_yaml) if services else {},
+                    code_revision=provenance.get_git_revision() if services else None,
                 )
             )
-            for row in missed:
-                listener.event(row)
+            for row in missed_events:
+                logger.log_event(row)
 
-    def _cost(self, tokens: int) -> dict[str, float | None]:
-        """What all nodes have cost while an attempt was alive, and that per 4 million tokens."""
-        seconds = time.time() - self._paid_since
-        cpt = hardware.cost_per_4m_tokens(self._config.hardware, tokens / seconds)
-        return {"cost_usd": None if cpt is None else cpt * tokens / 4e6, "cpt_usd": cpt}
+    def _compute_cost(self, tokens: int) -> dict[str, float | None]:
+        """Return the cost of all nodes during all attempts, total and per 4 million tokens."""
+        seconds = time.time() - self._cost_start_time
+        cost_per_4m = mfu.compute_cost_per_4m_tokens(self._config.hardware, tokens / seconds)
+        total = None if cost_per_4m is None else cost_per_4m * tokens / 4e6
+        return {"cost_usd": total, "cpt_usd": cost_per_4m}
 
-    def _mfu(self, tokens_per_second: float) -> float | None:
+    def _compute_mfu(self, tokens_per_second: float) -> float | None:
         config = self._config
-        return hardware.mfu(
+        return mfu.compute_mfu(
             tokens_per_second,
             self._flops_per_token,
             config.hardware,

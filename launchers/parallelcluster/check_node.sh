@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Has this node what its instance type has? A node that has not is drained, and ParallelCluster puts another in its place.
+# Checks that this node has the devices of its instance type. A faulty node is drained, and ParallelCluster replaces it.
 #
-#   check_node.sh install neuron|gpu ACCELERATORS CARDS     on the head node, as root: what to expect, and before every job
-#   check_node.sh                                           on a compute node: as Slurm's Prolog and HealthCheckProgram
+#   check_node.sh install neuron|gpu ACCELERATORS CARDS     on the head node, as root: install the check with the expected counts
+#   check_node.sh                                           on a compute node: run by Slurm as Prolog and HealthCheckProgram
 #
-# What is expected stands beside the installed script, a line each: how many files match a pattern, or what is mounted.
+# The file `expected` next to the installed script has one line per check: a count and a file pattern, or a mount point.
 set -euo pipefail
 
 self=$(readlink --canonicalize "${BASH_SOURCE[0]}")
@@ -21,19 +21,19 @@ install_check() { # neuron|gpu accelerators cards
     ln --symbolic --force ../hlat/check_node.sh "$scripts/prolog.d/10_hlat"
 }
 
-# Prints what is missing, on one line
+# Prints the failed checks on one line
 missing() {
-    local wanted pattern found told=()
+    local wanted pattern found failures=()
     while read -r wanted pattern; do
         if [[ $wanted == mounted ]]; then
-            mountpoint --quiet "$pattern" || told+=("$pattern is not mounted")
+            mountpoint --quiet "$pattern" || failures+=("$pattern is not mounted")
         else
             mapfile -t found < <(compgen -G "$pattern")
-            ((${#found[@]} >= wanted)) || told+=("${#found[@]} of $wanted $pattern")
+            ((${#found[@]} >= wanted)) || failures+=("${#found[@]} of $wanted $pattern")
         fi
     done <"$expected"
     local IFS=,
-    echo "${told[*]}"
+    echo "${failures[*]}"
 }
 
 if [[ ${1:-} == install ]]; then
@@ -44,7 +44,7 @@ reason=$(missing)
 if [[ -z $reason ]]; then
     exit
 fi
-if [[ -n ${SLURM_JOB_ID:-} ]]; then # Slurm drains the node of a prolog that fails, and requeues the job
+if [[ -n ${SLURM_JOB_ID:-} ]]; then # after a failed prolog, Slurm drains the node and requeues the job
     echo "hlat: $reason" >&2
     exit 1
 fi

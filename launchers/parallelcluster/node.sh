@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes a compute node ready to train: the pinned driver, runtime and tools, settings of the kernel, room on the local disk.
+# Prepares a compute node for training: pinned driver, runtime and tools, kernel settings, scratch directory on the local disk.
 #
 #   node.sh [PACKAGE=VERSION]...     packages of AWS's Neuron repository; none on GPU nodes
 #
-# Runs as root when a node has been configured and before it takes jobs. What is there is left alone, so running it again,
-# or on an image that holds the packages, installs nothing.
+# Runs as root after the configuration of a node and before its first job. Installed packages are skipped, so the script is
+# idempotent.
 set -euo pipefail
 
 keyring=/etc/apt/keyrings/neuron.asc

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.config.rules import RULES
+from hlat.config.config_validation import VALIDATORS
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = sorted(
@@ -62,7 +62,7 @@ def test_training_commands_compose(document: str, command: str, compose) -> None
     overrides = [re.sub(r"=.*interval\(([^,]+),.*", r"=\1", word) for word in overrides]
     first_point = [word.split(",")[0] if "[" not in word else word for word in overrides]
     config = OmegaConf.to_object(compose(*first_point))
-    problems = [problem for rule in RULES for problem in rule(config)]
+    problems = [problem for rule in VALIDATORS for problem in rule(config)]
     # A command may need hardware or an engine that is not here, but its numbers must agree
     elsewhere = ("cannot be executed by this version", "needs a multiple of")
     assert not [p for p in problems if not any(words in p for words in elsewhere)], document

@@ -17,11 +17,13 @@ def test_the_map_names_every_package() -> None:
     setup = configparser.ConfigParser()
     setup.read(REPOSITORY / "setup.cfg")
     named = set(setup["options"]["packages"].split())
-    own = {
+    found = {
         ".".join(file.parent.relative_to(REPOSITORY).parts)
-        for file in (REPOSITORY / "hlat").rglob("__init__.py")
+        for name in ("hlat", "launchers")
+        for file in (REPOSITORY / name).rglob("__init__.py")
     }
-    assert named == own | {"hlat.conf", "hlat.sweeps", "hydra_plugins.hlat_launchers"}
+    found = {name.replace("launchers", "hydra_plugins.hlat_launchers", 1) for name in found}
+    assert named == found | {"hlat.conf", "hlat.sweeps"}
 
 
 def test_composing_and_help_import_no_heavy_library(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is recomputed and what is compiled changes memory and speed, not the numbers."""
+"""Activation checkpointing and compilation change memory and speed, but no result."""
 
 import dataclasses
 import shutil
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.config.errors import ConfigError
+from hlat.config.config_errors import ConfigError
 from hlat.config.parallelism import ActivationCheckpointing
-from hlat.config.resolve import resolve
-from hlat.data.sequences import Sequences
-from hlat.engine.create import create_engine
+from hlat.config.resolve import resolve_config
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.engine_factory import create_engine
 
 RATE = 1e-3
 MODES = list(ActivationCheckpointing)
@@ -20,7 +20,7 @@ MODES = list(ActivationCheckpointing)
 @pytest.fixture
 def build(compose, small):
     def make(*overrides):
-        config = resolve(compose(*small, *overrides))
+        config = resolve_config(compose(*small, *overrides))
         engine = create_engine(config)
         engine.build(config)
         return engine
@@ -31,7 +31,7 @@ def build(compose, small):
 @pytest.fixture
 def batches():
     generator = np.random.default_rng(0)
-    return [Sequences(generator.integers(0, 4096, (8, 64), np.int32)) for _ in range(3)]
+    return [PackedSequences(generator.integers(0, 4096, (8, 64), np.int32)) for _ in range(3)]
 
 
 def train(engine, batches):
@@ -43,41 +43,41 @@ def checkpointing(mode):
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "mixed"])
-def test_what_is_computed_again_is_the_same_to_the_last_bit(build, batches, recipe):
+def test_activation_checkpointing_is_bit_identical(build, batches, recipe):
     numbers = [train(build(f"precision={recipe}", checkpointing(mode)), batches) for mode in MODES]
     assert numbers[0] == numbers[1] == numbers[2]
 
 
-def kept_bytes(engine, batch):
-    """Bytes of distinct tensors that autograd keeps for the backward pass, weights aside."""
-    weights = {weight.untyped_storage().data_ptr() for weight in engine.parts[0].parameters()}
-    kept = {}
+def measure_saved_bytes(engine, batch):
+    """Return the bytes of the tensors that autograd saves for the backward pass, without weights."""
+    weights = {weight.untyped_storage().data_ptr() for weight in engine.model_parts[0].parameters()}
+    saved = {}
 
-    def keep(tensor):
+    def save(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        engine._passage.forward(engine._batch(batch), 1.0)
-    return sum(kept.values())
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        engine._forward_backward.forward(engine._build_batch(batch), 1.0)
+    return sum(saved.values())
 
 
-def test_less_is_kept(build, batches):
+def test_activation_checkpointing_saves_memory(build, batches):
     none, selective, full = (
-        kept_bytes(build(checkpointing(mode), "batch.micro_batch_size=8"), batches[0])
+        measure_saved_bytes(build(checkpointing(mode), "batch.micro_batch_size=8"), batches[0])
         for mode in MODES
     )
     assert full < 0.5 * selective < 0.5 * none
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, several
+@pytest.mark.filterwarnings("ignore")  # several warnings of torch
 @pytest.mark.parametrize(
     ("recipe", "tolerance"),
     [("fp32", 1e-5), pytest.param("mixed", 1e-2, marks=pytest.mark.slow), ("bf16_sr", 2e-2)],
 )
-def test_a_compiled_model_gives_the_same_numbers(build, batches, recipe, tolerance):
+def test_compiled_and_eager_agree(build, batches, recipe, tolerance):
     groups = (f"precision={recipe}", checkpointing(MODES[1]))
     plain, compiled = (
         train(build(f"compiler={name}", *groups), batches) for name in ("none", "inductor")

@@ -22,12 +22,18 @@ import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
 
-from hlat.checkpoint import durable, places, retention
-from hlat.checkpoint.chunk import Chunk
-from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.checkpoint.retention import newest_valid, prune
-from hlat.checkpoint.store import load_state, restore, save, verify
-from hlat.config.errors import ConfigError
+from hlat.checkpoint import retention
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_store import (
+    load_checkpoint,
+    load_state_json,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from hlat.checkpoint.retention import find_newest_valid, prune_checkpoints
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.config_errors import ConfigError
+from hlat.storage import durable_files, storage_path
 
 State = dict[str, torch.Tensor]
 ELSEWHERE = "file://"
@@ -39,7 +45,14 @@ FILES = ["rank_00000.safetensors", "state.json", "manifest.json", "COMMITTED"]
 def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the functions under test get and give URLs, which the test itself never sees."""
     if request.param == "elsewhere":
-        for function in (save, restore, load_state, verify, newest_valid, prune):
+        for function in (
+            save_checkpoint,
+            load_checkpoint,
+            load_state_json,
+            verify_checkpoint,
+            find_newest_valid,
+            prune_checkpoints,
+        ):
             monkeypatch.setitem(globals(), function.__name__, by_url(function))
     return bool(request.param == "elsewhere")
 
@@ -47,10 +60,14 @@ def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def by_url(function: Callable[..., Any]) -> Callable[..., Any]:
     def called(path: Path, *arguments: Any, **options: Any) -> Any:
         urls = {
-            name: places.at(f"{ELSEWHERE}{value}") if isinstance(value, Path) else value
+            name: storage_path.parse_storage_path(f"{ELSEWHERE}{value}")
+            if isinstance(value, Path)
+            else value
             for name, value in options.items()
         }
-        return as_path(function(places.at(f"{ELSEWHERE}{path}"), *arguments, **urls))
+        return as_path(
+            function(storage_path.parse_storage_path(f"{ELSEWHERE}{path}"), *arguments, **urls)
+        )
 
     return called
 
@@ -65,17 +82,17 @@ def as_path(value: Any) -> Any:
 on_disk = pytest.mark.parametrize("elsewhere", ["disk"], indirect=True)
 
 
-def whole(name: str, tensor: torch.Tensor) -> Chunk:
+def whole(name: str, tensor: torch.Tensor) -> TensorChunk:
     shape = tuple(tensor.shape)
-    return Chunk(name, shape, (0,) * len(shape), shape, tensor)
+    return TensorChunk(name, shape, (0,) * len(shape), shape, tensor)
 
 
-def cut(name: str, tensor: torch.Tensor, *boxes: tuple[slice, ...]) -> list[Chunk]:
+def cut(name: str, tensor: torch.Tensor, *boxes: tuple[slice, ...]) -> list[TensorChunk]:
     chunks = []
     for box in boxes:
         part = tensor[box]
         offset = tuple(index.start for index in box)
-        chunks.append(Chunk(name, tuple(tensor.shape), offset, tuple(part.shape), part))
+        chunks.append(TensorChunk(name, tuple(tensor.shape), offset, tuple(part.shape), part))
     return chunks
 
 
@@ -97,17 +114,17 @@ def make_state(seed: int) -> State:
 
 def save_state(folder: Path, step: int) -> Path:
     chunks = [whole(name, tensor) for name, tensor in make_state(step).items()]
-    return save(folder, step, chunks, {"step": step, "data": {"cursors": [step, 2]}})
+    return save_checkpoint(folder, step, chunks, {"step": step, "data": {"cursors": [step, 2]}})
 
 
 def assert_holds(path: Path, step: int) -> None:
     expected = make_state(step)
     found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-    restore(path, [whole(name, tensor) for name, tensor in found.items()])
+    load_checkpoint(path, [whole(name, tensor) for name, tensor in found.items()])
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
-    assert load_state(path) == {"step": step, "data": {"cursors": [step, 2]}}
+    assert load_state_json(path) == {"step": step, "data": {"cursors": [step, 2]}}
 
 
 def temporary_folders(folder: Path) -> list[Path]:
@@ -117,17 +134,17 @@ def temporary_folders(folder: Path) -> list[Path]:
 def test_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
     path = save_state(tmp_path / "checkpoints", 1000)
     assert path == tmp_path / "checkpoints" / "step_00001000"
-    verify(path)
+    verify_checkpoint(path)
     assert sorted(entry.name for entry in path.iterdir()) == sorted(FILES)
     assert_holds(path, 1000)
-    assert newest_valid(tmp_path / "checkpoints") == (path, [])
+    assert find_newest_valid(tmp_path / "checkpoints") == (path, [])
 
 
 def test_special_values_come_back_bit_for_bit(tmp_path: Path) -> None:
     bits = torch.tensor([0x7FC00001, 0x7F800000, -0x80000000, 1], dtype=torch.int32)
-    path = save(tmp_path, 1, [whole("weights/special", bits.view(torch.float32))], {})
+    path = save_checkpoint(tmp_path, 1, [whole("weights/special", bits.view(torch.float32))], {})
     found = torch.zeros(4)
-    restore(path, [whole("weights/special", found)])
+    load_checkpoint(path, [whole("weights/special", found)])
     assert torch.equal(found.view(torch.int32), bits)
 
 
@@ -135,34 +152,34 @@ def test_saving_what_was_restored_gives_the_same_bytes(tmp_path: Path) -> None:
     first = save_state(tmp_path / "first", 3)
     found = {name: torch.zeros_like(tensor) for name, tensor in make_state(3).items()}
     chunks = [whole(name, tensor) for name, tensor in found.items()]
-    restore(first, chunks)
-    second = save(tmp_path / "second", 3, chunks, load_state(first))
+    load_checkpoint(first, chunks)
+    second = save_checkpoint(tmp_path / "second", 3, chunks, load_state_json(first))
     for name in FILES:
         assert (first / name).read_bytes() == (second / name).read_bytes()
 
 
 def test_restore_fills_a_view_of_another_shape_and_strides(tmp_path: Path) -> None:
     values = torch.arange(24.0).reshape(4, 6)
-    path = save(tmp_path, 1, [whole("weights/w", values)], {})
+    path = save_checkpoint(tmp_path, 1, [whole("weights/w", values)], {})
     memory = torch.zeros(2, 2, 6, 2)
     view = memory[..., 0]
-    restore(path, [Chunk("weights/w", (4, 6), (0, 0), (4, 6), view)])
+    load_checkpoint(path, [TensorChunk("weights/w", (4, 6), (0, 0), (4, 6), view)])
     assert torch.equal(view.reshape(4, 6), values)
     assert torch.count_nonzero(memory[..., 1]) == 0
 
 
 def test_restore_converts_to_the_dtype_of_the_chunk(tmp_path: Path) -> None:
     values = torch.randn(5, generator=torch.Generator().manual_seed(0))
-    path = save(tmp_path, 1, [whole("weights/w", values)], {})
+    path = save_checkpoint(tmp_path, 1, [whole("weights/w", values)], {})
     found = torch.zeros(5, dtype=torch.bfloat16)
-    restore(path, [whole("weights/w", found)])
+    load_checkpoint(path, [whole("weights/w", found)])
     assert torch.equal(found, values.bfloat16())
 
 
 def test_restore_fills_parameters_that_need_gradients(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, [whole("weights/w", torch.ones(3))], {})
+    path = save_checkpoint(tmp_path, 1, [whole("weights/w", torch.ones(3))], {})
     parameter = torch.nn.Parameter(torch.zeros(3))
-    restore(path, [whole("weights/w", parameter)])
+    load_checkpoint(path, [whole("weights/w", parameter)])
     assert parameter.tolist() == [1, 1, 1]
 
 
@@ -180,22 +197,24 @@ LAYOUTS = {"whole": [(slice(0, 9), slice(0, 7))], "rows": ROWS, "columns": COLUM
 @pytest.mark.parametrize("saved", LAYOUTS)
 def test_a_matrix_restores_under_any_other_slicing(tmp_path: Path, saved: str, loaded: str) -> None:
     values = torch.arange(63.0).reshape(9, 7)
-    path = save(tmp_path, 1, cut("weights/w", values, *LAYOUTS[saved]), {})
+    path = save_checkpoint(tmp_path, 1, cut("weights/w", values, *LAYOUTS[saved]), {})
     found = torch.full((9, 7), -1.0)
-    restore(path, cut("weights/w", found, *LAYOUTS[loaded]))
+    load_checkpoint(path, cut("weights/w", found, *LAYOUTS[loaded]))
     assert torch.equal(found, values)
 
 
 def test_a_single_slice_restores_alone(tmp_path: Path) -> None:
     values = torch.arange(63.0).reshape(9, 7)
-    path = save(tmp_path, 1, cut("weights/w", values, *ROWS), {})
+    path = save_checkpoint(tmp_path, 1, cut("weights/w", values, *ROWS), {})
     part = torch.zeros(3, 2)
-    restore(path, [Chunk("weights/w", (9, 7), (4, 5), (3, 2), part)])
+    load_checkpoint(path, [TensorChunk("weights/w", (9, 7), (4, 5), (3, 2), part)])
     assert torch.equal(part, values[4:7, 5:7])
 
 
 def test_restore_names_everything_that_does_not_fit_and_fills_nothing(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, [whole("weights/a", torch.ones(2)), whole("b", torch.ones(2, 3))], {})
+    path = save_checkpoint(
+        tmp_path, 1, [whole("weights/a", torch.ones(2)), whole("b", torch.ones(2, 3))], {}
+    )
     found = torch.zeros(2)
     chunks = [
         whole("weights/a", found),
@@ -203,7 +222,7 @@ def test_restore_names_everything_that_does_not_fit_and_fills_nothing(tmp_path: 
         whole("weights/c", torch.zeros(4)),
     ]
     with pytest.raises(ConfigError) as error:
-        restore(path, chunks)
+        load_checkpoint(path, chunks)
     first, second = error.value.problems
     assert "has b with shape (2, 3), this run with (3, 2)" in first
     assert "has no tensor weights/c; this run needs it with shape (4,)" in second
@@ -223,22 +242,22 @@ def test_restore_names_everything_that_does_not_fit_and_fills_nothing(tmp_path: 
             "F32 and of shape",
         ),
         ([whole("w", torch.zeros(2, dtype=torch.complex64))], "complex64"),
-        ([Chunk("w", (4,), (0,), (4,), torch.zeros(3))], "3 elements"),
+        ([TensorChunk("w", (4,), (0,), (4,), torch.zeros(3))], "3 elements"),
     ],
     ids=["gap", "overlap", "dtypes", "complex", "count"],
 )
 def test_save_refuses_chunks_that_make_no_state(
-    tmp_path: Path, chunks: list[Chunk], message: str
+    tmp_path: Path, chunks: list[TensorChunk], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        save(tmp_path, 1, chunks, {})
+        save_checkpoint(tmp_path, 1, chunks, {})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_committed_checkpoint_is_never_rewritten(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, [whole("w", torch.ones(2))], {})
+    path = save_checkpoint(tmp_path, 1, [whole("w", torch.ones(2))], {})
     before = {entry.name: entry.stat() for entry in path.iterdir()}
-    assert save(tmp_path, 1, [whole("w", torch.zeros(2))], {}) == path
+    assert save_checkpoint(tmp_path, 1, [whole("w", torch.zeros(2))], {}) == path
     assert {entry.name: entry.stat() for entry in path.iterdir()} == before
 
 
@@ -248,7 +267,7 @@ def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(tmp_path
         (path / "state.json").write_text("{}")
     save_state(tmp_path, 1)
     assert_holds(path, 1)
-    assert newest_valid(tmp_path) == (path, [])
+    assert find_newest_valid(tmp_path) == (path, [])
     for number in (1, 2):
         assert (tmp_path / f"step_00000001_damaged_{number}" / "state.json").read_text() == "{}"
 
@@ -265,7 +284,7 @@ class Faults:
         self._failing, self._error = failing, error
         for owner, name in [(os, "fsync"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree")]:
             monkeypatch.setattr(owner, name, self._guarded(getattr(owner, name)))
-        monkeypatch.setattr(durable, "open", self._open, raising=False)
+        monkeypatch.setattr(durable_files, "open", self._open, raising=False)
         for name in ("cp_file", "rm_file"):
             function = self._guarded(getattr(LocalFileSystem, name))
             monkeypatch.setattr(LocalFileSystem, name, function)
@@ -352,13 +371,13 @@ def test_a_kill_at_any_step_of_a_save_leaves_the_old_or_the_new_checkpoint(tmp_p
     save_state(start, 1)
     newest = []
     for folder in every_failure(lambda folder: save_state(folder, 2), start, Killed()):
-        path, refused = newest_valid(folder)
+        path, refused = find_newest_valid(folder)
         assert path is not None
         assert refused == []
         newest.append(int(path.name[-1]))
         assert_holds(path, newest[-1])
         save_state(folder, 3)
-        prune(folder, 9)
+        prune_checkpoints(folder, 9)
         assert temporary_folders(folder) == []
         assert_holds(folder / "step_00000001", 1)
         assert_holds(folder / "step_00000003", 3)
@@ -372,7 +391,7 @@ def test_a_kill_while_a_damaged_step_is_saved_again_keeps_the_older_one(tmp_path
     save_state(start, 1)
     (save_state(start, 2) / "COMMITTED").unlink()
     for folder in every_failure(lambda folder: save_state(folder, 2), start, Killed()):
-        path, _ = newest_valid(folder)
+        path, _ = find_newest_valid(folder)
         assert path is not None
         newest = int(path.name[-1])
         assert_holds(path, newest)
@@ -386,7 +405,7 @@ def test_a_disk_error_at_any_step_of_a_save_leaves_nothing_behind(tmp_path: Path
     for folder in every_failure(lambda folder: save_state(folder, 2), start, error):
         assert temporary_folders(folder) == []
         assert_holds(folder / "step_00000001", 1)
-        path, refused = newest_valid(folder)
+        path, refused = find_newest_valid(folder)
         assert path is not None
         assert refused == []
 
@@ -398,11 +417,11 @@ def test_a_kill_at_any_step_of_a_prune_leaves_only_whole_checkpoints(
     for step in range(1, 7):
         save_state(start, step)
     (start / ".tmp-step_00000007-1").mkdir()
-    for folder in every_failure(lambda folder: prune(folder, 2), start, Killed()):
+    for folder in every_failure(lambda folder: prune_checkpoints(folder, 2), start, Killed()):
         for path in folder.glob("step_*"):
             if not elsewhere or (path / "COMMITTED").exists():
-                verify(path)
-        assert newest_valid(folder) == (folder / "step_00000006", [])
+                verify_checkpoint(path)
+        assert find_newest_valid(folder) == (folder / "step_00000006", [])
 
 
 @on_disk
@@ -435,12 +454,12 @@ def test_a_real_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            save(tmp_path, 2, [whole("w", torch.zeros(50_000))], {})
+            save_checkpoint(tmp_path, 2, [whole("w", torch.zeros(50_000))], {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert temporary_folders(tmp_path) == []
-    assert newest_valid(tmp_path) == (tmp_path / "step_00000001", [])
+    assert find_newest_valid(tmp_path) == (tmp_path / "step_00000001", [])
 
 
 def flip_bit(path: Path, random_: random.Random) -> None:
@@ -509,14 +528,14 @@ def test_damage_to_any_file_is_noticed_and_the_previous_checkpoint_used(
         shutil.copytree(kept, good)
         damage(good / name, random_)
         with pytest.raises(CorruptCheckpointError, match="step_00000002"):
-            verify(good)
-        path, refused = newest_valid(tmp_path)
+            verify_checkpoint(good)
+        path, refused = find_newest_valid(tmp_path)
         assert path == tmp_path / "step_00000001"
         if elsewhere and name == "COMMITTED" and damage in (truncate, delete):
             assert refused == [], "a save that was not completed is nothing to complain of"
         else:
             assert len(refused) == 1
-            assert "step_00000002 is refused" in refused[0]
+            assert "step_00000002 is rejected" in refused[0]
         assert good.exists()
         shutil.rmtree(good)
     assert_holds(tmp_path / "step_00000001", 1)
@@ -525,29 +544,29 @@ def test_damage_to_any_file_is_noticed_and_the_previous_checkpoint_used(
 def test_an_extra_file_is_flagged(tmp_path: Path) -> None:
     path = save_state(tmp_path, 1)
     (path / "rank_00001.safetensors").write_bytes(b"")
-    with pytest.raises(CorruptCheckpointError, match=r"rank_00001\.safetensors is unknown"):
-        verify(path)
+    with pytest.raises(CorruptCheckpointError, match=r"rank_00001\.safetensors is not listed"):
+        verify_checkpoint(path)
 
 
 def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
     save_state(tmp_path, 1).rename(tmp_path / "step_00000002")
-    assert newest_valid(tmp_path)[0] is None
+    assert find_newest_valid(tmp_path)[0] is None
 
 
 def test_a_checkpoint_may_be_copied_under_a_name_that_is_no_step(tmp_path: Path) -> None:
     path = save_state(tmp_path, 1).rename(tmp_path / "start_of_the_ablation")
-    verify(path)
+    verify_checkpoint(path)
     assert_holds(path, 1)
 
 
 def test_a_folder_without_marker_is_ignored(tmp_path: Path, elsewhere: bool) -> None:
     path = save_state(tmp_path, 1)
     (path / "COMMITTED").unlink()
-    found, refused = newest_valid(tmp_path)
+    found, refused = find_newest_valid(tmp_path)
     assert found is None
     assert len(refused) == (0 if elsewhere else 1)
     assert all("COMMITTED cannot be read" in sentence for sentence in refused)
-    for read in (verify, load_state, lambda path: restore(path, [])):
+    for read in (verify_checkpoint, load_state_json, lambda path: load_checkpoint(path, [])):
         with pytest.raises(CorruptCheckpointError, match="COMMITTED"):
             read(path)
 
@@ -556,16 +575,16 @@ def test_damage_is_noticed_without_verify_where_it_would_break_the_read(tmp_path
     path = save_state(tmp_path, 1)
     (path / "state.json").write_text('{"step": 2}')
     with pytest.raises(CorruptCheckpointError, match=r"state\.json"):
-        load_state(path)
+        load_state_json(path)
     os.truncate(path / "rank_00000.safetensors", 300)
     with pytest.raises(CorruptCheckpointError, match="rank_00000"):
-        restore(path, [whole("weights/matrix", torch.zeros(6, 8))])
+        load_checkpoint(path, [whole("weights/matrix", torch.zeros(6, 8))])
 
 
 def test_there_is_no_checkpoint_in_a_missing_or_empty_folder(tmp_path: Path) -> None:
-    assert newest_valid(tmp_path) == (None, [])
-    assert newest_valid(tmp_path / "missing") == (None, [])
-    prune(tmp_path / "missing", 1)
+    assert find_newest_valid(tmp_path) == (None, [])
+    assert find_newest_valid(tmp_path / "missing") == (None, [])
+    prune_checkpoints(tmp_path / "missing", 1)
 
 
 def test_prune_keeps_the_newest_and_removes_dead_writes(tmp_path: Path, elsewhere: bool) -> None:
@@ -575,7 +594,7 @@ def test_prune_keeps_the_newest_and_removes_dead_writes(tmp_path: Path, elsewher
     dead.mkdir()
     (dead / "state.json").write_text("{}")
     (tmp_path / "notes").mkdir()
-    prune(tmp_path, 2)
+    prune_checkpoints(tmp_path, 2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["notes", "step_00000010", "step_200000000"]
 
@@ -587,17 +606,17 @@ def test_prune_counts_only_valid_checkpoints_and_keeps_damaged_ones(
         save_state(tmp_path, step)
     flip_bit(tmp_path / "step_00000006" / "rank_00000.safetensors", random.Random(0))
     (tmp_path / "step_00000004" / "COMMITTED").unlink()
-    prune(tmp_path, 2)
+    prune_checkpoints(tmp_path, 2)
     names = sorted(path.name[-1] for path in tmp_path.iterdir())
     assert names == (["3", "5", "6"] if elsewhere else ["3", "4", "5", "6"])
-    prune(tmp_path, 0)
-    assert newest_valid(tmp_path)[0] == tmp_path / "step_00000005"
+    prune_checkpoints(tmp_path, 0)
+    assert find_newest_valid(tmp_path)[0] == tmp_path / "step_00000005"
 
 
 def test_prune_removes_nothing_when_no_checkpoint_is_valid(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         (save_state(tmp_path, step) / "state.json").write_text("{}")
-    prune(tmp_path, 1)
+    prune_checkpoints(tmp_path, 1)
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -606,14 +625,14 @@ def test_prune_keeps_every_nth_step_beside_the_newest_and_tells_what_is_gone(
 ) -> None:
     for step in range(1, 10):
         save_state(tmp_path, step)
-    gone = prune(tmp_path, 2, keep_every_steps=3)
+    gone = prune_checkpoints(tmp_path, 2, keep_every_steps=3)
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "6", "8", "9"]
     assert [path.name[-1] for path in gone] == ["7", "5", "4", "2", "1"]
-    assert prune(tmp_path, 1, keep_every_steps=3) == [tmp_path / "step_00000008"]
-    assert prune(tmp_path, 1, keep_every_steps=3) == []
+    assert prune_checkpoints(tmp_path, 1, keep_every_steps=3) == [tmp_path / "step_00000008"]
+    assert prune_checkpoints(tmp_path, 1, keep_every_steps=3) == []
     dead = tmp_path / ("step_00000010" if elsewhere else ".tmp-step_00000010-7")
     dead.mkdir()
-    assert prune(tmp_path, 1, keep_every_steps=3) == [dead]
+    assert prune_checkpoints(tmp_path, 1, keep_every_steps=3) == [dead]
     assert not dead.exists()
 
 
@@ -622,10 +641,10 @@ def test_prune_does_not_read_again_what_was_just_written(
 ) -> None:
     paths = [save_state(tmp_path, step) for step in (1, 2, 3)]
     read: list[Path] = []
-    monkeypatch.setattr(retention, "verify", lambda path, *_: read.append(as_path(path)))
-    assert prune(tmp_path, 2, verified=paths[2]) == [paths[0]]
+    monkeypatch.setattr(retention, "verify_checkpoint", lambda path, *_: read.append(as_path(path)))
+    assert prune_checkpoints(tmp_path, 2, verified=paths[2]) == [paths[0]]
     assert read == []
-    prune(tmp_path, 2, verified=paths[1])
+    prune_checkpoints(tmp_path, 2, verified=paths[1])
     assert read == [paths[2]]
 
 
@@ -645,28 +664,32 @@ def test_hostile_files_run_nothing_and_are_refused(tmp_path: Path) -> None:
     path = save_state(tmp_path / "checkpoints", 1)
     for name in FILES:
         (path / name).write_bytes(payload)
-    for read in (verify, load_state, lambda path: restore(path, [whole("flags", torch.zeros(3))])):
+    for read in (
+        verify_checkpoint,
+        load_state_json,
+        lambda path: load_checkpoint(path, [whole("flags", torch.zeros(3))]),
+    ):
         with pytest.raises(CorruptCheckpointError):
             read(path)
-    assert newest_valid(tmp_path / "checkpoints")[0] is None
+    assert find_newest_valid(tmp_path / "checkpoints")[0] is None
     assert not trace.exists()
 
 
 def test_hostile_files_with_matching_hashes_run_nothing(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    path = save(tmp_path / "checkpoints", 1, [whole("w", torch.zeros(3))], {})
+    path = save_checkpoint(tmp_path / "checkpoints", 1, [whole("w", torch.zeros(3))], {})
     manifest = json.loads((path / "manifest.json").read_bytes())
     for name in manifest["files"]:
         (path / name).unlink()
-        record = durable.write(path / name, [pickle.dumps(Payload(trace))])
+        record = durable_files.write_file(path / name, [pickle.dumps(Payload(trace))])
         manifest["files"][name] = {"size": record.size, "sha256": record.sha256}
     for name in ("manifest.json", "COMMITTED"):
         (path / name).unlink()
-    record = durable.write(path / "manifest.json", [json.dumps(manifest).encode()])
-    durable.write(path / "COMMITTED", [record.sha256.encode()])
-    verify(path)
+    record = durable_files.write_file(path / "manifest.json", [json.dumps(manifest).encode()])
+    durable_files.write_file(path / "COMMITTED", [record.sha256.encode()])
+    verify_checkpoint(path)
     with pytest.raises(CorruptCheckpointError):
-        restore(path, [whole("w", torch.zeros(3))])
+        load_checkpoint(path, [whole("w", torch.zeros(3))])
     with pytest.raises(CorruptCheckpointError, match="JSON"):
-        load_state(path)
+        load_state_json(path)
     assert not trace.exists()

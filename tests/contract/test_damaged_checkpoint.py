@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from hlat.checkpoint import lookup
-from hlat.checkpoint.chunk import Chunk
-from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.checkpoint.retention import newest_valid
-from hlat.checkpoint.store import load_state, restore, save, verify
+from hlat.checkpoint import checkpoint_lookup
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_store import (
+    load_checkpoint,
+    load_state_json,
+    save_checkpoint,
+    verify_checkpoint,
+)
+from hlat.checkpoint.retention import find_newest_valid
+from hlat.checkpoint.tensor_chunk import TensorChunk
 
 FILES = [
     "COMMITTED",
@@ -44,19 +49,19 @@ class Pair:
 
 
 class Member:
-    """One of them, as the store sees it."""
+    """Process group of one of the two threads."""
 
     def __init__(self, pair: Pair, rank: int) -> None:
-        self.leads = rank == 0
+        self.is_rank0 = rank == 0
         self._pair, self._rank = pair, rank
 
     def broadcast(self, message: bytes | None) -> bytes:
-        told: bytes = self._pair.exchange(self._rank, message)[0]
-        return told
+        received: bytes = self._pair.exchange(self._rank, message)[0]
+        return received
 
-    def collect(self, value: Any) -> list[Any]:
+    def gather_object(self, value: Any) -> list[Any]:
         values = self._pair.exchange(self._rank, value)
-        return values if self.leads else []
+        return values if self.is_rank0 else []
 
     def any(self, flag: bool) -> bool:
         return any(self._pair.exchange(self._rank, flag))
@@ -67,21 +72,21 @@ def make_state(step: int) -> dict[str, torch.Tensor]:
     return {f"{kind}/w": torch.randn(SHAPE, generator=generator) for kind in ("weights", "exp_avg")}
 
 
-def rows_of(state: dict[str, torch.Tensor], rank: int) -> Iterator[Chunk]:
-    """The half of every tensor that a process holds."""
+def rows_of(state: dict[str, torch.Tensor], rank: int) -> Iterator[TensorChunk]:
+    """Yield the half of every tensor that a rank saves."""
     half = SHAPE[0] // 2
     for name, tensor in state.items():
         part = tensor[rank * half : (rank + 1) * half]
-        yield Chunk(name, SHAPE, (rank * half, 0), (half, SHAPE[1]), part)
+        yield TensorChunk(name, SHAPE, (rank * half, 0), (half, SHAPE[1]), part)
 
 
 def save_in_two(folder: Path, step: int) -> Path:
     pair, state = Pair(), make_state(step)
     threads = [
         threading.Thread(
-            target=save,
+            target=save_checkpoint,
             args=(folder, step, list(rows_of(state, rank)), {"step": step}, rank),
-            kwargs={"everyone": Member(pair, rank)},
+            kwargs={"process_group": Member(pair, rank)},
         )
         for rank in (0, 1)
     ]
@@ -110,25 +115,25 @@ class Pristine:
     def assert_refused(self) -> None:
         """The newer one is never taken, nor removed; the older one is, and the reason told."""
         with pytest.raises(CorruptCheckpointError, match="step_00000002"):
-            verify(self.newer)
-        found, (reason,) = newest_valid(self.folder)
+            verify_checkpoint(self.newer)
+        found, (reason,) = find_newest_valid(self.folder)
         assert found == self.older
-        assert "step_00000002 is refused: " in reason
-        assert lookup.find(self.folder, None) == (self.older, [reason])
+        assert "step_00000002 is rejected: " in reason
+        assert checkpoint_lookup.find_checkpoint(self.folder, None) == (self.older, [reason])
         assert self.newer.is_dir()
 
     def assert_older_is_whole(self) -> None:
         found = {name: torch.zeros(SHAPE) for name in make_state(1)}
-        restore(self.older, [chunk for rank in (0, 1) for chunk in rows_of(found, rank)])
+        load_checkpoint(self.older, [chunk for rank in (0, 1) for chunk in rows_of(found, rank)])
         assert all(torch.equal(found[name], tensor) for name, tensor in make_state(1).items())
-        assert load_state(self.older) == {"step": 1}
+        assert load_state_json(self.older) == {"step": 1}
 
 
 @pytest.fixture
 def pristine(tmp_path: Path) -> Pristine:
     made = Pristine(tmp_path / "checkpoints")
     assert sorted(path.name for path in made.newer.iterdir()) == FILES
-    assert newest_valid(made.folder) == (made.newer, [])
+    assert find_newest_valid(made.folder) == (made.newer, [])
     return made
 
 
@@ -190,6 +195,6 @@ def test_a_checkpoint_without_any_of_its_files(pristine: Pristine) -> None:
 def test_when_both_are_damaged_nothing_is_taken(pristine: Pristine) -> None:
     for path in (pristine.older, pristine.newer):
         os.truncate(path / "rank_00001.safetensors", 100)
-    found, reasons = newest_valid(pristine.folder)
+    found, reasons = find_newest_valid(pristine.folder)
     assert found is None
     assert [reason.split()[1] for reason in reasons] == ["step_00000002", "step_00000001"]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.checkpoint import store
-from hlat.config.errors import ConfigError
-from hlat.config.resolve import resolve
-from hlat.data.sequences import Sequences, document_ordinals
-from hlat.engine.create import create_engine
-from hlat.model.canonical import parameters
+from hlat.checkpoint import checkpoint_store
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.data.packed_sequences import PackedSequences, compute_document_ids
+from hlat.engine.engine_factory import create_engine
+from hlat.model.parameter_specs import list_parameter_specs
 
 ENGINES = ["native"]
 RATE = 1e-3
@@ -24,20 +24,20 @@ MASKS = [(False, True), (True, False), (True, True)]
 
 @pytest.fixture(params=ENGINES)
 def config(request, compose, small):
-    return resolve(compose(*small, f"engine={request.param}"))
+    return resolve_config(compose(*small, f"engine={request.param}"))
 
 
 @pytest.fixture
 def build(config):
     """Build an engine, with some settings replaced: build(run={"seed": 1})."""
 
-    def make(trains=True, **groups):
+    def make(training=True, **groups):
         changed = {
             name: dataclasses.replace(getattr(config, name), **values)
             for name, values in groups.items()
         }
         engine = create_engine(config)
-        engine.build(dataclasses.replace(config, **changed), trains)
+        engine.build(dataclasses.replace(config, **changed), training)
         return engine
 
     return make
@@ -48,7 +48,7 @@ def tokens(config):
     generator = np.random.default_rng(0)
     size = (config.batch.global_batch_size, config.batch.sequence_length)
     batches = [generator.integers(0, config.model.vocab_size, size, np.int32) for _ in range(4)]
-    return [Sequences(batch) for batch in batches]
+    return [PackedSequences(batch) for batch in batches]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def packed(tokens):
     rows[2:4, 5:45:10] = EOS
     rows[4:6] = EOS
     rows[6:8, 1:41:2] = EOS
-    return Sequences(rows, document_ordinals(rows, EOS))
+    return PackedSequences(rows, compute_document_ids(rows, EOS))
 
 
 def _train(engine, batches):
@@ -105,7 +105,7 @@ def test_evaluation_changes_nothing_and_takes_any_number_of_sequences(build, tok
     before = _state(engine)
     whole = engine.read(engine.eval_step(tokens[0])).loss
     parts = [
-        engine.read(engine.eval_step(Sequences(tokens[0].tokens[rows]))).loss
+        engine.read(engine.eval_step(PackedSequences(tokens[0].tokens[rows]))).loss
         for rows in (slice(0, 3), slice(3, 8))
     ]
     assert (3 * parts[0] + 5 * parts[1]) / 8 == pytest.approx(whole, rel=1e-6)
@@ -114,8 +114,8 @@ def test_evaluation_changes_nothing_and_takes_any_number_of_sequences(build, tok
 
 def test_evaluation_leaves_out_what_sequences_do_not_count(build, tokens):
     engine, rows = build(), tokens[0].tokens
-    begun = engine.read(engine.eval_step(Sequences(rows, num_counted=8))).loss
-    short = engine.read(engine.eval_step(Sequences(rows[:, :9].copy()))).loss
+    begun = engine.read(engine.eval_step(PackedSequences(rows, num_target_tokens=8))).loss
+    short = engine.read(engine.eval_step(PackedSequences(rows[:, :9].copy()))).loss
     assert begun == pytest.approx(short, rel=1e-6)
 
 
@@ -137,34 +137,36 @@ def test_rate_zero_changes_moments_but_no_weight(build, tokens):
 def test_the_state_covers_every_canonical_parameter_and_moment_once(build, config):
     engine = build()
     names = [chunk.name for chunk in engine.chunks()]
-    canonical = [parameter.name for parameter in parameters(config.model)]
+    canonical = [parameter.name for parameter in list_parameter_specs(config.model)]
     assert sorted(names) == sorted(
         f"{k}/{n}" for k in ("weights", "exp_avg", "exp_avg_sq", "updates") for n in canonical
     )
-    shapes = {parameter.name: parameter.shape for parameter in parameters(config.model)}
+    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(config.model)}
     for chunk in engine.chunks():
         if not chunk.name.startswith("updates/"):
             assert chunk.shape == shapes[chunk.name.partition("/")[2]]
 
 
-def test_a_state_saved_and_restored_goes_on_to_the_last_bit(build, tokens, tmp_path):
+def test_resume_is_bit_identical(build, tokens, tmp_path):
     engine = build()
     _train(engine, tokens[:2])
-    path = store.save(tmp_path, 2, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.chunks(), {})
     other = build(run={"seed": 99})
-    store.restore(path, other.chunks())
+    checkpoint_store.load_checkpoint(path, other.chunks())
     assert _train(other, tokens[2:]) == _train(engine, tokens[2:])
 
 
 @pytest.mark.parametrize("decay_norms", [True, False])
-def test_numbers_equal_plain_pytorch(build, tokens, config, decay_norms):
-    """One step against torch's own clipping and AdamW on an independent copy of the model."""
+def test_step_equals_plain_pytorch(build, tokens, config, decay_norms):
+    """Compare one step with torch's clipping and AdamW on an independent copy of the model."""
     from hlat.model.llama import Llama
 
     engine = build(optimizer={"decay_norms": decay_norms, "weight_decay": 10.0})
     model = Llama(config.model)
     with torch.no_grad():
-        for copy, original in zip(model.parameters(), engine.parts[0].parameters(), strict=True):
+        for copy, original in zip(
+            model.parameters(), engine.model_parts[0].parameters(), strict=True
+        ):
             copy.copy_(original)
     ours = engine.read(engine.train_step(tokens[0], RATE))
     batch = torch.from_numpy(tokens[0].tokens)
@@ -183,32 +185,32 @@ def test_numbers_equal_plain_pytorch(build, tokens, config, decay_norms):
         foreach=False,
         fused=False,
     )
-    logits = model.logits(batch)[:, :-1].flatten(0, 1)
+    logits = model.compute_logits(batch)[:, :-1].flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(logits, batch[:, 1:].flatten().long())
     loss.backward()
-    # torch's own fp32 norm of a large tensor is off in the fifth digit; the reference is in fp64
+    # torch's fp32 norm of a large tensor is off in the fifth digit; the reference is in fp64
     norm = torch.cat([weight.grad.double().flatten() for weight in model.parameters()]).norm()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     assert ours.loss == pytest.approx(loss.item(), rel=1e-6)
     assert ours.grad_norm == pytest.approx(norm.item(), rel=1e-6)
-    for copy, original in zip(model.parameters(), engine.parts[0].parameters(), strict=True):
-        # A first Adam step has size RATE whatever the gradient's, so its error is measured against
+    for copy, original in zip(model.parameters(), engine.model_parts[0].parameters(), strict=True):
+        # A first Adam step has size RATE for any gradient, so its error is measured against
         # RATE; the decay, 1% of a weight, is far above that error
         torch.testing.assert_close(copy, original, rtol=1e-6, atol=RATE * 2e-2)
 
 
 @pytest.mark.parametrize(("document_mask", "loss_mask"), [(False, False), *MASKS])
-def test_each_mask_does_its_own_part(build, packed, document_mask, loss_mask):
-    """Against torch's own mean over labels, on the model as it stands."""
+def test_document_and_loss_mask_are_independent(build, packed, document_mask, loss_mask):
+    """Compare with torch's mean over labels."""
     engine = build(data={"document_mask": document_mask, "loss_mask": loss_mask})
-    tokens, documents = torch.from_numpy(packed.tokens), torch.from_numpy(packed.documents)
+    tokens, documents = torch.from_numpy(packed.tokens), torch.from_numpy(packed.document_ids)
     labels = tokens[:, 1:].long()
     if loss_mask:
         labels = labels.where(tokens[:, :-1] != EOS, -100)
     with torch.no_grad():
         documents = documents if document_mask else None
-        logits = engine.parts[0].logits(tokens, documents)[:, :-1]
+        logits = engine.model_parts[0].compute_logits(tokens, documents)[:, :-1]
         expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert engine.read(engine.eval_step(packed)).loss == pytest.approx(expected.item(), rel=1e-6)
     assert engine.read(engine.train_step(packed, 0.0)).loss == pytest.approx(
@@ -233,14 +235,14 @@ def test_accumulation_weighs_every_counted_token_alike(build, packed, document_m
 def test_a_batch_of_which_nothing_counts_has_loss_zero(build):
     engine = build(data={"document_mask": True, "loss_mask": True})
     rows = np.full((8, 64), EOS, np.int32)
-    sequences = Sequences(rows, document_ordinals(rows, EOS))
+    sequences = PackedSequences(rows, compute_document_ids(rows, EOS))
     numbers = engine.read(engine.train_step(sequences, RATE))
     assert (numbers.loss, numbers.grad_norm) == (0.0, 0.0)
     assert np.isfinite(numbers.param_norm)
 
 
 def test_documents_that_nothing_asks_for_change_no_bit(build, packed):
-    bare = Sequences(packed.tokens)
+    bare = PackedSequences(packed.tokens)
     assert _train(build(), [packed, packed]) == _train(build(), [bare, bare])
 
 
@@ -270,7 +272,9 @@ def test_a_closed_engine_gives_back_its_memory(compose, small, config, tokens, r
         return sum(1 for tensor in tensors if tensor.shape == embeddings)
 
     embeddings = (config.model.vocab_size, config.model.hidden_size)
-    config = resolve(compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}"))
+    config = resolve_config(
+        compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}")
+    )
     before = num_held()
     engine = create_engine(config)
     engine.build(config)
@@ -286,25 +290,31 @@ def test_weights_alone_answer_like_those_that_train(
     compose, small, config, tokens, tmp_path, recipe
 ):
     """Filled from a checkpoint of the whole state, of which they read the weights."""
-    config = resolve(compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}"))
+    config = resolve_config(
+        compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}")
+    )
     trained, reading = create_engine(config), create_engine(config)
     trained.build(config)
     _train(trained, tokens[:2])
-    path = store.save(tmp_path, 2, trained.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 2, trained.chunks(), {})
     seed = dataclasses.replace(config.run, seed=99)
-    reading.build(dataclasses.replace(config, run=seed), trains=False)
+    reading.build(dataclasses.replace(config, run=seed), training=False)
     names = [chunk.name for chunk in reading.chunks()]
-    assert sorted(names) == sorted(f"weights/{each.name}" for each in parameters(config.model))
-    store.restore(path, reading.chunks())
+    assert sorted(names) == sorted(
+        f"weights/{each.name}" for each in list_parameter_specs(config.model)
+    )
+    checkpoint_store.load_checkpoint(path, reading.chunks())
     assert _answers(reading, tokens[2]) == _answers(trained, tokens[2])
 
 
 def _answers(engine, sequences):
-    """Loss of some sequences, and what the model says behind each token of one of them."""
-    texts = engine.texts().select(np.zeros(1, np.int64), sequences.tokens.shape[1])
-    texts.extend(sequences.tokens[:1], np.array([sequences.tokens.shape[1]]))
-    places = np.arange(sequences.tokens.shape[1])
-    found = texts.log_probs(np.zeros_like(places), places, np.full_like(places, EOS))
+    """Return the loss of sequences, and the log-probabilities after each token of one of them."""
+    state = engine.create_decode_state().select(np.zeros(1, np.int64), sequences.tokens.shape[1])
+    state.append(sequences.tokens[:1], np.array([sequences.tokens.shape[1]]))
+    positions = np.arange(sequences.tokens.shape[1])
+    found = state.compute_log_probs(
+        np.zeros_like(positions), positions, np.full_like(positions, EOS)
+    )
     return engine.read(engine.eval_step(sequences)), *(each.tolist() for each in found)
 
 
@@ -316,19 +326,21 @@ def test_weights_alone_take_no_other_memory(compose, small, config, recipe, byte
         found = [tensor.untyped_storage() for tensor in tensors if not tensor.is_meta]
         return {each._cdata: each for each in found}
 
-    config = resolve(compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}"))
-    num_weights = sum(int(np.prod(each.shape)) for each in parameters(config.model))
+    config = resolve_config(
+        compose(*small, f"engine={config.engine.name.value}", f"precision={recipe}")
+    )
+    num_weights = sum(int(np.prod(each.shape)) for each in list_parameter_specs(config.model))
     before = storages()
     engine = create_engine(config)
-    engine.build(config, trains=False)
+    engine.build(config, training=False)
     found = sum(each.nbytes() for key, each in storages().items() if key not in before)
     assert 0 <= found - bytes_per_weight * num_weights < 1024
     engine.close()
 
 
-def test_training_weights_alone_is_our_bug(build, tokens):
-    with pytest.raises(AssertionError, match="weights alone"):
-        build(trains=False).train_step(tokens[0], RATE)
+def test_train_step_requires_training(build, tokens):
+    with pytest.raises(AssertionError, match="training=False"):
+        build(training=False).train_step(tokens[0], RATE)
 
 
 def test_a_device_that_is_not_there_is_refused_by_name(build):
@@ -342,4 +354,4 @@ def test_an_engine_whose_libraries_are_missing_is_refused_by_name(compose, small
     if importlib.util.find_spec("neuronx_distributed"):
         pytest.skip("neuronx_distributed is here")
     with pytest.raises(ConfigError, match=r"engine\.name=nxd needs .*neuronx_distributed"):
-        create_engine(resolve(compose(*small, "engine=nxd")))
+        create_engine(resolve_config(compose(*small, "engine=nxd")))

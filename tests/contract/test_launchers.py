@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 
 from hlat import train
 from hlat.config import compose as composition
-from hlat.config.folders import folder
+from hlat.config.package_dirs import find_package_dir
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAUNCHERS = {
@@ -48,7 +48,7 @@ Sweep = Callable[..., list[list[JobReturn]]]
 
 @pytest.fixture(autouse=True)
 def _known() -> None:
-    composition.register()
+    composition.register_configs()
 
 
 @pytest.fixture(params=LAUNCHERS)
@@ -80,7 +80,9 @@ def sweep(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swe
 
 
 def multirun(words: list[str], overrides: tuple[str, ...]) -> list[list[JobReturn]]:
-    hydra = Hydra.create_main_hydra_file_or_module(None, "hlat.train", str(folder("conf")), "train")
+    hydra = Hydra.create_main_hydra_file_or_module(
+        None, "hlat.train", str(find_package_dir("conf")), "train"
+    )
     try:
         return hydra.multirun("config", train.main, [*words, *overrides], False)
     finally:

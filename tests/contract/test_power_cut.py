@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hlat.checkpoint import durable
-from hlat.checkpoint.retention import newest_valid
+from hlat.checkpoint.retention import find_newest_valid
+from hlat.storage import durable_files
 from tests.contract.test_checkpoint_store import Killed, assert_holds, every_failure, save_state
 
 LOST = [("bytes",), ("names",), ("bytes", "names")]
@@ -30,7 +30,7 @@ class Disk:
 
     def __enter__(self) -> None:
         real_mkdir, real_replace, real_sync = os.mkdir, os.replace, os.fsync
-        opened: Callable[..., Any] = getattr(durable, "open", builtins.open)
+        opened: Callable[..., Any] = getattr(durable_files, "open", builtins.open)
 
         def open_(path: Path, mode: str) -> Any:
             file = opened(path, mode)
@@ -59,7 +59,7 @@ class Disk:
         self._patch.setattr(os, "mkdir", mkdir)
         self._patch.setattr(os, "replace", replace)
         self._patch.setattr(os, "fsync", sync)
-        self._patch.setattr(durable, "open", open_, raising=False)
+        self._patch.setattr(durable_files, "open", open_, raising=False)
 
     def __exit__(self, *_: object) -> None:
         """Cut the power."""
@@ -98,7 +98,7 @@ def test_it_leaves_the_old_or_the_new_checkpoint(tmp_path: Path, lost: tuple[str
     save_state(start, 1)
     newest = []
     for folder in every_failure(save_until_the_power_is_cut(lost), start, Killed()):
-        path, refused = newest_valid(folder)
+        path, refused = find_newest_valid(folder)
         assert path is not None
         assert refused == []
         newest.append(int(path.name[-1]))
@@ -115,6 +115,6 @@ def test_without_flushes_it_would_not(tmp_path: Path, lost: tuple[str, ...]) -> 
     save_state(start, 1)
     save = save_until_the_power_is_cut(lost, flushes=False)
     *_, whole = every_failure(save, start, Killed())
-    path, _ = newest_valid(whole)
+    path, _ = find_newest_valid(whole)
     assert path is not None
     assert path.name == "step_00000001", "the save returned, and what it wrote is gone"

@@ -1,4 +1,4 @@
-"""Every precision recipe, read back from an engine that runs it."""
+"""Dtypes, memory, checkpoints and convergence of every precision recipe."""
 
 import dataclasses
 
@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from hlat.checkpoint import store
-from hlat.config.precision import Dtype, Rounding
-from hlat.config.resolve import resolve
-from hlat.data.sequences import Sequences
-from hlat.engine.create import create_engine
-from hlat.engine.native import rounding
-from hlat.engine.native.weights import DTYPES
-from hlat.model.canonical import num_parameters
-from hlat.precision import bytes_per_parameter
+from hlat.checkpoint import checkpoint_store
+from hlat.config.precision import Dtype, RoundingMode
+from hlat.config.resolve import resolve_config
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.engine_factory import create_engine
+from hlat.model.parameter_specs import count_parameters
+from hlat.precision import stochastic_rounding
+from hlat.precision.precision_bytes import compute_bytes_per_parameter
+from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 RECIPES = ["fp32", "bf16", "bf16_sr", "bf16_sr_master", "mixed"]
 RATE = 1e-3
-NAMES = {torch_dtype: dtype for dtype, torch_dtype in DTYPES.items()}
+NAMES = {torch_dtype: dtype for dtype, torch_dtype in TORCH_DTYPES.items()}
 
 
 OWN = {
@@ -26,13 +26,13 @@ OWN = {
     "mixed summed in bf16": ("precision=mixed", "precision.accumulation=bf16"),
     "bf16_sr summed in fp32": ("precision=bf16_sr", "precision.accumulation=fp32"),
 }
-"""Recipes that a user can put together from the table."""
+"""Recipes that a user can compose."""
 ALL = {name: (f"precision={name}",) for name in RECIPES} | OWN
 
 
 @pytest.fixture(params=ALL.values(), ids=ALL)
 def config(request, compose, small):
-    return resolve(compose(*small, *request.param, "batch.micro_batch_size=2"))
+    return resolve_config(compose(*small, *request.param, "batch.micro_batch_size=2"))
 
 
 def build(config, **groups):
@@ -51,7 +51,8 @@ def batches(config):
     generator = np.random.default_rng(0)
     size = (config.batch.global_batch_size, config.batch.sequence_length)
     return [
-        Sequences(generator.integers(0, config.model.vocab_size, size, np.int32)) for _ in range(4)
+        PackedSequences(generator.integers(0, config.model.vocab_size, size, np.int32))
+        for _ in range(4)
     ]
 
 
@@ -68,25 +69,25 @@ def only(dtypes):
     return NAMES[dtype]
 
 
-def test_the_running_engine_has_the_dtypes_of_the_table(config, batches, monkeypatch):
+def test_engine_dtypes_equal_the_recipe(config, batches, monkeypatch):
     engine = build(config)
     seen = {"gradients": [], "sums": [], "norm": [], "logits": [], "products": []}
-    for weight in engine.parts[0].parameters():
+    for weight in engine.model_parts[0].parameters():
         weight.register_hook(lambda gradient: seen["gradients"].append(gradient.dtype))
     watch(monkeypatch, torch, "rsqrt", seen["norm"])
     watch(monkeypatch, torch, "softmax", seen["logits"])
     watch(monkeypatch, torch.nn.functional, "linear", seen["products"])
-    gradients = type(engine.weights).gradients
+    gradients = type(engine.params).collect_gradients
     monkeypatch.setattr(
-        type(engine.weights), "gradients", lambda self: record(gradients(self), seen["sums"])
+        type(engine.params), "collect_gradients", lambda self: record(gradients(self), seen["sums"])
     )
     train(engine, batches[:1])
     precision = config.precision
-    assert only(weight.dtype for weight in engine.parts[0].parameters()) is precision.weights
+    assert only(weight.dtype for weight in engine.model_parts[0].parameters()) is precision.weights
     assert only(seen["products"]) is precision.compute
     assert only(seen["gradients"]) is precision.gradients
     assert only(seen["sums"]) is precision.accumulation
-    updated = [tensor.dtype for tensor in engine.weights.updated.values()]
+    updated = [tensor.dtype for tensor in engine.params.optimizer_params.values()]
     assert only(updated) is (precision.master_weights or precision.weights)
     moments = [tensor.dtype for name, tensor in state(engine).items() if name.startswith("exp_avg")]
     assert only(moments) is precision.optimizer_state
@@ -110,27 +111,27 @@ def record(tensors, seen):
     return tensors
 
 
-def test_what_lives_from_step_to_step_has_the_bytes_of_the_table(config, batches, monkeypatch):
+def test_persistent_memory_equals_the_recipe(config, batches, monkeypatch):
     engine = build(config)
     sizes = []
-    gradients = type(engine.weights).gradients
+    gradients = type(engine.params).collect_gradients
 
     def measured(self):
         found = gradients(self)
         sizes.append(sum(tensor.nbytes for tensor in found.values()))
         return found
 
-    monkeypatch.setattr(type(engine.weights), "gradients", measured)
+    monkeypatch.setattr(type(engine.params), "collect_gradients", measured)
     train(engine, batches[:1])
-    cost, count = bytes_per_parameter(config.precision), num_parameters(config.model)
-    weights = sum(weight.nbytes for weight in engine.parts[0].parameters())
+    cost, count = compute_bytes_per_parameter(config.precision), count_parameters(config.model)
+    weights = sum(weight.nbytes for weight in engine.model_parts[0].parameters())
     assert weights == count * cost.weights
     assert sizes == [count * cost.gradients]
-    masters = sum(tensor.nbytes for tensor in engine.weights.updated.values())
+    masters = sum(tensor.nbytes for tensor in engine.params.optimizer_params.values())
     assert cost.master_weights in (0, masters / count)
     moments = [tensor.nbytes for name, tensor in state(engine).items() if name.startswith("exp_")]
     assert sum(moments) == count * cost.moments
-    assert all(weight.grad is None for weight in engine.parts[0].parameters())
+    assert all(weight.grad is None for weight in engine.model_parts[0].parameters())
 
 
 def test_it_learns(config, batches):
@@ -142,37 +143,37 @@ def test_the_same_seed_gives_the_same_bits(config, batches):
     assert train(build(config), batches) == train(build(config), batches)
 
 
-def test_saved_and_restored_it_goes_on_to_the_last_bit(config, batches, tmp_path):
+def test_resume_is_bit_identical(config, batches, tmp_path):
     engine = build(config)
     train(engine, batches[:2])
-    path = store.save(tmp_path, 2, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 2, engine.chunks(), {})
     other = build(config)
-    store.restore(path, other.chunks())
+    checkpoint_store.load_checkpoint(path, other.chunks())
     assert train(other, batches[2:]) == train(engine, batches[2:])
-    found, expected = (dict(e.parts[0].named_parameters()) for e in (other, engine))
+    found, expected = (dict(e.model_parts[0].named_parameters()) for e in (other, engine))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_the_size_of_the_pieces_that_are_rounded_changes_no_bit(config, batches, monkeypatch):
-    whole = train(build(config), batches)
-    monkeypatch.setitem(rounding._CHUNK, "cpu", 1000)
-    assert train(build(config), batches) == whole
+def test_chunk_size_of_rounding_changes_no_bit(config, batches, monkeypatch):
+    expected = train(build(config), batches)
+    monkeypatch.setitem(stochastic_rounding._CHUNK_NUMEL, "cpu", 1000)
+    assert train(build(config), batches) == expected
 
 
-def test_weights_follow_from_what_is_updated(config, batches):
-    """Each weight is its master rounded: to nearest, or to one of the two values around it."""
+def test_model_weights_are_rounded_master_weights(config, batches):
+    """Compare each weight with its rounded master weight."""
     engine = build(config)
     train(engine, batches[:2])
-    for name, weight in engine.parts[0].named_parameters():
-        master = engine.weights.updated[name].float()
-        if config.precision.rounding is Rounding.nearest:
+    for name, weight in engine.model_parts[0].named_parameters():
+        master = engine.params.optimizer_params[name].float()
+        if config.precision.rounding is RoundingMode.nearest:
             assert torch.equal(weight, master.to(weight.dtype))
         else:
             assert bool(((weight.float() - master).abs() <= 2**-7 * master.abs()).all())
 
 
-def test_from_the_first_step_on_it_stays_near_fp32(config, batches, compose, small):
-    exact = build(resolve(compose(*small, "batch.micro_batch_size=2")))
+def test_every_step_is_close_to_fp32(config, batches, compose, small):
+    exact = build(resolve_config(compose(*small, "batch.micro_batch_size=2")))
     expected = train(exact, batches)
     for found, wanted in zip(train(build(config), batches), expected, strict=True):
         assert found.loss == pytest.approx(wanted.loss, rel=2e-3)
@@ -180,23 +181,23 @@ def test_from_the_first_step_on_it_stays_near_fp32(config, batches, compose, sma
         assert found.param_norm == pytest.approx(wanted.param_norm, rel=2e-3)
 
 
-def test_a_state_of_any_recipe_can_go_on_under_any_other(config, batches, compose, small, tmp_path):
+def test_checkpoints_are_interchangeable_between_recipes(config, batches, compose, small, tmp_path):
     engine = build(config)
     train(engine, batches[:3])
-    path = store.save(tmp_path, 3, engine.chunks(), {})
+    path = checkpoint_store.save_checkpoint(tmp_path, 3, engine.chunks(), {})
     loss = engine.read(engine.eval_step(batches[3])).loss
     for name in RECIPES:
-        other = build(resolve(compose(*small, f"precision={name}")))
-        store.restore(path, other.chunks())
+        other = build(resolve_config(compose(*small, f"precision={name}")))
+        checkpoint_store.load_checkpoint(path, other.chunks())
         assert other.read(other.eval_step(batches[3])).loss == pytest.approx(loss, rel=2e-3)
 
 
 STRONG_DECAY = 200.0
-"""At RATE a fifth of every decayed weight a step, far above an update and the rounding of bf16."""
+"""Decays a weight by a fifth per step at RATE, far above an update and the rounding of bf16."""
 
 
-def test_norms_decay_or_do_not_as_asked(config, batches):
-    """Of two engines that differ in nothing else, after one step; matrices decay in both."""
+def test_decay_of_norms(config, batches):
+    """Compare one step with and without decay of norms; matrices decay in both."""
     decayed, apart = (
         build(config, optimizer={"weight_decay": STRONG_DECAY, "decay_norms": decay_norms})
         for decay_norms in (True, False)
@@ -222,41 +223,41 @@ SMALL_UPDATE = 1e-6
 """A rate at which an update is far below half the distance between two values of bf16."""
 
 
-def test_small_updates_are_kept_unless_bf16_is_rounded_to_nearest(config, batches):
+def test_small_updates_survive_unless_bf16_rounds_to_nearest(config, batches):
     engine = build(config, optimizer={"weight_decay": 0.0})
     before = state(engine)
     train(engine, batches[:1] * 4, SMALL_UPDATE)
     name = "weights/model.layers.0.mlp.gate_proj.weight"
     moved = (state(engine)[name].float() - before[name].float()).double()
     precision = config.precision
-    kept = precision.rounding is Rounding.stochastic or Dtype.fp32 in (
+    survives = precision.rounding is RoundingMode.stochastic or Dtype.fp32 in (
         precision.weights,
         precision.master_weights,
     )
-    if not kept:
+    if not survives:
         assert float((moved != 0).double().mean()) < 0.05
         return
     gradient = state(engine)[name.replace("weights", "exp_avg")].double()
     assert float((moved * gradient).sum()) < 0
-    # Adam's first steps are of about the size of the rate
+    # Adam's first steps have about the size of the learning rate
     assert 2 * SMALL_UPDATE < float(-(moved * gradient.sign()).mean()) < 5 * SMALL_UPDATE
 
 
 @pytest.mark.parametrize("layout", ["whole", "in micro batches"])
-def test_gradients_that_are_not_finite_change_not_a_bit(config, batches, layout, monkeypatch):
+def test_non_finite_gradients_change_no_bit(config, batches, layout, monkeypatch):
     size = {"whole": 8, "in micro batches": 2}[layout]
     spared, hit = (build(config, batch={"micro_batch_size": size}) for _ in range(2))
     train(hit, batches[:1])
     before = state(hit)
     with monkeypatch.context() as fault:
-        gradients = type(hit.weights).gradients
+        gradients = type(hit.params).collect_gradients
 
         def poisoned(self):
             found = gradients(self)
             next(iter(found.values())).view(-1)[0] = float("inf")
             return found
 
-        fault.setattr(type(hit.weights), "gradients", poisoned)
+        fault.setattr(type(hit.params), "collect_gradients", poisoned)
         (numbers,) = train(hit, batches[1:2])
     assert numbers.num_skipped == 1
     assert not np.isfinite(numbers.grad_norm)
@@ -265,5 +266,5 @@ def test_gradients_that_are_not_finite_change_not_a_bit(config, batches, layout,
         assert torch.equal(tensor, before[name]), name
     after = train(hit, batches[2:])
     expected = train(spared, [batches[0], *batches[2:]])[1:]
-    assert [numbers.measured for numbers in after] == [numbers.measured for numbers in expected]
+    assert [numbers.scalars for numbers in after] == [numbers.scalars for numbers in expected]
     assert after[-1].num_skipped == 1

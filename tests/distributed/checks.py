@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.checkpoint import store
-from hlat.checkpoint.box import Box, tiles
+from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint.tensor_slice import TensorSlice, is_partition
 from hlat.config.run import Config
-from hlat.data.sequences import Sequences, document_ordinals
+from hlat.data.packed_sequences import PackedSequences, compute_document_ids
 from hlat.engine.interface import Engine
-from hlat.engine.native.engine import NativeEngine
-from hlat.model.canonical_views import views
+from hlat.engine.native.native_engine import NativeEngine
+from hlat.model.canonical_views import iter_row_views
 
 MODEL = [
     "model.hidden_size=64",
@@ -41,10 +41,10 @@ def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
     return [generator.integers(0, config.model.vocab_size, size, np.int32) for _ in range(steps)]
 
 
-def own(batch: NDArray[np.int32], engine: Engine) -> Sequences:
+def own(batch: NDArray[np.int32], engine: Engine) -> PackedSequences:
     """The rows of a data-parallel rank."""
     rows = batch[engine.world.dp_rank :: engine.world.dp_size]
-    return Sequences(rows, document_ordinals(rows, EOS))
+    return PackedSequences(rows, compute_document_ids(rows, EOS))
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
@@ -63,8 +63,11 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
 
 def losses_after(engine: Engine, batch: NDArray[np.int32]) -> tuple[float, float]:
     """The loss of five sequences, and of their first seven targets only."""
-    tokens, documents = batch[:5], document_ordinals(batch[:5], EOS)
-    every, first = Sequences(tokens, documents), Sequences(tokens, documents, num_counted=7)
+    tokens, documents = batch[:5], compute_document_ids(batch[:5], EOS)
+    every, first = (
+        PackedSequences(tokens, documents),
+        PackedSequences(tokens, documents, num_target_tokens=7),
+    )
     return engine.read(engine.eval_step(every)).loss, engine.read(engine.eval_step(first)).loss
 
 
@@ -74,11 +77,13 @@ def slices(config: Config, kind: str) -> tuple[dict[Any, Any], float]:
     engine.build(config)
     batch = batches(config, 1)[0]
     engine.train_step(own(batch, engine), RATE)
-    loss = engine.read(engine.eval_step(Sequences(batch, document_ordinals(batch, EOS)))).loss
+    loss = engine.read(
+        engine.eval_step(PackedSequences(batch, compute_document_ids(batch, EOS)))
+    ).loss
     found = {
         (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
         for chunk in engine.chunks()
-        if chunk.saved and chunk.name.startswith(f"{kind}/")
+        if chunk.is_main_replica and chunk.name.startswith(f"{kind}/")
     }
     engine.close()
     return found, loss
@@ -86,18 +91,18 @@ def slices(config: Config, kind: str) -> tuple[dict[Any, Any], float]:
 
 def joined(found: list[dict[Any, Any]]) -> dict[str, NDArray[Any]]:
     """Whole parameters of the slices of all ranks, which tile them."""
-    pieces: dict[str, list[tuple[Box, NDArray[Any]]]] = {}
+    pieces: dict[str, list[tuple[TensorSlice, NDArray[Any]]]] = {}
     for (name, offset), values in (item for slices in found for item in slices.items()):
-        pieces.setdefault(name, []).append((Box(offset, values.shape), values))
+        pieces.setdefault(name, []).append((TensorSlice(offset, values.shape), values))
     whole = {}
     for name, parts in pieces.items():
         shape = tuple(
             max(box.offset[i] + box.size[i] for box, _ in parts) for i in range(parts[0][1].ndim)
         )
-        assert tiles([box for box, _ in parts], shape)
+        assert is_partition([box for box, _ in parts], shape)
         whole[name] = np.empty(shape, np.float32)
         for box, values in parts:
-            whole[name][box.within(Box((0,) * len(shape), shape))] = values
+            whole[name][box.index_in(TensorSlice((0,) * len(shape), shape))] = values
     return whole
 
 
@@ -108,8 +113,8 @@ def digests(config: Config, steps: int) -> dict[Any, str]:
     for batch in batches(config, steps):
         engine.train_step(own(batch, engine), RATE)
     found = {}
-    for weight in engine.weights.held.values():
-        for rows, view, _ in views(weight.shard.rows, weight.computing.detach()):
+    for weight in engine.params.local_params.values():
+        for rows, view, _ in iter_row_views(weight.shard.rows, weight.param.detach()):
             content = view.float().contiguous().numpy().tobytes()
             key = (rows, weight.shard.columns)
             found[key] = hashlib.sha256(content).hexdigest()
@@ -125,7 +130,9 @@ def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float
     for batch in every[:steps]:
         engine.train_step(own(batch, engine), RATE)
     world = engine.world
-    store.save(folder, steps, engine.chunks(), {"step": steps}, world.rank, world.everyone)
+    checkpoint_store.save_checkpoint(
+        folder, steps, engine.chunks(), {"step": steps}, world.rank, world.world_group
+    )
     return _rest(engine, every[steps:])
 
 
@@ -133,7 +140,7 @@ def go_on(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
     """Restore what `save_and_go_on` has saved, and train on: the numbers of those steps."""
     engine = NativeEngine()
     engine.build(config)
-    store.restore(path, engine.chunks())
+    checkpoint_store.load_checkpoint(path, engine.chunks())
     return _rest(engine, batches(config, 2 * steps)[steps:])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hlat.config.resolve import resolve
+from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from tests.distributed.checks import MODEL, layers
 from tests.distributed.ranks import Ranks
@@ -33,6 +33,6 @@ def configure(compose):
         dp = next((int(s.removeprefix("dp=")) for s in settings if s.startswith("dp=")), 1)
         micro = f"batch.micro_batch_size={16 // (dp * accumulation)}"
         layout_overrides = (f"parallelism.{setting}" for setting in settings)
-        return resolve(compose(*MODEL, layers(layout), micro, *layout_overrides, *overrides))
+        return resolve_config(compose(*MODEL, layers(layout), micro, *layout_overrides, *overrides))
 
     return make

@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hlat.config.errors import ConfigError
+from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.engine import examination
-from hlat.engine.axis import Axis
-from hlat.engine.native.engine import NativeEngine
-from hlat.engine.processes import place
-from hlat.recovery import host, preflight
+from hlat.engine import device_checks
+from hlat.engine.launch_environment import read_rank_info
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.engine.native.native_engine import NativeEngine
+from hlat.recovery import host_info, preflight
 
-_sum, _gather, _exchange, _time = Axis.sum_, Axis.gather, Axis.exchange, time.time
+_sum, _gather, _exchange, _time = (
+    MeshAxis.all_reduce,
+    MeshAxis.all_gather,
+    MeshAxis.send_recv,
+    time.time,
+)
 
 
 def _sends_wrong_bits() -> Any:
@@ -31,7 +36,7 @@ def _sends_wrong_bits() -> Any:
             tensor[4321] += 1
         return _gather(self, tensor)
 
-    return mock.patch.multiple(Axis, sum_=sum_, gather=gather)
+    return mock.patch.multiple(MeshAxis, all_reduce=sum_, all_gather=gather)
 
 
 def _gets_wrong_bits() -> Any:
@@ -41,7 +46,7 @@ def _gets_wrong_bits() -> Any:
         _sum(self, tensor, wait)
         tensor[4321] += 1
 
-    return mock.patch.object(Axis, "sum_", sum_)
+    return mock.patch.object(MeshAxis, "all_reduce", sum_)
 
 
 def _is_slow() -> Any:
@@ -55,7 +60,7 @@ def _is_slow() -> Any:
         time.sleep(0.3)
         return _exchange(self, tensor, other)
 
-    return mock.patch.multiple(Axis, sum_=sum_, exchange=exchange)
+    return mock.patch.multiple(MeshAxis, all_reduce=sum_, send_recv=exchange)
 
 
 def _multiplies_wrongly() -> Any:
@@ -64,7 +69,7 @@ def _multiplies_wrongly() -> Any:
         result[7, 5] += 1
         return result
 
-    return mock.patch.object(examination, "_product", product)
+    return mock.patch.object(device_checks, "_matmul", product)
 
 
 def _is_ahead() -> Any:
@@ -89,12 +94,12 @@ _FAULTS = {
 def check(config: Config, folder: str, fault: str, broken: int) -> bool | list[str]:
     """What pre-flight answers on this rank, whose node is named after it; its engine is closed."""
     engine = NativeEngine()
-    here = place().rank
-    with mock.patch.object(host, "name", return_value=f"node{here}"):
+    here = read_rank_info().rank
+    with mock.patch.object(host_info, "get_host_name", return_value=f"node{here}"):
         faulty: Any = _FAULTS[fault]() if here == broken else contextlib.nullcontext()
         with faulty:
             try:
-                well = preflight.passed(config, Path(folder), engine)
+                well = preflight.run_preflight(config, Path(folder), engine)
             except ConfigError as error:
                 return list(error.problems)
     if well:

@@ -13,32 +13,39 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from hlat import optimizer, schedule
-from hlat.checkpoint import store
+from hlat.checkpoint import checkpoint_store
 from hlat.config.run import Config
-from hlat.data.loader import Loader
-from hlat.diagnosis.checkup import check_up, examine
-from hlat.diagnosis.patient import Patient
-from hlat.diagnosis.verdict import Outcome
-from hlat.engine import examination, shards
-from hlat.engine.create import create_engine
+from hlat.data.data_loader import DataLoader
+from hlat.doctor.check_result import CheckResult
+from hlat.doctor.check_runner import run_all_checks, run_checks
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.engine import device_checks, parameter_shards, state_chunks
+from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import World
-from hlat.engine.native import engine, gradients, noise, pipeline, replicas, rounding
+from hlat.engine.launch_environment import read_rank_info
+from hlat.engine.native import (
+    data_parallel,
+    gradient_accumulation,
+    native_engine,
+    pipeline_parallel,
+)
 from hlat.engine.native import tensor_parallel as regions
-from hlat.engine.native.engine import NativeEngine
-from hlat.engine.native.weights import Weights
-from hlat.engine.processes import place
-from hlat.model import canonical, initialise, llama, operators
-from hlat.model.loss import IGNORED
+from hlat.engine.native.gradient_reduction import GradientReducer
+from hlat.engine.native.native_engine import NativeEngine
+from hlat.engine.native.trainable_parameters import TrainableParameters
+from hlat.model import autograd_functions, llama, parameter_specs, weight_initialization
+from hlat.model.loss import IGNORE_INDEX
+from hlat.optim import adamw, lr_schedule
+from hlat.precision import random_bits, stochastic_rounding
 
 Plant = Callable[[], Any]
 
 
-def diagnose(config: Config, mutant: str | None, names: list[str]) -> list[Outcome]:
+def diagnose(config: Config, mutant: str | None, names: list[str]) -> list[CheckResult]:
     """What checks say on this rank with a bug, or without."""
     with planted(mutant):
-        patient = Patient(config, create_engine(config))
-        found = [*check_up(patient, names)]
+        patient = EngineHarness(config, create_engine(config))
+        found = [*run_checks(patient, names)]
         patient.engine.close()
     return found
 
@@ -51,7 +58,7 @@ def planted(mutant: str | None) -> Any:
 def exit_code(config: Config, folder: str, mutant: str) -> tuple[int, str]:
     """What the doctor's process exits with on this rank, and has printed, with a bug."""
     with MUTANTS[mutant](), contextlib.redirect_stdout(io.StringIO()) as printed:
-        code = examine(config, Path(folder), create_engine(config))
+        code = run_all_checks(config, Path(folder), create_engine(config))
     return code, printed.getvalue()
 
 
@@ -117,7 +124,7 @@ def _rotates_neighbours(x, cos, sin):
 def _shifted(by: int) -> Any:
     def targets(tokens, documents=None):
         following = tokens[:, by:].long()
-        return F.pad(following, (0, by), value=IGNORED)
+        return F.pad(following, (0, by), value=IGNORE_INDEX)
 
     return targets
 
@@ -137,8 +144,8 @@ def _without_mean(ctx, grad):
 
 def _without_up(ctx, grad):
     (blocks,) = ctx.saved_tensors
-    gate, _ = operators._gate_and_up(blocks, ctx.block)
-    grad = torch.unflatten(grad, -1, (-1, ctx.block))
+    gate, _ = autograd_functions._split_gate_up(blocks, ctx.block_size)
+    grad = torch.unflatten(grad, -1, (-1, ctx.block_size))
     grads = (torch.ops.aten.silu_backward(grad, gate.contiguous()), F.silu(gate) * grad)
     return torch.stack(grads, -2).flatten(-3), None
 
@@ -224,9 +231,11 @@ class _AdamW(torch.optim.AdamW):
 def _adamw(mistake: str) -> Plant:
     def build(settings, tensors):
         made = type("Made", (_AdamW,), {"mistake": mistake})
-        return made(optimizer.groups(settings, tensors), **optimizer.settings(settings))
+        return made(
+            adamw.build_param_groups(settings, tensors), **adamw.build_adamw_kwargs(settings)
+        )
 
-    return _patched(optimizer, build=build)
+    return _patched(adamw, build_adamw=build)
 
 
 def _ignores_the_rate(right: Any) -> Any:
@@ -259,29 +268,28 @@ def _in_bf16(right: Any) -> Any:
 
 @contextlib.contextmanager
 def _one_is_not_reduced(parameter: str = "layers.1.mlp.down_proj.weight") -> Iterator[None]:
-    complete, start = Weights._complete, Weights._start
+    start = GradientReducer._start_reduction
 
-    def noted(self, name):
-        self.newest = name
-        return complete(self, name)
+    def skipped(self, name):
+        if name != parameter:
+            start(self, name)
+            return
+        gradient = self._finalize_gradient(name)
+        self._pending[name] = data_parallel.PendingReduction(gradient, None)
 
-    def skipped(self, gradient):
-        alone = self.newest == parameter
-        return replicas.Sum(gradient, None) if alone else start(self, gradient)
-
-    with mock.patch.multiple(Weights, _complete=noted, _start=skipped):
+    with mock.patch.object(GradientReducer, "_start_reduction", skipped):
         yield
 
 
 def _own_norm(right: Any) -> Any:
     def over_ranks(self, loss, tensors):
-        return right(self, loss, tensors)[0], optimizer.global_norm(tensors)
+        return right(self, loss, tensors)[0], adamw.compute_global_norm(tensors)
 
     return over_ranks
 
 
 def _of_this_rank(right: Any) -> Any:
-    return lambda seed, *rest: right(seed + place().rank, *rest)
+    return lambda seed, *rest: right(seed + read_rank_info().rank, *rest)
 
 
 # Tensor parallelism
@@ -289,26 +297,26 @@ def _of_this_rank(right: Any) -> Any:
 
 @contextlib.contextmanager
 def _kv(times: int) -> Iterator[None]:
-    complete = Weights._complete
+    complete = GradientReducer._finalize_gradient
 
     def summed(self, name):
-        kv, axis = self._mesh.kv, self._mesh.kv.sum_
+        kv, axis = self._mesh.kv, self._mesh.kv.all_reduce
 
         def several(tensor):
             for _ in range(times):
                 axis(tensor)
 
-        with mock.patch.object(kv, "sum_", several):
+        with mock.patch.object(kv, "all_reduce", several):
             return complete(self, name)
 
-    with mock.patch.object(Weights, "_complete", summed):
+    with mock.patch.object(GradientReducer, "_finalize_gradient", summed):
         yield
 
 
 def _counts_copies(right: Any) -> Any:
     def shared(*settings):
         found = right(*settings)
-        return replace(found, num_owned=shards.coalesced.count(found.rows))
+        return replace(found, num_owned_rows=parameter_shards.fused_weights.count_rows(found.rows))
 
     return shared
 
@@ -367,7 +375,7 @@ def _narrows(right: Any) -> Any:
 def _skips_one(right: Any) -> Any:
     def restore(self, state):
         lines = right(self, state)
-        self.next()
+        self.next_batch()
         return lines
 
     return restore
@@ -377,7 +385,9 @@ def _reverses_on_one(right: Any) -> Any:
     def following(self):
         sequences = right(self)
         return (
-            replace(sequences, tokens=sequences.tokens[::-1].copy()) if place().rank else sequences
+            replace(sequences, tokens=sequences.tokens[::-1].copy())
+            if read_rank_info().rank
+            else sequences
         )
 
     return following
@@ -397,7 +407,7 @@ def _adds_one(right: Any) -> Any:
 
 
 def _zero_share(self: World) -> Any:
-    return 0, self.dp_size, self.peers
+    return 0, self.dp_size, self.model_parallel_group
 
 
 MUTANTS: dict[str, Plant] = {
@@ -407,70 +417,96 @@ MUTANTS: dict[str, Plant] = {
     "one layer leaks": _second_layer_leaks,
     "documents are ignored": _patched(
         llama,
-        within_documents=lambda d: torch.ones(*d.shape, d.shape[1], dtype=torch.bool).tril(),
+        build_document_mask=lambda d: torch.ones(*d.shape, d.shape[1], dtype=torch.bool).tril(),
     ),
     "documents see ahead": _patched(
-        llama, within_documents=lambda d: d.unsqueeze(2) == d.unsqueeze(1)
+        llama, build_document_mask=lambda d: d.unsqueeze(2) == d.unsqueeze(1)
     ),
-    "labels shifted by two": _patched(engine, next_token_targets=_shifted(2)),
-    "labels not shifted": _patched(engine, next_token_targets=_shifted(0)),
-    "one target too many": _around(engine, "counted_targets", _counts_the_first),
-    "rotary order": _patched(llama, rotate=_rotates_neighbours),
-    "norm without its mean": _patched(operators._RMSNorm, backward=staticmethod(_without_mean)),
-    "gate without up": _patched(operators._SwiGLU, backward=staticmethod(_without_up)),
-    "last micro batch dropped": _around(pipeline.Batch, "split", _drops_the_last),
-    "mean of means": _around(pipeline.Straight, "backward", _mean_of_means),
-    "sums overwritten": _around(gradients.GradientSums, "_add", _overwrites),
-    "initial values not scaled": _patched(canonical, _residual_scale=lambda model, layer: 1.0),
+    "labels shifted by two": _patched(native_engine, build_next_token_targets=_shifted(2)),
+    "labels not shifted": _patched(native_engine, build_next_token_targets=_shifted(0)),
+    "one target too many": _around(native_engine, "compute_loss_mask", _counts_the_first),
+    "rotary order": _patched(llama, apply_rotary_emb=_rotates_neighbours),
+    "norm without its mean": _patched(
+        autograd_functions._RMSNorm, backward=staticmethod(_without_mean)
+    ),
+    "gate without up": _patched(autograd_functions._SwiGLU, backward=staticmethod(_without_up)),
+    "last micro batch dropped": _around(pipeline_parallel.DeviceBatch, "split", _drops_the_last),
+    "mean of means": _around(pipeline_parallel.SingleStage, "backward", _mean_of_means),
+    "sums overwritten": _around(
+        gradient_accumulation.GradientAccumulator, "_accumulate", _overwrites
+    ),
+    "initial values not scaled": _patched(
+        parameter_specs, _compute_residual_scale=lambda model, layer: 1.0
+    ),
     "scaled by sqrt(L)": _patched(
-        canonical, _residual_scale=lambda model, layer: 1 / math.sqrt(model.num_layers)
+        parameter_specs,
+        _compute_residual_scale=lambda model, layer: 1 / math.sqrt(model.num_layers),
     ),
-    "layers drawn alike": _around(initialise, "_stream", _alike),
-    "every shard drawn as the first": _around(engine, "initial_values", _from_the_beginning),
+    "layers drawn alike": _around(weight_initialization, "_build_generator", _alike),
+    "every shard drawn as the first": _around(
+        state_chunks, "compute_initial_values", _from_the_beginning
+    ),
     "no beta2 correction": _adamw("no beta2 correction"),
     "epsilon inside the root": _adamw("epsilon inside"),
     "no weight decay": _adamw("no decay"),
     "decay through gradients": _adamw("decays gradients"),
     "updates counted twice": _adamw("counts twice"),
-    "rate ignored": _around(Weights, "update", _ignores_the_rate),
-    "schedule one step ahead": _around(schedule, "_done", _one_step_ahead),
-    "rounds towards zero": _around(rounding.Rounding, "numbers", _numbers(torch.zeros_like)),
+    "rate ignored": _around(TrainableParameters, "step", _ignores_the_rate),
+    "schedule one step ahead": _around(lr_schedule, "_compute_progress", _one_step_ahead),
+    "rounds towards zero": _around(
+        stochastic_rounding.StochasticRounder, "expand_random_bits", _numbers(torch.zeros_like)
+    ),
     "rounds to nearest": _around(
-        rounding.Rounding, "numbers", _numbers(lambda numbers: torch.full_like(numbers, 0x8000))
+        stochastic_rounding.StochasticRounder,
+        "expand_random_bits",
+        _numbers(lambda numbers: torch.full_like(numbers, 0x8000)),
     ),
     "rounds away too often": _around(
-        rounding.Rounding, "numbers", _numbers(lambda numbers: numbers | 0x4000)
+        stochastic_rounding.StochasticRounder,
+        "expand_random_bits",
+        _numbers(lambda numbers: numbers | 0x4000),
     ),
     "products in bf16": _around(llama.Linear, "forward", _in_bf16),
     "one parameter not reduced": _one_is_not_reduced,
     "sum instead of mean": _around(
         NativeEngine,
-        "_num_counted_by_all",
-        lambda right: lambda self, sequences: self._num_counted(sequences),
+        "_count_global_target_tokens",
+        lambda right: lambda self, sequences: self._count_target_tokens(sequences),
     ),
-    "all ranks read the same": _patched(World, share=property(_zero_share)),
-    "updates not shared": _patched(replicas.Replicas, share=lambda self, memory: None),
-    "norm of one rank": _around(NativeEngine, "_over_ranks", _own_norm),
-    "ranks round apart": _around(noise, "_row_keys", _of_this_rank),
-    "norm gradients not shared": _patched(Weights, _sum_vectors=lambda self, sums: None),
-    "outputs not summed": _patched(regions.Regions, leave=lambda self, y: y),
+    "all ranks read the same": _patched(World, data_shard=property(_zero_share)),
+    "updates not shared": _patched(
+        data_parallel.DataParallelSharding, all_gather_params=lambda self, memory: None
+    ),
+    "norm of one rank": _around(NativeEngine, "_all_reduce_metrics", _own_norm),
+    "ranks round apart": _around(random_bits, "_build_row_keys", _of_this_rank),
+    "norm gradients not shared": _patched(
+        GradientReducer, _all_reduce_replicated_grads=lambda self, sums: None
+    ),
+    "outputs not summed": _patched(
+        regions.TensorParallelRegions, reduce_from_tensor_parallel_region=lambda self, y: y
+    ),
     "input gradients not summed": _patched(
-        regions._Copy, backward=staticmethod(lambda ctx, gradient: (gradient, None))
+        regions._CopyToTensorParallelRegion,
+        backward=staticmethod(lambda ctx, gradient: (gradient, None)),
     ),
     "key/value copies not summed": lambda: _kv(0),
     "key/value copies summed twice": lambda: _kv(2),
-    "key/value copies count twice": _around(shards, "_shared_head", _counts_copies),
-    "targets of another micro batch": _around(
-        pipeline.Pipeline, "backward", _of_another_micro_batch
+    "key/value copies count twice": _around(
+        parameter_shards, "_shard_replicated_kv_head", _counts_copies
     ),
-    "pipeline averages again": _around(pipeline, "_schedule", _averages_again),
-    "pipeline loses the last": _around(pipeline.Pipeline, "_loss_of", _loses_the_last),
-    "moments not restored": _around(store, "restore", _spoils_moments),
-    "restored in bf16": _around(store, "restore", _narrows),
+    "targets of another micro batch": _around(
+        pipeline_parallel.PipelinedStages, "backward", _of_another_micro_batch
+    ),
+    "pipeline averages again": _around(pipeline_parallel, "_select_schedule", _averages_again),
+    "pipeline loses the last": _around(
+        pipeline_parallel.PipelinedStages, "_compute_loss", _loses_the_last
+    ),
+    "moments not restored": _around(checkpoint_store, "load_checkpoint", _spoils_moments),
+    "restored in bf16": _around(checkpoint_store, "load_checkpoint", _narrows),
     "a parameter left out": _around(NativeEngine, "chunks", _without_the_last_norm),
-    "resume skips a batch": _around(Loader, "restore", _skips_one),
-    "peers read different rows": _around(Loader, "next", _reverses_on_one),
-    "a device multiplies wrongly": _around(examination, "_product", _adds_one),
+    "resume skips a batch": _around(DataLoader, "load_state_dict", _skips_one),
+    "peers read different rows": _around(DataLoader, "next_batch", _reverses_on_one),
+    "a device multiplies wrongly": _around(device_checks, "_matmul", _adds_one),
 }
 
 MICRO = "batch.micro_batch_size=2 batch.global_batch_size=8"

@@ -15,8 +15,8 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
 from hlat.config.run import Config
-from hlat.engine import examination
-from hlat.engine.native.engine import NativeEngine
+from hlat.engine import device_checks
+from hlat.engine.native.native_engine import NativeEngine
 from hlat.recovery import preflight
 from tests.distributed import checks
 
@@ -124,8 +124,8 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
 def passes(config: Config, folder: str) -> bool:
     """Whether the device passes pre-flight, with the effort that its CPU is worth."""
     plug_in()
-    with mock.patch.object(examination, "_ACCELERATOR", examination._CPU):
+    with mock.patch.object(device_checks, "_ACCELERATOR_BURN_IN", device_checks._CPU_BURN_IN):
         engine = NativeEngine()
-        well = preflight.passed(config, Path(folder), engine)
+        well = preflight.run_preflight(config, Path(folder), engine)
         engine.close()
     return well

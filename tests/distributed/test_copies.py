@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hlat.config.run import Config
-from hlat.engine.interface import Disagreement
-from hlat.engine.native.engine import NativeEngine
+from hlat.engine.interface import ReplicaMismatch
+from hlat.engine.native.native_engine import NativeEngine
 from tests.distributed import checks
 from tests.distributed.ranks import Ranks
 
@@ -36,12 +36,12 @@ def trained(config: Config, steps: int) -> NativeEngine:
 def unlike(config: Config, steps: int) -> int:
     """How many slices differ between copies after some steps, as this rank sees it."""
     engine = trained(config, steps)
-    found = engine.compare_copies()
+    found = engine.find_replica_mismatches()
     engine.close()
     return len(found)
 
 
-def flips(config: Config, count: int) -> list[tuple[str, int, list[Disagreement]]]:
+def flips(config: Config, count: int) -> list[tuple[str, int, list[ReplicaMismatch]]]:
     """Flip one bit at a time in one rank's memory: where and whose it was, and what was found."""
     engine, lot = trained(config, 2), random.Random(0)
     told = []
@@ -55,10 +55,10 @@ def flips(config: Config, count: int) -> list[tuple[str, int, list[Disagreement]
         flip = torch.tensor(1).bitwise_left_shift(int(bit * 8 * bits.element_size()))
         flip = flip.to(bits.dtype) * (rank == engine.world.rank)
         bits[index] ^= flip
-        found = engine.compare_copies()
+        found = engine.find_replica_mismatches()
         bits[index] ^= flip
         told.append((chunks[number].name, rank, found))
-    assert not engine.compare_copies()
+    assert not engine.find_replica_mismatches()
     engine.close()
     return told
 

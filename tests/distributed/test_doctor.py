@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from hlat.config.errors import Exit
-from hlat.config.resolve import resolve
-from hlat.diagnosis.checkup import CHECKS
-from hlat.diagnosis.shrink import shrink
-from hlat.diagnosis.verdict import Status
+from hlat.config.config_errors import ExitCode
+from hlat.config.resolve import resolve_config
+from hlat.doctor.check_result import CheckStatus
+from hlat.doctor.check_runner import CHECKS
+from hlat.doctor.reduced_config import reduce_config
 from tests.distributed import mutants
 from tests.distributed.mutants import DP, FOUND, KV, MICRO, PP, SP, TP
 from tests.distributed.ranks import Ranks
@@ -51,7 +51,7 @@ def shrunk(compose, small):
     data = [word for word in small if word.startswith("data.")]
 
     def make(words: str, *more: str):
-        return shrink(resolve(compose(*data, *words.split(), *more)))
+        return reduce_config(resolve_config(compose(*data, *words.split(), *more)))
 
     return make
 
@@ -67,7 +67,7 @@ def test_a_planted_bug_is_found_and_named(ranks: Ranks, shrunk, mutant: str) -> 
     names = ["gradients" if check in OF_GRADIENTS else check]
     told = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)
     (outcome,) = [one for one in told[0] if one.check == check]
-    assert outcome.status is Status.failed, outcome.said
+    assert outcome.status is CheckStatus.failed, outcome.said
     blamed = [one for one in outcome.culprits if part in one.part]
     assert blamed, outcome
     assert {one.axis for one in blamed} == {axis}, outcome
@@ -87,12 +87,12 @@ def test_a_parameter_that_is_not_reduced_is_the_only_one_blamed(ranks: Ranks, sh
 @pytest.mark.parametrize(
     ("mutant", "code", "failed"),
     [
-        ("one parameter not reduced", Exit.DIVERGED, "reduction"),
-        ("a device multiplies wrongly", Exit.UNHEALTHY_NODE, "machine"),
+        ("one parameter not reduced", ExitCode.DIVERGED, "reduction"),
+        ("a device multiplies wrongly", ExitCode.UNHEALTHY_NODE, "machine"),
     ],
 )
 def test_the_exit_code_tells_arithmetic_from_a_machine(
-    ranks: Ranks, shrunk, tmp_path, mutant: str, code: Exit, failed: str
+    ranks: Ranks, shrunk, tmp_path, mutant: str, code: ExitCode, failed: str
 ) -> None:
     config = shrunk(DP)
     told = ranks.run(2, mutants.exit_code, config, str(tmp_path), mutant)
@@ -117,7 +117,7 @@ def test_one_leaking_head_is_the_only_one_blamed(ranks: Ranks, shrunk) -> None:
 def test_nothing_is_found_where_all_is_well(ranks: Ranks, shrunk, name: str) -> None:
     config = shrunk((HEALTHY | OPTIONS)[name])
     for outcome in ranks.run(config.num_processes, mutants.diagnose, config, None, [*CHECKS])[0]:
-        assert outcome.status is not Status.failed, outcome
+        assert outcome.status is not CheckStatus.failed, outcome
 
 
 @pytest.mark.slow
@@ -126,4 +126,4 @@ def test_nothing_is_found_where_all_is_well(ranks: Ranks, shrunk, name: str) -> 
 def test_no_false_alarm(ranks: Ranks, shrunk, name: str, seed: int) -> None:
     config = shrunk(HEALTHY[name], f"run.seed={seed}")
     for outcome in ranks.run(config.num_processes, mutants.diagnose, config, None, ARITHMETIC)[0]:
-        assert outcome.status is not Status.failed, outcome
+        assert outcome.status is not CheckStatus.failed, outcome

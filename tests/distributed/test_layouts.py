@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hlat.config.precision import Dtype
-from hlat.model import hugging_face
+from hlat.model import hugging_face_config
 from tests.distributed import checks
 from tests.distributed.checks import layers
 from tests.distributed.ranks import Ranks
@@ -97,7 +97,7 @@ def test_the_loss_is_that_of_transformers(ranks: Ranks, configure, name: str) ->
     config = configure(LAYOUTS[name])
     found = ranks.run(config.num_processes, checks.slices, config, "weights")
     weights = checks.joined([slices for slices, _ in found])
-    settings = hugging_face.to_config(config.model, 32, checks.EOS, Dtype.fp32)
+    settings = hugging_face_config.build_hf_config(config.model, 32, checks.EOS, Dtype.fp32)
     peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
     peer.load_state_dict(
         {name.removeprefix("weights/"): torch.from_numpy(w) for name, w in weights.items()}

@@ -30,9 +30,9 @@ def test_well_ranks_go_on_to_build(ranks, configure, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("layout", "fault", "broken", "reason"),
     [
-        ("dp=2", "sends", 1, "sums over dp=2 ranks come out wrong"),
-        ("tp=2 dp=2", "sends", 2, "sums over tp=2 ranks come out wrong"),
-        ("dp=4", "gets", 0, "sums over dp=4 ranks come out wrong"),
+        ("dp=2", "sends", 1, "all-reduce over dp=2 ranks is wrong"),
+        ("tp=2 dp=2", "sends", 2, "all-reduce over tp=2 ranks is wrong"),
+        ("dp=4", "gets", 0, "all-reduce over dp=4 ranks is wrong"),
         ("pp=2", "multiplies", 1, "wrong elements in"),
     ],
 )
@@ -56,7 +56,7 @@ def test_a_slow_rank_is_found_among_its_neighbours(ranks, configure, tmp_path, s
     assert ranks.run(size, faults.check, config, str(tmp_path), "slow", 2) == [False] * size
     _, event = events(tmp_path)
     assert (event["event"], event["host"], event["ranks"]) == ("exclude", "node2", [2])
-    assert f"sums over dp={size} ranks reach" in event["reasons"][0]
+    assert f"all-reduce over dp={size} ranks reaches" in event["reasons"][0]
 
 
 def test_a_clock_that_is_ahead_is_a_warning(ranks, configure, tmp_path) -> None:

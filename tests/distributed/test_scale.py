@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.scale.rehearse import rehearse
-from hlat.config.resolve import resolve
+from hlat.config.resolve import resolve_config
+from tests.distributed.scale_rehearsal import rehearse
 
 LAYERS, MICRO_BATCHES = 10, 2
 RUN = [
@@ -19,7 +19,7 @@ RUN = [
 
 @pytest.mark.parametrize(("rank", "first", "last"), [(0, True, False), (8191, False, True)])
 def test_what_a_rank_holds_and_says(compose, rank: int, first: bool, last: bool) -> None:
-    found = rehearse(resolve(compose(*RUN)), rank)
+    found = rehearse(resolve_config(compose(*RUN)), rank)
     assert len(found.parameters) == 6 * LAYERS + first + 2 * last
     layer = 8192 * (256 + 2 * 128) + 8192 * 256 + 3 * 8192 * 896 + 2 * 8192
     ends = first * 1000 * 8192 + last * (1000 * 8192 + 8192)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat.checkpoint import retention, store
+from hlat.checkpoint import checkpoint_store, retention
 from hlat.config.run import Config
-from hlat.engine.native.engine import NativeEngine
+from hlat.engine.native.native_engine import NativeEngine
 from tests.distributed.ranks import Ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
@@ -18,7 +18,9 @@ def save_two(config: Config, folder: Path) -> None:
     engine = NativeEngine()
     engine.build(config)
     for step in (1, 2):
-        store.save(folder, step, engine.chunks(), {}, engine.world.rank, engine.world.everyone)
+        checkpoint_store.save_checkpoint(
+            folder, step, engine.chunks(), {}, engine.world.rank, engine.world.world_group
+        )
     engine.close()
 
 
@@ -27,8 +29,8 @@ def find(config: Config, folder: Path) -> tuple[str, list[str], int]:
     engine = NativeEngine()
     engine.build(config)
     world, read = engine.world, []
-    path, refused = retention.newest_valid(
-        folder, progress=read.append, everyone=world.everyone, rank=world.rank
+    path, refused = retention.find_newest_valid(
+        folder, on_progress=read.append, process_group=world.world_group, rank=world.rank
     )
     engine.close()
     assert path is not None
@@ -55,5 +57,5 @@ def test_each_reads_some_and_all_agree(ranks: Ranks, configure, tmp_path: Path) 
         assert [one[:2] for one in found] == [found[0][:2]] * 4
         path, (refused,), _ = found[0]
         assert path == "step_00000001"
-        assert f"{damaged} is not what was written" in refused
+        assert f"{damaged} differs from what was written" in refused
         damaged.write_bytes(content)

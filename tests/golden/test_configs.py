@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from hlat.config.folders import folder
+from hlat.config.package_dirs import find_package_dir
 
 GOLDEN = Path(__file__).parent / "configs"
 CHOICES = [
-    *(f"model={file.stem}" for file in sorted((folder("conf") / "model").glob("*.yaml"))),
-    *(f"experiment={file.stem}" for file in sorted((folder("conf") / "experiment").glob("*.yaml"))),
-    *(f"+sweep={file.stem}" for file in sorted(folder("sweeps").glob("*.yaml"))),
+    *(f"model={file.stem}" for file in sorted((find_package_dir("conf") / "model").glob("*.yaml"))),
+    *(
+        f"experiment={file.stem}"
+        for file in sorted((find_package_dir("conf") / "experiment").glob("*.yaml"))
+    ),
+    *(f"+sweep={file.stem}" for file in sorted(find_package_dir("sweeps").glob("*.yaml"))),
 ]
 
 

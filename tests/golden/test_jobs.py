@@ -8,29 +8,29 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config import compose as composition
-from hlat.config.folders import folder
-from hlat.jobs.evaluation import Evaluation
-from hlat.jobs.submission import Place
+from hlat.config.package_dirs import find_package_dir
+from hlat.jobs.evaluation_job import EvaluationJob
+from hlat.jobs.submission import SubmissionDir
 
-composition.register()
-from hydra_plugins.hlat_launchers._job import (  # noqa: E402 (known from now)
-    KINDS,
-    environment,
-    evaluation_job,
-    job,
+composition.register_configs()
+from hydra_plugins.hlat_launchers._job_spec import (  # noqa: E402 (registered above)
+    NODE_TYPES,
+    build_evaluation_job,
+    build_job,
+    build_job_environment,
 )
-from hydra_plugins.hlat_launchers._sbatch import (  # noqa: E402
+from hydra_plugins.hlat_launchers.slurm._sbatch_script import (  # noqa: E402 (registered above)
     SlurmLauncherConfig,
-    parameters,
-    script,
+    build_sbatch_parameters,
+    build_sbatch_script,
 )
 
 GOLDEN = Path(__file__).parent / "jobs"
 SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}
 SDK["trn3"] = "neuron_2_33"
 HOME = Path("/fsx/home")
-EXPERIMENTS = sorted(file.stem for file in (folder("conf") / "experiment").glob("*.yaml"))
-HARDWARE = sorted(file.stem for file in (folder("conf") / "hardware").glob("*.yaml"))
+EXPERIMENTS = sorted(file.stem for file in (find_package_dir("conf") / "experiment").glob("*.yaml"))
+HARDWARE = sorted(file.stem for file in (find_package_dir("conf") / "hardware").glob("*.yaml"))
 
 
 def _config(compose, *overrides: str):
@@ -41,7 +41,7 @@ def _config(compose, *overrides: str):
 @pytest.mark.parametrize("hardware", HARDWARE)
 def test_environment_is_as_recorded(hardware, compose, pytestconfig):
     config = _config(compose, f"hardware={hardware}", f"compiler={SDK.get(hardware, 'none')}")
-    now = json.dumps(environment(config), indent=2, sort_keys=True) + "\n"
+    now = json.dumps(build_job_environment(config), indent=2, sort_keys=True) + "\n"
     file = GOLDEN / f"{hardware}.json"
     if pytestconfig.getoption("--update"):
         file.write_text(now)
@@ -55,9 +55,11 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
     config = _config(compose, preset)
     name = preset.partition("=")[2]
     config.run.name = name
-    place = Place(HOME / f"runs/{name}/submissions/1")
-    told = parameters(job(config, (), HOME), SlurmLauncherConfig(), place.log("%j"), HOME)
-    now = script(told, place, ["/opt/venv/bin/python", str(place.code)])
+    place = SubmissionDir(HOME / f"runs/{name}/submissions/1")
+    told = build_sbatch_parameters(
+        build_job(config, (), HOME), SlurmLauncherConfig(), place.build_log_path("%j"), HOME
+    )
+    now = build_sbatch_script(told, place, ["/opt/venv/bin/python", str(place.code_dir)])
     file = GOLDEN / f"{preset.replace('=', '_')}.sh"
     if pytestconfig.getoption("--update"):
         file.write_text(now)
@@ -67,11 +69,13 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
 def test_script_of_an_evaluation_is_as_recorded(compose, pytestconfig):
     config = _config(compose, "run.name=evaluations", "hardware=h100_p5", "parallelism.tp=8")
     words = ("runs/hlat_7b", "tasks=hlat_table2", "follow=true")
-    asked = Evaluation("hlat_table2-1a2b3c4d", words[0], Path(words[0]), words, config)
-    place = Place(HOME / asked.folder / "submissions/1")
-    made = evaluation_job(asked, words, HOME)
-    told = parameters(made, SlurmLauncherConfig(time="1-0"), place.log("%j"), HOME)
-    now = script(told, place, ["/opt/venv/bin/python", str(place.code)])
+    asked = EvaluationJob("hlat_table2-1a2b3c4d", words[0], Path(words[0]), words, config)
+    place = SubmissionDir(HOME / asked.job_dir / "submissions/1")
+    made = build_evaluation_job(asked, words, HOME)
+    told = build_sbatch_parameters(
+        made, SlurmLauncherConfig(time="1-0"), place.build_log_path("%j"), HOME
+    )
+    now = build_sbatch_script(told, place, ["/opt/venv/bin/python", str(place.code_dir)])
     file = GOLDEN / "evaluation.sh"
     if pytestconfig.getoption("--update"):
         file.write_text(now)
@@ -94,25 +98,25 @@ def test_every_record_belongs_to_a_kind_of_node():
 
 def test_kinds_agree_with_the_presets(compose):
     presets = {hardware: compose(f"hardware={hardware}").hardware for hardware in HARDWARE}
-    assert KINDS.keys() <= {preset.name for preset in presets.values()}
+    assert NODE_TYPES.keys() <= {preset.name for preset in presets.values()}
     for preset in presets.values():
-        if kind := KINDS.get(preset.name):
-            assert preset.processes_per_node % kind.chips == 0
-            assert preset.network_gbit_per_s % kind.efa == 0
+        if kind := NODE_TYPES.get(preset.name):
+            assert preset.processes_per_node % kind.num_chips == 0
+            assert preset.network_gbit_per_s % kind.num_efa_interfaces == 0
 
 
 def test_what_the_configuration_sets_goes_first(compose):
     mine = ["hardware=trn1_32xl", "compiler=neuron_2_28", "compiler.environment.FI_PROVIDER=tcp"]
-    assert environment(_config(compose, *mine))["FI_PROVIDER"] == "tcp"
+    assert build_job_environment(_config(compose, *mine))["FI_PROVIDER"] == "tcp"
 
 
 def test_the_papers_job(compose, tmp_path):
     config = _config(compose, "experiment=hlat_70b")
-    made = job(config, ("python", "-m", "hlat.train"), tmp_path)
-    assert (made.nodes, made.processes_per_node, made.neuron_sdk) == (256, 32, "2.28")
-    assert made.run_folder == tmp_path / "runs/hlat_70b"
+    made = build_job(config, ("python", "-m", "hlat.train"), tmp_path)
+    assert (made.num_nodes, made.processes_per_node, made.neuron_sdk) == (256, 32, "2.28")
+    assert made.run_dir == tmp_path / "runs/hlat_70b"
 
 
 def test_this_machine_runs_what_the_layout_asks_for(compose, tmp_path):
-    made = job(_config(compose, "run.name=x", "parallelism.tp=2"), ("python",), tmp_path)
-    assert (made.nodes, made.processes_per_node, made.kind) == (1, 2, None)
+    made = build_job(_config(compose, "run.name=x", "parallelism.tp=2"), ("python",), tmp_path)
+    assert (made.num_nodes, made.processes_per_node, made.node_type) == (1, 2, None)

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat import train
-from hlat.config.resolve import resolve
+from hlat.config.resolve import resolve_config
 
 GOLDEN = Path(__file__).parent / "loss_20_steps.json"
 
@@ -24,7 +24,7 @@ def losses(compose, small, tmp_path):
 
     def run(name, *overrides):
         composed = compose(*small, f"run.root={tmp_path}", f"run.name={name}", *overrides)
-        train.run(resolve(composed), OmegaConf.to_yaml(composed), [])
+        train.run_worker(resolve_config(composed), OmegaConf.to_yaml(composed), [])
         rows = [
             json.loads(line)
             for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()

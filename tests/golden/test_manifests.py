@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.config.compose import launcher_module
-from hlat.jobs.evaluation import Evaluation
+from hlat.config.compose import import_launcher_module
+from hlat.jobs.evaluation_job import EvaluationJob
 
 GOLDEN = Path(__file__).parent / "manifests"
 SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}
@@ -25,14 +25,18 @@ def test_manifest_is_as_recorded(record, compose, pytestconfig):
     words = ("model=70b", f"hardware={hardware}", "hardware.nodes=4", f"compiler={sdk}")
     engine = "nxd" if hardware == "trn1_32xl" else "native"
     config = OmegaConf.to_object(compose("run.name=hlat_70b", *words, f"engine={engine}"))
-    manifest, jobs = launcher_module("_manifest"), launcher_module("_job")
-    settings = manifest.Settings(image="registry.example/hlat:1", kind=manifest.Kind[kind])
-    of = jobs.job(config, manifest.COMMAND, Path(settings.mount))
+    manifest, jobs = (
+        import_launcher_module("kubernetes._kubernetes_manifest"),
+        import_launcher_module("_job_spec"),
+    )
+    settings = manifest.KubernetesLauncherConfig(
+        image="registry.example/hlat:1", kind=manifest.WorkloadType[kind]
+    )
+    job = jobs.build_job(config, manifest.TRAIN_COMMAND, Path(settings.mount))
     files = {"config.yaml": "as composed\n", "words.json": "{}\n"}
-    compiled = jobs.compiled(config, of.working_directory)
-    memory = config.hardware.host_memory_gib
-    documents = manifest.manifest(of, memory, files, settings, compiled)
-    now = launcher_module("_yaml").as_yaml(*documents)
+    graphs_dir = jobs.get_compiled_graphs_dir(config, job.working_directory)
+    documents = manifest.build_manifest(job, files, settings, graphs_dir)
+    now = import_launcher_module("_yaml_writer").format_yaml(*documents)
     file = GOLDEN / f"{record}.yaml"
     if pytestconfig.getoption("--update"):
         file.write_text(now)
@@ -44,15 +48,17 @@ def test_manifest_of_an_evaluation_is_as_recorded(record, compose, pytestconfig)
     chosen = ("run.name=evaluations", "hardware=h100_p5", "parallelism.tp=8")
     config = OmegaConf.to_object(compose(*chosen))
     words = ("runs/hlat_70b", "tasks=hlat_table2", "follow=true")
-    asked = Evaluation("hlat_table2-1a2b3c4d", words[0], Path(words[0]), words, config)
-    documents = launcher_module("_kubernetes").evaluation_manifest(
+    asked = EvaluationJob("hlat_table2-1a2b3c4d", words[0], Path(words[0]), words, config)
+    documents = import_launcher_module("kubernetes._kubernetes_launcher").build_evaluation_manifest(
         asked,
-        launcher_module("_manifest").Settings(
+        import_launcher_module("kubernetes._kubernetes_manifest").KubernetesLauncherConfig(
             image="registry.example/hlat:1",
-            kind=launcher_module("_manifest").Kind[EVALUATIONS[record]],
+            kind=import_launcher_module("kubernetes._kubernetes_manifest").WorkloadType[
+                EVALUATIONS[record]
+            ],
         ),
     )
-    now = launcher_module("_yaml").as_yaml(*documents)
+    now = import_launcher_module("_yaml_writer").format_yaml(*documents)
     file = GOLDEN / f"{record}.yaml"
     if pytestconfig.getoption("--update"):
         file.write_text(now)

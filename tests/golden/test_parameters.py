@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.config.folders import folder
-from hlat.model.canonical import initial_std, parameters
-from hlat.parallelism.plan import rule
+from hlat.config.package_dirs import find_package_dir
+from hlat.model.parameter_specs import compute_init_std, list_parameter_specs
+from hlat.parallelism.sharding import find_sharding_rule
 
 GOLDEN = Path(__file__).parent / "parameters"
-SIZES = sorted(file.stem for file in (folder("conf") / "model").glob("*.yaml"))
+SIZES = sorted(file.stem for file in (find_package_dir("conf") / "model").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_inventory_is_as_recorded(size, compose, pytestconfig):
     config = OmegaConf.to_object(compose(f"model={size}"))
-    now = "".join(_line(parameter, config) for parameter in parameters(config.model))
+    now = "".join(_line(parameter, config) for parameter in list_parameter_specs(config.model))
     file = GOLDEN / f"{size}.txt"
     if pytestconfig.getoption("--update"):
         GOLDEN.mkdir(exist_ok=True)
@@ -27,8 +27,10 @@ def test_inventory_is_as_recorded(size, compose, pytestconfig):
 
 
 def _line(parameter, config):
-    std = initial_std(parameter, config.model)
+    std = compute_init_std(parameter, config.model)
     shape = "x".join(map(str, parameter.shape))
     initial = "ones" if std is None else f"normal({std:.6g})"
     decay = f"decay {config.optimizer.weight_decay}"
-    return f"{parameter.name} {shape} {initial} {decay} {rule(parameter.name).value}\n"
+    return (
+        f"{parameter.name} {shape} {initial} {decay} {find_sharding_rule(parameter.name).value}\n"
+    )

@@ -12,13 +12,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from hlat.config.errors import ConfigError
-from hlat.config.folders import folder
-from hlat.config.resolve import resolve
-from hlat.model.canonical import num_parameters
+from hlat.config.config_errors import ConfigError
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.resolve import resolve_config
+from hlat.model.parameter_specs import count_parameters
 
-STUDIES = sorted(folder("sweeps").glob("*.yaml"), key=lambda file: file.stem)
-README = (folder("sweeps") / "README.md").read_text()
+STUDIES = sorted(find_package_dir("sweeps").glob("*.yaml"), key=lambda file: file.stem)
+README = (find_package_dir("sweeps") / "README.md").read_text()
 POINTS = {
     "averaging": 6,
     "beta2": 12,
@@ -46,7 +46,7 @@ def runs_of(study, compose):
     prunes = OmegaConf.select(OmegaConf.load(study), "hydra.launcher.prune", default=False)
     for point in points(study):
         try:
-            yield resolve(compose(f"+sweep={study.stem}", *point))
+            yield resolve_config(compose(f"+sweep={study.stem}", *point))
         except ConfigError:
             if not prunes:
                 raise
@@ -60,7 +60,7 @@ def test_a_study_has_the_points_that_it_tells(study, compose):
     assert f"# Cost: {len(runs)} runs" in study.read_text()
     for config in runs:
         assert config.tracking.wandb.group == study.stem
-        assert 1e6 < num_parameters(config.model) < 1e7
+        assert 1e6 < count_parameters(config.model) < 1e7
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda file: file.stem)
@@ -72,12 +72,12 @@ def test_a_study_begins_with_question_answer_and_cost_and_is_listed(study):
 
 
 def test_a_search_tells_its_trials_and_reaches_its_corners(compose):
-    study = folder("sweeps") / "search.yaml"
+    study = find_package_dir("sweeps") / "search.yaml"
     sweeper = OmegaConf.load(study).hydra.sweeper
     assert f"# Cost: {sweeper.trials} runs" in study.read_text()
     assert sweeper.params["optimizer.lr"] == "tag(log,interval(1e-3,3e-2))"
     for corner in ("1e-3", "3e-2"):
-        config = resolve(compose("+sweep=search", f"optimizer.lr={corner}"))
+        config = resolve_config(compose("+sweep=search", f"optimizer.lr={corner}"))
         assert config.tracking.wandb.group == "search"
 
 
@@ -88,10 +88,12 @@ def test_averaging_takes_the_runs_of_upsampling(plot):
 
 def test_precision_runs_every_recipe(compose):
     recipes = {
-        resolve(compose("+sweep=precision", *point)).precision.name
-        for point in points(folder("sweeps") / "precision.yaml")
+        resolve_config(compose("+sweep=precision", *point)).precision.name
+        for point in points(find_package_dir("sweeps") / "precision.yaml")
     }
-    assert recipes == {file.stem for file in (folder("conf") / "precision").glob("*.yaml")}
+    assert recipes == {
+        file.stem for file in (find_package_dir("conf") / "precision").glob("*.yaml")
+    }
 
 
 @pytest.fixture(scope="module")

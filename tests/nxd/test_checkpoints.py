@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from hlat.checkpoint.chunk import Chunk
-from hlat.checkpoint.pretrained import check, fill
-from hlat.config.errors import ConfigError
-from hlat.config.model import Model
-from hlat.model.canonical import parameters
-from hlat.model.canonical_views import canonical_views
+from hlat.checkpoint.pretrained_weights import load_pretrained, validate_pretrained
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.config_errors import ConfigError
+from hlat.config.model import ModelConfig
+from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.llama import Llama
+from hlat.model.parameter_specs import list_parameter_specs
 from tests.nxd.support.ranks import require_nxd, run
 
 pytestmark = pytest.mark.nxd
 require_nxd()
 
-GQA = Model("gqa", 4, 64, 96, 8, 2, 128)
+GQA = ModelConfig("gqa", 4, 64, 96, 8, 2, 128)
 MORE, MHA = replace(GQA, num_key_value_heads=4), replace(GQA, num_key_value_heads=8)
 FUSED, UNFUSED = {"qkv_linear": True, "fuse_qkv": True}, {"qkv_linear": True, "fuse_qkv": False}
 COALESCED, SEPARATE = {"fuse_qkv": True}, {"fuse_qkv": False}
@@ -37,7 +37,7 @@ class Run:
             because NxD's own initialisation on trn2 puts rows there.
     """
 
-    model: Model
+    model: ModelConfig
     size: int
     tp: int
     ways: dict[str, bool]
@@ -119,28 +119,32 @@ SAVES = {
 }
 
 
-def _weights(model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
+def _weights(model: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    values = {p.name: torch.randn(p.shape, generator=generator) / 8 for p in parameters(model)}
+    values = {
+        p.name: torch.randn(p.shape, generator=generator) / 8 for p in list_parameter_specs(model)
+    }
     return {n: (value if value.dim() > 1 else 1 + value).to(dtype) for n, value in values.items()}
 
 
-def _read(folder: Path, model: Model, dtype: torch.dtype) -> Llama:
+def _read(folder: Path, model: ModelConfig, dtype: torch.dtype) -> Llama:
     llama = Llama(model).to(dtype)
-    shapes = {parameter.name: parameter.shape for parameter in parameters(model)}
-    fill(
+    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
+    load_pretrained(
         str(folder),
         model,
         [
-            Chunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
-            for name, view in canonical_views(model, dict(llama.named_parameters()))
+            TensorChunk(
+                f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view
+            )
+            for name, view in iter_canonical_views(model, dict(llama.named_parameters()))
         ],
     )
     return llama
 
 
-def _differing(llama: Llama, model: Model, weights: dict[str, Tensor]) -> list[str]:
-    views = canonical_views(model, dict(llama.named_parameters()))
+def _differing(llama: Llama, model: ModelConfig, weights: dict[str, Tensor]) -> list[str]:
+    views = iter_canonical_views(model, dict(llama.named_parameters()))
     return [n for n, view in views if not torch.equal(view.reshape(weights[n].shape), weights[n])]
 
 
@@ -154,7 +158,7 @@ def test_its_logits_are_those_of_the_model_that_was_saved(tmp_path: Path, name: 
     llama = _read(tmp_path, case.model, case.dtype)
     assert _differing(llama, case.model, weights) == []
     with torch.no_grad():
-        found, expected = llama.logits(tokens), torch.cat(shares, -1)
+        found, expected = llama.compute_logits(tokens), torch.cat(shares, -1)
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -170,7 +174,7 @@ def test_heads_that_nxd_initialised_on_trn2_are_no_copies_and_refused(tmp_path: 
     case = replace(RUNS["trn2"], heads_filled=False)
     case.save(tmp_path, _weights(GQA, torch.float32), None)
     with pytest.raises(ConfigError, match="whose heads NxD itself initialised there are no copies"):
-        check(str(tmp_path), GQA)
+        validate_pretrained(str(tmp_path), GQA)
 
 
 @pytest.mark.parametrize("ways", [["--fuse_qkv", "True"], ["--save_xser", "True"]])

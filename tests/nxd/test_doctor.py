@@ -3,9 +3,9 @@ where the way around it is taken away."""
 
 import pytest
 
-from hlat.config.resolve import resolve
-from hlat.diagnosis.shrink import shrink
-from hlat.diagnosis.verdict import Status
+from hlat.config.resolve import resolve_config
+from hlat.doctor.check_result import CheckStatus
+from hlat.doctor.reduced_config import reduce_config
 from tests.nxd.support.ranks import require_nxd, run
 
 pytestmark = pytest.mark.nxd
@@ -41,19 +41,21 @@ OF_GRADIENTS = {"gradient norm": "gradients"}
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_nothing_is_found_where_all_is_well(compose, tmp_path, name: str) -> None:
     words = ["engine=nxd", f"run.root={tmp_path}", *LAYOUTS[name].split()]
-    config = shrink(resolve(compose(*words)))
+    config = reduce_config(resolve_config(compose(*words)))
     outcomes = run(config.num_processes, "doctor.diagnose", config, CHECKS)[0]
     for outcome in outcomes:
-        assert outcome.status is not Status.failed, outcome
+        assert outcome.status is not CheckStatus.failed, outcome
     assert len(outcomes) == len(CHECKS) + 4
 
 
 @pytest.mark.parametrize("fault", FOUND)
 def test_each_of_nxds_faults_is_found_and_named(compose, tmp_path, fault: str) -> None:
     words, check, part, axis = FOUND[fault]
-    config = shrink(resolve(compose("engine=nxd", f"run.root={tmp_path}", *words.split())))
+    config = reduce_config(
+        resolve_config(compose("engine=nxd", f"run.root={tmp_path}", *words.split()))
+    )
     names = [OF_GRADIENTS.get(check, check)]
     outcomes = run(config.num_processes, "doctor.diagnose", config, names, fault)[0]
     (outcome,) = [one for one in outcomes if one.check == check]
-    assert outcome.status is Status.failed, outcome.said
+    assert outcome.status is CheckStatus.failed, outcome.said
     assert {one.axis for one in outcome.culprits if part in one.part} == {axis}, outcome

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from hlat import train
 from hlat.config.precision import Dtype
-from hlat.config.resolve import resolve
-from hlat.model import hugging_face
+from hlat.config.resolve import resolve_config
+from hlat.model import hugging_face_config
 from tests.distributed import checks
 from tests.nxd.support.ranks import RankError, require_nxd, run
 
@@ -48,7 +48,7 @@ def configure(compose):
         words = [f"engine={engine}", f"batch.micro_batch_size={4 // dp}"]
         small = (*checks.MODEL, "model.vocab_size=132", "model.num_layers=4", "precision=fp32")
         layouts = (f"parallelism.{setting}" for setting in settings)
-        return resolve(compose(*small, *words, *layouts, *overrides))
+        return resolve_config(compose(*small, *words, *layouts, *overrides))
 
     return make
 
@@ -255,7 +255,7 @@ def test_the_loss_is_that_of_transformers(configure) -> None:
         {key: values for key, values in slices.items() if key[0].startswith("weights/")}
         for slices, _ in found
     ]
-    settings = hugging_face.to_config(config.model, 32, checks.EOS, Dtype.fp32)
+    settings = hugging_face_config.build_hf_config(config.model, 32, checks.EOS, Dtype.fp32)
     peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
     states = {
         name.removeprefix("weights/"): torch.from_numpy(values)
@@ -272,14 +272,14 @@ def test_the_loss_is_that_of_transformers(configure) -> None:
 def test_texts_are_left_to_another_engine(configure) -> None:
     (told,) = on_ranks(configure(""), "refusals_of_texts")
     assert len(told) == 2
-    assert all("reads no texts" in said and "use engine=native" in said for said in told)
+    assert all("does not decode" in said and "use engine=native" in said for said in told)
 
 
 @pytest.mark.parametrize(("rank", "first", "last"), [(0, 1, 0), (100, 0, 0), (255, 0, 1)])
 def test_a_rank_of_the_papers_70b_is_built_without_the_others(
     compose, rank: int, first: int, last: int
 ) -> None:
-    config = resolve(compose("experiment=hlat_70b", "hardware.nodes=8"))
+    config = resolve_config(compose("experiment=hlat_70b", "hardware.nodes=8"))
     assert config.num_processes == 256
     variables = {"RANK": str(rank), "WORLD_SIZE": "256", "LOCAL_WORLD_SIZE": "32"}
     (held,) = run(1, "engine.held_alone", config, **variables)
@@ -307,11 +307,11 @@ def test_the_recorded_losses_come_out_and_another_engine_goes_on(
     run_folder = (f"run.root={tmp_path}", "run.name=x", "checkpoint.every_steps=10")
     words = [f"parallelism.{setting}" for setting in layout.split()]
     composed = compose(*small, *run_folder, "engine=nxd", "run.steps=10", *words)
-    config = resolve(composed)
+    config = resolve_config(composed)
     codes = on_ranks(config, "trained", OmegaConf.to_yaml(composed), mode=mode)
     assert codes == [0] * config.num_processes
     alone = compose(*small, *run_folder)
-    train.run(resolve(alone), OmegaConf.to_yaml(alone), [])
+    train.run_worker(resolve_config(alone), OmegaConf.to_yaml(alone), [])
     rows = [json.loads(row) for row in (tmp_path / "x/metrics.jsonl").read_text().splitlines()]
     recorded = json.loads((GOLDEN / "loss_20_steps.json").read_text())
     assert [row["loss"] for row in rows] == pytest.approx(recorded, rel=1e-5)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hlat.parallelism.mesh import Degrees, coordinates
+from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_mesh_coordinates
 from tests.nxd.numbers import linear, whole_numbers
 from tests.nxd.support.ranks import MODES, require_nxd, run
 
@@ -327,24 +327,26 @@ def test_a_layer_that_is_recomputed_gives_the_same(mode: str) -> None:
         assert num_forwards == 2
 
 
-def _peers(axis: str, degrees: Degrees) -> list[list[int]]:
+def _peers(axis: str, degrees: ParallelDegrees) -> list[list[int]]:
     """Ranks that differ along one axis only, by hlat's own mesh."""
     peers = defaultdict(list)
-    for rank in range(degrees.num_processes):
-        peers[dataclasses.replace(coordinates(rank, degrees), **{axis: 0})].append(rank)
+    for rank in range(degrees.world_size):
+        peers[dataclasses.replace(compute_mesh_coordinates(rank, degrees), **{axis: 0})].append(
+            rank
+        )
     return sorted(peers.values())
 
 
 @pytest.mark.parametrize(
     ("degrees", "platform"),
     [
-        (Degrees(dp=4, tp=8, pp=4), "trn1"),
-        (Degrees(dp=2, tp=32, pp=8), "trn1"),
-        (Degrees(dp=4, tp=8, pp=4), "trn2"),
+        (ParallelDegrees(dp=4, tp=8, pp=4), "trn1"),
+        (ParallelDegrees(dp=2, tp=32, pp=8), "trn1"),
+        (ParallelDegrees(dp=4, tp=8, pp=4), "trn2"),
     ],
 )
-def test_groups_are_those_of_hlats_mesh(degrees: Degrees, platform: str) -> None:
-    arguments = (degrees.num_processes, degrees.tp, degrees.pp, 1)
+def test_groups_are_those_of_hlats_mesh(degrees: ParallelDegrees, platform: str) -> None:
+    arguments = (degrees.world_size, degrees.tp, degrees.pp, 1)
     variables = {"NEURON_PLATFORM_TARGET_OVERRIDE": platform}
     (found,) = run(1, "groups.along_axes", *arguments, **variables)
     for axis, groups in found.items():

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hlat.config.model import Model
+from hlat.config.model import ModelConfig
 from hlat.model.llama import Llama
 from tests.nxd.support.ranks import require_nxd, run
 
 pytestmark = pytest.mark.nxd
 require_nxd()
 
-LLAMA = Model("tiny", 2, 32, 48, 4, 2, 64)
+LLAMA = ModelConfig("tiny", 2, 32, 48, 4, 2, 64)
 
 
 def _weights() -> dict[str, Tensor]:
@@ -43,7 +43,7 @@ def test_hlats_llama_on_nxds_layers_is_hlats_llama(
 
     plain = Llama(LLAMA)
     plain.load_state_dict(_weights())
-    loss = functional.cross_entropy(plain.logits(tokens).flatten(0, 1), targets.flatten())
+    loss = functional.cross_entropy(plain.compute_logits(tokens).flatten(0, 1), targets.flatten())
     loss.backward()
     grads = {name: parameter.grad for name, parameter in plain.named_parameters()}
     norm = torch.stack([grad.norm() for grad in grads.values()]).norm()

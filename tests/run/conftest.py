@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hlat import train
-from hlat.config import entry
-from hlat.reporting.figures import Picture
+from hlat.config import entry_point
+from hlat.report.figures import ReportFigure
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -46,10 +46,10 @@ class Runner:
         ):
             patch.chdir(self.folder)
             patch.setattr(sys, "argv", words)
-            patch.setattr(Picture, "svg", lambda _: "<svg></svg>")
-            patch.setattr(Picture, "png", lambda _: b"")
+            patch.setattr(ReportFigure, "render_svg", lambda _: "<svg></svg>")
+            patch.setattr(ReportFigure, "render_png", lambda _: b"")
             try:
-                entry.run(train.main)
+                entry_point.run_entry_point(train.main)
             except SystemExit as end:
                 code = int(end.code or 0)
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())

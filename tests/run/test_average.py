@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from hlat import average, export
 from hlat.checkpoint import __main__ as checkpoint
-from hlat.checkpoint import store
+from hlat.checkpoint import checkpoint_store
 
 MEAN = "runs/whole/averages/step_00000020_of_15_20"
 
@@ -63,7 +63,7 @@ def test_a_run_is_averaged_exported_and_trained_on(trained, runner, do):
         "runs/whole/checkpoints/step_00000015  weight 1",
         "runs/whole/checkpoints/step_00000020  weight 1",
         f"averaged to {MEAN}",
-        f"export it:  python -m hlat.export {MEAN} --output DIR",
+        f"export it:  hlat export {MEAN} output=DIR",
     ]
     done = do(export, MEAN, "--output", "out")
     assert done.code == 0, done.err
@@ -95,15 +95,15 @@ def test_the_average_stands_in_the_list_and_is_no_checkpoint_of_the_run(trained,
 def test_no_run_goes_on_from_an_average(trained, runner, do, refused):
     assert do(average, "runs/whole", "last=2").code == 0
     sentence = (
-        f"hlat: {MEAN} holds weights only, and a run goes on with its optimizer and its place in "
-        "the data too; to begin a new one from the weights: python -m hlat.export "
-        f"{MEAN} --output DIR, then model.init_from=DIR in place of checkpoint.start_from\n"
+        f"hlat: {MEAN} contains weights only; a run also needs the optimizer state and the position "
+        f"in the data. To start a new run from the weights: python -m hlat.export {MEAN} "
+        "--output DIR, then model.init_from=DIR instead of checkpoint.start_from\n"
     )
     refused(runner.run("run.name=y", f"checkpoint.start_from={MEAN}"), sentence)
     refused(
         runner.run("run.name=y", f"model.init_from={MEAN}"),
-        f"hlat: model.init_from={MEAN}: it is a checkpoint of hlat; write its weights as such a "
-        f"folder first, by python -m hlat.export {MEAN} --output DIR, then model.init_from=DIR\n",
+        f"hlat: model.init_from={MEAN}: it is a checkpoint of hlat; export its weights "
+        f"first with python -m hlat.export {MEAN} --output DIR, then set model.init_from=DIR\n",
     )
 
 
@@ -115,52 +115,56 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_left(trained, runner, do
     done = do(average, "runs/whole", "last=2")
     assert done.code == 2
     (sentence,) = [line for line in done.err.splitlines() if not line.startswith("verifying: ")]
-    assert sentence.startswith("runs/whole/checkpoints/step_00000015/rank_00000.safetensors is not")
+    assert sentence.startswith(
+        "hlat: runs/whole/checkpoints/step_00000015/rank_00000.safetensors differs"
+    )
     assert not (runner.folder / "runs/whole/averages").exists()
 
 
-HELP = "; --help lists what there is\n"
 MISTAKES = [
-    (("rnus", "last=2"), "rnus does not exist; name a run's folder, such as runs\n"),
-    (("runs/whole",), f"hlat.average: which checkpoints: give either last=N or steps=A,B{HELP}"),
+    (("rnus", "last=2"), "hlat: rnus does not exist; specify a run directory, such as runs\n"),
+    (("runs/whole",), "hlat average: give either last=N or steps=A,B to select checkpoints\n"),
     (
         ("runs/whole", "last=2", "steps=5,10"),
-        f"hlat.average: which checkpoints: give either last=N or steps=A,B{HELP}",
+        "hlat average: give either last=N or steps=A,B to select checkpoints\n",
     ),
-    (("runs/whole", "last=1"), f"hlat.average: an average is of two checkpoints or more{HELP}"),
-    (("runs/whole", "lats=2"), "hlat.average: lats=2 is no setting; did you mean last=?\n"),
+    (("runs/whole", "last=1"), "hlat average: an average needs two checkpoints or more\n"),
+    (
+        ("runs/whole", "lats=2"),
+        "hlat average: lats= is not a setting of this command; did you mean last=?\n",
+    ),
     (
         ("runs/whole", "steps=5,x"),
-        "hlat.average: steps=5,x: needs a whole number of 1 or more\n",
+        "hlat average: steps: x is not a whole number of 1 or more\n",
     ),
     (
         ("runs/whole", "steps=5,5"),
-        f"hlat.average: steps=5,5 names a step twice; give it a weight instead{HELP}",
+        "hlat average: steps=5,5 has a step twice; use weights= instead\n",
     ),
     (
         ("runs/whole", "last=2", "weights=1,2,3"),
-        f"hlat.average: weights= has 3 numbers for 2 checkpoints; give one for each{HELP}",
+        "hlat average: weights= has 3 numbers for 2 checkpoints\n",
     ),
     (
         ("runs/whole", "last=2", "weights=1,nan"),
-        "hlat.average: weights=1,nan: needs numbers above zero, of 1e+06 or less\n",
+        "hlat average: weights: nan is not a number above zero, of 1e+06 or less\n",
     ),
     (
         ("runs/whole", "steps=15,17"),
-        "steps=17: runs/whole has no such checkpoint, only 10, 15, 20\n",
+        "hlat: steps=17: runs/whole has no such checkpoint, only 10, 15, 20\n",
     ),
-    (("runs/whole", "last=4"), "last=4: runs/whole has only 3 checkpoints: 10, 15, 20\n"),
+    (("runs/whole", "last=4"), "hlat: last=4: runs/whole has only 3 checkpoints: 10, 15, 20\n"),
     (
         ("runs/whole", "last=2", "--output", "runs"),
-        "--output runs exists already; name a new folder, or remove it\n",
+        "hlat: --output runs exists already; specify a new directory, or remove it\n",
     ),
     (
         ("runs/whole", "last=2", "--outptu", "x"),
-        "hlat.average: unrecognized arguments: --outptu x; did you mean --output?\n",
+        "hlat average: unrecognized arguments: --outptu x; did you mean output=?\n",
     ),
     (
         ("runs", "last=2"),
-        "runs holds no checkpoint; name a run's folder, such as runs/<run.name>, that has saved, "
+        "hlat: runs contains no checkpoint; specify a run directory, such as runs/<run.name>, that has saved, "
         "or one of its checkpoints\n",
     ),
 ]
@@ -177,15 +181,15 @@ def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "complete", interrupt)
+    monkeypatch.setattr(checkpoint_store, "commit_checkpoint", interrupt)
     done = do(average, "runs/whole", "last=2")
     assert done.code == 130
-    assert done.err.endswith("\ninterrupted; nothing of the average is left\n")
+    assert done.err.endswith("\nhlat: interrupted; no part of the average was written\n")
     assert not (runner.folder / "runs/whole/averages").exists()
 
 
 def test_a_disk_that_refuses_is_told(trained, runner, do):
     done = do(average, "runs/whole", "last=2", "--output", "/proc/nowhere/mean")
     assert done.code == 1
-    sentence = "/proc/nowhere/mean cannot be written (No such file or directory)"
+    sentence = "hlat: /proc/nowhere/mean cannot be written: No such file or directory"
     assert done.err.splitlines()[-1] == sentence

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from hlat.reporting.report import write_report
+from hlat.report.report_writer import write_report
 
 
 @pytest.fixture
@@ -50,6 +50,6 @@ def test_the_ledger_is_written_with_each_save_and_shown(hlat, small, tmp_path) -
     (stage,) = ledgers[-1]["stages"]
     assert sum(entry["tokens"] for entry in stage["sources"].values()) == 7 * 8 * 64
     page = write_report(tmp_path / "runs/x").read_text()
-    assert "What was read, up to the last save" in page
+    assert "<h2>Data</h2>" in page
     assert f'<td class="number">{stage["sources"]["code"]["tokens"]:,}</td>' in page
     assert os.listdir(tmp_path / "runs/x/figures")

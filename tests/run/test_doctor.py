@@ -46,13 +46,13 @@ def test_data_that_are_not_here_are_no_fault(hlat, words, tmp_path) -> None:
 def test_help_needs_no_configuration(hlat) -> None:
     done = hlat("doctor", "--help")
     assert done.returncode == 0
-    assert "Exit code 0: healthy" in done.stdout
+    assert "Exit codes: 0 healthy" in done.stdout
 
 
 def test_it_is_no_entry_that_a_launcher_sends(hlat) -> None:
     done = hlat("doctor", "hydra/launcher=slurm")
     assert done.returncode == 2
-    assert "cannot run hlat.doctor" in done.stderr
+    assert "runs hlat.train, not hlat.doctor" in done.stderr
 
 
 def test_a_reader_who_leaves_ends_nothing(words, tmp_path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from hlat import average, export
 from hlat.checkpoint import __main__ as care
-from hlat.checkpoint.remote import RemotePath, UnansweredError
 from hlat.recovery import preflight
+from hlat.storage.remote_path import RemotePath, StorageUnavailableError
 from tests.run.test_processes import LAYOUT
 
 
@@ -96,12 +96,12 @@ def test_an_export_finds_them_by_url_and_by_the_runs_folder(
     assert export.main([f"file://{there}/y", "--output", "out"]) == 2
     assert f"file://{there}/y does not exist" in capsys.readouterr().err
     assert f"such as {saved}" in refusal(f"file://{there}/xx", capsys)
-    monkeypatch.setattr(RemotePath, "sizes", silence)
+    monkeypatch.setattr(RemotePath, "list_sizes", silence)
     assert "503" in refusal("runs/x", capsys)
 
 
 def silence(path):
-    raise UnansweredError(f"{path}: ClientError: 503")
+    raise StorageUnavailableError(f"{path}: ClientError: 503")
 
 
 def refusal(source, capsys):
@@ -114,7 +114,7 @@ DESTINATIONS = {
     "file:///proc/x": "checkpoint.destination=file:///proc/x cannot be used (file:///proc/x/",
     "file:///dev/null": "checkpoint.destination=file:///dev/null cannot be used (file:///dev/null/",
     "/proc/x": "checkpoint.destination=/proc/x cannot be used (FileNotFoundError:",
-    "ftp://me:hunter2@x/y": "checkpoint.destination has a password in it",
+    "ftp://me:hunter2@x/y": "checkpoint.destination contains a password",
 }
 
 
@@ -136,12 +136,12 @@ def test_a_driver_that_is_missing_is_named(runner, refused, monkeypatch):
 def test_checkpoints_that_were_elsewhere_are_not_forgotten(runner, refused, saved, there):
     refused(
         runner.run("run.name=x"),
-        f"checkpoint.destination=null: runs/x has its checkpoints in {saved}; set it back, or copy "
+        f"checkpoint.destination=null: the checkpoints of runs/x are in {saved}; set it back, or copy "
         f"{saved}/checkpoints to runs/x/checkpoints",
     )
     refused(
         runner.run("run.name=x", f"checkpoint.destination={there}2"),
-        f"checkpoint.destination={there}2: runs/x has its checkpoints in {saved}; set it back",
+        f"checkpoint.destination={there}2: the checkpoints of runs/x are in {saved}; set it back",
     )
     (there / "x/checkpoints").rename(runner.folder / "runs/x/checkpoints")
     done = runner.run("run.name=x", "run.steps=11")
@@ -150,21 +150,21 @@ def test_checkpoints_that_were_elsewhere_are_not_forgotten(runner, refused, save
     assert not list((runner.folder / "runs/x").glob("*.txt"))
     refused(
         runner.run("run.name=x", f"checkpoint.destination=file://{there}"),
-        "runs/x has its checkpoints in runs/x; set it back",
+        "the checkpoints of runs/x are in runs/x; set it back",
     )
 
 
 def test_a_store_that_takes_no_checkpoint_is_told_and_training_goes_on(
     runner, uninterrupted, there, monkeypatch
 ):
-    real = RemotePath.create
+    write_blocks = RemotePath.write_blocks
 
-    def create(path):
+    def fail_once(path, blocks):
         if path.parent.name == "step_00000010" and path.name == "state.json":
             silence(path)
-        return real(path)
+        write_blocks(path, blocks)
 
-    monkeypatch.setattr(RemotePath, "create", create)
+    monkeypatch.setattr(RemotePath, "write_blocks", fail_once)
     done = runner.run("run.name=x", f"checkpoint.destination=file://{there}")
     assert done.returncode == 0, done.stderr
     (told,) = [line for line in done.stdout.splitlines() if "WARNING: no checkpoint" in line]
@@ -200,11 +200,11 @@ def test_they_are_listed_verified_pruned_and_averaged_where_they_are(
     code, out = do(care.main, "verify", "runs/x", "--step", "10")
     assert (code, "state.json has 2 bytes" in out) == (1, True)
     assert care.main(["prune", saved, "keep_last=1"]) == 2
-    assert "prune needs a run's folder" in capsys.readouterr().err
+    assert "prune needs the directory of the run" in capsys.readouterr().err
 
 
 def test_room_on_the_disk_is_asked_for_where_there_is_a_disk(runner, there, monkeypatch):
-    monkeypatch.setattr(preflight, "checkpoint_bytes", lambda config: 10**18)
+    monkeypatch.setattr(preflight, "compute_checkpoint_bytes", lambda config: 10**18)
     arguments = ("run.name=x", "run.steps=1", "recovery.preflight=true")
     done = runner.run(*arguments, f"checkpoint.destination={there}")
     assert done.returncode == 2

@@ -15,13 +15,13 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from hlat import export
-from hlat.checkpoint.chunk import Chunk
-from hlat.checkpoint.pretrained import fill
-from hlat.config.model import Model
+from hlat.checkpoint.pretrained_weights import load_pretrained
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.model import ModelConfig
 from hlat.data.tokenizer import EMBEDDED_FILE
-from hlat.model.canonical import parameters
-from hlat.model.canonical_views import canonical_views
+from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.llama import Llama
+from hlat.model.parameter_specs import list_parameter_specs
 
 transformers = pytest.importorskip("transformers")
 
@@ -62,27 +62,27 @@ def do(runner):
     return run
 
 
-def ours(folder: Path, model: Model) -> Llama:
+def ours(folder: Path, model: ModelConfig) -> Llama:
     """Our decoder with the weights of a folder."""
     llama = Llama(model)
-    shapes = {p.name: p.shape for p in parameters(model)}
-    views = canonical_views(model, {name: p.detach() for name, p in llama.named_parameters()})
+    shapes = {p.name: p.shape for p in list_parameter_specs(model)}
+    views = iter_canonical_views(model, {name: p.detach() for name, p in llama.named_parameters()})
     chunks = [
-        Chunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
         for name, view in views
     ]
-    fill(str(folder), model, chunks)
+    load_pretrained(str(folder), model, chunks)
     return llama
 
 
 MODELS = {
-    "mha": Model("tiny", 2, 64, 176, 4, 4, 4099, rms_norm_eps=1e-6),
-    "one_kv_head_tied": Model("tiny", 2, 64, 100, 4, 1, 4096, tie_embeddings=True),
-    "head_dim_48": Model("tiny", 1, 192, 176, 4, 2, 4131, rope_theta=5e5),
+    "mha": ModelConfig("tiny", 2, 64, 176, 4, 4, 4099, rms_norm_eps=1e-6),
+    "one_kv_head_tied": ModelConfig("tiny", 2, 64, 100, 4, 1, 4096, tie_embeddings=True),
+    "head_dim_48": ModelConfig("tiny", 1, 192, 176, 4, 2, 4131, rope_theta=5e5),
 }
 
 
-def settings(model: Model) -> list[str]:
+def settings(model: ModelConfig) -> list[str]:
     return [
         f"model.{name}={value}"
         for name, value in vars(model).items()
@@ -107,7 +107,7 @@ def test_a_trained_run_computes_the_same_under_transformers(runner, do, name, pr
     assert not any(told.values()), told
     tokens = torch.randint(0, model.vocab_size, (2, 33))
     with torch.no_grad():
-        found, expected = theirs(tokens).logits, ours(out, model).logits(tokens)
+        found, expected = theirs(tokens).logits, ours(out, model).compute_logits(tokens)
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
@@ -223,7 +223,7 @@ def test_another_origin_under_the_same_name_is_refused(trained, runner, do, refu
         ("whole", 20, ("model.init_from=out",), "model.init_from was None, is out"),
     ):
         path = f"runs/{name}/checkpoints/step_{step:08}"
-        sentence = f"{path} cannot go on: {change}; set it back or choose another run.name"
+        sentence = f"cannot resume from {path}: {change}; set it back or choose another run.name"
         refused(runner.run(f"run.name={name}", *words), sentence)
 
 
@@ -237,8 +237,8 @@ def test_a_branch_of_a_run_that_began_from_a_folder(trained, runner, do, refused
     assert [step for step, _ in runner.losses("branch")] == [3, 4]
     refused(
         runner.run("run.name=other", start, "model.init_from=out"),
-        "checkpoint.start_from=runs/y/checkpoints/step_00000002 and model.init_from=out both say "
-        "what the run begins from; set one of them to null",
+        "checkpoint.start_from=runs/y/checkpoints/step_00000002 and model.init_from=out are both "
+        "the initial state of the run; set one of them to null",
     )
 
 
@@ -274,8 +274,8 @@ def test_an_export_from_elsewhere_finds_a_tokenizer_beside_the_runs(runner, do, 
 
     (runner.folder / "mine.json").rename(runner.folder / "moved.json")
     sentence = (
-        "runs/x/checkpoints/step_00000001 was trained with the tokenizer.json of sha256 {}; {} is "
-        "not that file, or is not there; name it with --tokenizer FILE\n"
+        "hlat: runs/x/checkpoints/step_00000001 was trained with the tokenizer.json of sha256 {}; {} "
+        "differs or does not exist; specify the file with --tokenizer FILE\n"
     )
     data = _state(runner.folder / "runs/x")["data"]["fingerprint"]["data.tokenizer"]
     lost = do("runs/x", "--output", "lost")
@@ -295,31 +295,33 @@ def _state(run: Path) -> dict:
 
 
 MISTAKES = [
-    (("rnus", "--output", "o"), "rnus does not exist; name a run's folder, such as runs\n"),
+    (
+        ("rnus", "--output", "o"),
+        "hlat: rnus does not exist; specify a run directory, such as runs\n",
+    ),
     (
         ("runs/whole",),
-        "hlat.export: where to write is missing: give --output DIR; --help lists what there is\n",
+        "hlat export: output=DIR is missing: the directory to write\n",
     ),
     (
         ("runs/whole", "--outptu", "o"),
-        "hlat.export: unrecognized arguments: --outptu o; did you mean --output?\n",
+        "hlat export: unrecognized arguments: --outptu o; did you mean output=?\n",
     ),
     (
         ("runs/whole", "--output", "runs"),
-        "--output runs exists already; name a new folder, or remove it\n",
+        "hlat: --output runs exists already; specify a new directory, or remove it\n",
     ),
     (
         ("runs/whole", "--output", "o", "--step", "7"),
-        "--step=7: runs/whole has no such checkpoint, only 10, 15, 20\n",
+        "hlat: --step=7: runs/whole has no such checkpoint, only 10, 15, 20\n",
     ),
     (
         ("runs/whole", "--output", "o", "--max-shard-size", "5"),
-        "hlat.export: argument --max-shard-size: 5 is no size; write it as 5GB or 500MB; --help "
-        "lists what there is\n",
+        "hlat export: max_shard_size: 5 is not a size such as 5GB or 500MB\n",
     ),
     (
         ("runs", "--output", "o"),
-        "runs holds no checkpoint; name a run's folder, such as runs/<run.name>, that has saved, "
+        "hlat: runs contains no checkpoint; specify a run directory, such as runs/<run.name>, that has saved, "
         "or one of its checkpoints\n",
     ),
 ]
@@ -336,13 +338,13 @@ def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export, "_tell", interrupt)
+    monkeypatch.setattr(export, "_print_shard", interrupt)
     done = do("runs/whole", "--output", "out")
-    assert (done.code, done.err) == (130, "\ninterrupted; nothing of out is left\n")
+    assert (done.code, done.err) == (130, "\nhlat: interrupted; no part of out was written\n")
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}
 
 
 def test_a_disk_that_refuses_is_told(trained, runner, do):
     done = do("runs/whole", "--output", "/proc/nowhere/out")
-    sentence = "--output /proc/nowhere/out cannot be written (No such file or directory)\n"
+    sentence = "hlat: output=/proc/nowhere/out cannot be written: No such file or directory\n"
     assert (done.code, done.err) == (1, sentence)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from hlat.engine.native.engine import NativeEngine
+from hlat.engine.native.native_engine import NativeEngine
 from tests.run.test_processes import broken, children, inject
 
 SUPERVISED = ("recovery.max_restarts=9", "recovery.max_same_failures=5")
@@ -56,14 +56,14 @@ from pathlib import Path
 once = Path({once!r})
 if os.environ.get("RANK") == "1":
     import torch
-    from hlat.engine.native.engine import NativeEngine
+    from hlat.engine.native.native_engine import NativeEngine
     train_step, steps = NativeEngine.train_step, []
     def flip(self, *arguments):
         pending = train_step(self, *arguments)
         steps.append(pending)
         if len(steps) == 12 and not once.exists():
             once.touch()
-            weight = self.weights.updated["layers.0.mlp.down_proj.weight"]
+            weight = self.params.optimizer_params["layers.0.mlp.down_proj.weight"]
             weight.detach().view(torch.int32)[3, 5] ^= 1 << 20
         return pending
     NativeEngine.train_step = flip
@@ -73,7 +73,7 @@ import os
 from pathlib import Path
 once, group = Path({once!r}), Path({group!r})
 if os.environ.get("RANK") == "0":
-    from hlat.engine.native.engine import NativeEngine
+    from hlat.engine.native.native_engine import NativeEngine
     train_step, steps = NativeEngine.train_step, []
     def eat(self, *arguments):
         steps.append(arguments)
@@ -101,7 +101,7 @@ def test_lasting_spikes_roll_the_run_back_and_their_batches_are_left_out(runner,
     assert done.returncode == 0, done.stderr
     (rollback,) = events(runner, "rollback")
     assert (rollback["step"], rollback["to"], rollback["left_out"]) == (14, 10, [11, 14])
-    assert "going back to step 10 without the 3 batches" in done.stdout
+    assert "rolling back to step 10 and skipping the last 3 batches" in done.stdout
     assert steps(runner) == [*range(1, 21)]
     assert trained[14] == trained[10]  # step 11 is run again on its batch
     assert bad.isdisjoint(trained[14:])
@@ -161,9 +161,9 @@ def test_what_was_saved_on_the_way_down_is_set_aside(runner, spoil):
 
 
 def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
-    from hlat.engine.native.weights import Weights
+    from hlat.engine.native.trainable_parameters import TrainableParameters
 
-    real, calls = Weights.gradients, []
+    real, calls = TrainableParameters.collect_gradients, []
 
     def gradients(self):
         found = real(self)
@@ -172,7 +172,7 @@ def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
             next(iter(found.values())).view(-1)[0] = float("nan")
         return found
 
-    monkeypatch.setattr(Weights, "gradients", gradients)
+    monkeypatch.setattr(TrainableParameters, "collect_gradients", gradients)
     done = runner.run("run.name=x")
     assert done.returncode == 0, done.stderr
     (skip,) = events(runner, "skip")
@@ -202,7 +202,7 @@ def test_a_mask_that_leaks_ends_the_run_at_the_next_look(runner, monkeypatch):
     (leak,) = events(runner, "diverge")
     assert leak["step"] == 5
     assert not [*(runner.folder / "runs/x/checkpoints").glob("step_*")]
-    assert "attention sees the future; python -m hlat.doctor tells where" in done.stdout
+    assert "attention is not causal; run python -m hlat.doctor to find the layer" in done.stdout
     assert runner.run("run.name=y").returncode == 0
 
 
@@ -240,8 +240,8 @@ class TestSupervised:
         code, out, err = hit(runner, signal.SIGKILL, at=7)
         assert code == 0, err
         (restart,) = events(runner, "restart")
-        assert restart["reason"] == "rank 0 was ended by SIGKILL"
-        assert "going on from the newest checkpoint (restart 1 of 9)" in err
+        assert restart["reason"] == "rank 0 was killed by SIGKILL"
+        assert "restarting from the newest checkpoint (restart 1 of 9)" in err
         assert runner.losses("x") == uninterrupted.losses("whole")
         assert out.count("complete at step 20") == 1
 
@@ -250,7 +250,7 @@ class TestSupervised:
         code, _, err = hit(runner, signal.SIGSTOP, *timeouts, at=7)
         assert code == 0, err
         (restart,) = events(runner, "restart")
-        assert "nothing was heard of rank 0" in restart["reason"]
+        assert "no heartbeat from rank 0" in restart["reason"]
         assert "train.py" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
         assert runner.losses("x") == uninterrupted.losses("whole")
 
@@ -268,7 +268,7 @@ class TestSupervised:
         assert done.returncode == 1
         assert len(events(runner, "restart")) == 1
         assert len(events(runner, "give_up")) == 1
-        assert "this has happened 2 times at step 0" in done.stderr
+        assert "failed 2 times at step 0" in done.stderr
         assert "rank 0 failed:\nTraceback" in done.stderr
 
     def test_a_mistake_is_never_tried_again(self, runner):
@@ -291,7 +291,7 @@ class TestSupervised:
         assert done.returncode == 0, done.stderr
         (restart,) = events(runner, "restart")
         assert restart["reason"].endswith(
-            "ranks 0, 1 hold different copies of weights/model.layers.0.mlp.down_proj.weight; "
+            "ranks 0, 1 have different replicas of weights/model.layers.0.mlp.down_proj.weight; "
             "step 15 was not saved"
         )
         assert runner.losses("x") == runner.losses("whole")
@@ -302,7 +302,7 @@ class TestSupervised:
         done = runner.run_process("run.name=x", *SUPERVISED)
         assert done.returncode == 0, done.stderr
         (restart,) = events(runner, "restart")
-        assert restart["reason"] == "rank 0 was ended by SIGKILL for want of memory"
+        assert restart["reason"] == "rank 0 was killed by SIGKILL (out of memory)"
         assert runner.losses("x") == uninterrupted.losses("whole")
 
     @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ class TestSupervised:
         (exclude,) = events(runner, "exclude")
         assert (exclude["step"], exclude["ranks"]) == (found, [1])
         assert not events(runner, "restart")
-        assert f"ended at step {found}, which was not saved, because of a node" in done.stdout
+        assert f"ended at step {found} because of an unhealthy node; not saved" in done.stdout
         again = runner.run_process("run.name=x", *SUPERVISED, *layout)
         assert again.returncode == 0, again.stderr
         assert steps(runner) == [*range(1, 21)]
@@ -330,8 +330,8 @@ class TestSupervised:
 @pytest.mark.parametrize(
     "slow",
     [
-        "import hlat.evaluation.heldout as m; name = 'evaluate'",
-        "import hlat.recovery.checkpoints as c; m = c.Checkpoints; name = 'save'",
+        "import hlat.evaluate.heldout_evaluation as m; name = 'evaluate_heldout'",
+        "import hlat.recovery.checkpointer as c; m = c.Checkpointer; name = 'save'",
     ],
 )
 def test_what_may_take_longer_than_a_step_does_not_hang(runner, tmp_path, slow):
@@ -353,7 +353,7 @@ def test_what_may_take_longer_than_a_step_does_not_hang(runner, tmp_path, slow):
 def test_the_step_after_a_save_may_not_take_longer_than_others(runner, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import time\n"
-        "from hlat.engine.native.engine import NativeEngine\n"
+        "from hlat.engine.native.native_engine import NativeEngine\n"
         "real, calls = NativeEngine.train_step, []\n"
         "NativeEngine.train_step = lambda *a: (calls.append(0), len(calls) == 11 and time.sleep(99), real(*a))[2]\n"
     )
@@ -368,7 +368,7 @@ def test_the_step_after_a_save_may_not_take_longer_than_others(runner, tmp_path)
 def test_without_a_supervisor_a_run_that_hangs_ends_itself(runner, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import time\n"
-        "from hlat.engine.native.engine import NativeEngine\n"
+        "from hlat.engine.native.native_engine import NativeEngine\n"
         "real, calls = NativeEngine.read, []\n"
         "NativeEngine.read = lambda *a: (calls.append(0), len(calls) > 9 and time.sleep(99), real(*a))[2]\n"
     )

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hlat.reporting.record import read
+from hlat.report.run_record import load_run_record
 from tests.run.conftest import Runner
 from tests.run.test_processes import children
 
@@ -49,11 +49,11 @@ def story(tmp_path_factory, small):
 
 def test_the_ledger_closes_and_is_as_long_as_the_watch_says(story):
     runner, watch, _ = story
-    found = read(runner.folder / "runs/x").lifetime
+    found = load_run_record(runner.folder / "runs/x").time_ledger
     assert len(found.attempts) == 3
-    assert found.is_closed, found
+    assert found.is_fully_accounted, found
     outside = watch["finished"] - watch["began"]
-    assert found.wall == pytest.approx(outside, rel=0.005, abs=0.05)
+    assert found.wall_seconds == pytest.approx(outside, rel=0.005, abs=0.05)
     for attempt, down in zip(found.attempts, [*watch["down"], 0.0], strict=True):
         assert attempt.seconds["startup"] > 0.5
         # From the last row, which was seen at most a few steps before the kill
@@ -83,7 +83,7 @@ def test_the_last_lines_and_the_report_tell_of_it(story, hlat):
     done = hlat("report", str(runner.folder / "runs/x"))
     assert done.stdout.splitlines() == [line, str(runner.folder / "runs/x/report.html")]
     page = (runner.folder / "runs/x/report.html").read_text()
-    assert "Where the time went" in page
+    assert "<h2>Wall time</h2>" in page
     assert f"<td>{line.split()[1]} %</td>" in page
 
 
@@ -96,11 +96,11 @@ def test_the_ledger_of_a_supervised_run_tells_lost_work_from_down_time(runner):
     _, problems = process.communicate()
     assert process.returncode == 0, problems
     events = runner.rows("x", "events.jsonl")
-    found = read(runner.folder / "runs/x").lifetime
-    assert found.is_closed, found
+    found = load_run_record(runner.folder / "runs/x").time_ledger
+    assert found.is_fully_accounted, found
     first, second = found.attempts
-    assert first.began == pytest.approx(began, abs=0.1)
+    assert first.start_time == pytest.approx(began, abs=0.1)
     (noticed,) = (row["time"] for row in events if row["event"] == "restart")
-    assert second.began - noticed == pytest.approx(first.seconds["down"])
-    assert second.began >= noticed
+    assert second.start_time - noticed == pytest.approx(first.seconds["down"])
+    assert second.start_time >= noticed
     assert first.seconds["lost"] > 0

@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from hlat import export, report
-from hlat.checkpoint import pretrained, store
-from hlat.checkpoint.errors import CorruptCheckpointError
-from hlat.config.errors import ConfigError
-from hlat.data.tokenizer import EMBEDDED_EOS, EMBEDDED_FILE, Tokenizer
+from hlat import export
+from hlat.checkpoint import checkpoint_store, pretrained_weights
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.config.config_errors import ConfigError
+from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE, Tokenizer
+from hlat.report import __main__ as report
 
 STEP = "checkpoints/step_00000010"
 DEEP = b"[" * 100_000
@@ -210,7 +211,9 @@ def test_a_hostile_manifest_is_refused(victim: Victim) -> None:
     manifest = json.loads((victim.run / STEP / "manifest.json").read_bytes())
     for case, content in manifests(manifest).items():
         victim.seal(manifest=content)
-        assert refuses(lambda: store.verify(victim.run / STEP), CorruptCheckpointError), case
+        assert refuses(
+            lambda: checkpoint_store.verify_checkpoint(victim.run / STEP), CorruptCheckpointError
+        ), case
     victim.assert_refused(case)
 
 
@@ -316,12 +319,15 @@ def test_hostile_hub_folders_are_refused(uninterrupted, compose, tmp_path: Path)
         kept = (folder / name).read_bytes()
         for case, content in cases.items():
             (folder / name).write_bytes(content)
-            assert refuses(lambda: pretrained.check(str(folder), model)), (name, case)
+            assert refuses(lambda: pretrained_weights.validate_pretrained(str(folder), model)), (
+                name,
+                case,
+            )
         (folder / name).write_bytes(kept)
-    assert not refuses(lambda: pretrained.check(str(folder), model))
+    assert not refuses(lambda: pretrained_weights.validate_pretrained(str(folder), model))
     (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
     index = folder / "model.safetensors.index.json"
-    names = pretrained._header(tmp_path / "outside.safetensors")
+    names = pretrained_weights._load_header(tmp_path / "outside.safetensors")
     for place in (
         "../outside.safetensors",
         str(tmp_path / "outside.safetensors"),
@@ -330,15 +336,15 @@ def test_hostile_hub_folders_are_refused(uninterrupted, compose, tmp_path: Path)
         ".",
     ):
         index.write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
-        assert refuses(lambda: pretrained.check(str(folder), model)), place
+        assert refuses(lambda: pretrained_weights.validate_pretrained(str(folder), model)), place
 
 
 def runner_model(runner: Any) -> Any:
     """The model that the small run has saved."""
-    from hlat.config import identity
+    from hlat.config import run_identity
 
-    saved = store.load_state(runner.folder / "runs/whole" / STEP)
-    return identity.model(saved["fixed"])
+    saved = checkpoint_store.load_state_json(runner.folder / "runs/whole" / STEP)
+    return run_identity.build_saved_model_config(saved["fixed"])
 
 
 def test_hostile_tokenizers_are_refused(tmp_path: Path) -> None:
@@ -358,7 +364,7 @@ def test_hostile_tokenizers_are_refused(tmp_path: Path) -> None:
     }
     for case, content in cases.items():
         path.write_bytes(content)
-        assert refuses(lambda: Tokenizer(str(path), ".", EMBEDDED_EOS)), case
+        assert refuses(lambda: Tokenizer(str(path), ".", EMBEDDED_EOS_TOKEN)), case
 
 
 NAMES = ["../x", "/x", "a/b", "a\nb", "a\0b", "a\x1b[2J", ".", "..", ".x", "", "a\\b", "a\u202eb"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hlat.config.compose import launcher_module
+from hlat.config.compose import import_launcher_module
 
 IMAGE = "hydra.launcher.image=registry.example/hlat:1"
 SEND = ("hydra/launcher=kubernetes", IMAGE)
@@ -68,7 +68,7 @@ def test_the_cluster_looks_at_all_points_before_one_is_created(runner, kubectl):
         f"create -f {first}",
         f"create -f {second}",
     ]
-    assert "[1] JobSet hlat-b trains /fsx/runs/b\n    follow it:  kubectl logs" in done.stdout
+    assert "[1] JobSet hlat-b trains /fsx/runs/b\n    log:     kubectl logs" in done.stdout
     assert not (runner.folder / "runs/a").exists()
 
 
@@ -81,12 +81,12 @@ def test_a_single_run_is_sent_too(runner, kubectl):
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (("hydra.launcher.image=null",), "hydra.launcher.image is not set; name the image"),
-        (("hydra.launcher.mount=fsx",), "hydra.launcher.mount=fsx is no absolute path"),
+        (("hydra.launcher.image=null",), "hydra.launcher.image is not set; name an image"),
+        (("hydra.launcher.mount=fsx",), "hydra.launcher.mount=fsx is not an absolute path"),
         (("hydra.launcher.max_attempts=0",), "hydra.launcher.max_attempts=0 is too small"),
         (("+hydra.launcher.pod.volumes=[]",), "hydra.launcher.pod.volumes is set by the launcher"),
         (("optimizer.lr=1e-3,no",), "optimizer.lr"),
-        (("run.name=same", "run.seed=1,2"), "run.name=same run.seed=1] does; leave run.name out"),
+        (("run.name=same", "run.seed=1,2"), "run.name=same run.seed=1]; omit run.name"),
     ],
 )
 def test_one_bad_point_or_setting_stops_all(words, problem, runner, kubectl):
@@ -109,7 +109,7 @@ def test_without_kubectl_manifests_are_written(runner, monkeypatch):
     done = runner.run("-m", *SEND, "run.name=a,b", "hydra.launcher.kind=PyTorchJob")
     assert done.returncode == 0, done.stderr
     assert [documents(file)[1]["kind"] for file in manifests(runner)] == ["PyTorchJob"] * 2
-    assert "send it:  kubectl create -f runs/sweeps/" in done.stdout
+    assert "create it with:  kubectl create -f runs/sweeps/" in done.stdout
 
 
 def test_nothing_that_a_user_writes_is_filled_in_or_escapes_its_place(runner, kubectl):
@@ -137,7 +137,7 @@ def test_pods_that_need_other_fields_get_them(runner, kubectl):
 
 @pytest.mark.parametrize("run", ["a", "a_b", "a-b", "A-b", "x" * 200, "x" * 201, "ä", "1.5"])
 def test_names_are_labels_of_their_own(run):
-    name_of = launcher_module("_manifest").name_of
+    name_of = import_launcher_module("kubernetes._kubernetes_manifest").build_object_name
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,39}[a-z0-9])?", name_of(run))
     others = {"a", "a_b", "a-b", "A-b", "x" * 200, "x" * 201, "ä", "1.5"} - {run}
     assert name_of(run) not in map(name_of, others)
@@ -176,7 +176,10 @@ def test_the_pods_of_two_nodes_train_together(kind, index, runner, kubectl, tmp_
         words = [filled_in(word, {index: str(i)}) for word in command]
         words = [str(mounted) if word == "/etc/hlat" else word for word in words]
         words = [sys.executable if word == "python" else word for word in words]
-        words = [re.sub("^HLAT_MEETING=.*", f"HLAT_MEETING=127.0.0.1:{port}", w) for w in words]
+        words = [
+            re.sub("^HLAT_RDZV_ENDPOINT=.*", f"HLAT_RDZV_ENDPOINT=127.0.0.1:{port}", w)
+            for w in words
+        ]
         operator = {"RANK": str(i), "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
         pods.append(
             subprocess.Popen(

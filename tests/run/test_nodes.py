@@ -18,7 +18,7 @@ NODES = ("hardware.nodes=2", "hardware.processes_per_node=1", "parallelism.tp=2"
 IN_STEP_7 = """
 import os
 if os.environ.get("RANK") == "1":
-    from hlat.engine.native.engine import NativeEngine
+    from hlat.engine.native.native_engine import NativeEngine
     whole, steps = NativeEngine.train_step, []
     def train_step(self, *arguments):
         steps.append(1)
@@ -45,7 +45,7 @@ class Nodes:
             port = free.getsockname()[1]
         meeting = {
             "HLAT_NODES": str(nodes),
-            "HLAT_MEETING": f"127.0.0.1:{port}",
+            "HLAT_RDZV_ENDPOINT": f"127.0.0.1:{port}",
             "HLAT_STOP": str(self.runner.folder / "stop"),
         }
         return [
@@ -76,10 +76,10 @@ def test_a_killed_process_is_started_again_on_all_nodes(nodes, runner, uninterru
     nodes.inject("os.kill(os.getpid(), 9)")
     codes, errors = nodes.run("run.name=x", "recovery.max_restarts=1")
     assert codes == [0, 0], errors
-    assert "rank 1 was ended by SIGKILL; going on from the newest checkpoint" in errors[0]
+    assert "rank 1 was killed by SIGKILL; restarting from the newest checkpoint" in errors[0]
     assert "SIGKILL" not in errors[1]
     restarts = [row for row in runner.rows("x", "events.jsonl") if row["event"] == "restart"]
-    assert [row["reason"] for row in restarts] == ["rank 1 was ended by SIGKILL"]
+    assert [row["reason"] for row in restarts] == ["rank 1 was killed by SIGKILL"]
     for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
 
@@ -120,4 +120,4 @@ def test_another_number_of_nodes_is_a_mistake(nodes):
     (only,) = nodes.start("run.name=x", nodes=1)
     errors = only.communicate(timeout=300)[1]
     assert only.returncode == 2
-    assert "hardware.nodes=2, and HLAT_NODES=1 were given to the job" in errors
+    assert "hardware.nodes=2, but the job has HLAT_NODES=1; start it on 2 nodes" in errors

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat import compiler_cache, precompile
-from hlat.config import entry, frozen, resolve
-from hlat.engine import tracing
+from hlat import neuron_compile_cache, precompile
+from hlat.config import entry_point, frozen_config, resolve
+from hlat.engine import graph_extraction
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FAKE = REPOSITORY / "tests/fakes/neuron_parallel_compile"
@@ -48,8 +48,8 @@ def do(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ca
             precompile.main()
         except SystemExit as end:
             code = int(end.code or 0)
-        told = capfd.readouterr()
-        return Done(code, told.out, told.err)
+        result = capfd.readouterr()
+        return Done(code, result.out, result.err)
 
     return run
 
@@ -92,11 +92,11 @@ def test_failures_are_named_and_compiled_anew(
 
 def test_a_lock_of_a_killed_compiler_blocks_nothing(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
-    module = compiler_cache.modules(cache)[0]
+    module = neuron_compile_cache.list_modules(cache)[0]
     (module / "model.done").unlink()
     (module / "model.hlo_module.pb.lock").touch()
     assert do("engine=nxd").code == 0
-    assert compiler_cache.is_complete(module)
+    assert neuron_compile_cache.is_module_complete(module)
 
 
 def test_a_traced_run_shows_all_graphs_and_keeps_nothing(
@@ -152,7 +152,7 @@ def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "result"),
     [
         ("", "engine.name=native has no graphs to compile ahead; add engine=nxd"),
         ("engine=nxd modle=7b", "did you mean model?"),
@@ -163,10 +163,10 @@ def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) ->
         ("verify a b", "verify takes one folder"),
     ],
 )
-def test_mistakes_are_told(cache: Path, do: Callable[..., Done], words: str, told: str) -> None:
+def test_mistakes_are_told(cache: Path, do: Callable[..., Done], words: str, result: str) -> None:
     done = do(*words.split())
     assert done.code == 2
-    assert told in done.err
+    assert result in done.err
     assert "Traceback" not in done.err
 
 
@@ -233,18 +233,18 @@ def test_nodes_trace_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, c
     for name, value in (slurm | {"STEP_NODELIST": "trn-[001-064]"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    monkeypatch.setattr(entry, "overrides", lambda: ["experiment=hlat_7b"])
+    monkeypatch.setattr(entry_point, "get_task_overrides", lambda: ["experiment=hlat_7b"])
     composed = compose("experiment=hlat_7b", f"run.root={tmp_path}")
-    config = resolve.resolve(composed)
-    with precompile._traced(config, composed) as words:
-        assert words[1:4] == ["-m", "hlat.train", frozen.FLAG]
-        traced = frozen.load(Path(words[4]))
+    config = resolve.resolve_config(composed)
+    with precompile._build_traced_command(config, composed) as words:
+        assert words[1:4] == ["-m", "hlat.train", frozen_config.FROZEN_FLAG]
+        traced = frozen_config.load_frozen_config(Path(words[4]))
     assert traced.run.root == str(tmp_path / ".traced-trn-001-20017")
     assert (traced.run.steps, composed.run.steps) == (4, None)
-    assert tracing.meeting(config) == {
+    assert graph_extraction.build_node_environment(config) == {
         "HLAT_NODES": "64",
         "HLAT_NODE": "3",
-        "HLAT_MEETING": "trn-001:20017",
+        "HLAT_RDZV_ENDPOINT": "trn-001:20017",
     }
-    monkeypatch.setenv("HLAT_MEETING", "told:1")
-    assert tracing.meeting(config) == {}
+    monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "host:1")
+    assert graph_extraction.build_node_environment(config) == {}

@@ -5,15 +5,15 @@ import shutil
 
 import pytest
 
-from hlat.engine import examination
-from hlat.recovery import host, preflight
+from hlat.engine import device_checks
+from hlat.recovery import host_info, preflight
 
 WRONG_ON_ONE_RANK = """
 import os
 if os.environ.get("RANK") == "1":
-    from hlat.engine import examination
-    multiply = examination._product
-    examination._product = lambda one, other: multiply(one, other).clamp(max=3)
+    from hlat.engine import device_checks
+    multiply = device_checks._matmul
+    device_checks._matmul = lambda one, other: multiply(one, other).clamp(max=3)
 """
 
 
@@ -26,8 +26,8 @@ def wrong_device(monkeypatch):
         result[-1, -1] += 1
         return result
 
-    monkeypatch.setattr(examination, "_product", product)
-    monkeypatch.setattr(host, "name", lambda: "trn-7")
+    monkeypatch.setattr(device_checks, "_matmul", product)
+    monkeypatch.setattr(host_info, "get_host_name", lambda: "trn-7")
 
 
 def test_wrong_arithmetic_ends_the_run_and_names_the_node(runner, wrong_device):

@@ -23,5 +23,8 @@ def test_questions_are_asked_and_change_nothing(runner, uninterrupted):
 def test_where_nobody_can_read_them_is_told_first(runner):
     done = runner.run("run.name=x", "+evaluation.probes.a=b.jsonl", "parallelism.zero=3")
     assert done.returncode == 2
-    assert "evaluation.probes (a) cannot be asked under parallelism.zero=3" in done.stderr
+    assert (
+        "evaluation.probes=a with parallelism.zero=3 is not supported by engine=native"
+        in done.stderr
+    )
     assert not (runner.folder / "runs").exists()

@@ -18,7 +18,7 @@ LAYOUT = ("parallelism.tp=2", "parallelism.sequence_parallel=true")
 BROKEN = """
 import os
 if os.environ.get("RANK") == "{rank}":
-    from hlat.engine.native.engine import NativeEngine
+    from hlat.engine.native.native_engine import NativeEngine
     {statement}
 """
 
@@ -108,7 +108,7 @@ def test_the_first_exception_is_the_one_that_is_told(runner, tmp_path):
 
 
 def test_a_mistake_that_one_rank_finds_is_told_kindly(runner, tmp_path):
-    raised = "import hlat.config.errors as e; NativeEngine.read = lambda *_: (_ for _ in ()).throw(e.ConfigError('key=1: no'))"
+    raised = "import hlat.config.config_errors as e; NativeEngine.read = lambda *_: (_ for _ in ()).throw(e.ConfigError('key=1: no'))"
     broken(runner, tmp_path, 1, raised)
     failed = runner.run_process("run.name=x", *LAYOUT)
     assert failed.returncode == 2
@@ -126,7 +126,7 @@ def test_a_killed_rank_ends_all(runner):
     begun = time.monotonic()
     _, err = process.communicate()
     assert process.returncode == 1
-    assert "was ended by SIGKILL" in err
+    assert "was killed by SIGKILL" in err
     assert time.monotonic() - begun < 60
     assert gone(workers)
 

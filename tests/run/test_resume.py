@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hlat.checkpoint import store
+from hlat.checkpoint import checkpoint_store
 
 
 def test_a_run_writes_its_folder(uninterrupted):
@@ -163,25 +163,25 @@ def test_a_refused_command_leaves_the_record_of_the_run_alone(runner, refused):
 def test_when_every_checkpoint_is_damaged_nothing_is_trained_over_them(runner, refused):
     runner.run("run.name=x", "run.steps=2")
     (runner.folder / "runs/x/checkpoints/step_00000002/manifest.json").write_text("{}")
-    refused(runner.run("run.name=x"), "holds no valid checkpoint; move runs/x/checkpoints away")
+    refused(runner.run("run.name=x"), "contains no valid checkpoint; move runs/x/checkpoints away")
     assert len(runner.losses("x")) == 2
 
 
 def test_a_disk_that_takes_no_checkpoint_is_told_and_the_run_does_not_count_as_complete(
     runner, monkeypatch
 ):
-    real = store.save
+    real = checkpoint_store.save_checkpoint
     with monkeypatch.context() as full:
 
         def refuse(*arguments):
             raise OSError(28, "No space left on device")
 
-        full.setattr(store, "save", refuse)
+        full.setattr(checkpoint_store, "save_checkpoint", refuse)
         done = runner.run("run.name=x")
     assert done.returncode == 1
     assert done.stdout.count("WARNING: no checkpoint at step") == 4
     assert "could not be saved" in done.stdout
-    assert store.save is real
+    assert checkpoint_store.save_checkpoint is real
     assert runner.run("run.name=x").returncode == 0
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hlat import export, report
+from hlat import export
+from hlat.report import __main__ as report
 
 CANARY = "canary-5f2d9c"
 VARIABLES = [

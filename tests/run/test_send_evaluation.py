@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat import evaluate
+from hlat.evaluate import __main__ as evaluate
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WITHOUT = """
@@ -95,7 +95,9 @@ def test_the_same_is_sent_once_and_something_else_beside_it(login, place):
     asked = ("runs/whole", "tasks=hlat_cr", "limit=7", *SLURM)
     again = login.evaluate(*asked, "parallelism.tp=1")
     assert again.returncode == 2
-    assert "runs/whole: job 41 is RUNNING for it; python -m hlat.jobs cancel" in again.stderr
+    assert (
+        "runs/whole: job 41 is RUNNING; cancel it with python -m hlat.jobs cancel" in again.stderr
+    )
     listed = login.jobs("runs/whole/evaluations").stdout.splitlines()
     assert listed[1].split() == ["whole:", place.parents[1].name, "41", "RUNNING", "0", "n1"]
     other = login.evaluate(*asked[:2], "limit=8", *SLURM)
@@ -114,15 +116,15 @@ def test_the_same_is_sent_once_and_something_else_beside_it(login, place):
         (["runs/whole", *SLURM, "hydra.launcher.time=soon"], "hydra.launcher.time='soon' is no"),
         (["runs/whole", *SLURM, "hydra.launcher.prune=true"], "an evaluation is one job"),
         (["runs/whole", "hydra/launcher=slrm"], "did you mean slurm?"),
-        (["runs/whole", "hydra.launcher.jobs=2"], "hydra/launcher=local has no use for"),
+        (["runs/whole", "hydra.launcher.jobs=2"], "hydra/launcher=local does not use"),
         (["runs/whole", *SLURM, "hydra.run.dir=x"], "hydra.run.dir=x is no setting"),
         (["runs/whole", *SLURM, "parallelism.tp=3"], "parallelism.tp=3"),
         (["runs/whole", *SLURM, "hardware=h20"], "h200"),
         (["runs/whole", *SLURM, "--step", "7"], "has no such checkpoint, only 10, 15, 20"),
-        (["runs/whole", *SLURM, "--step", "10", "follow=true"], "leave out --step and --output"),
+        (["runs/whole", *SLURM, "--step", "10", "follow=true"], "remove --step and --output"),
         (["runs/hole", *SLURM], "runs/hole does not exist"),
         (["runs", *SLURM], "runs is no run, checkpoint or Hugging Face"),
-        (["runs", *SLURM, "follow=true"], "runs has no config.yaml"),
+        (["runs", *SLURM, "follow=true"], "runs contains no config.yaml"),
     ],
 )
 def test_nothing_is_sent_of_what_cannot_be_done(login, words, problem, monkeypatch, capsys):
@@ -157,7 +159,9 @@ def test_a_manifest_holds_the_command_and_asks_for_what_the_layout_needs(login):
     done = login.evaluate("runs/elsewhere", *asked, *image)
     assert done.returncode == 0, done.stderr
     (file,) = login.folder.rglob("manifest.yaml")
-    assert f"{file.relative_to(login.folder)} evaluates runs/elsewhere; send it:" in done.stdout
+    assert (
+        f"{file.relative_to(login.folder)} evaluates runs/elsewhere; create it with:" in done.stdout
+    )
     (work,) = yaml.safe_load_all(file.read_text())
     (node,) = work["spec"]["replicatedJobs"]
     (container,) = node["template"]["spec"]["template"]["spec"]["containers"]

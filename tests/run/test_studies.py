@@ -5,14 +5,16 @@ import itertools
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.config.folders import folder
+from hlat.config.package_dirs import find_package_dir
 
-GRIDS = sorted(file.stem for file in folder("sweeps").glob("*.yaml") if file.stem != "search")
+GRIDS = sorted(
+    file.stem for file in find_package_dir("sweeps").glob("*.yaml") if file.stem != "search"
+)
 
 
 def corners(study):
     """The overrides of the first and the last point; layouts of one process only."""
-    axes = OmegaConf.load(folder("sweeps") / f"{study}.yaml").hydra.sweeper.params
+    axes = OmegaConf.load(find_package_dir("sweeps") / f"{study}.yaml").hydra.sweeper.params
     if study == "parallelism":
         return [["parallelism.tp=1", "parallelism.pp=1"]]
     points = [*itertools.product(*(str(values).split(",") for values in axes.values()))]

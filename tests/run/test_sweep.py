@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat import report
+from hlat.report import __main__ as report
 
 
 def _folders(runner):
@@ -56,8 +56,8 @@ def test_hydras_own_launcher_runs_every_point_too(runner):
     ("overrides", "sentence"),
     [
         (["parallelism.tp=1,3"], "parallelism.tp=3 does not divide"),
-        (["run.name=x", "optimizer.lr=1e-3,2e-3"], "would train in runs/x, as"),
-        (["batch.micro_batch_size=1,2"], "would train in runs/tiny-"),
+        (["run.name=x", "optimizer.lr=1e-3,2e-3"], "has the run directory runs/x of"),
+        (["batch.micro_batch_size=1,2"], "has the run directory runs/tiny-"),
         (
             ["hydra.launcher.jobs=2", "hydra.launcher.cores=1", "parallelism.tp=2", "run.name=x,y"],
             "run.name=y] 2 processes of 1 threads need 2 cores, and hydra.launcher.cores=1",
@@ -122,7 +122,7 @@ def test_slurm_is_asked_about_sound_points_only(runner, refused):
 def test_slurm_runs_training_only(hlat):
     done = hlat("precompile", "hydra/launcher=slurm", "-m")
     assert done.returncode == 2
-    assert "hydra/launcher=slurm trains, and cannot run hlat.precompile" in done.stderr
+    assert "hydra/launcher=slurm runs hlat.train, not hlat.precompile" in done.stderr
 
 
 def test_a_study_without_multirun_is_refused(runner, refused):

@@ -57,7 +57,7 @@ def test_there_is_one_bar_and_a_summary(runner: Runner) -> None:
     assert not [line for line in stand if line.startswith("step 1/20")], "no lines beside the bar"
     *_, summary = shown.partition("complete at step 20")
     assert [line.partition(":")[0] for line in lines(summary)[1:5]] == [
-        *("held-out bits per byte", "run folder", "report", "resume")
+        *("held-out bits per byte", "run directory", "report", "resume")
     ]
     assert shown.count("complete at step 20") == 1
 

@@ -8,8 +8,8 @@ import pytest
 
 from hlat.config import compose
 
-compose.register()
-from hydra_plugins.hlat_launchers._job import KINDS  # noqa: E402 (known from now)
+compose.register_configs()
+from hydra_plugins.hlat_launchers._job_spec import NODE_TYPES  # noqa: E402 (known from now)
 
 HERE = Path(__file__).parent
 CLUSTERS = sorted((HERE.parent / "golden/clusters").glob("*.yaml"))
@@ -46,10 +46,10 @@ def test_it_starts_nodes_side_by_side_with_efa_on_every_card(file: Path, said) -
     assert told["noted"] == ["DeletionPolicyValidator"], told  # that the file system is kept
     assert told["placed"]
     (kind,) = [
-        kind for name, kind in KINDS.items() if f"InstanceType: {name}\n" in file.read_text()
+        kind for name, kind in NODE_TYPES.items() if f"InstanceType: {name}\n" in file.read_text()
     ]
     efa = [interface for interface in told["interfaces"] if (interface or "").startswith("efa")]
-    assert len(efa) == kind.efa
+    assert len(efa) == kind.num_efa_interfaces
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -9,13 +9,13 @@ import pytest
 MULTIPLIES_WRONGLY = """
 import os
 if os.environ.get("SLURM_PROCID") == "1":
-    from hlat.engine import examination
-    right = examination._product
+    from hlat.engine import device_checks
+    right = device_checks._matmul
     def wrong(one, other):
         result = right(one, other)
         result[7, 5] += 1
         return result
-    examination._product = wrong
+    device_checks._matmul = wrong
 """
 
 

@@ -14,13 +14,13 @@ from tests.slurm.conftest import Login
 SET_ASIDE_AFTER_A_TASK = """
     if os.environ.get("RANK") == "0" and "SLURM_RESTART_COUNT" not in os.environ:
         import time
-        from hlat.evaluation import results
-        whole = results.keep
-        def keep(*arguments):
-            row = whole(*arguments)
+        from hlat.evaluate import evaluation_results
+        save_scores = evaluation_results.save_scores
+        def save_and_sleep(*args):
+            row = save_scores(*args)
             time.sleep(600)
             return row
-        results.keep = keep
+        evaluation_results.save_scores = save_and_sleep
 """
 """The first attempt never comes to its second task."""
 
@@ -62,7 +62,7 @@ def test_checkpoints_of_a_run_are_evaluated_beside_it_as_they_appear(asking: Log
     assert done.returncode == 0, done.stderr
     job = job_of(asking.folder)
     assert f"job {job} evaluates runs/x/evaluations/hlat_csp_en-" in done.stdout
-    assert "follow it:  python -m hlat.jobs logs --follow runs/x/evaluations/" in done.stdout
+    assert "log:  python -m hlat.jobs logs --follow runs/x/evaluations/" in done.stdout
     again = evaluate(asking, *words)
     assert again.returncode == 2, again.stdout
     assert f"runs/x: job {job} is " in again.stderr

@@ -10,7 +10,7 @@ from tests.slurm.conftest import REPOSITORY, TWO_NODES
 STOP_AT_STEP_7 = """
     if "SLURM_RESTART_COUNT" not in os.environ:
         import time
-        from hlat.engine.native.engine import NativeEngine
+        from hlat.engine.native.native_engine import NativeEngine
         whole, steps = NativeEngine.train_step, []
         def slow(self, *arguments):
             steps.append(1)
@@ -22,9 +22,9 @@ SLOW = STOP_AT_STEP_7.replace("60 if len(steps) == 7 else 0", "4")
 LESS_SLOW = SLOW.replace("sleep(4)", "sleep(1)")
 WRONG_ON_N1 = """
     if os.environ["SLURMD_NODENAME"] == "n1":
-        from hlat.engine import examination
-        multiply = examination._product
-        examination._product = lambda one, other: multiply(one, other).clamp(max=3)
+        from hlat.engine import device_checks
+        multiply = device_checks._matmul
+        device_checks._matmul = lambda one, other: multiply(one, other).clamp(max=3)
 """
 
 
@@ -34,7 +34,7 @@ def test_two_nodes_train_as_one_machine_does(whole, login):
     here = login.python("hlat.train", *login.small, "run.name=here", "parallelism.tp=2")
     assert here.returncode == 0, here.stderr
     assert whole.losses("whole") == login.losses("here")
-    assert "resume:     python -m hlat.train hydra/launcher=slurm " in whole.log("whole")
+    assert "resume:        python -m hlat.train hydra/launcher=slurm " in whole.log("whole")
 
 
 def test_a_sweep_returns_receipts_and_ends_complete(login):
@@ -45,15 +45,15 @@ def test_a_sweep_returns_receipts_and_ends_complete(login):
     done = login.send(*words, "optimizer.lr=1e-3,2e-3,3e-3")
     assert done.returncode == 0, done.stderr
     mine.unlink()
-    assert done.stdout.count("follow it:  python -m hlat.jobs logs --follow runs/tiny-") == 3
-    (command,) = [line for line in done.stdout.splitlines() if line.startswith("all of them:")]
+    assert done.stdout.count("log:  python -m hlat.jobs logs --follow runs/tiny-") == 3
+    (command,) = [line for line in done.stdout.splitlines() if line.startswith("all jobs:")]
     (sweep,) = shlex.split(command)[-1:]
 
     def states():
         return [line.split()[2] for line in login.jobs(sweep).splitlines()[1:]]
 
     login.cluster.wait_until(120, "three are complete", lambda: states() == ["COMPLETED"] * 3)
-    assert login.jobs("resubmit", "--failed", sweep) == "nothing has failed\n"
+    assert login.jobs("resubmit", "--failed", sweep) == "no run has failed\n"
     assert login.jobs("logs", sweep).count("complete at step 2") == 3
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_sent_if_slurm_refuses_a_point(login):
     assert done.returncode == 2, done.stdout
     done = login.send("run.name=x", "hydra.launcher.partition=nowhere")
     assert done.returncode == 2
-    assert "Slurm refuses the job" in done.stderr
+    assert "Slurm rejects the job" in done.stderr
     assert "nowhere" in done.stderr or "partition" in done.stderr
     assert not list(login.folder.glob("runs/x/submissions/*"))
 
@@ -85,8 +85,8 @@ def test_a_cancelled_job_stays_cancelled_and_is_saved(login):
     login.wait_for_step("x", 1)
     again = login.send("run.name=x", *TWO_NODES)
     assert again.returncode == 2
-    assert "is RUNNING for it; python -m hlat.jobs cancel" in again.stderr
-    assert "is cancelled" in login.jobs("cancel", "runs/x")
+    assert "is RUNNING; cancel it with python -m hlat.jobs cancel" in again.stderr
+    assert "cancelled job" in login.jobs("cancel", "runs/x")
     shown = login.wait_for("x", "CANCELLED", "FAILED", "COMPLETED")
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
     listed = login.jobs("runs/x").splitlines()[1].split()
@@ -152,8 +152,8 @@ def test_an_unhealthy_node_is_left_out(whole, login):
 def test_a_job_can_rule_out_nodes_for_its_next_attempt(login):
     """As an attempt does where its user may not drain nodes."""
     python = (
-        "import os; from hlat.jobs import slurm; "
-        "slurm.requeue(os.environ['SLURM_JOB_ID'], [os.environ['SLURMD_NODENAME']])"
+        "import os; from hlat.jobs import slurm_commands; "
+        "slurm_commands.requeue_job(os.environ['SLURM_JOB_ID'], [os.environ['SLURMD_NODENAME']])"
     )
     script = login.folder / "job.sh"
     script.write_text(

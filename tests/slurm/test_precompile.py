@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from hlat import compiler_cache
+from hlat import neuron_compile_cache
 from tests.slurm.conftest import REPOSITORY, TWO_NODES
 
 NXD = ("engine=nxd", "compiler=neuron_2_28")
@@ -17,12 +17,12 @@ import os
 if node := os.environ.get("SLURMD_NODENAME"):
     os.environ["NEURON_COMPILE_CACHE_URL"] = os.environ["DISKS"] + "/" + node
 if "RANK" in os.environ:
-    from hlat.engine import create
-    from hlat.engine.native.engine import NativeEngine
+    from hlat.engine import engine_factory
+    from hlat.engine.native.native_engine import NativeEngine
     def on_cpu(config):
         config.engine.device = "cpu"
         return NativeEngine()
-    create.create_engine = on_cpu
+    engine_factory.create_engine = on_cpu
 """
 """What trains is the native engine: neuronx-distributed lies in another environment."""
 
@@ -45,7 +45,10 @@ def compiler(login, tmp_path):
 
 
 def modules(folder):
-    return [compiler_cache.is_complete(module) for module in compiler_cache.modules(folder)]
+    return [
+        neuron_compile_cache.is_module_complete(module)
+        for module in neuron_compile_cache.list_modules(folder)
+    ]
 
 
 def times(login, submission, event):
@@ -57,7 +60,7 @@ def test_nodes_compile_together_and_the_run_starts_when_they_have(whole, compile
     done = compiler.send("run.name=x", *TWO_NODES, *NXD)
     assert done.returncode == 0, done.stderr
     (before,) = compiler.rows("x", "submissions/1/receipts.jsonl")
-    assert f"trains runs/x after job {before['job']} has compiled it" in done.stdout
+    assert f"trains runs/x after compilation by job {before['job']}" in done.stdout
     assert f"job {before['job']} compiles before: " in compiler.jobs("runs/x")
     shown = compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert shown["JobState"] == "COMPLETED", compiler.jobs("logs", "runs/x")
@@ -78,9 +81,9 @@ def test_a_run_that_was_not_compiled_does_not_start_until_it_is(compiler):
     assert compiler.jobs("runs/x").splitlines()[1].endswith("compiles before: FAILED")
     assert not times(compiler, 2, "start")
     del compiler.environment["FAKE_FAILS"]
-    assert "after job" in compiler.jobs("resubmit", "--failed", "runs/x")
+    assert "after its compile job" in compiler.jobs("resubmit", "--failed", "runs/x")
     compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert compiler.jobs("runs/x").splitlines()[1].split()[2] == "COMPLETED"
-    assert "after job" not in compiler.jobs("resubmit", "runs/x")
+    assert "after its compile job" not in compiler.jobs("resubmit", "runs/x")
     shown = compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert (shown["JobState"], len(times(compiler, 1, "start"))) == ("COMPLETED", 3)

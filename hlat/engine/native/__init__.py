@@ -1,1 +1,1 @@
-"""The engine on PyTorch alone."""
+"""Engine on PyTorch only."""

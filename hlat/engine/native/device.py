@@ -1,7 +1,4 @@
-"""The device of a process: a string from the configuration, or torch's own answer.
-
-The same code serves a CPU, a GPU and Trainium 2; nothing here or elsewhere asks which it is.
-"""
+"""Selection and preparation of the device of a process: CPU, GPU or Trainium 2."""
 
 import os
 import resource
@@ -9,82 +6,82 @@ import sys
 
 import torch
 
-from hlat import compiler
-from hlat.config.errors import ConfigError, MissingDeviceError
-from hlat.config.precision import Rounding
+from hlat import neuron_environment
+from hlat.config.config_errors import ConfigError, MissingDeviceError
+from hlat.config.precision import RoundingMode
 from hlat.config.run import Config
-from hlat.precision import rounds_by_itself
+from hlat.precision.precision_bytes import has_hardware_stochastic_rounding
 
 
 def find_device(config: Config, local_rank: int) -> torch.device:
-    """The named device, or for `auto` the machine's accelerator, or the cpu.
+    """Return the configured device; for `auto` the accelerator of the machine, else the CPU.
 
-    Of several accelerators each process of a node has the one of its own number.
+    A process uses the accelerator with the index of its local rank.
 
     Raises:
-        ConfigError: The name is no device of this machine.
-        MissingDeviceError: There are too few.
+        ConfigError: The machine has no device of this name.
+        MissingDeviceError: The machine has fewer devices than the layout needs.
     """
-    name, accelerator = config.engine.device, _accelerator()
+    name, accelerator = config.engine.device, _find_accelerator()
     if name == "auto":
-        found = accelerator or torch.device("cpu")
+        device = accelerator or torch.device("cpu")
     else:
-        here = sorted({"cpu"} | ({accelerator.type} if accelerator else set()))
-        if name.partition(":")[0] not in here:
+        available = sorted({"cpu"} | ({accelerator.type} if accelerator else set()))
+        if name.partition(":")[0] not in available:
             raise ConfigError(
-                f"engine.device={name} is not on this machine; use auto or {' or '.join(here)}"
+                f"engine.device={name} is not on this machine; use auto or {' or '.join(available)}"
             )
-        found = torch.device(name)
-    if found.type == "cpu" or config.num_processes == 1:
-        return found
+        device = torch.device(name)
+    if device.type == "cpu" or config.num_processes == 1:
+        return device
     if local_rank >= (count := torch.accelerator.device_count()):
         raise MissingDeviceError(
-            f"engine.device={found.type}: this machine has {count}, and the layout needs one for "
+            f"engine.device={device.type}: this machine has {count}, and the layout needs one for "
             f"each of {config.num_processes} processes; use a smaller layout or engine.device=cpu"
         )
     torch.accelerator.set_device_index(local_rank)
-    return torch.device(found.type, local_rank)
+    return torch.device(device.type, local_rank)
 
 
 def prepare_device(config: Config, device: torch.device) -> None:
-    """Set what compiler, recipe and reproducibility want before the device is used.
+    """Set the variables and modes of compiler, recipe and determinism before the first operation.
 
     Raises:
-        ConfigError: The hardware is to round stochastically, and no SDK is pinned to tell it so.
+        ConfigError: Hardware stochastic rounding is configured without a pinned SDK.
     """
-    os.environ.update(environment(config, device.type))
+    os.environ.update(build_environment(config, device.type))
     if config.engine.deterministic:
-        # torch's notes on reproducibility ask for it
+        # Required by torch's notes on reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
-    # A debugging aid of that mode; writing all memory once more is 6% of a step on a CPU
+    # A debugging aid of deterministic mode that costs 6% of a step on a CPU
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def peak_memory(device: torch.device) -> int | None:
-    """Return the most memory that this process has held of a device; the device does not wait.
+def read_peak_memory(device: torch.device) -> int | None:
+    """Return the peak memory of this process without synchronizing with the device.
 
-    It is the allocator's own count, and of a CPU the process's resident memory (getrusage(2), which
-    counts in KiB on Linux and in bytes on macOS). None: torch has no count for such a device.
+    Accelerators: the allocator's peak, None without an allocator of torch's. CPU: peak resident
+    memory (getrusage(2), in KiB on Linux and in bytes on macOS).
     """
     if device.type == "cpu":
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     try:
         return int(torch.accelerator.max_memory_allocated(device))
-    except (AttributeError, RuntimeError):  # no allocator of torch's, as of XLA devices
+    except (AttributeError, RuntimeError):  # XLA devices have no allocator of torch's
         return None
 
 
-def environment(config: Config, device_type: str) -> dict[str, str]:
-    """The variables that compiler and recipe want set.
+def build_environment(config: Config, device_type: str) -> dict[str, str]:
+    """Return the environment variables of compiler and recipe.
 
     Raises:
-        ConfigError: The hardware is to round stochastically, and no SDK is pinned to tell it so.
+        ConfigError: Hardware stochastic rounding is configured without a pinned SDK.
     """
-    variables = compiler.environment(config.compiler, config.precision)
-    stochastic = config.precision.rounding is Rounding.stochastic
-    if stochastic and rounds_by_itself(device_type) and not variables:
+    variables = neuron_environment.build_neuron_environment(config.compiler, config.precision)
+    stochastic = config.precision.rounding is RoundingMode.stochastic
+    if stochastic and has_hardware_stochastic_rounding(device_type) and not variables:
         raise ConfigError(
             f"precision.rounding=stochastic is the hardware's on engine.device={device_type}, and "
             "compiler.neuron_sdk=null sets no mode; use compiler=neuron_2_33 or another pin"
@@ -92,9 +89,9 @@ def environment(config: Config, device_type: str) -> dict[str, str]:
     return variables
 
 
-def _accelerator() -> torch.device | None:
+def _find_accelerator() -> torch.device | None:
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 
-if __name__ == "__main__":  # for launchers, which have no torch: what there is, and how many
-    print(_accelerator() or "cpu", torch.accelerator.device_count())
+if __name__ == "__main__":  # launchers do not import torch; they parse device type and count
+    print(_find_accelerator() or "cpu", torch.accelerator.device_count())

@@ -1,12 +1,12 @@
-"""Tensor and sequence parallelism of a model that knows nothing of either.
+"""Tensor and sequence parallelism of a model without parallelism in its code.
 
-Between the tensor-parallel regions each rank has all tokens, or under sequence parallelism its
-share of each sequence. A region is entered before a column-cut weight and left after a row-cut one
-(Megatron's f and g, arXiv 1909.08053 section 3; 2205.05198 section 4.2.2). Hooks on the modules do
-both, so that layers are compiled and recomputed with their communication.
+Outside tensor-parallel regions each rank has all tokens, or under sequence parallelism a shard of
+each sequence. A region starts before a column-parallel and ends after a row-parallel weight
+(Megatron's f and g, arXiv 1909.08053 section 3; 2205.05198 section 4.2.2). The collectives are in
+module hooks, so that layers are compiled and recomputed with them.
 """
 
-# ruff: noqa: N812  F is what the field calls it.
+# ruff: noqa: N812  F is the conventional name.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,146 +17,170 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hlat.config.model import Model
-from hlat.engine.axis import Axis
-from hlat.engine.native.mesh import Mesh
-from hlat.engine.shards import kv_copies
-from hlat.model.llama import Embedding, Layer, Llama
-from hlat.model.loss import WHOLE, Vocabulary
+from hlat.config.model import ModelConfig
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.engine.native.device_mesh import ParallelMesh
+from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.model.llama import DecoderLayer, Embedding, Llama
+from hlat.model.loss import FULL_VOCAB, VocabShard
 
 
-class Regions:
-    """How tensor-parallel regions are entered and left."""
+class TensorParallelRegions:
+    """Collectives at the boundaries of tensor-parallel regions.
 
-    def __init__(self, mesh: Mesh, vocab_size: int) -> None:
-        """Regions of the ranks along the tensor-parallel axis."""
+    Attributes:
+        axis: Tensor-parallel axis.
+        vocab_shard: This rank's shard of the vocabulary.
+    """
+
+    def __init__(self, mesh: ParallelMesh, vocab_size: int) -> None:
         self.axis, self._sequence_parallel = mesh.tp, mesh.sequence_parallel
-        width = -(-vocab_size // self.axis.size)
-        first = self.axis.rank * width
-        whole = self.axis.size == 1
-        self.vocabulary = WHOLE if whole else Vocabulary(first, self.axis.gather, width)
+        self.vocab_shard = FULL_VOCAB
+        if self.axis.size > 1:
+            shard_size = -(-vocab_size // self.axis.size)
+            start = self.axis.rank * shard_size
+            self.vocab_shard = VocabShard(start, self.axis.all_gather, shard_size)
 
     @contextmanager
-    def unshared(self) -> Iterator[None]:
-        """Let each rank have all tokens meanwhile, of sequences that cannot be shared evenly."""
-        shared, self._sequence_parallel = self._sequence_parallel, False
+    def disable_sequence_parallel(self) -> Iterator[None]:
+        """Disable sequence parallelism in the context, for sequences of any length."""
+        enabled, self._sequence_parallel = self._sequence_parallel, False
         try:
             yield
         finally:
-            self._sequence_parallel = shared
+            self._sequence_parallel = enabled
 
-    def enter(self, x_BSH: Tensor) -> Tensor:
-        """What each rank needs of the tokens: all of them. Gradients are summed on the way back."""
+    def copy_to_tensor_parallel_region(self, x_BSH: Tensor) -> Tensor:
+        """Return the activations of all tokens; all-reduce the gradient in the backward pass."""
         if self.axis.size == 1:
             return x_BSH
-        function = _Gather if self._sequence_parallel else _Copy
-        return _apply(function, x_BSH, self.axis)
+        if self._sequence_parallel:
+            return _apply_function(_GatherFromSequenceParallelRegion, x_BSH, self.axis)
+        return _apply_function(_CopyToTensorParallelRegion, x_BSH, self.axis)
 
-    def leave(self, y_BSH: Tensor) -> Tensor:
-        """The sum of what the ranks found, of all tokens or of this rank's share."""
+    def reduce_from_tensor_parallel_region(self, y_BSH: Tensor) -> Tensor:
+        """Sum partial outputs over ranks; under sequence parallelism return this rank's tokens."""
         if self.axis.size == 1:
             return y_BSH
-        function = _Scatter if self._sequence_parallel else _Sum
-        return _apply(function, y_BSH, self.axis)
+        if self._sequence_parallel:
+            return _apply_function(_ReduceScatterToSequenceParallelRegion, y_BSH, self.axis)
+        return _apply_function(_ReduceFromTensorParallelRegion, y_BSH, self.axis)
 
 
-def parallelize(model: Llama, config: Model, regions: Regions) -> None:
-    """Let the modules of a model, whose weights are shards, enter and leave regions."""
+def apply_tensor_parallel(
+    model: Llama, config: ModelConfig, regions: TensorParallelRegions
+) -> None:
+    """Register the region boundaries on the modules of a model of sharded weights."""
     axis = regions.axis
     if axis.size == 1:
         return
+    reduce_from_region = regions.reduce_from_tensor_parallel_region
     if model.embed_tokens is not None:
         model.embed_tokens.forward = partial(  # type: ignore[method-assign]
-            _embed, model.embed_tokens, regions.vocabulary.first, regions.leave
+            _embed_vocabulary_shard,
+            model.embed_tokens,
+            regions.vocab_shard.start_index,
+            reduce_from_region,
         )
     for layer in model.layers.values():
-        assert isinstance(layer, Layer)
-        layer.self_attn.queries_per_group //= kv_copies(config, axis.size)
+        assert isinstance(layer, DecoderLayer)
+        layer.self_attn.queries_per_group //= count_kv_replicas(config, axis.size)
+        hook = partial(_copy_to_region_hook, regions.copy_to_tensor_parallel_region)
         for module in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj):
-            module.register_forward_pre_hook(partial(_before, regions.enter))
+            module.register_forward_pre_hook(hook)
         for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            module.register_forward_hook(partial(_after, regions.leave))
+            module.register_forward_hook(partial(_reduce_from_region_hook, reduce_from_region))
 
 
-def _before(enter: Callable[[Tensor], Tensor], module: nn.Module, inputs: tuple[Any]) -> tuple[Any]:
-    return (enter(inputs[0]),)
+def _copy_to_region_hook(
+    copy_to_region: Callable[[Tensor], Tensor], module: nn.Module, inputs: tuple[Any]
+) -> tuple[Any]:
+    return (copy_to_region(inputs[0]),)
 
 
-def _after(
-    leave: Callable[[Tensor], Tensor], module: nn.Module, inputs: tuple[Any], output: Tensor
+def _reduce_from_region_hook(
+    reduce_from_region: Callable[[Tensor], Tensor],
+    module: nn.Module,
+    inputs: tuple[Any],
+    output: Tensor,
 ) -> Tensor:
-    return leave(output)
+    return reduce_from_region(output)
 
 
-def _embed(
-    module: Embedding, first: int, leave: Callable[[Tensor], Tensor], tokens_BS: Tensor
+def _embed_vocabulary_shard(
+    module: Embedding,
+    first_token: int,
+    reduce_from_region: Callable[[Tensor], Tensor],
+    tokens_BS: Tensor,
 ) -> Tensor:
-    """Rows of this rank's part of the vocabulary, zeros for tokens of the others."""
-    local_BS = tokens_BS - first
-    here_BS = (local_BS >= 0) & (local_BS < len(module.weight))
-    x_BSH = F.embedding(local_BS.where(here_BS, 0), module.weight)
-    return leave(x_BSH * here_BS.unsqueeze(-1))
+    """Embed the tokens of this rank's vocabulary shard as their rows and other tokens as zeros."""
+    local_BS = tokens_BS - first_token
+    is_local_BS = (local_BS >= 0) & (local_BS < len(module.weight))
+    x_BSH = F.embedding(local_BS.where(is_local_BS, 0), module.weight)
+    return reduce_from_region(x_BSH * is_local_BS.unsqueeze(-1))
 
 
-def _apply(function: type[torch.autograd.Function], tensor: Tensor, axis: Axis) -> Tensor:
+def _apply_function(
+    function: type[torch.autograd.Function], tensor: Tensor, axis: MeshAxis
+) -> Tensor:
     result: Tensor = function.apply(tensor, axis)  # type: ignore[no-untyped-call]
     return result
 
 
-def _summed(tensor: Tensor, axis: Axis) -> Tensor:
+def _all_reduce(tensor: Tensor, axis: MeshAxis) -> Tensor:
     tensor = tensor.clone(memory_format=torch.contiguous_format)
-    axis.sum_(tensor)
+    axis.all_reduce(tensor)
     return tensor
 
 
-def _gathered(x_BsH: Tensor, axis: Axis) -> Tensor:
-    """Join the shares of the sequences; [B, S / tp, H] to [B, S, H]."""
-    return axis.gather(x_BsH).movedim(0, 1).flatten(1, 2)
+def _all_gather_sequence(x_BsH: Tensor, axis: MeshAxis) -> Tensor:
+    """Gather the shards of the sequences; [B, S / tp, H] to [B, S, H]."""
+    return axis.all_gather(x_BsH).movedim(0, 1).flatten(1, 2)
 
 
-def _scattered(x_BSH: Tensor, axis: Axis) -> Tensor:
-    """Add up over ranks, and keep this rank's share of the sequences."""
-    return axis.sum_and_scatter(torch.unflatten(x_BSH, 1, (axis.size, -1)).movedim(1, 0))
+def _reduce_scatter_sequence(x_BSH: Tensor, axis: MeshAxis) -> Tensor:
+    """Sum over ranks and return this rank's shard of the sequences; [B, S, H] to [B, S / tp, H]."""
+    return axis.reduce_scatter(torch.unflatten(x_BSH, 1, (axis.size, -1)).movedim(1, 0))
 
 
-class _Copy(torch.autograd.Function):
+class _CopyToTensorParallelRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _summed(gradient, ctx.axis), None
+        return _all_reduce(gradient, ctx.axis), None
 
 
-class _Sum(torch.autograd.Function):
+class _ReduceFromTensorParallelRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
-        return _summed(tensor, axis)
+    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
+        return _all_reduce(tensor, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
-class _Gather(torch.autograd.Function):
+class _GatherFromSequenceParallelRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
-        return _gathered(tensor, axis)
+        return _all_gather_sequence(tensor, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _scattered(gradient, ctx.axis), None
+        return _reduce_scatter_sequence(gradient, ctx.axis), None
 
 
-class _Scatter(torch.autograd.Function):
+class _ReduceScatterToSequenceParallelRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
         ctx.axis = axis
-        return _scattered(tensor, axis)
+        return _reduce_scatter_sequence(tensor, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _gathered(gradient, ctx.axis), None
+        return _all_gather_sequence(gradient, ctx.axis), None

@@ -1,1 +1,1 @@
-"""The engine of the paper: neuronx-distributed on PyTorch/XLA, for trn1."""
+"""Engine of the paper: neuronx-distributed on PyTorch/XLA, for trn1."""

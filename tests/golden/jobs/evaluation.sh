@@ -14,7 +14,7 @@
 #SBATCH --time=1-0
 
 # setup
-trap '' USR2  # until the program below takes care of it
+trap '' USR2  # until hlat.jobs.attempt installs its handler
 
 # command
 export SUBMITIT_EXECUTOR=slurm

@@ -13,7 +13,7 @@
 #SBATCH --signal=B:USR2@300
 
 # setup
-trap '' USR2  # until the program below takes care of it
+trap '' USR2  # until hlat.jobs.attempt installs its handler
 
 # command
 export SUBMITIT_EXECUTOR=slurm

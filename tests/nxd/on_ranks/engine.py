@@ -16,16 +16,16 @@ from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import hlat.train
-from hlat.checkpoint import store
-from hlat.config.errors import ConfigError
+from hlat.checkpoint import checkpoint_store
+from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.data.sequences import Sequences, document_ordinals
-from hlat.engine.create import create_engine
-from hlat.engine.examination import Effort
-from hlat.engine.interface import Disagreement, Examination
-from hlat.engine.nxd import world
-from hlat.engine.nxd.engine import NxdEngine
-from hlat.engine.nxd.weights import hold
+from hlat.data.packed_sequences import PackedSequences, compute_document_ids
+from hlat.engine.device_checks import BurnInConfig
+from hlat.engine.engine_factory import create_engine
+from hlat.engine.interface import DeviceReport, ReplicaMismatch
+from hlat.engine.nxd import nxd_process_groups
+from hlat.engine.nxd.nxd_engine import NxdEngine
+from hlat.engine.nxd.nxd_parameters import compute_param_shards
 from tests.distributed.checks import EOS, RATE, batches, losses_after, own
 
 
@@ -49,8 +49,8 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
 def refusals_of_texts(config: Config) -> list[str]:
     """What is said when texts are to be read, and when weights alone are to be held for that."""
     return [
-        _refusal(lambda: _built(config).texts()),
-        _refusal(lambda: NxdEngine().build(config, trains=False)),
+        _refusal(lambda: _built(config).create_decode_state()),
+        _refusal(lambda: NxdEngine().build(config, training=False)),
     ]
 
 
@@ -73,7 +73,7 @@ def _slices(engine: NxdEngine) -> dict[Any, NDArray[Any]]:
     return {
         (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
         for chunk in engine.chunks()
-        if chunk.saved
+        if chunk.is_main_replica
     }
 
 
@@ -82,15 +82,17 @@ def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float
     engine, every = _built(config), batches(config, 2 * steps)
     for batch in every[:steps]:
         engine.train_step(own(batch, engine), RATE)
-    everyone, rank = engine.world.everyone, engine.world.rank
-    store.save(folder, steps, engine.chunks(), {"step": steps}, rank, everyone)
+    everyone, rank = engine.world.world_group, engine.world.rank
+    checkpoint_store.save_checkpoint(
+        folder, steps, engine.chunks(), {"step": steps}, rank, everyone
+    )
     return _rest(engine, every[steps:])
 
 
 def go_on(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
     """Restore what was saved after so many steps, and train on."""
     engine = _built(config)
-    store.restore(path, engine.chunks())
+    checkpoint_store.load_checkpoint(path, engine.chunks())
     return _rest(engine, batches(config, 2 * steps)[steps:])
 
 
@@ -99,7 +101,7 @@ def copies(config: Config, steps: int) -> list[Any]:
     engine = _built(config)
     for batch in batches(config, steps):
         engine.train_step(own(batch, engine), RATE)
-    return engine.compare_copies()
+    return engine.find_replica_mismatches()
 
 
 def compilations(config: Config, steps: int) -> list[int]:
@@ -112,7 +114,7 @@ def compilations(config: Config, steps: int) -> list[int]:
         metric = torch_xla.debug.metrics.metric_data("CompileTime")
         counts.append(0 if metric is None else metric[0])
         if number == 4:
-            engine.compare_copies()
+            engine.find_replica_mismatches()
     return counts
 
 
@@ -128,52 +130,58 @@ def train_and_tell(config: Config, steps: int) -> tuple[list[tuple[float, ...]],
     seen = set()
 
     class Watching(NxdEngine):
-        def _clip(self, groups: list[dict[str, Any]]) -> Tensor:
-            for weight in self.weights.held.values():
-                kept = self.weights.adamw.state[weight.updated]["exp_avg"]
-                four = (weight.parameter, weight.updated, kept, weight.updated.grad)
+        def _clip_gradients(self, groups: list[dict[str, Any]]) -> Tensor:
+            for weight in self.params.local_params.values():
+                kept = self.params.adamw.state[weight.optimizer_param]["exp_avg"]
+                four = (weight.param, weight.optimizer_param, kept, weight.optimizer_param.grad)
                 seen.add(tuple(str(tensor.dtype) for tensor in four))
-            return super()._clip(groups)
+            return super()._clip_gradients(groups)
 
-    with mock.patch("hlat.engine.nxd.engine.NxdEngine", Watching):
+    with mock.patch("hlat.engine.nxd.nxd_engine.NxdEngine", Watching):
         rows = train(config, steps)
     (dtypes,) = seen
     return rows, [*dtypes]
 
 
-def equalised(config: Config) -> tuple[list[Disagreement], list[Disagreement]]:
+def equalised(config: Config) -> tuple[list[ReplicaMismatch], list[ReplicaMismatch]]:
     """What ranks hold differently after each has changed all it keeps, and after equalising."""
     engine = _built(config)
     engine.train_step(own(batches(config, 1)[0], engine), RATE)
     tp = parallel_state.get_tensor_model_parallel_rank()
-    for name in engine.weights.held:
-        for kind, tensor in engine.weights.state(name).items():
+    for name in engine.params.local_params:
+        for kind, tensor in engine.params.get_state(name).items():
             if kind != "step":
                 tensor += tp
-    before = engine.compare_copies()
-    engine._refresh()
-    engine.weights.equalise()
-    return before, engine.compare_copies()
+    before = engine.find_replica_mismatches()
+    engine._sync_from_host()
+    engine.params.broadcast_replicas()
+    return before, engine.find_replica_mismatches()
 
 
 def train_and_place(
     config: Config, steps: int
 ) -> tuple[list[tuple[float, ...]], dict[str, list[int]]]:
     """What `train` returns, and the ranks along each axis of this one."""
-    return train(config, steps), {axis: ranks for axis, (ranks, _) in world.groups().items()}
+    return train(config, steps), {
+        axis: ranks for axis, (ranks, _) in nxd_process_groups.get_nxd_groups().items()
+    }
 
 
-def examination(config: Config) -> Examination:
+def examination(config: Config) -> DeviceReport:
     """What this rank's device shows, in a hurry."""
-    with mock.patch("hlat.engine.examination._ACCELERATOR", Effort(128, 0.02, 1 << 12)):
-        return create_engine(config).examine(config)
+    with mock.patch(
+        "hlat.engine.device_checks._ACCELERATOR_BURN_IN", BurnInConfig(128, 0.02, 1 << 12)
+    ):
+        return create_engine(config).run_device_checks(config)
 
 
 def slices_and_loss(config: Config) -> tuple[dict[Any, NDArray[Any]], float]:
     """What `slices` returns, and the loss on the same batch then."""
     engine, batch = _built(config), batches(config, 1)[0]
     engine.train_step(own(batch, engine), RATE)
-    loss = engine.read(engine.eval_step(Sequences(batch, document_ordinals(batch, EOS)))).loss
+    loss = engine.read(
+        engine.eval_step(PackedSequences(batch, compute_document_ids(batch, EOS)))
+    ).loss
     return _slices(engine), loss
 
 
@@ -192,15 +200,15 @@ def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
         mock.patch.object(dist, "new_group", pretended),
         mock.patch.object(dist.distributed_c10d, "new_group", pretended),
         mock.patch.object(xm, "rendezvous"),
-        mock.patch.object(NxdEngine, "_make_weights"),
-        mock.patch.object(NxdEngine, "_initialise"),
+        mock.patch.object(NxdEngine, "_build_params"),
+        mock.patch.object(NxdEngine, "_init_weights"),
     ):
         engine = _built(config)
-    named = engine._named()
-    hold(config, named, engine._shapes)
+    named = engine._get_named_parameters()
+    compute_param_shards(config, named, engine._param_shapes)
     return {name: (tuple(one.shape), one.nbytes) for name, one in named.items()}
 
 
 def trained(config: Config, config_yaml: str) -> int:
     """The exit code of a whole run."""
-    return int(hlat.train.run(config, config_yaml, []))
+    return int(hlat.train.run_worker(config, config_yaml, []))

@@ -10,9 +10,10 @@ import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
 
-from hlat.engine.nxd import engine, layers
-from hlat.engine.nxd.engine import NxdEngine
-from hlat.parallelism.plan import stage_layers
+from hlat.engine import state_chunks
+from hlat.engine.nxd import nxd_engine, nxd_layers
+from hlat.engine.nxd.nxd_engine import NxdEngine
+from hlat.parallelism.sharding import assign_layers_to_stages
 
 _COPIES = 2
 """Ranks that share a key/value head in the layout of fault 5."""
@@ -37,10 +38,13 @@ def _without_masters(right: Any) -> Any:
     """2: what the model reads is loaded, and the optimizer's masters stay what they were."""
 
     def refresh(self: NxdEngine) -> None:
-        before = {name: one.updated.detach().clone() for name, one in self.weights.held.items()}
+        before = {
+            name: one.optimizer_param.detach().clone()
+            for name, one in self.params.local_params.items()
+        }
         right(self)
-        for name, weight in self.weights.held.items():
-            weight.updated.data.copy_(before[name])
+        for name, weight in self.params.local_params.items():
+            weight.optimizer_param.data.copy_(before[name])
 
     return refresh
 
@@ -72,8 +76,8 @@ def _does_not_clip(right: Any) -> Any:
 @contextlib.contextmanager
 def _clipped_at_one() -> Any:
     with (
-        _around(NxdEngine, "_nxd_config", _clips_by_nxd)(),
-        _around(NxdEngine, "_clip", _does_not_clip)(),
+        _around(NxdEngine, "_build_nxd_config", _clips_by_nxd)(),
+        _around(NxdEngine, "_clip_gradients", _does_not_clip)(),
     ):
         yield
 
@@ -104,8 +108,14 @@ def _repeats_rows(right: Any) -> Any:
         for chunk in self.chunks():
             kind, _, name = chunk.name.partition("/")
             if kind == "weights" and ("k_proj" in name or "v_proj" in name):
-                settings = (self._parameters[name], self.config.model, self.config.run.seed)
-                whole = torch.from_numpy(engine.initial_values(*settings, (0, 0), chunk.shape))
+                settings = (
+                    self._specs[name],
+                    self.config.model,
+                    self.config.run.seed,
+                )
+                whole = torch.from_numpy(
+                    state_chunks.compute_initial_values(*settings, (0, 0), chunk.shape)
+                )
                 chunk.tensor.copy_(whole.repeat_interleave(_COPIES, 0).chunk(size)[rank])
 
     return initialise
@@ -119,7 +129,7 @@ def _drawn_by_stage(right: Any) -> Any:
         if parts[1] == "layers":
             size = parallel_state.get_pipeline_model_parallel_size()
             rank = parallel_state.get_pipeline_model_parallel_rank()
-            first = stage_layers(model.num_layers, size)[rank][0]
+            first = assign_layers_to_stages(model.num_layers, size)[rank][0]
             parts[2] = str(int(parts[2]) - first)
         return right(replace(parameter, name=".".join(parts)), model, *rest)
 
@@ -137,17 +147,19 @@ def _in_bf16(right: Any) -> Any:
 
 FAULTS: dict[str, Callable[[], Any]] = {
     "1 input gradients not summed": lambda: mock.patch.object(
-        layers, "ColumnParallelLinear", _column
+        nxd_layers, "ColumnParallelLinear", _column
     ),
-    "2 masters not loaded": _around(NxdEngine, "_refresh", _without_masters),
+    "2 masters not loaded": _around(NxdEngine, "_sync_from_host", _without_masters),
     "3 clipped at one": _clipped_at_one,
     "4 marks lost": _around(
-        engine,
-        "hold",
+        nxd_engine,
+        "compute_param_shards",
         _counted("qkv_proj.weight", parallel_state.get_tensor_model_parallel_size),
     ),
-    "4 key/value copies count each": _around(engine, "hold", _counted("weight_", lambda: 1)),
-    "5 rows repeated": _around(NxdEngine, "_initialise", _repeats_rows),
-    "6 stages drawn alike": _around(engine, "initial_values", _drawn_by_stage),
-    "7 norms in bf16": _around(layers.Norm, "__init__", _in_bf16),
+    "4 key/value copies count each": _around(
+        nxd_engine, "compute_param_shards", _counted("weight_", lambda: 1)
+    ),
+    "5 rows repeated": _around(NxdEngine, "_init_weights", _repeats_rows),
+    "6 stages drawn alike": _around(state_chunks, "compute_initial_values", _drawn_by_stage),
+    "7 norms in bf16": _around(nxd_layers.NxdRMSNorm, "__init__", _in_bf16),
 }

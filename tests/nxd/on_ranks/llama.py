@@ -15,8 +15,8 @@ from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_en
 from neuronx_distributed.utils import get_device
 from torch import Tensor, nn
 
-from hlat.config.model import Model
-from hlat.model.llama import Embedding, Layer, Linear, Llama, RMSNorm
+from hlat.config.model import ModelConfig
+from hlat.model.llama import DecoderLayer, Embedding, Linear, Llama, RMSNorm
 from tests.nxd.on_ranks.start import filled_with, host
 
 SEQUENCE = 1
@@ -33,7 +33,9 @@ class CutEmbedding(ParallelEmbedding):
 class LlamaWithLoss(nn.Module):
     """What NxD's pipeline cuts: its functions must be names of this module to stay whole."""
 
-    def __init__(self, shape: Model, weights: dict[str, Tensor], sequence_parallel: bool) -> None:
+    def __init__(
+        self, shape: ModelConfig, weights: dict[str, Tensor], sequence_parallel: bool
+    ) -> None:
         super().__init__()
         self.model = Llama(shape)
         for name, module in list(self.model.named_modules()):
@@ -70,7 +72,7 @@ def _configuration(num_layers: int, tp: int, sequence_parallel: bool) -> dict[st
     """NxD's: ranks beyond tp are stages of equally many layers."""
     stages = dist.get_world_size() // tp
     pipeline = {
-        "transformer_layer_cls": Layer,
+        "transformer_layer_cls": DecoderLayer,
         "num_microbatches": 2,
         "output_loss_value_spec": True,
         "input_names": ["tokens", "targets"],
@@ -90,7 +92,7 @@ def _configuration(num_layers: int, tp: int, sequence_parallel: bool) -> dict[st
 
 
 def train(
-    shape: Model,
+    shape: ModelConfig,
     weights: dict[str, Tensor],
     batch: tuple[Tensor, Tensor],
     tp: int,

@@ -40,6 +40,8 @@ COMPOSERS = (
     "mpmath/ctx_mp_python.py",
     "sympy/__init__.py",
     "sympy/external/importtools.py",
+    # Jinja2: the templates of hlat/report, which no run and no user can change
+    "jinja2/environment.py",
     # torch: a template of its own, filled at import
     "torch/distributed/nn/jit/instantiator.py",
 )

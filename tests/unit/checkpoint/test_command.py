@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from hlat.checkpoint import __main__ as command
-from hlat.checkpoint import store
-from hlat.checkpoint.chunk import Chunk
-from hlat.config.run import Run
-from hlat.state import TrainingState
-from hlat.tracking import run_folder
+from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.run import RunConfig
+from hlat.tracking import run_directory
+from hlat.training_state import TrainingState
 
 
 def save(folder: Path, step: int, weights_only: bool = False) -> Path:
     kinds = ("weights",) if weights_only else ("weights", "exp_avg")
-    chunks = [Chunk(f"{kind}/w", (3,), (0,), (3,), torch.full((3,), step)) for kind in kinds]
+    chunks = [TensorChunk(f"{kind}/w", (3,), (0,), (3,), torch.full((3,), step)) for kind in kinds]
     state = TrainingState(step, step * 1000, weights_only=weights_only)
-    return store.save(folder, step, chunks, state.to_json())
+    return checkpoint_store.save_checkpoint(folder, step, chunks, state.to_json())
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def do(capsys: pytest.CaptureFixture[str]):
             code = int(command.main(words))
         except SystemExit as end:
             code = int(end.code or 0)
-        told = capsys.readouterr()
-        return Done(code, told.out, told.err)
+        message = capsys.readouterr()
+        return Done(code, message.out, message.err)
 
     return run
 
@@ -84,8 +84,8 @@ def test_ls_names_everything_and_what_it_is(run: Path, do) -> None:
     done = do("ls", "runs/x")
     header, *rows = done.out.splitlines()
     assert header.split() == ["step", "tokens", "written", "age", "size", "kind", "state"]
-    told = [(row.split()[0], row.split()[1], row.split()[-1]) for row in rows]
-    assert told == [
+    message = [(row.split()[0], row.split()[1], row.split()[-1]) for row in rows]
+    assert message == [
         ("5", "5,000", "checkpoints/step_00000005"),
         ("10", "10,000", "checkpoints/step_00000010_damaged_1"),
         ("12", "12,000", "checkpoints/step_00000012_diverged_1"),
@@ -151,7 +151,7 @@ def test_verify_reads_every_byte(run: Path, do) -> None:
     ]
     (wrong,) = [line for line in lines if not line.endswith(": ok")]
     sha256 = json.loads((path / "manifest.json").read_text())["files"]["rank_00000.safetensors"]
-    assert wrong.startswith(f"checkpoints/step_00000015: {path}/rank_00000.safetensors is not what")
+    assert wrong.startswith(f"checkpoints/step_00000015: {path}/rank_00000.safetensors differs")
     assert wrong.endswith(f"manifest.json has {sha256['sha256']}")
     assert do("verify", "runs/x", "--step", "10").code == 0
     assert do("verify", "runs/x", "--step", "15").code == 1
@@ -183,12 +183,12 @@ def test_prune_shows_before_it_removes(run: Path, do) -> None:
     assert dry.out.splitlines()[0].startswith("would remove checkpoints/.tmp-step_00000025-77")
     assert dry.out.splitlines()[1].startswith("would remove checkpoints/step_00000005  ")
     assert "would remove 2 of 5, " in dry.out
-    assert dry.out.endswith("; this was a dry run: --yes removes them\n")
+    assert dry.out.endswith("; this was a dry run: yes=true removes them\n")
     assert names(run) == before
     done = do(*words, "--yes")
     assert done.code == 0
     assert done.out == dry.out.replace("would remove", "removed").replace(
-        "; this was a dry run: --yes removes them", ""
+        "; this was a dry run: yes=true removes them", ""
     )
     assert names(run) == ["step_00000010", "step_00000015", "step_00000020"]
     assert do(*words, "--yes").out == "removed 0 of 3, 0.00B\n"
@@ -197,7 +197,7 @@ def test_prune_shows_before_it_removes(run: Path, do) -> None:
 def test_prune_keeps_the_newest_valid_one_and_names_the_damaged(run: Path, do) -> None:
     flip(run / "checkpoints/step_00000020")
     done = do("prune", "runs/x", "keep_last=1", "--yes")
-    assert "WARNING: checkpoint step_00000020 is refused: " in done.err
+    assert "WARNING: checkpoint step_00000020 is rejected: " in done.err
     assert names(run) == ["step_00000015", "step_00000020"]
 
 
@@ -206,65 +206,64 @@ def test_prune_removes_nothing_where_nothing_is_valid(run: Path, do) -> None:
         flip(path)
     done = do("prune", "runs/x", "keep_last=1", "--yes")
     assert done.code == 1
-    assert done.err.endswith("runs/x holds no valid checkpoint, so nothing is removed\n")
+    assert done.err.endswith("runs/x has no valid checkpoint; nothing is removed\n")
     assert len(names(run)) == 4
 
 
 def test_prune_never_touches_a_run_that_trains(run: Path, do) -> None:
-    with run_folder.claimed(Run(root="runs", name="x")):
+    with run_directory.acquire_run_dir(RunConfig(root="runs", name="x")):
         done = do("prune", "runs/x", "keep_last=1", "--yes")
         assert do("prune", "runs/x", "keep_last=1").code == 0
     assert (done.code, done.err) == (
         2,
-        "runs/x: a run is training there, and prunes by itself; wait until it has ended\n",
+        "hlat: runs/x: a run is training there and prunes by itself; wait until it ends\n",
     )
     assert len(names(run)) == 4
 
 
 MISTAKES = [
-    (("ls", "rums"), "rums does not exist; name a run's folder, such as runs\n"),
+    (("ls", "rums"), "hlat: rums does not exist; specify a run directory, such as runs\n"),
     (
         ("ls", "."),
-        ". holds no checkpoint; name a run's folder, such as runs/<run.name>, that has saved, or "
+        "hlat: . contains no checkpoint; specify a run directory, such as runs/<run.name>, that has saved, or "
         "one of its checkpoints\n",
     ),
     (
         ("verify", "runs/x", "--step", "7"),
-        "--step=7: runs/x has no such checkpoint, only 5, 10, 15, 20\n",
+        "hlat: step=7: runs/x has checkpoints of steps 5, 10, 15, 20 only\n",
     ),
     (
         ("prune", "runs/x"),
-        "hlat.checkpoint: how many to keep: give keep_last=N; --help lists what there is\n",
+        "hlat checkpoint: prune needs keep_last=N\n",
     ),
     (
         ("prune", "runs/x", "keep_lst=2"),
-        "hlat.checkpoint: keep_lst=2 is no setting; did you mean keep_last=?\n",
+        "hlat checkpoint: keep_lst= is not a setting of this command; did you mean keep_last=?\n",
     ),
     (
         ("prune", "runs/x", "keep_last=0"),
-        "hlat.checkpoint: keep_last=0: needs a whole number of 1 or more\n",
+        "hlat checkpoint: keep_last: 0 is not a whole number of 1 or more\n",
     ),
     (
         ("prune", "runs/x", "keep_last=2", "keep_last=3"),
-        "hlat.checkpoint: keep_last= is given twice\n",
+        "hlat checkpoint: keep_last= is given twice\n",
     ),
     (
         ("prune", "runs/x", "keep_last=2", "--yse"),
-        "hlat.checkpoint: unrecognized arguments: --yse; did you mean --yes?\n",
+        "hlat checkpoint: unrecognized arguments: --yse; did you mean yes=?\n",
     ),
     (
         ("prune", "runs", "keep_last=2"),
-        "runs holds no checkpoint; name a run's folder, such as runs/<run.name>, that has saved, "
+        "hlat: runs contains no checkpoint; specify a run directory, such as runs/<run.name>, that has saved, "
         "or one of its checkpoints\n",
     ),
     (
         ("ls", "runs/x", "--yes"),
-        "hlat.checkpoint: only prune takes --yes; --help lists what there is\n",
+        "hlat checkpoint: yes= is a setting of prune, not of ls\n",
     ),
     (
         ("verify", "runs/x", "keep_last=2"),
-        "hlat.checkpoint: only prune takes keep_last= and keep_every_steps=; --help lists what there "
-        "is\n",
+        "hlat checkpoint: keep_last= is a setting of prune, not of verify\n",
     ),
 ]
 

@@ -19,15 +19,19 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hlat.checkpoint.chunk import Chunk
-from hlat.checkpoint.pretrained import check, fill, found_in
-from hlat.config.errors import ConfigError
-from hlat.config.model import InitCopies, Model
-from hlat.model.canonical import parameters
-from hlat.model.canonical_views import canonical_views
+from hlat.checkpoint.pretrained_weights import (
+    find_weights_dir,
+    load_pretrained,
+    validate_pretrained,
+)
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.config_errors import ConfigError
+from hlat.config.model import InitCopies, ModelConfig
+from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.llama import Llama
+from hlat.model.parameter_specs import list_parameter_specs
 
-GQA = Model("gqa", 3, 64, 96, 8, 2, 128)
+GQA = ModelConfig("gqa", 3, 64, 96, 8, 2, 128)
 MHA = replace(GQA, num_key_value_heads=8)
 TIED = replace(GQA, tie_embeddings=True)
 FIRST = "dp_rank_00_tp_rank_00_pp_rank_00.pt"
@@ -59,7 +63,7 @@ def _torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
 class Cut:
     """How a model is cut and saved."""
 
-    model: Model
+    model: ModelConfig
     tp: int = 2
     pp: int = 1
     copies: int = 1
@@ -144,39 +148,43 @@ def write(file: Path, state: dict[str, Any], xser: bool) -> None:
         return
     folder = Path(f"{file}.tensors")
     folder.mkdir()
-    told = {}
+    message = {}
     for tid, value in enumerate(state.values()):
         torch.save(value, folder / f"tensor_{tid}.pt")
-        told[tid] = {"dtype": value.dtype, "shape": value.shape, "expert_model_parallel": False}
+        message[tid] = {"dtype": value.dtype, "shape": value.shape, "expert_model_parallel": False}
     torch.save({key: TensorReference(tid) for tid, key in enumerate(state)}, file)
-    torch.save(told, f"{file}.info.pt")
+    torch.save(message, f"{file}.info.pt")
 
 
-def weights_of(model: Model) -> dict[str, Tensor]:
+def weights_of(model: ModelConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    values = {p.name: torch.randn(p.shape, generator=generator) / 8 for p in parameters(model)}
+    values = {
+        p.name: torch.randn(p.shape, generator=generator) / 8 for p in list_parameter_specs(model)
+    }
     return {n: value if value.dim() > 1 else 1 + value for n, value in values.items()}
 
 
-def read(folder: Path, model: Model) -> Llama:
+def read(folder: Path, model: ModelConfig) -> Llama:
     llama = Llama(model)
-    shapes = {parameter.name: parameter.shape for parameter in parameters(model)}
-    views = canonical_views(model, dict(llama.named_parameters()))
+    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
+    views = iter_canonical_views(model, dict(llama.named_parameters()))
     chunks = [
-        Chunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
         for name, view in views
     ]
-    fill(str(folder), model, chunks)
+    load_pretrained(str(folder), model, chunks)
     return llama
 
 
-def values_of(llama: Llama, model: Model) -> dict[str, Tensor]:
-    shapes = {parameter.name: parameter.shape for parameter in parameters(model)}
-    views = canonical_views(model, dict(llama.named_parameters()))
+def values_of(llama: Llama, model: ModelConfig) -> dict[str, Tensor]:
+    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
+    views = iter_canonical_views(model, dict(llama.named_parameters()))
     return {name: view.detach().reshape(shapes[name]) for name, view in views}
 
 
-def refusals(folder: Path, model: Model = GQA, read: Callable[..., object] = check) -> list[str]:
+def refusals(
+    folder: Path, model: ModelConfig = GQA, read: Callable[..., object] = validate_pretrained
+) -> list[str]:
     with pytest.raises(ConfigError) as refused:
         read(str(folder), model)
     prefix = f"model.init_from={folder}: "
@@ -217,12 +225,12 @@ def test_a_slice_across_ranks_is_read_alone(tmp_path: Path) -> None:
     weights = weights_of(GQA)
     cut.save(weights, tmp_path)
     part, moment = torch.zeros(3, 20), torch.zeros(64, 64)
-    fill(
+    load_pretrained(
         str(tmp_path),
         GQA,
         [
-            Chunk(f"weights/{name}", (64, 64), (5, 30), (3, 20), part),
-            Chunk(f"exp_avg/{name}", (64, 64), (0, 0), (64, 64), moment),
+            TensorChunk(f"weights/{name}", (64, 64), (5, 30), (3, 20), part),
+            TensorChunk(f"exp_avg/{name}", (64, 64), (0, 0), (64, 64), moment),
         ],
     )
     assert torch.equal(part, weights[name][5:8, 30:50])
@@ -248,7 +256,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     cut.save(theirs.state_dict(), tmp_path)
     tokens = torch.arange(34).view(2, 17) * 5 % 128
     with torch.no_grad():
-        found, expected = read(tmp_path, cut.model).logits(tokens), theirs(tokens).logits
+        found, expected = read(tmp_path, cut.model).compute_logits(tokens), theirs(tokens).logits
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -262,7 +270,9 @@ def test_the_fingerprint_is_that_of_the_same_weights_elsewhere(tmp_path: Path) -
         '"intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2,'
         '"rms_norm_eps": 1e-5}'
     )
-    assert fill(str(tmp_path / "nxd"), GQA, []) == fill(str(tmp_path / "hf"), GQA, [])
+    assert load_pretrained(str(tmp_path / "nxd"), GQA, []) == load_pretrained(
+        str(tmp_path / "hf"), GQA, []
+    )
 
 
 def test_buffers_and_the_head_of_a_tied_model_are_skipped(tag: Path) -> None:
@@ -270,14 +280,14 @@ def test_buffers_and_the_head_of_a_tied_model_are_skipped(tag: Path) -> None:
         tag / "model" / FIRST,
         lambda state: state.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
     )
-    check(str(tag), GQA)
-    check(str(tag), TIED)
+    validate_pretrained(str(tag), GQA)
+    validate_pretrained(str(tag), TIED)
 
 
 def test_a_tag_or_its_model_may_be_named(tag: Path) -> None:
     for folder in (tag, tag / "model", tag.parent):
-        check(str(folder), GQA)
-        assert found_in(str(folder)) == str(tag / "model")
+        validate_pretrained(str(folder), GQA)
+        assert find_weights_dir(str(folder)) == str(tag / "model")
 
 
 def test_the_newest_complete_tag_is_taken(tag: Path) -> None:
@@ -293,21 +303,21 @@ def test_the_newest_complete_tag_is_taken(tag: Path) -> None:
 
     os.utime(newest / "done", (0, 0))
     assert refusals(tag.parent) == [
-        "its tag step_10 has the highest number, step_3 was written last; name the one that is "
-        f"meant: model.init_from={newest} or model.init_from={tag}"
+        "its tag step_10 has the highest number, step_3 was written last; specify one: "
+        f"model.init_from={newest} or model.init_from={tag}"
     ]
     (tag / "done").unlink()
     (newest / "done").unlink()
     assert refusals(tag.parent) == [
-        "none of its tags has done, so NxD had finished none; name one: "
+        "none of its tags has done, so NxD had finished none; specify one: "
         f"model.init_from={newest} or model.init_from={begun} or model.init_from={tag}"
     ]
     assert refusals(tag) == [
-        "it has checkpoint but no done, so NxD had not finished it; if it had, as one that was saved "
-        f"asynchronously just before the run ended: touch {tag / 'done'}"
+        "it has checkpoint but no done, so NxD had not finished it; if the save was asynchronous and "
+        f"finished just before the run ended: touch {tag / 'done'}"
     ]
     (tag / "checkpoint").unlink()  # as NxD's converter leaves it
-    check(str(tag), GQA)
+    validate_pretrained(str(tag), GQA)
 
 
 def test_files_of_ranks_that_are_missing(tmp_path: Path) -> None:
@@ -330,7 +340,7 @@ def test_a_mixture_of_experts(tag: Path) -> None:
     name = "dp_rank_00_ep_rank_00_tp_rank_00_pp_rank_00.pt"
     (tag / "model" / FIRST).rename(tag / "model" / name)
     assert refusals(tag) == [
-        f"{name} is no file of a rank of a dense model, as dp_rank_00_tp_rank_00_pp_rank_00.pt is"
+        f"{name} is not a rank file of a dense model, such as dp_rank_00_tp_rank_00_pp_rank_00.pt"
     ]
 
 
@@ -345,7 +355,7 @@ def test_tensors_that_are_missing_misshapen_of_another_dtype_or_unknown(tag: Pat
     file.write_bytes(good)
     changed(file, lambda state: state.update({name: state[name][:, 1:]}))
     assert refusals(tag) == [
-        f"{SECOND} has {name} of shape [64, 47], this run's model cut for 2 ranks [64, 48]"
+        f"{SECOND} has {name} of shape [64, 47], this run's model sharded over 2 ranks [64, 48]"
     ]
 
     file.write_bytes(good)
@@ -354,36 +364,36 @@ def test_tensors_that_are_missing_misshapen_of_another_dtype_or_unknown(tag: Pat
 
     file.write_bytes(good)
     changed(file, lambda state: state.update({name: state[name].bfloat16()}))
-    assert refusals(tag) == [f"{SECOND} has {name} in BF16, {FIRST} in F32"]
+    assert refusals(tag) == [f"{SECOND} has {name} in BF16, {FIRST} F32"]
 
     file.write_bytes(good)
     changed(file, lambda state: state.update({name: 1}))
-    assert refusals(tag) == [f"{SECOND} holds {name} as int, not as a tensor"]
+    assert refusals(tag) == [f"{SECOND} contains {name} as int, not as a tensor"]
 
     file.write_bytes(good)
     megatron = "language_model.embedding.word_embeddings.weight"
     for each in (file, tag / "model" / FIRST):
         changed(each, lambda state: state.update({megatron: torch.ones(2)}))
     assert refusals(tag) == [
-        f"{FIRST} has {megatron}, which this model has not; it is a Megatron model of NxDT, which its "
+        f"{FIRST} has {megatron}, which this model lacks; it is a Megatron model of NxDT, which its "
         "checkpoint_converter.py writes as a Llama"
     ]
 
 
 def test_another_model_is_told_with_both_shapes(tag: Path) -> None:
     assert refusals(tag, replace(GQA, vocab_size=256)) == [
-        f"{file} has {name} of shape [64, 64], this run's model cut for 2 ranks [128, 64]"
+        f"{file} has {name} of shape [64, 64], this run's model sharded over 2 ranks [128, 64]"
         for file in (FIRST, SECOND)
         for name in ("model.embed_tokens.weight", "lm_head.weight")
     ]
     assert refusals(tag, replace(GQA, num_layers=2))[0] == (
-        f"{FIRST} has model.layers.2.input_layernorm.weight, which this model has not"
+        f"{FIRST} has model.layers.2.input_layernorm.weight, which this model lacks"
     )
     assert refusals(tag, replace(GQA, num_layers=4))[0] == (
         "it lacks model.layers.3.input_layernorm.weight"
     )
     assert refusals(tag, replace(GQA, num_key_value_heads=4)) == [
-        f"{FIRST} has {KEY} of shape [8, 64], which is no share for one of 2 ranks of "
+        f"{FIRST} has {KEY} of shape [8, 64], which is not a shard for 2 ranks of "
         "model.num_attention_heads=8 and copies of model.num_key_value_heads=4, heads of 8"
     ]
 
@@ -404,11 +414,11 @@ def test_copies_that_differ(tmp_path: Path, xser: bool) -> None:
     norm = "model.norm.weight"
     drift_in(tag / "model" / third, KEY)
     advice = (
-        "; copies drift where rounding is stochastic, as in HLAT's 7B run: if that may be so, "
+        "; copies drift under stochastic rounding, as in HLAT's 7B run: if this is the reason, "
         "model.init_copies=first takes the first of each"
     )
     assert refusals(tag, read=lambda folder, model: read(folder, model)) == [
-        f"{FIRST} and {third} should hold copies of model.layers.0.self_attn.k_proj.weight, and "
+        f"{FIRST} and {third} should contain copies of model.layers.0.self_attn.k_proj.weight, and "
         f"differ by up to 0.25{advice}"
     ]
     drift_in(tag / "model" / SECOND, norm)
@@ -441,7 +451,7 @@ def test_heads_that_are_no_copies_in_any_order(tmp_path: Path) -> None:
     lenient = replace(GQA, init_copies=InitCopies.first)
     for model in (GQA, lenient):
         (problem,) = refusals(tag, model)
-        assert problem.startswith(f"{KEY} holds 2 copies of each key/value head, and it is unclear")
+        assert problem.startswith(f"{KEY} contains 2 copies of each key/value head in an unknown")
         assert problem.endswith("whose heads NxD itself initialised there are no copies")
 
 
@@ -466,7 +476,7 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(own_files: Path, pla
     torch.save({"model.norm.weight": Hostile(proof)}, own_files / "model" / file)
     (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
     assert problem == (
-        f"{file} asks for posix.mkdir, and could run code where it is loaded; it was left alone"
+        f"{file} refers to posix.mkdir, and could run code when it is loaded; it was not loaded"
     )
     assert not proof.exists()
 
@@ -482,7 +492,7 @@ def test_a_plain_pickle_is_refused_and_not_run(tag: Path) -> None:
 @pytest.mark.parametrize("tid", ["../../secret", 1.5, None])
 def test_a_reference_that_leads_elsewhere(own_files: Path, tid: Any) -> None:
     torch.save({"model.norm.weight": TensorReference(tid)}, own_files / "model" / FIRST)
-    assert refusals(own_files) == [f"{FIRST} does not say in which file model.norm.weight is"]
+    assert refusals(own_files) == [f"{FIRST} does not name the file of model.norm.weight"]
 
 
 def test_files_of_tensors_that_are_missing_or_damaged(own_files: Path) -> None:
@@ -500,7 +510,7 @@ def test_files_of_tensors_that_are_missing_or_damaged(own_files: Path) -> None:
         file.unlink()
     (problem,) = refusals(own_files)
     assert problem.startswith(
-        f"{FIRST}.tensors holds none of the 27 tensors of {FIRST}; NxD leaves"
+        f"{FIRST}.tensors contains none of the 27 tensors of {FIRST}; NxD omits"
     )
 
 
@@ -509,14 +519,14 @@ def test_a_tensor_that_is_not_what_was_announced(own_files: Path) -> None:
     torch.save(torch.ones(3), own)
     (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
     assert problem == (
-        f"{SECOND} has model.embed_tokens.weight as F32 [3], its .info.pt says F32 [64, 64]"
+        f"{SECOND} has model.embed_tokens.weight as F32 [3], its .info.pt as F32 [64, 64]"
     )
 
 
 def test_without_announcements_the_tensors_themselves_are_looked_at(own_files: Path) -> None:
     for file in (own_files / "model").glob("*.info.pt"):
         file.unlink()
-    check(str(own_files), GQA)
+    validate_pretrained(str(own_files), GQA)
 
 
 def test_a_truncated_file(tag: Path) -> None:
@@ -530,9 +540,9 @@ def test_a_login_node_without_torch_looks_at_names(tag: Path) -> None:
     (tag / "model" / FIRST).unlink()
     program = (
         "import sys; sys.modules['torch'] = None\n"
-        "from hlat.checkpoint.pretrained import check\n"
-        "from hlat.config.model import Model\n"
-        f"check({str(tag)!r}, Model('gqa', 3, 64, 96, 8, 2, 128))"
+        "from hlat.checkpoint.pretrained_weights import validate_pretrained\n"
+        "from hlat.config.model import ModelConfig\n"
+        f"validate_pretrained({str(tag)!r}, ModelConfig('gqa', 3, 64, 96, 8, 2, 128))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert f"but no {FIRST}" in done.stderr

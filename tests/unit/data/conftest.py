@@ -1,4 +1,4 @@
-"""Small corpora, and the embedded one in a folder of its own."""
+"""Fixtures: small corpora, and a cache directory for the embedded corpus."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from hlat.config.batch import Batch
-from hlat.config.data import Data, Source
-from hlat.config.phase import Phase, Stage
-from hlat.data import embedded, loader
+from hlat.config.batch import BatchConfig
+from hlat.config.data import DataConfig, SourceConfig
+from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.data import data_loader, embedded_corpus
 
 EOS = "<|endoftext|>"
 WORDS = ["red", "blue", "été", "木"]
@@ -25,7 +25,7 @@ def _write_arrow(
     type_: pa.DataType | None = None,
     compression: str | None = None,
 ) -> Path:
-    """Write an Arrow IPC file with a second column that nobody asks for."""
+    """Write an Arrow IPC file with an additional column."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"number": range(len(texts)), column: pa.array(texts, type_ or pa.string())})
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
@@ -36,17 +36,17 @@ def _write_arrow(
 
 
 def _make_texts(name: str, count: int, words: int = 60) -> list[str]:
-    """Texts of random lengths, each recognisable by its first words."""
-    dice = random.Random(name)
+    """Return texts of random lengths that start with a unique prefix."""
+    rng = random.Random(name)
     return [
         f"{name} {i}: "
-        + " ".join(dice.choices(["red", "blue", "été", "木"], k=dice.randrange(words)))
+        + " ".join(rng.choices(["red", "blue", "été", "木"], k=rng.randrange(words)))
         for i in range(count)
     ]
 
 
 class Corpora:
-    """Three sources in a folder, and loaders over them."""
+    """Three sources in a directory, and configs that read them."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -56,25 +56,25 @@ class Corpora:
         self.write("gamma", _make_texts("gamma", 61, words=20))
 
     def write(self, name: str, texts: Sequence[str | None]) -> None:
-        """Write a source as two files, in place of what it was."""
+        """Write a source as two files, replacing its previous files."""
         self.texts[name] = list(texts)
         middle = len(texts) // 3
         _write_arrow(self.root / name / "a.arrow", texts[:middle])
         _write_arrow(self.root / name / "b.arrow", texts[middle:], stream=True)
 
-    def data(self, weights: dict[str, float] | None = None, **changes: object) -> Data:
+    def data(self, weights: dict[str, float] | None = None, **changes: object) -> DataConfig:
         weights = weights or {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
         fields: dict[str, object] = {
             "name": "small",
             "root": str(self.root),
-            "sources": {name: Source([name], weight) for name, weight in weights.items()},
+            "sources": {name: SourceConfig([name], weight) for name, weight in weights.items()},
             "tokenizer": "embedded",
             "eos_token": EOS,
             "heldout_documents": 3,
             "prefetch": 0,
             "workers": 0,
         }
-        return Data(**{**fields, **changes})  # type: ignore[arg-type]
+        return DataConfig(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -98,20 +98,20 @@ def corpora(tmp_path: Path) -> Corpora:
 
 
 @pytest.fixture
-def open_loader() -> Iterator[Callable[..., loader.Loader]]:
-    """`loader.open_loader` with small sizes and one stage unless told otherwise."""
-    opened: list[loader.Loader] = []
+def open_loader() -> Iterator[Callable[..., data_loader.DataLoader]]:
+    """Return `build_data_loader` with small sizes and one stage as defaults."""
+    opened: list[data_loader.DataLoader] = []
 
     def open_(
-        data: Data,
-        phase: Phase | None = None,
-        batch: Batch | None = None,
+        data: DataConfig,
+        phase: PhaseConfig | None = None,
+        batch: BatchConfig | None = None,
         seed: int = 1,
         **ranks: int,
-    ) -> loader.Loader:
-        phase = phase or Phase("constant", [Stage("main")])
-        batch = batch or Batch(4, 1, 32)
-        opened.append(loader.open_loader(data, phase, batch, seed, **ranks))
+    ) -> data_loader.DataLoader:
+        phase = phase or PhaseConfig("constant", [StageConfig("main")])
+        batch = batch or BatchConfig(4, 1, 32)
+        opened.append(data_loader.build_data_loader(data, phase, batch, seed, **ranks))
         return opened[-1]
 
     yield open_
@@ -121,7 +121,7 @@ def open_loader() -> Iterator[Callable[..., loader.Loader]]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder for the session; HLAT_CACHE says where."""
+    """Set HLAT_CACHE to a directory of the session."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HLAT_CACHE", str(folder))
@@ -130,5 +130,5 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def embedded_folder(cache: Path) -> Path:
-    """The embedded corpus, prepared once for the session."""
-    return embedded.prepare()
+    """Prepare the embedded corpus once per session."""
+    return embedded_corpus.prepare_embedded_corpus()

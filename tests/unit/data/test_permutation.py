@@ -1,4 +1,4 @@
-"""A permutation is a bijection that looks like chance and is the same everywhere."""
+"""Test that a permutation is bijective, pseudorandom and platform independent."""
 
 import itertools
 import tracemalloc
@@ -118,7 +118,7 @@ def windows() -> list[tuple[int, Positions]]:
 
 @pytest.fixture
 def two_rounds() -> Iterator[None]:
-    """A Feistel network that is a bijection and no shuffle."""
+    """A Feistel network with too few rounds for a shuffle."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation_module, "NUM_ROUNDS", 2)
         yield
@@ -166,7 +166,7 @@ def test_every_statistic_finds_out_two_rounds(statistic: Statistic) -> None:
 
 @pytest.mark.parametrize("statistic", [correlations, pairs, distances, batches])
 def test_statistics_find_out_neighbours_that_stay_together(statistic: Statistic) -> None:
-    """A shuffle of stretches of eight, blocks of a file for instance."""
+    """Permute groups of eight, such as blocks of a file."""
     index = np.arange(200_000)
     drawn = Permutation(125_000, ("stretches",))(index // 8) * 8 + index % 8
     assert figures_of(statistic, [(10**6, drawn)]).max() > limit(

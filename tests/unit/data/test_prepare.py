@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hlat import prepare
-from hlat.data.preparation import prepare as preparation
-from hlat.data.preparation.progress import format_bytes
+from hlat.prepare import __main__ as prepare
+from hlat.prepare import preparation
+from hlat.storage.progress_bar import format_bytes
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_help_names_the_folder_and_gives_examples(run) -> None:
     code, told, _ = run("--help")
     assert code == 0
     assert "HLAT_CACHE" in told
-    assert "--layout redpajama --output data" in told
+    assert "layout=redpajama output=data" in told
 
 
 def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> None:
@@ -83,11 +83,11 @@ def test_verify_names_what_differs(lines: Path, tmp_path: Path, run) -> None:
     out = tmp_path / "out"
     run(lines, "--output", out)
     size = format_bytes(sum(path.stat().st_size for path in out.glob("part-*")))
-    assert run("--verify", out)[:2] == (0, f"{out}: {size}; all files are as they were written\n")
+    assert run("--verify", out)[:2] == (0, f"{out}: {size}; all files are intact\n")
     (out / "part-00000.arrow").unlink()
     code, told, problems = run("--verify", out)
     assert code == 1
-    assert told == f"{out}: {size}; 1 of its files are not as they were written\n"
+    assert told == f"{out}: {size}; 1 files are damaged\n"
     assert f"{out}/part-00000.arrow: is missing" in problems
 
 
@@ -105,17 +105,20 @@ def test_a_layout_says_what_is_not_there(lines: Path, tmp_path: Path, run) -> No
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--outptu", "x"], "unrecognized arguments: --outptu; did you mean --output?"),
-        (["in"], "INPUT and --output belong together; --output is missing"),
-        (["--output", "x"], "INPUT and --output belong together; INPUT is missing"),
-        (["in", "--inspect", "x"], "INPUT and --inspect do different things; use one at a time"),
-        (["--verify", "x", "--skip-damaged"], "--layout and --skip-damaged go with INPUT"),
-        (["in", "--output", "x", "--tokenizer", "t"], "--tokenizer goes with --inspect"),
-        (["in", "--output", "x", "--workers", "0"], "--workers must be 1 or more"),
+        (["--outptu", "x"], "unrecognized arguments: --outptu; did you mean output=?"),
+        (["in"], "INPUT and output= are needed together; output= is missing"),
+        (["--output", "x"], "INPUT and output= are needed together; INPUT is missing"),
+        (["in", "--inspect", "x"], "INPUT and inspect= cannot be combined"),
+        (["--verify", "x", "--skip-damaged"], "layout= and skip_damaged= need INPUT and output="),
+        (["in", "--output", "x", "--tokenizer", "t"], "tokenizer= needs inspect="),
+        (
+            ["in", "--output", "x", "--workers", "0"],
+            "workers: 0 is not a whole number of 1 or more",
+        ),
         (["in", "--output", "x", "--layout", "pile"], "invalid choice: 'pile'"),
-        (["nowhere", "--output", "x"], "nowhere: there is no such file or folder"),
-        (["--inspect", "nowhere"], "nowhere: there is no such file or folder"),
-        (["--verify", "nowhere"], "nowhere: no manifest.json is there"),
+        (["nowhere", "--output", "x"], "nowhere: there is no such file or directory"),
+        (["--inspect", "nowhere"], "nowhere: there is no such file or directory"),
+        (["--verify", "nowhere"], "nowhere: it and its directories have no manifest.json"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_2(
@@ -135,7 +138,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
         (
             KeyboardInterrupt(),
             75,
-            "interrupted; what is finished is kept: the same command goes on",
+            "interrupted; finished parts are kept; the same command continues",
         ),
         (
             OSError(28, "No space left on device", "x"),
@@ -145,7 +148,7 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
         (
             ChildProcessError("a worker process was killed"),
             1,
-            "a worker process was killed; what is",
+            "a worker process was killed; finished parts",
         ),
     ],
 )
@@ -155,8 +158,8 @@ def test_what_stops_it_is_told_with_how_to_go_on(
     def stop(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(preparation, "_complete", stop)
+    monkeypatch.setattr(preparation, "_complete_source", stop)
     found, _, said = run(lines, "--output", tmp_path / "out")
     assert found == code
     assert told in said.splitlines()[-1]
-    assert said.endswith("the same command goes on\n")
+    assert said.endswith("the same command continues\n")

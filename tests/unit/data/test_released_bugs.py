@@ -12,33 +12,33 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from hlat.checkpoint import store
-from hlat.config.batch import Batch
-from hlat.config.errors import ConfigError
-from hlat.config.resolve import resolve
-from hlat.data.loader import merge_states
+from hlat.checkpoint import checkpoint_store
+from hlat.config.batch import BatchConfig
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.data.data_loader import merge_state_dicts
 from hlat.data.permutation import Permutation
 
 S, LENGTH = 4, 32
 
 
 def streams(loader, steps):
-    """Token ids of each stream, [S, steps * LENGTH]."""
-    return np.concatenate([loader.next().tokens for _ in range(steps)], axis=1)
+    """Return the token ids of each stream, [S, steps * LENGTH]."""
+    return np.concatenate([loader.next_batch().tokens for _ in range(steps)], axis=1)
 
 
 def through_json(loader):
-    return json.loads(json.dumps(loader.state()))
+    return json.loads(json.dumps(loader.state_dict()))
 
 
 def texts_of(loader, row):
-    """The whole documents in a stretch of a stream."""
-    return loader._corpora.tokenizer.decode(row).split("<|endoftext|>")[:-1]
+    """Return the complete documents in a part of a stream."""
+    return loader._training_data.tokenizer.decode(row).split("<|endoftext|>")[:-1]
 
 
 @pytest.fixture
 def one_source(corpora, open_loader):
-    """A loader over a source of given texts, of which it holds three out."""
+    """Build a loader over one source with three held-out documents."""
 
     def open_(texts, **changes):
         corpora.write("alpha", texts)
@@ -51,26 +51,26 @@ def one_source(corpora, open_loader):
 def test_01_a_resume_within_a_document_returns_a_batch_like_any_other(one_source) -> None:
     """A buffer left over at a restart came back as a list of ids, and crashed the trainer."""
     first, again = one_source(["long story " * 900] * 9), one_source(["long story " * 900] * 9)
-    first.next()
-    again.restore(through_json(first))
-    batch = again.next().tokens
+    first.next_batch()
+    again.load_state_dict(through_json(first))
+    batch = again.next_batch().tokens
     assert (batch.shape, batch.dtype) == ((S, LENGTH), np.int32)
-    np.testing.assert_array_equal(batch, first.next().tokens)
+    np.testing.assert_array_equal(batch, first.next_batch().tokens)
 
 
 def test_02_text_without_spaces_fills_as_many_batches_as_it_has_tokens(one_source) -> None:
     """Words were counted for tokens: 4,096 documents without spaces were read for one batch."""
     loader = one_source([f"{i}木曜日は晴れ" * 60 for i in range(40)])
     streams(loader, 3)
-    assert loader.ledger()["alpha"]["documents"] <= S
+    assert loader.compute_ledger()["alpha"]["documents"] <= S
 
 
 def test_03_a_giant_comes_in_one_piece_head_first(one_source) -> None:
     """Documents over 500,000 characters were cut anywhere, tail first, with an eos in each cut."""
     giant = " ".join(f"word{i}" for i in range(70_000))
     assert len(giant) > 500_000
-    loader = one_source([giant] * 7, batch=Batch(1, 1, 4096))
-    (expected,) = loader._corpora.tokenizer.encode([giant])
+    loader = one_source([giant] * 7, batch=BatchConfig(1, 1, 4096))
+    (expected,) = loader._training_data.tokenizer.encode([giant])
     (found,) = streams(loader, len(expected) // 4096)
     np.testing.assert_array_equal(found, expected[: len(found)])
 
@@ -80,9 +80,9 @@ def test_04_a_resume_in_any_epoch_keeps_the_order(one_source, epoch: int) -> Non
     """Epochs from the third on were shuffled otherwise after a resume than without one."""
     texts = [f"document {i}" for i in range(43)]
     whole, again = one_source(texts), one_source(texts)
-    while whole.ledger()["alpha"]["epochs"] < epoch + 0.4:
-        whole.next()
-    again.restore(through_json(whole))
+    while whole.compute_ledger()["alpha"]["epochs"] < epoch + 0.4:
+        whole.next_batch()
+    again.load_state_dict(through_json(whole))
     np.testing.assert_array_equal(streams(again, 20), streams(whole, 20))
 
 
@@ -93,8 +93,8 @@ def test_05_no_restart_drops_the_head_of_a_document(one_source) -> None:
     for _ in range(12):
         loader = one_source(texts)
         if state is not None:
-            loader.restore(state)
-        rows.append(loader.next().tokens)
+            loader.load_state_dict(state)
+        rows.append(loader.next_batch().tokens)
         state = through_json(loader)
     for row in np.concatenate(rows, axis=1):
         assert set(texts_of(loader, row)) <= set(texts)
@@ -104,7 +104,7 @@ def test_06_a_checkpoint_holds_the_data_state_of_its_own_step(small, hlat, tmp_p
     """The automatic resume never restored the data: every restart read from the beginning."""
     assert hlat("train", *small, "run.name=x", "run.steps=7", "checkpoint.every_steps=3").returncode == 0  # fmt: skip
     for folder in sorted((tmp_path / "runs/x/checkpoints").iterdir()):
-        state = store.load_state(folder)
+        state = checkpoint_store.load_state_json(folder)
         assert state["data"]["step"] == state["step"] == int(folder.name.removeprefix("step_"))
 
 
@@ -113,15 +113,18 @@ def test_07_any_number_of_ranks_goes_on_where_any_other_left(corpora, open_loade
     expected = streams(open_loader(corpora.data()), 9)
     found, state = [], None
     for num_ranks in (4, 1, 2):
-        ranks = [open_loader(corpora.data(), rank=r, num_ranks=num_ranks) for r in range(num_ranks)]
+        ranks = [
+            open_loader(corpora.data(), dp_rank=r, dp_world_size=num_ranks)
+            for r in range(num_ranks)
+        ]
         for loader in ranks:
             if state is not None:
-                loader.restore(state)
+                loader.load_state_dict(state)
         rows = np.empty((S, 3 * LENGTH), np.int32)
         for rank, loader in enumerate(ranks):
             rows[rank::num_ranks] = streams(loader, 3)
         found.append(rows)
-        state = merge_states([loader.state() for loader in ranks])
+        state = merge_state_dicts([loader.state_dict() for loader in ranks])
     np.testing.assert_array_equal(np.concatenate(found, axis=1), expected)
 
 
@@ -133,7 +136,7 @@ def test_08_other_data_is_never_resumed_unawares(one_source, corpora, tmp_path, 
     data = {}
     if change == "tokenizer":
         file = tmp_path / "tokenizer.json"
-        file.write_text(before._corpora.tokenizer._rust.to_str(pretty=True))
+        file.write_text(before._training_data.tokenizer._backend_tokenizer.to_str(pretty=True))
         data["tokenizer"] = str(file)
     changed = {
         "length": texts[:-1],
@@ -143,19 +146,19 @@ def test_08_other_data_is_never_resumed_unawares(one_source, corpora, tmp_path, 
     }[change]
     after = one_source(changed, **data)
     with pytest.raises(ConfigError, match="the checkpoint was written with"):
-        after.restore(through_json(before))
+        after.load_state_dict(through_json(before))
 
 
 @pytest.mark.parametrize("every", [0, -1])
 def test_09_a_frequency_that_is_none_is_refused(compose, every: int) -> None:
     """A frequency of -1 saved the data state in every step, and 0 divided by zero."""
     with pytest.raises(ConfigError, match=f"checkpoint.every_steps={every} is too small"):
-        resolve(compose(f"checkpoint.every_steps={every}"))
+        resolve_config(compose(f"checkpoint.every_steps={every}"))
 
 
 def test_10_loading_meets_no_other_rank() -> None:
     """A rendezvous of all ranks inside the iterator, in a thread, could lock them all up."""
-    program = "import sys, hlat.data.loader; sys.exit('torch' in sys.modules)"
+    program = "import sys, hlat.data.data_loader; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
@@ -163,9 +166,9 @@ def test_11_state_is_of_what_was_consumed_not_of_what_was_fetched(corpora, open_
     """The state was written when a batch was fetched, before the step, beside no model."""
     eager, lazy = open_loader(corpora.data(prefetch=5)), open_loader(corpora.data())
     for _ in range(4):
-        eager.next()
-        lazy.next()
-        assert eager.state() == lazy.state()
+        eager.next_batch()
+        lazy.next_batch()
+        assert eager.state_dict() == lazy.state_dict()
 
 
 def test_12_the_seed_decides_the_first_epoch_and_no_global_generator_is_touched(one_source) -> None:
@@ -193,20 +196,25 @@ def test_13_the_order_of_ten_billion_documents_takes_no_memory() -> None:
 @pytest.mark.parametrize("length", [16, 48, 8192])
 def test_14_the_sequence_length_is_the_configured_one(corpora, open_loader, length: int) -> None:
     """Sequences had 4,096 tokens, whatever the flag said."""
-    assert open_loader(corpora.data(), batch=Batch(S, 1, length)).next().tokens.shape == (S, length)
+    assert open_loader(
+        corpora.data(), batch=BatchConfig(S, 1, length)
+    ).next_batch().tokens.shape == (
+        S,
+        length,
+    )
 
 
 def test_15_every_evaluation_reads_the_same_text(corpora, open_loader) -> None:
     """The validation cursor went on, so each evaluation was of other data."""
     loader = open_loader(corpora.data(heldout_documents=8))
-    before = loader.heldout(3)
-    state = loader.state()
+    before = loader.build_heldout_sequences(3)
+    state = loader.state_dict()
     streams(loader, 5)
-    after = loader.heldout(3)
+    after = loader.build_heldout_sequences(3)
     for name, held in before.items():
         np.testing.assert_array_equal(held.sequences.tokens, after[name].sequences.tokens)
     fresh = open_loader(corpora.data(heldout_documents=8))
-    assert fresh.state() == state
+    assert fresh.state_dict() == state
 
 
 def test_16_folders_files_and_what_is_neither(corpora, open_loader) -> None:
@@ -228,10 +236,10 @@ def test_17_mixing_is_the_same_on_every_rank_and_survives_the_end_of_a_source(
     """Interleaving drew from an unseeded generator in each rank and stopped with the shortest."""
     data = corpora.data({"alpha": 0.1, "gamma": 0.9})
     whole = streams(open_loader(data), 60)
-    ranks = [open_loader(data, rank=r, num_ranks=2) for r in range(2)]
+    ranks = [open_loader(data, dp_rank=r, dp_world_size=2) for r in range(2)]
     for rank, loader in enumerate(ranks):
         np.testing.assert_array_equal(streams(loader, 60), whole[rank::2])
-    assert sum(loader.ledger()["gamma"]["epochs"] for loader in ranks) > 2
+    assert sum(loader.compute_ledger()["gamma"]["epochs"] for loader in ranks) > 2
 
 
 def test_18_the_order_is_our_own_and_stays(one_source) -> None:
@@ -254,9 +262,9 @@ def test_19_epochs_are_counted(one_source) -> None:
     loader = one_source([f"document {i}" for i in range(13)], warn_epochs=2.5)
     epochs, news = [], []
     for _ in range(30):
-        loader.next()
-        epochs.append(loader.ledger()["alpha"]["epochs"])
-        news += loader.news()
+        loader.next_batch()
+        epochs.append(loader.compute_ledger()["alpha"]["epochs"])
+        news += loader.epoch_warnings()
     assert epochs == sorted(epochs)
     assert epochs[-1] > 3
     assert len(news) == 1
@@ -266,7 +274,7 @@ def test_19_epochs_are_counted(one_source) -> None:
 def test_20_the_borders_of_documents_are_kept_where_asked(one_source) -> None:
     """No border was kept: attention and loss crossed documents and could not be told not to."""
     texts = [f"document {i}" for i in range(13)]
-    batch = one_source(texts, document_mask=True, loss_mask=True).next()
-    ends = batch.tokens == one_source(texts).eos
-    assert batch.documents is not None
-    np.testing.assert_array_equal(np.diff(batch.documents, axis=1), ends[:, :-1])
+    batch = one_source(texts, document_mask=True, loss_mask=True).next_batch()
+    ends = batch.tokens == one_source(texts).eos_token_id
+    assert batch.document_ids is not None
+    np.testing.assert_array_equal(np.diff(batch.document_ids, axis=1), ends[:, :-1])

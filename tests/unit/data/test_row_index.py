@@ -1,4 +1,4 @@
-"""An index holds where the rows lie, and is used for what it was made from and nothing else."""
+"""Test that an index is used only for the file that it was built from."""
 
 import os
 from pathlib import Path
@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from hlat.data import row_index
-from hlat.data.corpus import Corpus
-from hlat.data.data_file import DataFile
+from hlat.data.arrow_dataset import ArrowDataset
+from hlat.storage.data_file import DataFile
 
 
 @pytest.fixture
@@ -21,17 +21,17 @@ def own_cache(tmp_path: Path, monkeypatch) -> Path:
 
 @pytest.fixture
 def no_scan(monkeypatch):
-    """Call to forbid scanning from here on."""
+    """Return a function that forbids building an index from then on."""
 
     def forbid() -> None:
-        monkeypatch.setattr(row_index, "scan", lambda *_: pytest.fail("scanned"))
+        monkeypatch.setattr(row_index, "build_row_index", lambda *_: pytest.fail("scanned"))
 
     return forbid
 
 
 def texts_of(path: Path, column: str = "text") -> list[str]:
-    corpus = Corpus([path], column)
-    return [corpus.text(row) for row in range(len(corpus))]
+    corpus = ArrowDataset([path], column)
+    return [corpus.read_text(row) for row in range(len(corpus))]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -41,8 +41,8 @@ def test_an_entry_says_where_a_batch_lies(
 ) -> None:
     texts = ["zero", "one", "two", None, "four"]
     path = write_arrow(tmp_path / "a.arrow", texts, rows_per_batch=3, type_=type_, stream=stream)
-    index, content = row_index.scan(path, "text"), path.read_bytes()
-    assert index.dtype == row_index.BATCH
+    index, content = row_index.build_row_index(path, "text"), path.read_bytes()
+    assert index.dtype == row_index.BATCH_DTYPE
     assert index["rows"].tolist() == [3, 2]
     assert index["width"].tolist() == [width, width]
     assert index["num_bytes"].tolist() == [10, 4]
@@ -56,7 +56,7 @@ def test_an_entry_says_where_a_batch_lies(
 def test_a_sidecar_spares_the_scan(tmp_path: Path, own_cache: Path, write_arrow, no_scan) -> None:
     for name, texts in (("a.arrow", ["a", None, "b"]), ("empty.arrow", [])):
         path = write_arrow(tmp_path / name, texts)
-        row_index.save(row_index.scan(path, "text"), path, "text")
+        row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     no_scan()
     assert texts_of(tmp_path / "a.arrow") == ["a", "", "b"]
     assert texts_of(tmp_path / "empty.arrow") == []
@@ -71,9 +71,9 @@ def test_a_sidecar_spares_the_scan(tmp_path: Path, own_cache: Path, write_arrow,
 
 def test_numpy_reads_a_sidecar(tmp_path: Path, write_arrow) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a", "b"], rows_per_batch=1)
-    row_index.save(row_index.scan(path, "text"), path, "text")
-    record = np.load(row_index.sidecar(path), allow_pickle=False)
-    assert (record["batches"] == row_index.scan(path, "text")).all()
+    row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
+    record = np.load(row_index.get_sidecar_path(path), allow_pickle=False)
+    assert (record["batches"] == row_index.build_row_index(path, "text")).all()
     assert b'"column": "text"' in record["about"].item()
 
 
@@ -101,7 +101,7 @@ def test_an_index_of_what_the_file_was_is_not_used(
 ) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["first", "second"], rows_per_batch=2)
     if place == "sidecar":
-        row_index.save(row_index.scan(path, "text"), path, "text")
+        row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     assert texts_of(path) == ["first", "second"]
     before = path.stat()
     write_arrow(path, ["other", "values"], rows_per_batch=1)
@@ -109,7 +109,7 @@ def test_an_index_of_what_the_file_was_is_not_used(
     assert size != before.st_size
     assert texts_of(path) == ["other", "values"]
     assert texts_of(path, "text") == ["other", "values"]
-    row_index.save(row_index.scan(path, "text"), path, "text")
+    row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     write_arrow(path, ["thing", "filled"], rows_per_batch=1, column="body")
     assert path.stat().st_size == size  # only the bytes differ
     assert texts_of(path, "body") == ["thing", "filled"]
@@ -120,7 +120,7 @@ def test_an_index_of_another_column_is_not_used(tmp_path: Path, own_cache, write
     path = tmp_path / "a.arrow"
     with path.open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    row_index.save(row_index.scan(path, "text"), path, "text")
+    row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     assert texts_of(path, "title") == ["long titles", "c"]
     assert texts_of(path) == ["a", "b"]
 
@@ -129,34 +129,34 @@ def test_an_index_of_another_format_is_not_used(
     tmp_path: Path, own_cache, write_arrow, monkeypatch
 ) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a"])
-    row_index.save(row_index.scan(path, "text"), path, "text")
-    assert row_index.find(DataFile.at(path), "text") is not None
-    monkeypatch.setattr(row_index, "FORMAT", row_index.FORMAT + 1)
-    assert row_index.find(DataFile.at(path), "text") is None
+    row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
+    assert row_index.find_row_index(DataFile.from_path(path), "text") is not None
+    monkeypatch.setattr(row_index, "FORMAT_VERSION", row_index.FORMAT_VERSION + 1)
+    assert row_index.find_row_index(DataFile.from_path(path), "text") is None
 
 
 def test_a_damaged_index_is_not_used(tmp_path: Path, own_cache, write_arrow) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a", "b"], rows_per_batch=1)
-    row_index.save(row_index.scan(path, "text"), path, "text")
-    sidecar = row_index.sidecar(path)
+    row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
+    sidecar = row_index.get_sidecar_path(path)
     whole = sidecar.read_bytes()
     for place in range(len(whole)):
         sidecar.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        assert row_index.load(sidecar, path, "text") is None
+        assert row_index.load_row_index(sidecar, path, "text") is None
         sidecar.write_bytes(whole[:place])
-        assert row_index.load(sidecar, path, "text") is None
+        assert row_index.load_row_index(sidecar, path, "text") is None
 
 
 def test_a_failing_disk_leaves_no_half_index(tmp_path: Path, write_arrow, monkeypatch) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a"])
-    index = row_index.scan(path, "text")
+    index = row_index.build_row_index(path, "text")
 
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(row_index.os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
-        row_index.save(index, path, "text")
+        row_index.save_row_index(index, path, "text")
     assert os.listdir(tmp_path) == ["a.arrow"]
 
 
@@ -179,4 +179,4 @@ def test_what_has_no_plain_bytes_is_refused(
     else:
         write_arrow(path, ["a" * 1000] * 9, compression="zstd")
     with pytest.raises(row_index.CannotMapError, match=f"{path}: {reason} and cannot be mapped"):
-        row_index.scan(path, "text")
+        row_index.build_row_index(path, "text")

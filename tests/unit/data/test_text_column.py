@@ -1,4 +1,4 @@
-"""Files in every format give their text column, and say what they have when they lack one."""
+"""Test the text column of files in every format, and errors without one."""
 
 from pathlib import Path
 
@@ -6,13 +6,15 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hlat.config.errors import ConfigError
-from hlat.data.text_column import read_batches
+from hlat.config.config_errors import ConfigError
+from hlat.data.text_column import read_text_batches
 
 
 def read(path: Path, column: str = "text") -> list[str | None]:
     with pa.OSFile(str(path)) as file:
-        return [text for array in read_batches(path, file, column) for text in array.to_pylist()]
+        return [
+            text for array in read_text_batches(path, file, column) for text in array.to_pylist()
+        ]
 
 
 @pytest.mark.parametrize("kind", ["file", "stream", "parquet"])

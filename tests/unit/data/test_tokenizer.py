@@ -1,4 +1,4 @@
-"""Tokens come from one file, and documents cannot forge control tokens."""
+"""Test that the tokenizer is one file and documents cannot spell special tokens."""
 
 import json
 from collections.abc import Callable
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from hlat.config.data import Encoder
-from hlat.config.errors import ConfigError
-from hlat.data import parity
+from hlat.config.config_errors import ConfigError
+from hlat.config.data import EncoderLibrary
+from hlat.data import encoder_parity
 from hlat.data.tokenizer import EMBEDDED_FILE, Tokenizer
 
 TEXTS = [
@@ -21,16 +21,20 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=Encoder, ids=lambda encoder: encoder.value)
+@pytest.fixture(params=EncoderLibrary, ids=lambda encoder: encoder.value)
 def tokenizer(eos, request, monkeypatch, tmp_path) -> Tokenizer:
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path))
-    monkeypatch.setattr(parity, "all_probes", lambda written: parity.Probes(list(written)))
+    monkeypatch.setattr(
+        encoder_parity,
+        "build_test_inputs",
+        lambda written: encoder_parity.EncoderTestInputs(list(written)),
+    )
     return Tokenizer("embedded", ".", eos, request.param)
 
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """The shipped tokenizer with changes, as a file; returns its folder."""
+    """Write the embedded tokenizer with changes and return its directory."""
 
     def write_(**changes: object) -> str:
         content = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8")) | changes
@@ -44,19 +48,19 @@ def write(tmp_path: Path) -> Callable[..., str]:
 def test_every_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
     (ids,) = tokenizer.encode([text])
     assert ids.dtype == np.int32
-    assert ids[-1] == tokenizer.eos
+    assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1].tolist()) == text
 
 
 def test_the_shipped_vocabulary_has_the_size_it_says(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 4096
-    assert 0 <= tokenizer.eos < 4096
+    assert 0 <= tokenizer.eos_token_id < 4096
 
 
 def test_control_tokens_written_as_text_stay_text(tokenizer: Tokenizer, eos) -> None:
     text = f"before {eos} after{eos}"
     (ids,) = tokenizer.encode([text])
-    assert tokenizer.eos not in ids[:-1]
+    assert tokenizer.eos_token_id not in ids[:-1]
     assert tokenizer.decode(ids.tolist()) == text + eos
 
 
@@ -66,10 +70,10 @@ def test_empty_text_has_no_tokens_and_no_eos(tokenizer: Tokenizer) -> None:
 
 
 def test_pieces_have_no_eos(tokenizer: Tokenizer) -> None:
-    whole, pieces = tokenizer.encode(TEXTS), tokenizer.encode_pieces(TEXTS)
+    whole, pieces = tokenizer.encode(TEXTS), tokenizer.encode_chunks(TEXTS)
     assert [ids.dtype for ids in pieces] == [np.int32] * len(TEXTS)
     assert [ids[:-1].tolist() for ids in whole] == [ids.tolist() for ids in pieces]
-    assert tokenizer.encode_pieces([]) == []
+    assert tokenizer.encode_chunks([]) == []
 
 
 def _added(number: int, content: str, special: bool) -> dict[str, object]:
@@ -79,7 +83,7 @@ def _added(number: int, content: str, special: bool) -> dict[str, object]:
 
 @pytest.mark.parametrize("ending", ["the", "<|endoftext|>"])
 def test_an_eos_that_documents_can_spell_is_refused(ending: str, write) -> None:
-    """An ordinary piece of the vocabulary, and an added token that is not special."""
+    """Test a token of the vocabulary and an added token that is not special."""
     root = write(added_tokens=[_added(0, "<|endoftext|>", special=False)])
     with pytest.raises(ConfigError) as error:
         Tokenizer("changed.json", root, ending)

@@ -1,20 +1,22 @@
-"""The command that made the shipped tokenizer makes one like it."""
+"""Test the command that trains the embedded tokenizer."""
 
 from pathlib import Path
 
 import pytest
 
 from hlat.data import train_tokenizer
-from hlat.data.source import open_sources
+from hlat.data.data_source import open_data_sources
 from hlat.data.tokenizer import Tokenizer
 
 
 @pytest.mark.usefixtures("embedded_folder")
 def test_a_small_vocabulary_is_trained_and_reported(tmp_path: Path, monkeypatch, capsys, eos):
     def few(sources):
-        return (str(source.training_document(i), "utf-8") for source in sources for i in range(20))
+        return (
+            str(source.read_training_document(i), "utf-8") for source in sources for i in range(20)
+        )
 
-    monkeypatch.setattr(train_tokenizer, "balanced_texts", few)
+    monkeypatch.setattr(train_tokenizer, "read_balanced_documents", few)
     outputs = [tmp_path / "1.json", tmp_path / "2.json"]
     for output in outputs:
         arguments = ["--vocab-size", "500", "--output", str(output)]
@@ -28,8 +30,8 @@ def test_a_small_vocabulary_is_trained_and_reported(tmp_path: Path, monkeypatch,
 
 
 def test_sources_are_balanced_and_nothing_held_out_is_seen(corpora) -> None:
-    sources = open_sources(corpora.data(), 0)
-    texts = list(train_tokenizer.balanced_texts(list(sources.values())))
+    sources = open_data_sources(corpora.data(), 0)
+    texts = list(train_tokenizer.read_balanced_documents(list(sources.values())))
     assert len(set(texts)) == len(texts) == 3 * 20
     for source in sources.values():
-        assert set(source.heldout_texts()).isdisjoint(texts)
+        assert set(source.read_heldout_documents()).isdisjoint(texts)

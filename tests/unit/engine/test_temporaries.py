@@ -1,4 +1,4 @@
-"""Where bf16 meets fp32 on a CPU, no copy of a whole matrix is made, for caches and for memory."""
+"""Mixing bf16 and fp32 on a CPU allocates no fp32 copy of a full matrix."""
 
 from collections.abc import Callable
 
@@ -6,46 +6,46 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from hlat.engine.native.chunked_adamw import ChunkedAdamW
-from hlat.engine.native.gradients import GradientSums
-from hlat.model.loss import head_loss
-from hlat.optimizer import global_norm
+from hlat.engine.native.gradient_accumulation import GradientAccumulator
+from hlat.model.loss import linear_cross_entropy
+from hlat.optim.adamw import compute_global_norm
+from hlat.optim.chunked_adamw import ChunkedAdamW
 
 ROWS, WIDTH = 8192, 512
 COPY = ROWS * WIDTH * 4
 """Bytes of the matrix in fp32."""
 
 
-def matrix(dtype: torch.dtype = torch.bfloat16) -> Tensor:
+def build_matrix(dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
-    """Bytes of the tensors that are made."""
+    """Return the bytes of each allocation."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         work()
     return [event.self_cpu_memory_usage for event in profiled.events()]
 
 
 def largest_allocation(work: Callable[[], object]) -> int:
-    """Bytes of the largest tensor that is made, by any but the first call."""
+    """Return the largest allocation of the second call."""
     work()
     return max(allocations(work))
 
 
-def test_a_copy_would_be_seen() -> None:
-    narrow = matrix()
+def test_a_copy_is_detected() -> None:
+    narrow = build_matrix()
     assert largest_allocation(lambda: narrow.float()) == COPY
 
 
 def test_a_norm() -> None:
-    tensors = [matrix()]
-    assert largest_allocation(lambda: global_norm(tensors)) <= COPY / 8
+    tensors = [build_matrix()]
+    assert largest_allocation(lambda: compute_global_norm(tensors)) <= COPY / 8
 
 
 def test_an_update() -> None:
-    weight = nn.Parameter(matrix())
-    weight.grad = matrix()
+    weight = nn.Parameter(build_matrix())
+    weight.grad = build_matrix()
     optimizer = ChunkedAdamW(
         [{"params": [weight]}], None, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1
     )
@@ -53,23 +53,23 @@ def test_an_update() -> None:
 
 
 def test_a_sum_over_micro_batches() -> None:
-    weight = nn.Parameter(matrix())
-    sums = GradientSums({"weight": weight}, torch.float32, None)
+    weight = nn.Parameter(build_matrix())
+    sums = GradientAccumulator({"weight": weight}, torch.float32, None)
     (weight * 1).sum().backward()
 
     def again() -> None:
         weight.grad = torch.ones_like(weight)
-        sums._add("weight", weight)
+        sums._accumulate("weight", weight)
 
     assert largest_allocation(again) <= COPY / 2  # the gradient itself
-    assert torch.equal(sums.of("weight"), torch.full((ROWS, WIDTH), 3.0))
+    assert torch.equal(sums.get_gradient("weight"), torch.full((ROWS, WIDTH), 3.0))
     sums.close()
 
 
 def test_the_heads_gradient() -> None:
-    x, head = torch.randn(1, 1, WIDTH).bfloat16(), matrix()
+    x, head = torch.randn(1, 1, WIDTH).bfloat16(), build_matrix()
     head.requires_grad_()
     targets = torch.zeros(1, 1, dtype=torch.int64)
-    made = allocations(lambda: head_loss(x, head, targets, fp32=True))
+    made = allocations(lambda: linear_cross_entropy(x, head, targets, fp32=True))
     assert made.count(COPY) == 1  # the sum itself
     assert sum(size >= COPY / 4 for size in made) == 2  # and what it is rounded to

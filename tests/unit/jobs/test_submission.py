@@ -1,67 +1,73 @@
-"""Folders of what was sent: numbered, found again, and read as they were written."""
+"""Directories of submissions: numbering, lookup, and job.json."""
 
 from dataclasses import replace
 
 import pytest
 
-from hlat.config.errors import ConfigError
-from hlat.jobs.submission import Place, Submission, make, newest, runs
-from hlat.tracking import sweep
+from hlat.config.config_errors import ConfigError
+from hlat.jobs.submission import (
+    Submission,
+    SubmissionDir,
+    create_submission_dir,
+    find_latest_submission,
+    find_submitted_runs,
+)
+from hlat.tracking import sweep_log
 
-SENT = Submission(2, [["python", "x"]], True, {"A": "b c"}, ["--x=y"], 3, 1024)
+SUBMISSION = Submission(2, [["python", "x"]], True, {"A": "b c"}, ["--x=y"], 3, 1024)
 
 
-def test_a_submission_comes_back(tmp_path):
-    place = make(tmp_path / "run")
-    place.save(SENT)
-    assert place.load() == SENT
-    assert place.run_folder == tmp_path / "run"
-    assert (place.job, place.before) == (None, None)
+def test_save_and_load(tmp_path):
+    directory = create_submission_dir(tmp_path / "run")
+    directory.save(SUBMISSION)
+    assert directory.load() == SUBMISSION
+    assert directory.run_dir == tmp_path / "run"
+    assert (directory.last_job_id, directory.prerequisite) == (None, None)
     for job in ("3", "7"):
-        place.receipts.append({"job": job, "time": 1.0})
-    assert (place.job, place.script.name) == ("7", "3_submission.sh")
+        directory.receipts.append({"job": job, "time": 1.0})
+    assert (directory.last_job_id, directory.script_path.name) == ("7", "3_submission.sh")
 
 
-def test_what_must_come_before_is_found(tmp_path):
-    before, place = make(tmp_path / "run"), make(tmp_path / "run")
-    place.save(replace(SENT, after=before.folder.name))
-    assert place.before == before
+def test_prerequisite(tmp_path):
+    first, second = create_submission_dir(tmp_path / "run"), create_submission_dir(tmp_path / "run")
+    second.save(replace(SUBMISSION, after=first.path.name))
+    assert second.prerequisite == first
 
 
-def test_each_has_a_folder_of_its_own_and_the_newest_is_found(tmp_path):
-    places = [make(tmp_path) for _ in range(11)]
-    assert [place.folder.name for place in places] == [str(i + 1) for i in range(11)]
-    assert newest(tmp_path) is None
-    for place in places[:10]:
-        place.save(SENT)
-    assert newest(tmp_path) == places[9]
+def test_directories_are_numbered(tmp_path):
+    directories = [create_submission_dir(tmp_path) for _ in range(11)]
+    assert [directory.path.name for directory in directories] == [str(i + 1) for i in range(11)]
+    assert find_latest_submission(tmp_path) is None
+    for directory in directories[:10]:
+        directory.save(SUBMISSION)
+    assert find_latest_submission(tmp_path) == directories[9]
 
 
-def test_what_is_no_submission_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="holds no submission"):
-        Place(tmp_path).load()
+def test_invalid_submission_is_rejected(tmp_path):
+    with pytest.raises(ConfigError, match="contains no valid submission"):
+        SubmissionDir(tmp_path).load()
     (tmp_path / "job.json").write_text('{"nodes": 1, "shell": "rm"}')
-    with pytest.raises(ConfigError, match="holds no submission"):
-        Place(tmp_path).load()
+    with pytest.raises(ConfigError, match="contains no valid submission"):
+        SubmissionDir(tmp_path).load()
 
 
-def test_runs_are_found_by_run_by_root_and_by_sweep(tmp_path):
+def test_find_submitted_runs(tmp_path):
     for name in ("b", "a"):
-        make(tmp_path / name).save(SENT)
-    (tmp_path / "not_sent").mkdir()
-    sweep.add(tmp_path / "sweep", 0, tmp_path / "b", ["run.name=b"], {"job": "7"})
-    sweep.leave_out(tmp_path / "sweep", ["run.name=c"], ["no"])
-    assert [*runs(tmp_path / "a")] == [tmp_path / "a"]
-    assert [*runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
-    assert [*runs(tmp_path / "sweep")] == [tmp_path / "b"]
+        create_submission_dir(tmp_path / name).save(SUBMISSION)
+    (tmp_path / "not_submitted").mkdir()
+    sweep_log.log_point(tmp_path / "sweep", 0, tmp_path / "b", ["run.name=b"], {"job": "7"})
+    sweep_log.log_skipped_point(tmp_path / "sweep", ["run.name=c"], ["no"])
+    assert [*find_submitted_runs(tmp_path / "a")] == [tmp_path / "a"]
+    assert [*find_submitted_runs(tmp_path)] == [tmp_path / "a", tmp_path / "b"]
+    assert [*find_submitted_runs(tmp_path / "sweep")] == [tmp_path / "b"]
     evaluation = tmp_path / "a/evaluations/mmlu-1"
-    make(evaluation).save(SENT)
-    make(tmp_path / "not_sent/evaluations/mmlu-1").save(SENT)
-    assert [*runs(tmp_path / "a")] == [tmp_path / "a"]
-    assert [*runs(tmp_path / "a/evaluations")] == [evaluation]
-    assert [*runs(evaluation)] == [evaluation]
-    assert [*runs(tmp_path)] == [
-        *(tmp_path / "a", evaluation, tmp_path / "b", tmp_path / "not_sent/evaluations/mmlu-1")
+    create_submission_dir(evaluation).save(SUBMISSION)
+    create_submission_dir(tmp_path / "not_submitted/evaluations/mmlu-1").save(SUBMISSION)
+    assert [*find_submitted_runs(tmp_path / "a")] == [tmp_path / "a"]
+    assert [*find_submitted_runs(tmp_path / "a/evaluations")] == [evaluation]
+    assert [*find_submitted_runs(evaluation)] == [evaluation]
+    assert [*find_submitted_runs(tmp_path)] == [
+        *(tmp_path / "a", evaluation, tmp_path / "b", tmp_path / "not_submitted/evaluations/mmlu-1")
     ]
-    with pytest.raises(ConfigError, match="is no folder"):
-        [*runs(tmp_path / "nowhere")]
+    with pytest.raises(ConfigError, match="is no directory"):
+        [*find_submitted_runs(tmp_path / "nowhere")]

@@ -7,23 +7,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from hlat.config.model import Model
-from hlat.data.sequences import document_ordinals
-from hlat.model import coalesced, llama
-from hlat.model.canonical import num_parameters, parameters
-from hlat.model.canonical_views import canonical_views
-from hlat.model.canonical_views import views as views_of
+from hlat.config.model import ModelConfig
+from hlat.data.packed_sequences import compute_document_ids
+from hlat.model import fused_weights, llama
+from hlat.model.canonical_views import iter_canonical_views
+from hlat.model.canonical_views import iter_row_views as views_of
 from hlat.model.llama import Llama
-from hlat.model.loss import head_loss, next_token_targets
+from hlat.model.loss import build_next_token_targets, linear_cross_entropy
+from hlat.model.parameter_specs import count_parameters, list_parameter_specs
 
 transformers = pytest.importorskip("transformers")
 
 MODELS = {
-    "mha": Model("mha", 2, 64, 96, 4, 4, 131),
-    "gqa": Model("gqa", 2, 96, 104, 6, 2, 131, rope_theta=500000.0),
-    "one_kv_head": Model("one_kv_head", 2, 64, 88, 4, 1, 131, rms_norm_eps=1e-6),
-    "head_dim_48": Model("head_dim_48", 2, 192, 352, 4, 2, 200),
-    "tied": Model("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
+    "mha": ModelConfig("mha", 2, 64, 96, 4, 4, 131),
+    "gqa": ModelConfig("gqa", 2, 96, 104, 6, 2, 131, rope_theta=500000.0),
+    "one_kv_head": ModelConfig("one_kv_head", 2, 64, 88, 4, 1, 131, rms_norm_eps=1e-6),
+    "head_dim_48": ModelConfig("head_dim_48", 2, 192, 352, 4, 2, 200),
+    "tied": ModelConfig("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
 }
 EOS = 130
 PACKED = [[9, 1, 17, 13], [40], [1, 1, 37, 1], [22, 18]]
@@ -31,7 +31,7 @@ PACKED = [[9, 1, 17, 13], [40], [1, 1, 37, 1], [22, 18]]
 
 
 @pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest) -> Model:
+def model(request: pytest.FixtureRequest) -> ModelConfig:
     return MODELS[request.param]
 
 
@@ -42,7 +42,7 @@ def _seed() -> Iterator[None]:
         yield
 
 
-def reference(model: Model) -> torch.nn.Module:
+def reference(model: ModelConfig) -> torch.nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
@@ -63,12 +63,12 @@ def reference(model: Model) -> torch.nn.Module:
     return peer
 
 
-def views(model: Model, ours: Llama, gradients: bool = False) -> dict[str, Tensor]:
+def views(model: ModelConfig, ours: Llama, gradients: bool = False) -> dict[str, Tensor]:
     tensors = {n: (p.grad if gradients else p.detach()) for n, p in ours.named_parameters()}
-    return dict(canonical_views(model, tensors))
+    return dict(iter_canonical_views(model, tensors))
 
 
-def filled(model: Model, peer: torch.nn.Module) -> Llama:
+def filled(model: ModelConfig, peer: torch.nn.Module) -> Llama:
     ours = Llama(model)
     source = dict(peer.named_parameters())
     for name, view in views(model, ours).items():
@@ -78,22 +78,22 @@ def filled(model: Model, peer: torch.nn.Module) -> Llama:
 
 def mean_loss(ours: Llama, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
     """As the engine asks for it: the documents reach attention and loss."""
-    targets = next_token_targets(tokens, documents)
+    targets = build_next_token_targets(tokens, documents)
     scale = 1 / max(1, int((targets != -100).sum()))
-    return head_loss(ours(tokens, documents), ours.head, targets, scale)
+    return linear_cross_entropy(ours(tokens, documents), ours.lm_head_weight, targets, scale)
 
 
-def relative_error(found: Tensor, expected: Tensor) -> float:
+def relative_error(result: Tensor, expected: Tensor) -> float:
     with torch.no_grad():
-        return float((found - expected).norm() / expected.norm())
+        return float((result - expected).norm() / expected.norm())
 
 
-def random_model(seed: int) -> Model:
+def random_model(seed: int) -> ModelConfig:
     """Any group size, even head sizes, and widths and vocabularies that nothing divides."""
     generator = np.random.default_rng(seed)
     kv_heads, group = generator.integers(1, 5, 2).tolist()
     heads = kv_heads * group
-    return Model(
+    return ModelConfig(
         f"random{seed}",
         num_layers=int(generator.integers(1, 4)),
         hidden_size=heads * 2 * int(generator.integers(1, 25)),
@@ -110,12 +110,12 @@ def random_model(seed: int) -> Model:
 @pytest.mark.parametrize(
     "model", [*MODELS.values(), *map(random_model, range(20))], ids=lambda model: model.name
 )
-def test_logits_loss_and_every_gradient(model: Model) -> None:
+def test_logits_loss_and_every_gradient(model: ModelConfig) -> None:
     peer = reference(model)
     ours = filled(model, peer)
     tokens = torch.randint(0, model.vocab_size, (3, 17))
     expected = peer(tokens, labels=tokens)
-    logits = ours.logits(tokens)
+    logits = ours.compute_logits(tokens)
     loss = mean_loss(ours, tokens)
     assert relative_error(logits, expected.logits) < 1e-5
     assert relative_error(loss, expected.loss) < 1e-5
@@ -131,27 +131,29 @@ def test_logits_loss_and_every_gradient(model: Model) -> None:
         ), name
 
 
-def test_round_trip_is_exact(model: Model) -> None:
+def test_round_trip_is_exact(model: ModelConfig) -> None:
     peer = reference(model)
-    found = views(model, filled(model, peer))
+    result = views(model, filled(model, peer))
     for name, expected in peer.named_parameters():
-        assert torch.equal(found[name].reshape(expected.shape), expected)
+        assert torch.equal(result[name].reshape(expected.shape), expected)
 
 
-def test_names_shapes_and_count_are_canonical(model: Model) -> None:
+def test_names_shapes_and_count_are_canonical(model: ModelConfig) -> None:
     with torch.device("meta"):
         ours = Llama(model)
-    found = views(model, ours)
-    assert {p.name: p.numel for p in parameters(model)} == {n: v.numel() for n, v in found.items()}
-    assert sum(p.numel() for p in ours.parameters()) == num_parameters(model)
+    result = views(model, ours)
+    assert {p.name: p.numel for p in list_parameter_specs(model)} == {
+        n: v.numel() for n, v in result.items()
+    }
+    assert sum(p.numel() for p in ours.parameters()) == count_parameters(model)
     shapes = {name: tuple(p.shape) for name, p in reference(model).named_parameters()}
-    assert {p.name: p.shape for p in parameters(model)} == shapes
+    assert {p.name: p.shape for p in list_parameter_specs(model)} == shapes
 
 
 def test_construction_on_meta_draws_and_stores_nothing() -> None:
     with torch.device("meta"):
-        ours = Llama(Model("70b", 80, 8192, 28672, 64, 8, 32000))
-        logits = ours.logits(torch.zeros((1, 4096), dtype=torch.int32))
+        ours = Llama(ModelConfig("70b", 80, 8192, 28672, 64, 8, 32000))
+        logits = ours.compute_logits(torch.zeros((1, 4096), dtype=torch.int32))
     assert logits.shape == (1, 4096, 32000)
     assert not list(ours.buffers())
 
@@ -163,7 +165,7 @@ def test_rows_between_groups_are_a_tensor_parallel_shard() -> None:
     x = torch.randn(2, 9, model.hidden_size)
     layer = ours.layers["0"]
     cos, sin = torch.randn(2, 9, model.head_dim)
-    whole = (layer.self_attn(x, cos, sin), layer.mlp(x))
+    entire = (layer.self_attn(x, cos, sin), layer.mlp(x))
     weights = [layer.self_attn.qkv_proj, layer.mlp.gate_up_proj]
     outputs = [layer.self_attn.o_proj, layer.mlp.down_proj]
     columns = [linear.weight.detach().chunk(2, dim=0) for linear in weights]
@@ -173,7 +175,7 @@ def test_rows_between_groups_are_a_tensor_parallel_shard() -> None:
         for linear, shards in zip(weights + outputs, columns + rows, strict=True):
             linear.weight = torch.nn.Parameter(shards[rank])
         parts.append((layer.self_attn(x, cos, sin), layer.mlp(x)))
-    for expected, one, other in zip(whole, *parts, strict=True):
+    for expected, one, other in zip(entire, *parts, strict=True):
         assert relative_error(one + other, expected) < 1e-5
 
 
@@ -181,15 +183,18 @@ def test_views_of_a_shard_are_shards_of_the_views() -> None:
     model = MODELS["gqa"]
     ours = filled(model, reference(model))
     name = "layers.0.mlp.gate_up_proj.weight"
-    whole = ours.layers["0"].mlp.gate_up_proj.weight.detach()
-    half = len(whole) // 2
-    every = coalesced.rows(model, name, len(whole))
-    parts = [coalesced.cut(every, 0, half), coalesced.cut(every, half, len(whole))]
-    for canonical, view in canonical_views(model, {name: whole}):
+    entire = ours.layers["0"].mlp.gate_up_proj.weight.detach()
+    half = len(entire) // 2
+    every = fused_weights.list_row_ranges(model, name, len(entire))
+    parts = [
+        fused_weights.slice_row_ranges(every, 0, half),
+        fused_weights.slice_row_ranges(every, half, len(entire)),
+    ]
+    for canonical, view in iter_canonical_views(model, {name: entire}):
         halves = [
-            found.reshape(-1, 96)
-            for part, tensor in zip(parts, whole.chunk(2), strict=True)
-            for rows, found, _ in views_of(part, tensor)
+            result.reshape(-1, 96)
+            for part, tensor in zip(parts, entire.chunk(2), strict=True)
+            for rows, result, _ in views_of(part, tensor)
             if rows.name == canonical
         ]
         assert torch.equal(torch.cat(halves), view.reshape(-1, 96))
@@ -209,7 +214,7 @@ def test_no_position_sees_a_later_token() -> None:
     tokens = torch.randint(0, model.vocab_size, (1, 12))
     changed = tokens.clone()
     changed[0, 7] = (tokens[0, 7] + 1) % model.vocab_size
-    before, after = ours.logits(tokens), ours.logits(changed)
+    before, after = ours.compute_logits(tokens), ours.compute_logits(changed)
     assert torch.equal(before[:, :7], after[:, :7])
     assert not torch.equal(before[:, 7:], after[:, 7:])
 
@@ -218,8 +223,8 @@ def test_bf16_runs_in_bf16() -> None:
     model = MODELS["gqa"]
     ours = filled(model, reference(model))
     tokens = torch.randint(0, model.vocab_size, (2, 12), dtype=torch.int32)
-    expected = ours.logits(tokens)
-    logits = ours.to(torch.bfloat16).logits(tokens)
+    expected = ours.compute_logits(tokens)
+    logits = ours.to(torch.bfloat16).compute_logits(tokens)
     assert logits.dtype == torch.bfloat16
     assert relative_error(logits, expected) < 0.05
 
@@ -229,7 +234,7 @@ def packed() -> tuple[Tensor, Tensor]:
     tokens = torch.randint(0, EOS, (len(PACKED), 40))
     for row, lengths in zip(tokens, PACKED, strict=True):
         row[np.cumsum(lengths[:-1]) - 1] = EOS
-    return tokens, torch.from_numpy(document_ordinals(tokens.numpy(), EOS))
+    return tokens, torch.from_numpy(compute_document_ids(tokens.numpy(), EOS))
 
 
 def expected_mask(documents: Tensor) -> Tensor:
@@ -248,16 +253,22 @@ def expected_positions() -> Tensor:
     return torch.tensor([[i for length in row for i in range(length)] for row in PACKED])
 
 
-def test_a_document_in_a_masked_row_gives_the_logits_that_it_gives_alone(model: Model) -> None:
+def test_a_document_in_a_masked_row_gives_the_logits_that_it_gives_alone(
+    model: ModelConfig,
+) -> None:
     ours = filled(model, reference(model))
     tokens, documents = packed()
-    logits = ours.logits(tokens, documents)
+    logits = ours.compute_logits(tokens, documents)
     for row, lengths in enumerate(PACKED):
-        for part, found in zip(tokens[row].split(lengths), logits[row].split(lengths), strict=True):
-            torch.testing.assert_close(found, ours.logits(part[None])[0], rtol=1e-4, atol=1e-5)
+        for part, result in zip(
+            tokens[row].split(lengths), logits[row].split(lengths), strict=True
+        ):
+            torch.testing.assert_close(
+                result, ours.compute_logits(part[None])[0], rtol=1e-4, atol=1e-5
+            )
 
 
-def test_masked_logits_loss_and_every_gradient(model: Model) -> None:
+def test_masked_logits_loss_and_every_gradient(model: ModelConfig) -> None:
     """Against transformers, which is given mask, positions and labels worked out one by one."""
     peer = reference(model)
     ours = filled(model, peer)
@@ -271,7 +282,7 @@ def test_masked_logits_loss_and_every_gradient(model: Model) -> None:
         position_ids=expected_positions(),
         labels=labels,
     )
-    logits = ours.logits(tokens, documents)
+    logits = ours.compute_logits(tokens, documents)
     loss = mean_loss(ours, tokens, documents)
     assert relative_error(logits, expected.logits) < 1e-5
     assert relative_error(loss, expected.loss) < 1e-5
@@ -289,41 +300,48 @@ def test_only_the_mask_keeps_a_token_from_the_documents_after_it() -> None:
     tokens, documents = packed()
     changed = tokens.clone()
     changed[0, 3] = (tokens[0, 3] + 1) % EOS
-    before, after = ours.logits(tokens, documents)[0], ours.logits(changed, documents)[0]
+    before, after = (
+        ours.compute_logits(tokens, documents)[0],
+        ours.compute_logits(changed, documents)[0],
+    )
     assert torch.equal(before[:3], after[:3])
     assert not (before[3:9] == after[3:9]).all(-1).any()
     assert torch.equal(before[9:], after[9:])
-    assert not (ours.logits(tokens)[0, 9:] == ours.logits(changed)[0, 9:]).all(-1).any()
+    assert (
+        not (ours.compute_logits(tokens)[0, 9:] == ours.compute_logits(changed)[0, 9:])
+        .all(-1)
+        .any()
+    )
 
 
 def test_where_positions_start_does_not_matter_inside_a_document(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+    model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rotations are relative, so without the restart the masked logits differ by rounding alone."""
     ours = filled(model, reference(model))
     tokens, documents = packed()
-    restarted = ours.logits(tokens, documents)
+    restarted = ours.compute_logits(tokens, documents)
     seen = []
 
     def running(positions: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
         seen.append(positions)
         return rotations(torch.arange(positions.shape[-1]), *rest)
 
-    rotations = llama.rotations
-    monkeypatch.setattr(llama, "rotations", running)
-    assert relative_error(ours.logits(tokens, documents), restarted) < 1e-5
+    rotations = llama.compute_rope_cos_sin
+    monkeypatch.setattr(llama, "compute_rope_cos_sin", running)
+    assert relative_error(ours.compute_logits(tokens, documents), restarted) < 1e-5
     assert torch.equal(seen[0], expected_positions())
 
 
-def test_a_row_of_one_document_needs_no_mask(model: Model) -> None:
+def test_a_row_of_one_document_needs_no_mask(model: ModelConfig) -> None:
     ours = filled(model, reference(model))
     tokens, documents = packed()
     one = slice(1, 2)
     assert not documents[one].any()
-    logits = ours.logits(tokens[one])
-    assert relative_error(ours.logits(tokens[one], documents[one]), logits) < 1e-6
-    targets = next_token_targets(tokens[one])
-    assert torch.equal(next_token_targets(tokens[one], documents[one]), targets)
+    logits = ours.compute_logits(tokens[one])
+    assert relative_error(ours.compute_logits(tokens[one], documents[one]), logits) < 1e-6
+    targets = build_next_token_targets(tokens[one])
+    assert torch.equal(build_next_token_targets(tokens[one], documents[one]), targets)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -332,7 +350,7 @@ def test_a_row_of_nothing_but_eos_is_finite(dtype: torch.dtype) -> None:
     ours = filled(model, reference(model)).to(dtype)
     tokens = torch.full((2, 24), EOS)
     documents = torch.arange(24).repeat(2, 1)
-    logits = ours.logits(tokens, documents)
+    logits = ours.compute_logits(tokens, documents)
     assert torch.isfinite(logits).all()
     torch.testing.assert_close(logits, logits[:1, :1].expand_as(logits))
     assert mean_loss(ours, tokens, documents) == 0.0
@@ -344,8 +362,8 @@ def test_masked_bf16_runs_in_bf16() -> None:
     model = MODELS["gqa"]
     ours = filled(model, reference(model))
     tokens, documents = packed()
-    expected = ours.logits(tokens, documents)
-    logits = ours.to(torch.bfloat16).logits(tokens, documents)
+    expected = ours.compute_logits(tokens, documents)
+    logits = ours.to(torch.bfloat16).compute_logits(tokens, documents)
     assert logits.dtype == torch.bfloat16
     assert relative_error(logits, expected) < 0.05
 
@@ -363,5 +381,5 @@ def test_layers_share_one_mask() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        ours.logits(tokens, documents)
+        ours.compute_logits(tokens, documents)
     assert len(masks) == 1

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding
 
 from hlat.model import loss
-from hlat.model.loss import IGNORED, head_loss, next_token_targets
+from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
 
 VOCABULARY = 131
 SIZES = {"one chunk": 512, "several": 7, "a row each": 1}
@@ -23,7 +23,7 @@ def _seed() -> Iterator[None]:
 
 @pytest.fixture(params=SIZES.values(), ids=SIZES)
 def chunk(request, monkeypatch) -> int:
-    monkeypatch.setattr(loss, "rows_at_once", lambda _: request.param)
+    monkeypatch.setattr(loss, "logit_chunk_size", lambda _: request.param)
     return request.param
 
 
@@ -31,7 +31,7 @@ def chunk(request, monkeypatch) -> int:
 def way(request, monkeypatch) -> str:
     """A CPU's way from logits to gradients, and that of other devices."""
     if request.param == "rows":
-        monkeypatch.setattr(loss, "_passes_", lambda *_: loss._rows_to_gradient_)
+        monkeypatch.setattr(loss, "_select_logit_kernel", lambda *_: loss._logits_to_grad_)
     return request.param
 
 
@@ -39,8 +39,8 @@ def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]
     x = torch.randn(3, 11, 24).to(dtype).requires_grad_()
     head = torch.randn(VOCABULARY, 24).mul(0.3).to(dtype).requires_grad_()
     targets = torch.randint(0, VOCABULARY, (3, 11))
-    targets[:, -1] = IGNORED
-    targets[1, 3:6] = IGNORED
+    targets[:, -1] = IGNORE_INDEX
+    targets[1, 3:6] = IGNORE_INDEX
     return x, head, targets
 
 
@@ -50,18 +50,18 @@ def expected(x: Tensor, head: Tensor, targets: Tensor, scale: float) -> tuple[Te
     return value.detach(), *torch.autograd.grad(value, (x, head))
 
 
-def error(found: Tensor, wanted: Tensor) -> float:
-    return float((found.double() - wanted).norm() / wanted.norm())
+def error(result: Tensor, wanted: Tensor) -> float:
+    return float((result.double() - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 29])
 @pytest.mark.usefixtures("chunk", "way")
 def test_loss_and_gradients_in_fp32(scale) -> None:
     x, head, targets = example()
-    found = head_loss(x, head, targets, scale)
-    found.backward()
+    result = linear_cross_entropy(x, head, targets, scale)
+    result.backward()
     wanted = expected(x, head, targets, scale)
-    for one, other in zip((found, x.grad, head.grad), wanted, strict=True):
+    for one, other in zip((result, x.grad, head.grad), wanted, strict=True):
         assert error(one.detach(), other) < 1e-6
 
 
@@ -72,13 +72,13 @@ def test_bf16_is_summed_in_fp32_if_asked_to() -> None:
     errors = {}
     for fp32 in (True, False):
         x.grad = head.grad = None
-        found = head_loss(x, head, targets, scale, fp32)
-        found.backward()
-        assert found.dtype == torch.float32
+        result = linear_cross_entropy(x, head, targets, scale, fp32)
+        result.backward()
+        assert result.dtype == torch.float32
         assert x.grad.dtype == head.grad.dtype == torch.bfloat16
         wanted = expected(x, head, targets, scale)
         errors[fp32] = [
-            error(a.detach(), b) for a, b in zip((found, x.grad, head.grad), wanted, strict=True)
+            error(a.detach(), b) for a, b in zip((result, x.grad, head.grad), wanted, strict=True)
         ]
     assert errors[True][0] < 3e-4
     assert max(errors[True][1:]) < 4e-3
@@ -88,16 +88,18 @@ def test_bf16_is_summed_in_fp32_if_asked_to() -> None:
 
 def test_an_upstream_factor_reaches_the_gradients() -> None:
     x, head, targets = example()
-    (head_loss(x, head, targets) * 3).backward()
-    for found, wanted in zip((x.grad, head.grad), expected(x, head, targets, 3.0)[1:], strict=True):
-        assert error(found, wanted) < 1e-6
+    (linear_cross_entropy(x, head, targets) * 3).backward()
+    for result, wanted in zip(
+        (x.grad, head.grad), expected(x, head, targets, 3.0)[1:], strict=True
+    ):
+        assert error(result, wanted) < 1e-6
 
 
 def test_an_embedding_that_is_the_head_too_gets_both_gradients() -> None:
     weight = torch.randn(VOCABULARY, 24).requires_grad_()
     tokens = torch.randint(0, VOCABULARY, (2, 9))
-    targets = next_token_targets(tokens)
-    head_loss(embedding(tokens, weight), weight, targets).backward()
+    targets = build_next_token_targets(tokens)
+    linear_cross_entropy(embedding(tokens, weight), weight, targets).backward()
     reference = weight.detach().double().requires_grad_()
     logits = embedding(tokens, reference) @ reference.t()
     cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").backward()
@@ -107,25 +109,25 @@ def test_an_embedding_that_is_the_head_too_gets_both_gradients() -> None:
 @pytest.mark.usefixtures("way")
 def test_without_gradients_none_are_made(monkeypatch) -> None:
     x, head, targets = example()
-    for name in ("_logit_gradient_", "_add_product_"):
+    for name in ("_exp_to_grad_", "_add_matmul_"):
         monkeypatch.setattr(loss, name, None)
     monkeypatch.setattr(torch, "mul", None)
     with torch.no_grad():
-        found = head_loss(x, head, targets)
-    assert error(found, expected(x, head, targets, 1.0)[0]) < 1e-6
+        result = linear_cross_entropy(x, head, targets)
+    assert error(result, expected(x, head, targets, 1.0)[0]) < 1e-6
 
 
 def test_logits_never_exist_at_once(monkeypatch) -> None:
-    monkeypatch.setattr(loss, "rows_at_once", lambda _: 4)
+    monkeypatch.setattr(loss, "logit_chunk_size", lambda _: 4)
     x, head, targets = example()
     seen = []
-    passes = loss._softmax_to_gradient_
+    passes = loss._logits_to_grad_by_softmax_
     monkeypatch.setattr(
         loss,
-        "_softmax_to_gradient_",
+        "_logits_to_grad_by_softmax_",
         lambda logits, *rest: (seen.append(tuple(logits.shape)), passes(logits, *rest))[1],
     )
-    head_loss(x, head, targets).backward()
+    linear_cross_entropy(x, head, targets).backward()
     assert seen == [(4, VOCABULARY)] * 8 + [(1, VOCABULARY)]
 
 
@@ -135,64 +137,71 @@ def test_targets_too_unlikely_for_a_softmax_cost_what_they_cost(dtype) -> None:
     x, head, targets = example(dtype)
     with torch.no_grad():
         x *= 60
-    found = head_loss(x, head, targets)
-    found.backward()
+    result = linear_cross_entropy(x, head, targets)
+    result.backward()
     wanted = expected(x, head, targets, 1.0)
-    assert wanted[0] / (targets != IGNORED).sum() > 200
-    for one, other in zip((found, x.grad, head.grad), wanted, strict=True):
+    assert wanted[0] / (targets != IGNORE_INDEX).sum() > 200
+    for one, other in zip((result, x.grad, head.grad), wanted, strict=True):
         assert error(one.detach(), other) < (1e-5 if dtype is torch.float32 else 2e-2)
 
 
 @pytest.mark.usefixtures("way")
 def test_nothing_counted_is_zero_and_has_no_gradient() -> None:
     x, head, _ = example()
-    found = head_loss(x, head, torch.full((3, 11), IGNORED))
-    found.backward()
-    assert found == 0.0
+    result = linear_cross_entropy(x, head, torch.full((3, 11), IGNORE_INDEX))
+    result.backward()
+    assert result == 0.0
     assert not x.grad.any()
     assert not head.grad.any()
 
 
 WAYS = {  # by dtype of x, that of the softmax, and whether a compiler is asked for
-    (torch.float32, torch.float32, False): "_softmax_to_gradient_",
-    (torch.float32, torch.float32, True): "_softmax_to_gradient_",
-    (torch.bfloat16, torch.bfloat16, True): "_softmax_to_gradient_",
-    (torch.bfloat16, torch.float32, False): "_softmax_to_gradient_",
+    (torch.float32, torch.float32, False): "_logits_to_grad_by_softmax_",
+    (torch.float32, torch.float32, True): "_logits_to_grad_by_softmax_",
+    (torch.bfloat16, torch.bfloat16, True): "_logits_to_grad_by_softmax_",
+    (torch.bfloat16, torch.float32, False): "_logits_to_grad_by_softmax_",
     (torch.bfloat16, torch.float32, True): "compiled",
 }
 
 
 @pytest.mark.parametrize("dtypes", WAYS)
 def test_a_cpu_takes_the_faster_way(monkeypatch, dtypes) -> None:
-    monkeypatch.setattr(loss, "_compiled_rows_to_gradient_", lambda: "compiled")
+    monkeypatch.setattr(loss, "_compile_logits_to_grad_", lambda: "compiled")
     narrow, wide, compiled = dtypes
-    found = loss._passes_(torch.empty(1, 1, dtype=narrow), wide, compiled, loss.WHOLE)
-    assert getattr(found, "__name__", found) == WAYS[dtypes]
-    part = loss.Vocabulary(0, lambda tensor: tensor.unsqueeze(0), 7)
-    found = loss._passes_(torch.empty(1, 1, dtype=narrow), wide, compiled, part)
-    assert found is loss._rows_to_gradient_
+    result = loss._select_logit_kernel(
+        torch.empty(1, 1, dtype=narrow), wide, compiled, loss.FULL_VOCAB
+    )
+    assert getattr(result, "__name__", result) == WAYS[dtypes]
+    part = loss.VocabShard(0, lambda tensor: tensor.unsqueeze(0), 7)
+    result = loss._select_logit_kernel(torch.empty(1, 1, dtype=narrow), wide, compiled, part)
+    assert result is loss._logits_to_grad_
 
 
 def test_targets_are_the_tokens_after() -> None:
     tokens = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]], dtype=torch.int32)
-    assert next_token_targets(tokens).tolist() == [[1, 4, 1, IGNORED], [9, 2, 6, IGNORED]]
+    assert build_next_token_targets(tokens).tolist() == [
+        [1, 4, 1, IGNORE_INDEX],
+        [9, 2, 6, IGNORE_INDEX],
+    ]
 
 
 def test_the_first_token_of_a_document_is_no_target() -> None:
     tokens = torch.tensor([[3, 1, 4, 1]])
     documents = torch.tensor([[0, 0, 1, 2]])
-    assert next_token_targets(tokens, documents).tolist() == [[1, IGNORED, IGNORED, IGNORED]]
+    assert build_next_token_targets(tokens, documents).tolist() == [
+        [1, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX]
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, several
 @pytest.mark.parametrize("fp32", [True, False])
 def test_compiled_passes_agree(monkeypatch, fp32) -> None:
     results = []
-    for passes in (loss._rows_to_gradient_, loss._compiled_rows_to_gradient_()):
-        monkeypatch.setattr(loss, "_passes_", lambda *_, passes=passes: passes)
+    for passes in (loss._logits_to_grad_, loss._compile_logits_to_grad_()):
+        monkeypatch.setattr(loss, "_select_logit_kernel", lambda *_, passes=passes: passes)
         torch.manual_seed(0)
         x, head, targets = example(torch.bfloat16)
-        found = head_loss(x, head, targets, 1 / 29, fp32)
-        results.append((found.detach(), *torch.autograd.grad(found, (x, head))))
+        result = linear_cross_entropy(x, head, targets, 1 / 29, fp32)
+        results.append((result.detach(), *torch.autograd.grad(result, (x, head))))
     for one, other in zip(*results, strict=True):
         assert error(one, other) < (1e-3 if fp32 else 1e-2)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hlat.recovery.goodput import COLUMNS, KINDS, ledger
-from hlat.tracking import replay
+from hlat.recovery.goodput import METRIC_COLUMNS, TIME_CATEGORIES, build_time_ledger
+from hlat.tracking import lost_work
 
 START = 1_763_654_400.0
 
@@ -32,7 +32,7 @@ class Story:
         """A process begins now, restores `step` in `startup` seconds less one, and is ready."""
         self.attempt, self.step = self.attempt + 1, step
         dropped = [row for row in self.metrics if row["step"] > step]
-        lost = replay.lost(dropped, self.events, step) if self.events else {}
+        lost = lost_work.compute_lost_work(dropped, self.events, step) if self.events else {}
         self.metrics = [row for row in self.metrics if row["step"] <= step]
         began = self.now
         self.pass_time(startup - 1)
@@ -52,7 +52,7 @@ class Story:
         dropped = [row for row in self.metrics if row["step"] > step]
         self.metrics = [row for row in self.metrics if row["step"] <= step]
         self.pass_time(seconds)
-        lost = replay.lost(dropped, self.events, step)
+        lost = lost_work.compute_lost_work(dropped, self.events, step)
         self.event("rewind", step, seconds=seconds, **lost)
         self.step = step
         return self
@@ -66,9 +66,9 @@ class Story:
     def ledger(self):
         columns = {
             key: np.array([row.get(key, math.nan) for row in self.metrics], dtype=np.float64)
-            for key in COLUMNS
+            for key in METRIC_COLUMNS
         }
-        return ledger(columns, self.events)
+        return build_time_ledger(columns, self.events)
 
 
 def spent(entry):
@@ -90,11 +90,11 @@ def test_every_kind_of_time_of_one_attempt():
         "startup": 7.0, "preflight": 3.0, "evaluation": 2.0, "checkpoint": 3.0,
         "compile": 28.5, "data_wait": 1.5, "steps": 1.5 + 1.5 + 30,
     }  # fmt: skip
-    assert found.wall == pytest.approx(10 + 2 + 31 + 2 + 30 + 3)
-    assert found.unaccounted == pytest.approx(0)
+    assert found.wall_seconds == pytest.approx(10 + 2 + 31 + 2 + 30 + 3)
+    assert found.unaccounted_seconds == pytest.approx(0)
     assert found.goodput == pytest.approx(33 / 78)
     assert found.uptime == 1
-    assert found.is_closed
+    assert found.is_fully_accounted
 
 
 def test_a_row_of_many_steps_counts_the_compilation_once():
@@ -132,20 +132,23 @@ def test_steps_that_are_run_again_are_lost_with_their_evaluations_and_saves():
         "startup": 5, "evaluation": 2, "steps": 5, "checkpoint": 1, "lost": 14, "down": 100,
     }  # fmt: skip
     assert spent(second) == {"startup": 5, "steps": 5, "evaluation": 4, "checkpoint": 3}
-    assert (first.unaccounted, second.unaccounted) == (pytest.approx(0), pytest.approx(0))
-    assert story.ledger().uptime == pytest.approx(1 - 100 / story.ledger().wall)
+    assert (first.unaccounted_seconds, second.unaccounted_seconds) == (
+        pytest.approx(0),
+        pytest.approx(0),
+    )
+    assert story.ledger().uptime == pytest.approx(1 - 100 / story.ledger().wall_seconds)
 
 
 def test_work_after_the_last_row_is_lost_until_somebody_notices():
     story = Story().begin(0, startup=5).evaluate(2).row(5, 1.0).save(1)
-    story.pass_time(30).event("restart", reason="rank 3 was ended by SIGKILL")
+    story.pass_time(30).event("restart", reason="rank 3 was killed by SIGKILL")
     story.pass_time(7).begin(5, startup=5).row(5, 1.0).event("finish")
     first, second = story.ledger().attempts
     assert spent(first) == {
         "startup": 5, "evaluation": 2, "steps": 5, "checkpoint": 1, "lost": 30, "down": 7,
     }  # fmt: skip
     assert spent(second) == {"startup": 5, "steps": 5}
-    assert story.ledger().is_closed
+    assert story.ledger().is_fully_accounted
 
 
 def test_a_restart_that_is_told_without_an_attempt_belongs_to_the_last_one():
@@ -169,7 +172,7 @@ def test_a_sign_of_life_after_the_last_row_is_work_that_was_lost():
     story = Story().begin(0, startup=5).row(5, 1.0).save(1).pass_time(20).event("stalled")
     story.pass_time(4).event("restart").pass_time(1).begin(5, startup=5).row(1, 1.0)
     assert story.ledger().attempts[0].seconds["lost"] == pytest.approx(24)
-    assert story.ledger().is_closed
+    assert story.ledger().is_fully_accounted
 
 
 def test_an_attempt_that_dies_before_its_first_row():
@@ -206,7 +209,7 @@ def test_falling_back_behind_several_attempts_charges_each_of_them():
     assert spent(one) == {"startup": 5, "steps": 5, "checkpoint": 1, "lost": 11, "down": 10}
     assert spent(two) == {"startup": 5, "lost": 5, "down": 20}
     assert spent(three) == {"startup": 5, "steps": 8, "checkpoint": 1}
-    assert all(one.unaccounted == pytest.approx(0) for one in story.ledger().attempts)
+    assert all(one.unaccounted_seconds == pytest.approx(0) for one in story.ledger().attempts)
 
 
 def test_what_was_lost_once_is_not_lost_again():
@@ -216,7 +219,7 @@ def test_what_was_lost_once_is_not_lost_again():
     story.row(4, 1.0).evaluate(2).save(1).event("finish")
     assert [one.seconds["lost"] for one in story.ledger().attempts] == [6, 6, 6, 0]
     assert story.ledger().seconds["evaluation"] == 2
-    assert story.ledger().is_closed
+    assert story.ledger().is_fully_accounted
 
 
 def test_going_back_within_an_attempt_loses_the_steps_and_the_time_it_takes():
@@ -224,11 +227,11 @@ def test_going_back_within_an_attempt_loses_the_steps_and_the_time_it_takes():
     story.rewind(5, 4.0).row(6, 1.0).evaluate(2)
     expected = {"startup": 5, "steps": 11, "checkpoint": 1, "evaluation": 2, "lost": 12}
     assert spent(story.ledger()) == expected
-    assert story.ledger().unaccounted == pytest.approx(0)
+    assert story.ledger().unaccounted_seconds == pytest.approx(0)
     story.pass_time(10).event("restart").begin(5, startup=5)
     lost = 12 + 6 + 2 + 10
     assert story.ledger().attempts[0].seconds["lost"] == pytest.approx(lost)
-    assert story.ledger().is_closed
+    assert story.ledger().is_fully_accounted
 
 
 def test_a_run_that_is_given_up_has_lost_its_last_work():
@@ -244,24 +247,24 @@ def test_a_branch_begins_where_its_trunk_ended():
 def test_time_that_nobody_measured_is_shown():
     story = Story().begin(0, startup=5).row(5, 1.0).pass_time(3).row(5, 1.0).event("finish")
     found = story.ledger()
-    assert found.unaccounted == pytest.approx(3)
-    assert found.attempts[0].unaccounted == pytest.approx(3)
-    assert not found.is_closed
+    assert found.unaccounted_seconds == pytest.approx(3)
+    assert found.attempts[0].unaccounted_seconds == pytest.approx(3)
+    assert not found.is_fully_accounted
 
 
 def test_what_one_attempt_lacks_does_not_make_up_for_what_another_has_too_much():
     story = Story().begin(0, startup=5).row(5, 1.0).pass_time(3).row(5, 1.0).event("interrupt")
     story.begin(10, startup=5).row(5, 1.0).pass_time(-3).row(5, 1.0).event("finish")
-    assert story.ledger().unaccounted == pytest.approx(0)
-    assert not story.ledger().is_closed
+    assert story.ledger().unaccounted_seconds == pytest.approx(0)
+    assert not story.ledger().is_fully_accounted
 
 
 def test_half_a_percent_may_be_missing_and_no_more():
     def missing(seconds):
         return Story().begin(0, startup=10).row(90, 1.0).pass_time(seconds).event("finish").ledger()
 
-    assert missing(0.5).is_closed
-    assert not missing(0.51).is_closed
+    assert missing(0.5).is_fully_accounted
+    assert not missing(0.51).is_fully_accounted
 
 
 def test_the_time_of_day_set_back_between_attempts():
@@ -269,16 +272,16 @@ def test_the_time_of_day_set_back_between_attempts():
     story.pass_time(-3600).begin(5, startup=5).row(5, 1.0).event("finish")
     found = story.ledger()
     assert found.seconds["down"] == 0
-    assert found.wall == pytest.approx(11 + 10)
-    assert found.is_closed
+    assert found.wall_seconds == pytest.approx(11 + 10)
+    assert found.is_fully_accounted
 
 
 def test_the_time_of_day_set_back_within_an_attempt_is_not_hidden():
     story = Story().begin(0, startup=5).row(50, 1.0).pass_time(-20).row(50, 1.0).event("finish")
     found = story.ledger()
     assert found.seconds["steps"] == pytest.approx(100)
-    assert found.unaccounted == pytest.approx(-20)
-    assert not found.is_closed
+    assert found.unaccounted_seconds == pytest.approx(-20)
+    assert not found.is_fully_accounted
 
 
 def test_a_finished_run_lives_no_longer_because_its_command_is_typed_again():
@@ -304,15 +307,15 @@ def test_a_record_without_measurements_is_unaccounted_for():
             row.pop(key, None)
     found = story.ledger()
     assert spent(found) == {"startup": 1, "steps": 5}
-    assert found.unaccounted == pytest.approx(15)
+    assert found.unaccounted_seconds == pytest.approx(15)
 
 
 def test_an_empty_record_has_no_time():
     found = Story().ledger()
     assert found.attempts == ()
-    assert found.wall == 0
+    assert found.wall_seconds == 0
     assert math.isnan(found.goodput)
-    assert found.seconds == dict.fromkeys(KINDS, 0)
+    assert found.seconds == dict.fromkeys(TIME_CATEGORIES, 0)
 
 
 def test_rows_that_lack_a_number_are_left_out():

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from hlat.config.errors import ConfigError, Exit, MissingDeviceError
-from hlat.config.resolve import resolve
-from hlat.engine.interface import Examination, World
+from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
+from hlat.config.resolve import resolve_config
+from hlat.engine.interface import DeviceReport, World
 from hlat.recovery import preflight
+from hlat.recovery.preflight_checks import Consequence, Finding
 
 
 class Fake:
@@ -18,9 +19,9 @@ class Fake:
         self.world, self.error, self.closed = World(), error, False
         well = {"num_products": 9, "num_wrong": 0, "flops_per_s": 1e9, "links": []}
         nothing = {"device": "cpu", "free_bytes": None, "total_bytes": None}
-        self.examination = Examination(**nothing | well | changed)
+        self.examination = DeviceReport(**nothing | well | changed)
 
-    def examine(self, config: Any) -> Examination:
+    def run_device_checks(self, config: Any) -> DeviceReport:
         if self.error is not None:
             raise self.error
         return self.examination
@@ -32,7 +33,7 @@ class Fake:
 class Clocks:
     """The leader of ranks whose clocks are ahead by so much, with messages that take a while."""
 
-    leads = True
+    is_rank0 = True
 
     def __init__(self, now: list[float], ahead: list[float]) -> None:
         self.now, self.ahead = now, ahead
@@ -41,7 +42,7 @@ class Clocks:
         self.now[0] += 0.25
         return message
 
-    def collect(self, value: Any) -> list[float]:
+    def gather_object(self, value: Any) -> list[float]:
         shown = [self.now[0] + ahead for ahead in self.ahead]
         self.now[0] += 0.5
         return shown
@@ -54,39 +55,42 @@ def events(folder) -> list[dict[str, Any]]:
 def test_clocks_are_known_up_to_the_round_trip(monkeypatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(preflight.time, "time", lambda: now[0])
-    bounds = preflight.clock_bounds(Clocks(now, [0.0, 7.0, -3.0]))
+    bounds = preflight.measure_clock_bounds(Clocks(now, [0.0, 7.0, -3.0]))
     assert bounds == [(-0.5, 0.25), (6.5, 7.25), (-3.5, -2.75)]
 
 
 def test_an_unhealthy_engine_is_closed(compose, tmp_path) -> None:
-    config = resolve(compose())
+    config = resolve_config(compose())
     well, ill = Fake(), Fake(num_wrong=2)
-    assert preflight.passed(config, tmp_path, well)
-    assert not preflight.passed(config, tmp_path, ill)
+    assert preflight.run_preflight(config, tmp_path, well)
+    assert not preflight.run_preflight(config, tmp_path, ill)
     assert (well.closed, ill.closed) == (False, True)
     assert [row["event"] for row in events(tmp_path)] == ["preflight", "preflight", "exclude"]
 
 
 def test_a_node_without_a_device_that_its_kind_has_ends_at_once(compose, tmp_path, capsys) -> None:
-    config = resolve(compose("hardware=h100_p5"))
+    config = resolve_config(compose("hardware=h100_p5"))
     with pytest.raises(SystemExit) as end:
-        preflight.passed(config, tmp_path, Fake(MissingDeviceError("this machine has 7")))
-    assert end.value.code == Exit.UNHEALTHY_NODE
+        preflight.run_preflight(config, tmp_path, Fake(MissingDeviceError("this machine has 7")))
+    assert end.value.code == ExitCode.UNHEALTHY_NODE
     assert "is unhealthy: this machine has 7; exclude it" in capsys.readouterr().err
     assert [row["event"] for row in events(tmp_path)] == ["exclude"]
 
 
 def test_a_layout_for_more_devices_than_there_are_is_a_mistake(compose, tmp_path) -> None:
     with pytest.raises(ConfigError, match="this machine has 7"):
-        preflight.passed(
-            resolve(compose()), tmp_path, Fake(MissingDeviceError("this machine has 7"))
+        preflight.run_preflight(
+            resolve_config(compose()), tmp_path, Fake(MissingDeviceError("this machine has 7"))
         )
 
 
 def test_one_line_is_enough_for_many_ranks(compose, tmp_path, capsys) -> None:
-    found = [preflight.findings.missing("a", rank, f"reason {rank}") for rank in range(9)]
-    preflight.exclude(preflight.Tracker(tmp_path, resolve(compose())), found)
+    found = [
+        Finding("a", rank, "devices", False, None, None, f"reason {rank}", Consequence.exclude)
+        for rank in range(9)
+    ]
+    preflight.report_unhealthy_nodes(preflight.Tracker(tmp_path, resolve_config(compose())), found)
     (line,) = capsys.readouterr().err.splitlines()
-    assert "reason 0; reason 1; reason 2; and 6 more; exclude it" in line
+    assert "reason 0; reason 1; reason 2 and 6 more; exclude it" in line
     (event,) = events(tmp_path)
     assert (event["ranks"], len(event["reasons"])) == ([*range(9)], 9)

@@ -33,5 +33,5 @@ def test_nobody_joins_and_nothing_ends_it() -> None:
     assert not meeting.is_closed()
     assert meeting.num_nodes_waiting() == 0
     assert meeting.shutdown()
-    assert (meeting.get_backend(), meeting.get_run_id()) == ("local", "x")
+    assert (meeting.get_backend(), meeting.get_run_id()) == ("static", "x")
     assert meeting.use_agent_store

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hlat.recovery.supervisor import Supervisor, _record_folder
+from hlat.recovery.supervisor import Supervisor, _make_records_dir
 
 
 def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monkeypatch):
@@ -26,7 +26,7 @@ def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monke
     (tmp_path / "hlat-supervisor-dead/alive").touch()
     with (tmp_path / "hlat-supervisor-alive/alive").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with _record_folder() as own:
+        with _make_records_dir() as own:
             names = {path.name for path in tmp_path.iterdir()}
             assert names == {
                 "hlat-supervisor-alive",
@@ -34,7 +34,7 @@ def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monke
                 "hlat-x",
                 own.name,
             }
-            with _record_folder() as other:
+            with _make_records_dir() as other:
                 assert other != own
             assert own.exists()
     assert not own.exists()
@@ -52,7 +52,7 @@ def test_processes_of_dead_supervisors_are_ended(tmp_path, monkeypatch):
         processes[name].send_signal(signal.SIGSTOP)  # so early that it cannot see to itself
     with (tmp_path / "hlat-supervisor-alive/alive").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with _record_folder():
+        with _make_records_dir():
             assert processes["dead"].wait(10) == -signal.SIGKILL
             assert processes["alive"].poll() is None
     processes["alive"].kill()
@@ -60,12 +60,14 @@ def test_processes_of_dead_supervisors_are_ended(tmp_path, monkeypatch):
 
 
 def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("hlat.recovery.supervisor._oom_kills", lambda: 3)
+    monkeypatch.setattr("hlat.recovery.supervisor._count_oom_kills", lambda: 3)
     failures = {1: SimpleNamespace(exitcode=-signal.SIGKILL)}
-    for before, told in ((3, "SIGKILL"), (2, "SIGKILL for want of memory")):
-        supervisor = SimpleNamespace(_hangs=None, _oom_kills=before, _records=tmp_path)
-        reason = Supervisor._describe(supervisor, failures).reason
-        assert reason == f"rank 1 was ended by {told}"
+    for before, told in ((3, "SIGKILL"), (2, "SIGKILL (out of memory)")):
+        supervisor = SimpleNamespace(
+            _hang_reason=None, _num_oom_kills=before, _records_dir=tmp_path
+        )
+        reason = Supervisor._diagnose_failure(supervisor, failures).reason
+        assert reason == f"rank 1 was killed by {told}"
 
 
 @pytest.mark.parametrize(
@@ -73,14 +75,14 @@ def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
     [
         ({0: 1, 1: -signal.SIGTERM}, "rank 0 raised ValueError: no"),
         ({1: -signal.SIGTERM}, "rank 0 raised ValueError: no"),
-        ({0: 1, 1: -signal.SIGKILL}, "rank 1 was ended by SIGKILL"),
-        ({0: -signal.SIGTERM, 1: -signal.SIGKILL}, "rank 1 was ended by SIGKILL"),
+        ({0: 1, 1: -signal.SIGKILL}, "rank 1 was killed by SIGKILL"),
+        ({0: -signal.SIGTERM, 1: -signal.SIGKILL}, "rank 1 was killed by SIGKILL"),
     ],
 )
 def test_the_cause_is_told_and_not_what_followed(tmp_path, codes, reason):
     """TorchElastic ends the peers of a rank that raised; peers of a killed one raise themselves."""
     record = {"time": 1.0, "problems": None, "trace": "Traceback\nValueError: no\n"}
     (tmp_path / "0.json").write_text(json.dumps(record))
-    supervisor = SimpleNamespace(_hangs=None, _oom_kills=0, _records=tmp_path)
+    supervisor = SimpleNamespace(_hang_reason=None, _num_oom_kills=0, _records_dir=tmp_path)
     failures = {rank: SimpleNamespace(exitcode=code) for rank, code in codes.items()}
-    assert Supervisor._describe(supervisor, failures).reason.startswith(reason)
+    assert Supervisor._diagnose_failure(supervisor, failures).reason.startswith(reason)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.tracking.neuron_monitor import PROGRAM, NeuronMonitor, numbers
+from hlat.tracking.neuron_monitor import PROGRAM, NeuronMonitor, parse_report
 
 RUNTIME = {
     "pid": 6456,
@@ -89,7 +89,7 @@ def _is_alive(tmp_path: Path) -> bool:
 
 
 def test_a_report_is_summed_over_the_machine() -> None:
-    assert numbers(REPORT) == EXPECTED
+    assert parse_report(REPORT) == EXPECTED
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_report_is_summed_over_the_machine() -> None:
      {"system_data": {"neuron_hw_counters": {"neuron_devices": [{"mem_ecc_uncorrected": "x"}]}}}],
 )  # fmt: skip
 def test_a_report_without_them_has_none(report: object) -> None:
-    assert numbers(report) == {}
+    assert parse_report(report) == {}
 
 
 def test_the_newest_report_counts_and_torn_lines_do_not(program, tmp_path: Path) -> None:
@@ -107,10 +107,10 @@ def test_the_newest_report_counts_and_torn_lines_do_not(program, tmp_path: Path)
     program(f"echo '{{}}'; echo '{{torn'; cat {tmp_path}/report.json; echo; exec sleep 600")
     monitor = NeuronMonitor()
     try:
-        _until(monitor.newest, EXPECTED)
+        _until(monitor.get_latest, EXPECTED)
     finally:
         monitor.close()
-    assert monitor.newest() == {}
+    assert monitor.get_latest() == {}
     assert not _is_alive(tmp_path)
 
 
@@ -119,9 +119,9 @@ def test_what_has_ended_says_nothing_more(program, tmp_path: Path) -> None:
     program(f"cat {tmp_path}/report.json; read line < {tmp_path}/go")
     os.mkfifo(tmp_path / "go")
     monitor = NeuronMonitor()
-    _until(monitor.newest, EXPECTED)
+    _until(monitor.get_latest, EXPECTED)
     (tmp_path / "go").write_text("\n")
-    _until(monitor.newest, {})
+    _until(monitor.get_latest, {})
     monitor.close()
 
 
@@ -137,7 +137,7 @@ def test_a_program_that_will_not_end_is_killed(program, tmp_path: Path) -> None:
 def test_without_the_program_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monitor = NeuronMonitor()
-    assert monitor.newest() == {}
+    assert monitor.get_latest() == {}
     monitor.close()
 
 
@@ -145,5 +145,5 @@ def test_a_program_that_cannot_run_is_none(program, tmp_path: Path) -> None:
     program("")
     (tmp_path / PROGRAM).write_text("#!/no/such/shell\n")
     monitor = NeuronMonitor()
-    assert monitor.newest() == {}
+    assert monitor.get_latest() == {}
     monitor.close()

@@ -1,22 +1,22 @@
-"""Code, packages and host of a run."""
+"""Tests of code revision, packages and host."""
 
 import subprocess
 
 from hlat.tracking import provenance
 
 
-def test_it_names_revision_packages_and_data():
-    found = provenance.collect("cpu", {"data.tokenizer": "abc"})
-    assert found["device"] == "cpu"
-    assert found["data"] == {"data.tokenizer": "abc"}
-    assert found["packages"]["torch"].startswith("2.")
-    assert found["hosts"][0]
+def test_provenance_contains_revision_packages_and_data():
+    collected = provenance.collect_provenance("cpu", {"data.tokenizer": "abc"})
+    assert collected["device"] == "cpu"
+    assert collected["data"] == {"data.tokenizer": "abc"}
+    assert collected["packages"]["torch"].startswith("2.")
+    assert collected["hosts"][0]
     head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=provenance._PACKAGE, capture_output=True, text=True
+        ["git", "rev-parse", "HEAD"], cwd=provenance._PACKAGE_DIR, capture_output=True, text=True
     )
-    assert found["git_revision"] == (head.stdout.strip() if head.returncode == 0 else None)
+    assert collected["git_revision"] == (head.stdout.strip() if head.returncode == 0 else None)
 
 
-def test_a_machine_without_git_has_no_revision(monkeypatch):
+def test_revision_is_none_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert provenance.collect("cpu", {})["git_revision"] is None
+    assert provenance.collect_provenance("cpu", {})["git_revision"] is None

@@ -1,4 +1,4 @@
-"""Rows, attempts and times of a run's record."""
+"""Tests of the Tracker: rows, attempts and times."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ import time
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.tracking import beginning, services
+from hlat.tracking import attempt_start, tracking_services
 from hlat.tracking import tracker as tracker_module
 from hlat.tracking.tracker import Tracker
 
@@ -17,7 +17,7 @@ NUMBERS = {"learning_rate": 0.1, "loss": 2.0, "grad_norm": 1.0, "param_norm": 3.
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that only passes when told to."""
+    """Clock that is advanced explicitly."""
 
     class Clock:
         now = 100.0
@@ -38,11 +38,11 @@ def _rows(tmp_path, name):
 
 def test_times_are_means_over_the_steps_since_the_last_row(open_tracker, clock, tmp_path):
     tracker = open_tracker()
-    tracker.begin(0)
+    tracker.start_attempt(0)
     for _ in range(5):
-        tracker.wait(0.1)
+        tracker.add_data_wait(0.1)
     clock.now += 10.0
-    tracker.log(5, "base", **NUMBERS)
+    tracker.log_metrics(5, "base", **NUMBERS)
     (row,) = _rows(tmp_path, "metrics.jsonl")
     assert row["step_seconds"] == 2.0
     assert row["tokens_per_second"] == 8 * 256 / 2.0
@@ -50,80 +50,80 @@ def test_times_are_means_over_the_steps_since_the_last_row(open_tracker, clock, 
     assert row["tokens"] == 5 * 8 * 256
 
 
-def test_evaluations_and_saves_do_not_count_as_training(open_tracker, clock, tmp_path):
+def test_restart_clock_excludes_evaluations_and_saves(open_tracker, clock, tmp_path):
     tracker = open_tracker()
-    tracker.begin(0)
+    tracker.start_attempt(0)
     clock.now += 1000.0
     tracker.restart_clock(0)
     clock.now += 1.0
-    tracker.log(1, "base", **NUMBERS)
+    tracker.log_metrics(1, "base", **NUMBERS)
     assert _rows(tmp_path, "metrics.jsonl")[0]["step_seconds"] == 1.0
 
 
-def test_mfu_counts_the_recipes_dtype_and_is_null_without_a_peak(open_tracker, clock, tmp_path):
+def test_mfu_is_null_without_a_peak_for_the_compute_dtype(open_tracker, clock, tmp_path):
     tracker = open_tracker()
-    tracker.begin(0)
+    tracker.start_attempt(0)
     clock.now += 1.0
-    tracker.log(1, "base", **NUMBERS)
+    tracker.log_metrics(1, "base", **NUMBERS)
     # trn1 has a cited peak for bf16 only, and the default recipe computes in fp32
     assert _rows(tmp_path, "metrics.jsonl")[0]["mfu"] is None
 
 
-def test_an_attempt_rewinds_what_it_will_run_again(open_tracker, clock, tmp_path):
+def test_start_attempt_removes_rows_after_its_step(open_tracker, clock, tmp_path):
     first = open_tracker()
-    first.begin(0)
+    first.start_attempt(0)
     for step in (1, 2, 3):
         clock.now += 1.0
-        first.log(step, "base", **NUMBERS)
+        first.log_metrics(step, "base", **NUMBERS)
     second = open_tracker()
-    second.begin(2)
+    second.start_attempt(2)
     clock.now += 1.0
-    second.log(3, "base", **NUMBERS)
+    second.log_metrics(3, "base", **NUMBERS)
     rows = _rows(tmp_path, "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert [row["attempt"] for row in rows] == [1, 1, 2]
     assert [row["event"] for row in _rows(tmp_path, "events.jsonl")] == ["start", "resume"]
 
 
-def test_what_is_left_out_does_not_count_as_training(open_tracker, clock, tmp_path):
+def test_exclude_time_excludes_time_from_step_seconds(open_tracker, clock, tmp_path):
     tracker = open_tracker()
-    tracker.begin(0)
+    tracker.start_attempt(0)
     clock.now += 3.0
     since = clock.now
     clock.now += 100.0
-    assert tracker.leave_out(since) == 100.0
+    assert tracker.exclude_time(since) == 100.0
     clock.now += 1.0
-    tracker.log(4, "base", **NUMBERS)
+    tracker.log_metrics(4, "base", **NUMBERS)
     assert _rows(tmp_path, "metrics.jsonl")[0]["step_seconds"] == 1.0
 
 
-def test_writing_a_row_counts_for_the_next_one(open_tracker, clock, tmp_path, monkeypatch):
+def test_time_of_writing_a_row_belongs_to_the_next_row(open_tracker, clock, tmp_path, monkeypatch):
     tracker = open_tracker()
-    tracker.begin(0)
-    append = tracker._metrics.append
+    tracker.start_attempt(0)
+    append = tracker._metrics_log.append
 
     def slowly(row):
         clock.now += 0.25
         append(row)
 
-    monkeypatch.setattr(tracker._metrics, "append", slowly)
+    monkeypatch.setattr(tracker._metrics_log, "append", slowly)
     for step in (1, 2):
         clock.now += 1.0
-        tracker.log(step, "base", **NUMBERS)
+        tracker.log_metrics(step, "base", **NUMBERS)
     assert [row["step_seconds"] for row in _rows(tmp_path, "metrics.jsonl")] == [1.0, 1.25]
 
 
-def test_an_attempt_tells_when_it_began_and_what_it_does_again(open_tracker, clock, tmp_path):
+def test_resume_event_contains_start_time_and_lost_work(open_tracker, clock, tmp_path):
     first = open_tracker()
-    first.begin(0)
+    first.start_attempt(0)
     clock.now += 50.0
-    first.ready(0)
+    first.log_ready(0)
     for step in (2, 3, 5):
         clock.now += 1.0
-        first.log(step, "base", **NUMBERS)
-    first.event("evaluate", 5, seconds=4.0)
+        first.log_metrics(step, "base", **NUMBERS)
+    first.log_event("evaluate", 5, seconds=4.0)
     until = _rows(tmp_path, "metrics.jsonl")[-1]["time"]
-    open_tracker().begin(2)
+    open_tracker().start_attempt(2)
     start, ready, _, resume = _rows(tmp_path, "events.jsonl")
     assert "lost_steps" not in start
     assert start["began"] <= start["time"] <= ready["time"]
@@ -134,36 +134,34 @@ def test_an_attempt_tells_when_it_began_and_what_it_does_again(open_tracker, clo
     assert _rows(tmp_path, "metrics.jsonl")[0]["step_seconds"] == 0.5
 
 
-def test_going_back_within_an_attempt_tells_what_it_costs(open_tracker, clock, tmp_path):
+def test_rewind_event_contains_lost_work(open_tracker, clock, tmp_path):
     tracker = open_tracker()
-    tracker.begin(0)
+    tracker.start_attempt(0)
     for step in (2, 4, 6):
         clock.now += 2.0
-        tracker.log(step, "base", **NUMBERS)
+        tracker.log_metrics(step, "base", **NUMBERS)
     clock.now += 3.0
     tracker.rewind(4)
     clock.now += 1.0
-    tracker.log(5, "base", **NUMBERS)
+    tracker.log_metrics(5, "base", **NUMBERS)
     rewind = _rows(tmp_path, "events.jsonl")[-1]
     assert (rewind["event"], rewind["step"], rewind["seconds"]) == ("rewind", 4, 3.0)
     assert (rewind["lost_steps"], rewind["lost_seconds"]) == (2, 2.0)
     assert [row["step"] for row in _rows(tmp_path, "metrics.jsonl")] == [2, 4, 5]
 
 
-def test_the_word_of_who_started_the_process_holds_until_an_attempt_has_begun(
-    open_tracker, tmp_path, monkeypatch
-):
+def test_start_time_of_parent_applies_to_first_attempt_only(open_tracker, tmp_path, monkeypatch):
     parent = time.time() - 5
-    monkeypatch.setenv(beginning.VARIABLE, str(parent))
-    own = time.time() + 5
-    monkeypatch.setattr(beginning, "process_began", lambda: own)
-    died_in_start_up = open_tracker()
-    died_in_start_up.event("restart", 0)
+    monkeypatch.setenv(attempt_start.START_TIME_VARIABLE, str(parent))
+    process_start = time.time() + 5
+    monkeypatch.setattr(attempt_start, "get_process_start_time", lambda: process_start)
+    failed_at_startup = open_tracker()
+    failed_at_startup.log_event("restart", 0)
     first = open_tracker()
-    first.begin(0)
-    open_tracker().begin(0)
-    begun = [row for row in _rows(tmp_path, "events.jsonl") if row["event"] == "start"]
-    assert [row["began"] for row in begun] == [parent, own]
+    first.start_attempt(0)
+    open_tracker().start_attempt(0)
+    starts = [row for row in _rows(tmp_path, "events.jsonl") if row["event"] == "start"]
+    assert [row["began"] for row in starts] == [parent, process_start]
 
 
 def test_cost_counts_all_nodes_over_all_attempts(open_tracker, clock, tmp_path, monkeypatch):
@@ -171,39 +169,41 @@ def test_cost_counts_all_nodes_over_all_attempts(open_tracker, clock, tmp_path, 
     now = time.time() + 1e6
     wall = [now]
     monkeypatch.setattr(tracker_module.time, "time", lambda: wall[0])
-    monkeypatch.setattr(tracker_module, "attempt_began", lambda _: wall[0])
+    monkeypatch.setattr(tracker_module, "get_attempt_start_time", lambda _: wall[0])
     for seconds in (100.0, 20.0):
         tracker = open_tracker()
-        tracker.begin(0)
+        tracker.start_attempt(0)
         wall[0] += seconds
         clock.now += seconds
-        tracker.log(1, "base", **NUMBERS)
+        tracker.log_metrics(1, "base", **NUMBERS)
         wall[0] += 5000.0
     (row,) = _rows(tmp_path, "metrics.jsonl")
     assert row["cost_usd"] == pytest.approx(21.50 * 120 / 3600, rel=1e-6)
     assert row["cpt_usd"] == pytest.approx(row["cost_usd"] / row["tokens"] * 4e6)
 
 
-def test_the_console_shows_what_a_service_warns_of_at_the_very_end(
-    open_tracker, monkeypatch, capsys
-):
-    class Late:
-        """Warns of its trouble when the run is over, as a slow service does."""
+def test_console_displays_warnings_of_finishing_services(open_tracker, monkeypatch, capsys):
+    class LateLogger:
+        """Logger that warns in `finish`."""
 
-        begin = row = event = rewind = abandon = staticmethod(lambda argument=None: None)
+        start = log_metrics = log_event = rewind = abort = staticmethod(lambda argument=None: None)
 
         def finish(self, summary):
             logging.getLogger("hlat").warning("it is broken")
 
-    monkeypatch.setattr(services, "listeners", lambda config, say: {"late": Late()})
+    monkeypatch.setattr(
+        tracking_services,
+        "build_metric_loggers",
+        lambda config, print_message: {"late": LateLogger()},
+    )
     monkeypatch.setattr(logging.getLogger("hlat"), "handlers", [])
     tracker = open_tracker()
-    tracker.begin(0)
+    tracker.start_attempt(0)
     tracker.close()
     assert capsys.readouterr().out == "WARNING: it is broken\n"
 
 
-def test_rows_hold_what_neuron_monitor_says(open_tracker, tmp_path, monkeypatch):
+def test_rows_contain_neuron_monitor_metrics(open_tracker, tmp_path, monkeypatch):
     program = tmp_path / "neuron-monitor"
     counters = {"neuroncores_in_use": {"0": {"neuroncore_utilization": 42.5}}}
     report = {"neuron_runtime_data": [{"report": {"neuroncore_counters": counters}}]}
@@ -211,37 +211,37 @@ def test_rows_hold_what_neuron_monitor_says(open_tracker, tmp_path, monkeypatch)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     tracker = open_tracker()
-    tracker.begin(0)
+    tracker.start_attempt(0)
     step, row = 0, {}
     while "neuroncore_utilization" not in row:
         step += 1
         assert step < 1000
         time.sleep(0.01)
-        tracker.log(step, "base", **NUMBERS)
+        tracker.log_metrics(step, "base", **NUMBERS)
         row = _rows(tmp_path, "metrics.jsonl")[-1]
     tracker.close()
     assert row["neuroncore_utilization"] == 42.5
 
 
-def test_scores_that_others_append_reach_services_and_no_attempt(
-    open_tracker, clock, tmp_path, monkeypatch
-):
-    heard = []
+def test_external_scores_are_forwarded_to_services(open_tracker, clock, tmp_path, monkeypatch):
+    logged = []
 
     class Service:
-        def begin(self, beginning):
+        def start(self, run_info):
             pass
 
-        def event(self, row):
-            heard.append((row["event"], row["step"]))
+        def log_event(self, row):
+            logged.append((row["event"], row["step"]))
 
-        def row(self, row):
+        def log_metrics(self, row):
             pass
 
         def finish(self, summary):
             pass
 
-    monkeypatch.setattr(services, "listeners", lambda config, say: {"it": Service()})
+    monkeypatch.setattr(
+        tracking_services, "build_metric_loggers", lambda config, print_message: {"it": Service()}
+    )
     score = {"event": "score", "step": 1, "time": 1e12, "tokens": 9, "scores": {"cr": 50.0}}
 
     def append():
@@ -249,15 +249,15 @@ def test_scores_that_others_append_reach_services_and_no_attempt(
             file.write(json.dumps(score) + "\n")
 
     first = open_tracker()
-    first.begin(0)
+    first.start_attempt(0)
     append()
-    first.event("checkpoint", 2)
-    first.event("finish", 3)
+    first.log_event("checkpoint", 2)
+    first.log_event("finish", 3)
     append()
-    assert heard == [("start", 0), ("checkpoint", 2), ("score", 1), ("finish", 3)]
-    heard.clear()
+    assert logged == [("start", 0), ("checkpoint", 2), ("score", 1), ("finish", 3)]
+    logged.clear()
     second = open_tracker()
-    second.begin(2)
-    assert heard == [("score", 1), ("resume", 2)]
+    second.start_attempt(2)
+    assert logged == [("score", 1), ("resume", 2)]
     began = _rows(tmp_path, "events.jsonl")[-1]["began"]
     assert began < time.time()

@@ -1,0 +1,106 @@
+"""Export of checkpoint weights to a Hugging Face directory.
+
+The directory is published complete by a rename, with at most one tensor in memory at a time.
+Checkpoints store weights under canonical names, so that no parallel layout has to be undone.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hlat.checkpoint import checkpoint_store, safetensors_file
+from hlat.checkpoint.pretrained_weights import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from hlat.checkpoint.tensor_slice import build_full_slice
+from hlat.config.config_errors import ConfigError
+from hlat.config.model import ModelConfig
+from hlat.config.precision import Dtype
+from hlat.model.parameter_specs import ParameterSpec, list_parameter_specs
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+from hlat.storage import durable_files, output_directory
+from hlat.storage.storage_path import StoragePath
+
+
+@dataclass(frozen=True)
+class ExportShard:
+    """File name, parameters in order and size in bytes of a safetensors shard."""
+
+    name: str
+    parameters: tuple[ParameterSpec, ...]
+    num_bytes: int
+
+
+def split_into_shards(model: ModelConfig, dtype: Dtype, max_bytes: int) -> tuple[ExportShard, ...]:
+    """Split the parameters of a model, in order, into shards of at most `max_bytes` of weights.
+
+    A larger parameter gets a separate shard.
+    """
+    itemsize = TORCH_DTYPES[dtype].itemsize
+    groups: list[list[ParameterSpec]] = [[]]
+    for parameter in list_parameter_specs(model):
+        if groups[-1] and sum(p.numel for p in [*groups[-1], parameter]) * itemsize > max_bytes:
+            groups.append([])
+        groups[-1].append(parameter)
+    names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
+    return tuple(
+        ExportShard(name, tuple(group), sum(p.numel for p in group) * itemsize)
+        for name, group in zip(
+            names if len(groups) > 1 else [SAFE_WEIGHTS_NAME], groups, strict=True
+        )
+    )
+
+
+def export_weights(
+    output: Path,
+    checkpoint: StoragePath,
+    shards: tuple[ExportShard, ...],
+    dtype: Dtype,
+    extra_files: Mapping[str, bytes],
+    on_shard_written: Callable[[ExportShard], None],
+) -> None:
+    """Write weights and further files to a new directory durably.
+
+    Wider weights are rounded to the nearest value of `dtype`. `extra_files` are contents by file
+    name, written in this order.
+
+    Raises:
+        ConfigError: If the output exists, or the disk has too little space.
+        CorruptCheckpointError: If the checkpoint was changed after it was verified.
+        OSError: If writing fails; the incomplete output is removed.
+    """
+    with output_directory.create_output_directory(output) as directory:
+        output_directory.validate_free_space(output, sum(shard.num_bytes for shard in shards))
+        records = checkpoint_store.load_manifest(checkpoint).tensors
+        with safetensors_file.SafetensorsReader(checkpoint) as reader:
+            for shard in shards:
+                tensors = {}
+                for parameter in shard.parameters:
+                    name, shape = f"weights/{parameter.name}", parameter.shape
+                    tensor = reader.read(name, records[name], build_full_slice(shape))
+                    tensors[parameter.name] = (shape, tensor.to(TORCH_DTYPES[dtype]))
+                # transformers 4 requires the format
+                blocks = safetensors_file.serialize_tensors(tensors, {"format": "pt"})
+                durable_files.write_file(directory / shard.name, blocks)
+                on_shard_written(shard)
+        index = {SAFE_WEIGHTS_INDEX_NAME: _build_index(shards)} if len(shards) > 1 else {}
+        for name, content in (index | dict(extra_files)).items():
+            durable_files.write_file(directory / name, [content])
+        durable_files.fsync_directory(directory)
+        durable_files.rename_durably(directory, output.absolute())
+
+
+def validate_weights_match(checkpoint: StoragePath, model: ModelConfig) -> None:
+    """Raise ConfigError if a checkpoint does not contain exactly the weights of a model."""
+    tensors = checkpoint_store.load_manifest(checkpoint).tensors
+    saved = {name: tensor.shape for name, tensor in tensors.items() if name.startswith("weights/")}
+    # Checked first: a forged number of layers would build a huge list of parameters
+    if model.num_layers > len(saved) or saved != {
+        f"weights/{parameter.name}": parameter.shape for parameter in list_parameter_specs(model)
+    }:
+        raise ConfigError(f"{checkpoint} does not contain the weights of the model it describes")
+
+
+def _build_index(shards: tuple[ExportShard, ...]) -> bytes:
+    weight_map = {p.name: shard.name for shard in shards for p in shard.parameters}
+    metadata = {"total_size": sum(shard.num_bytes for shard in shards)}
+    return json.dumps({"metadata": metadata, "weight_map": weight_map}, indent=2).encode()

@@ -1,0 +1,277 @@
+"""Loading of pretrained weights from Hugging Face directories and NxD checkpoints.
+
+Names and shapes are validated from the headers of the files before a model is built, so that a
+login node can do it: for safetensors without torch, for NxD by file names. Afterwards each process
+reads only the slices it needs from memory-mapped files. Loading never runs code from a file.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, Protocol
+
+from safetensors import SafetensorError, safe_open
+
+from hlat.checkpoint import nxd_directory
+from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER, SliceRecord, TensorRecord
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.config.config_errors import ConfigError
+from hlat.config.model import ModelConfig
+from hlat.model import hugging_face_config
+from hlat.model.parameter_specs import list_parameter_specs
+
+if TYPE_CHECKING:
+    import torch
+
+    from hlat.checkpoint.safetensors_file import SafetensorsReader
+
+SAFE_WEIGHTS_NAME = "model.safetensors"
+"""File of the weights if there is a single one."""
+SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
+"""File that maps tensors to files if there are several."""
+
+_DTYPES = ("F32", "BF16", "F16")
+_MAX_LISTED = 5
+"""Number of tensors that an error message lists."""
+
+
+class _WeightReader(Protocol):
+    """Reader of canonical weights by name."""
+
+    def read(self, name: str, tensor_slice: TensorSlice) -> "torch.Tensor":
+        """Return a slice in the saved dtype."""
+        ...
+
+    def get_dtype(self, name: str) -> str:
+        """Return the saved dtype by its safetensors name."""
+        ...
+
+
+def validate_pretrained(directory: str, model: ModelConfig) -> None:
+    """Raise ConfigError with all problems unless a directory has exactly the weights of a model.
+
+    `directory` is the value of model.init_from.
+    """
+    path = Path(directory).expanduser()
+    with _prefix_errors(directory):
+        if not _is_nxd(path):
+            _load_validated_records(directory, path, model)
+        elif find_spec("torch") is not None:
+            _open_nxd_weights(path, model)
+        else:
+            nxd_directory.list_rank_files(nxd_directory.find_model_dir(path))
+
+
+def find_weights_dir(directory: str) -> str:
+    """Return the directory of the weights, which is that of a tag in an NxD checkpoint."""
+    path = Path(directory).expanduser()
+    return str(nxd_directory.find_model_dir(path)) if _is_nxd(path) else directory
+
+
+def load_pretrained(directory: str, model: ModelConfig, chunks: Iterable[TensorChunk]) -> str:
+    """Fill every chunk of weights, converted to the dtype of the chunk's tensor.
+
+    Other kinds of chunks, such as moments, are not changed. Returns a fingerprint of the weights:
+    the hexadecimal SHA-256 of name, shape, dtype and first row of every parameter.
+
+    Raises:
+        ConfigError: If the directory does not contain exactly the weights of the model.
+    """
+    # Deferred: imports torch, which a login node may lack
+    from hlat.checkpoint import safetensors_file
+
+    digest = hashlib.sha256()
+    with _prefix_errors(directory), _open_weights(directory, model) as weights:
+        for chunk in chunks:
+            kind, _, name = chunk.name.partition("/")
+            if kind == "weights":
+                tensor = weights.read(name, chunk.tensor_slice)
+                chunk.tensor.detach().copy_(tensor.view(chunk.tensor.shape))
+        for parameter in list_parameter_specs(model):
+            name, shape = parameter.name, parameter.shape
+            first_row = weights.read(name, TensorSlice((0,) * len(shape), (1, *shape[1:])))
+            digest.update(f"{name} {shape} {weights.get_dtype(name)} ".encode())
+            digest.update(safetensors_file.to_bytes(first_row))
+    return digest.hexdigest()
+
+
+@contextmanager
+def _prefix_errors(directory: str) -> Iterator[None]:
+    """Prefix the problems of a ConfigError with the configuration key and the directory."""
+    try:
+        yield
+    except ConfigError as error:
+        problems = (f"model.init_from={directory}: {problem}" for problem in error.problems)
+        raise ConfigError(*problems) from error
+
+
+@contextmanager
+def _open_weights(directory: str, model: ModelConfig) -> Iterator[_WeightReader]:
+    from hlat.checkpoint import safetensors_file
+
+    path = Path(directory).expanduser()
+    if _is_nxd(path):
+        yield _open_nxd_weights(path, model)
+        return
+    records = _load_validated_records(directory, path, model)
+    with safetensors_file.SafetensorsReader(path) as reader:
+        yield _HuggingFaceWeightReader(records, reader)
+
+
+@dataclass(frozen=True)
+class _HuggingFaceWeightReader:
+    """Reader of the weights in a Hugging Face directory."""
+
+    records: Mapping[str, TensorRecord]
+    reader: "SafetensorsReader"
+
+    def read(self, name: str, tensor_slice: TensorSlice) -> "torch.Tensor":
+        return self.reader.read(name, self.records[name], tensor_slice)
+
+    def get_dtype(self, name: str) -> str:
+        return self.records[name].dtype
+
+
+def _is_nxd(path: Path) -> bool:
+    return (
+        path.is_dir()
+        and not (path / SAFE_WEIGHTS_NAME).is_file()
+        and not (path / SAFE_WEIGHTS_INDEX_NAME).is_file()
+        and nxd_directory.is_nxd_checkpoint(path)
+    )
+
+
+def _open_nxd_weights(path: Path, model: ModelConfig) -> _WeightReader:
+    from hlat.checkpoint.nxd_weights import NxdWeightReader
+
+    if (path / "config.json").is_file():
+        _validate_model_config(path, model)
+    return NxdWeightReader(path, model)
+
+
+def _load_validated_records(
+    directory: str, path: Path, model: ModelConfig
+) -> dict[str, TensorRecord]:
+    """Return the records of the parameters in a Hugging Face directory by canonical name."""
+    _validate_format(directory, path)
+    _validate_model_config(path, model)
+    records = _load_tensor_records(path)
+    if problems := _find_mismatches(model, records):
+        raise ConfigError(*problems)
+    return records
+
+
+def _validate_model_config(path: Path, model: ModelConfig) -> None:
+    config = _load_json(path / "config.json")
+    if problems := hugging_face_config.find_hf_config_mismatches(model, config):
+        raise ConfigError(*problems)
+
+
+def _validate_format(name: str, path: Path) -> None:
+    """Raise ConfigError if a path is not a directory of safetensors files."""
+    if not path.is_dir():
+        hint = "specify a directory with config.json and *.safetensors"
+        if len(PurePath(name).parts) == 2 and name[0] not in "./~":
+            local = PurePath(name).name
+            hint += f"; if it is a model of the hub: hf download {name} --local-dir {local}"
+        raise ConfigError(f"there is no such directory; {hint}")
+    if (path / SAFE_WEIGHTS_NAME).is_file() or (path / SAFE_WEIGHTS_INDEX_NAME).is_file():
+        return
+    if (path / COMMIT_MARKER).is_file():
+        raise ConfigError(
+            "it is a checkpoint of hlat; export its weights first with "
+            f"python -m hlat.export {name} --output DIR, then set model.init_from=DIR"
+        )
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
+    if pickles:
+        raise ConfigError(
+            f"{pickles[0]} is a pickle, which can run code when it is loaded; convert the "
+            "directory where you trust it, with transformers: "
+            "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+        )
+    raise ConfigError(
+        f"it has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}; specify a Hugging Face "
+        "Llama directory"
+    )
+
+
+def _load_tensor_records(path: Path) -> dict[str, TensorRecord]:
+    """Return the records of all tensors in a directory from the headers of its files."""
+    if (path / SAFE_WEIGHTS_NAME).is_file():
+        return _load_header(path / SAFE_WEIGHTS_NAME)
+    files = _load_json(path / SAFE_WEIGHTS_INDEX_NAME).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise ConfigError(f"{SAFE_WEIGHTS_INDEX_NAME} has no weight_map from tensors to files")
+    if outside := [file for file in files.values() if PurePath(file).name != file]:
+        raise ConfigError(
+            f"{SAFE_WEIGHTS_INDEX_NAME} names {outside[0]}, which is outside of the directory"
+        )
+    headers = {file: _load_header(path / file) for file in sorted(set(files.values()))}
+    if missing := [
+        f"{name} in {file}" for name, file in files.items() if name not in headers[file]
+    ]:
+        raise ConfigError(
+            f"{SAFE_WEIGHTS_INDEX_NAME} lists {_format_names(missing)}, which does not exist"
+        )
+    return {name: headers[file][name] for name, file in files.items()}
+
+
+def _load_header(path: Path) -> dict[str, TensorRecord]:
+    records = {}
+    try:
+        with safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118  the file is not a dictionary
+                tensor = file.get_slice(name)
+                shape = tuple(tensor.get_shape())
+                full_slice = SliceRecord((0,) * len(shape), shape, path.name)
+                records[name] = TensorRecord(shape, tensor.get_dtype(), (full_slice,))
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path.name} cannot be read ({error})") from error
+    return records
+
+
+def _find_mismatches(model: ModelConfig, records: Mapping[str, TensorRecord]) -> list[str]:
+    """Return the missing and different parameters, and the tensors that are not parameters."""
+    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
+    known = set(shapes) | ({"lm_head.weight"} if model.tie_embeddings else set())
+    problems = []
+    if missing := [name for name in shapes if name not in records]:
+        problems.append(f"it lacks {_format_names(missing)}")
+    # Early conversions of Llama store this buffer; transformers ignores it too
+    extra = [n for n in records if n not in known and not n.endswith("rotary_emb.inv_freq")]
+    if extra:
+        problems.append(f"it has {_format_names(extra)}, which this model lacks")
+    for name, shape in shapes.items():
+        record = records.get(name)
+        if record is None:
+            continue
+        if record.shape != shape:
+            problems.append(f"{name} has shape {list(record.shape)}, this run {list(shape)}")
+        elif record.dtype not in _DTYPES:
+            problems.append(f"{name} has dtype {record.dtype}; hlat reads {', '.join(_DTYPES)}")
+    num_more = len(problems) - _MAX_LISTED
+    if num_more <= 0:
+        return problems
+    return [*problems[:_MAX_LISTED], f"and {num_more} more of the kind"]
+
+
+def _format_names(names: list[str]) -> str:
+    num_more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path.name} cannot be read ({error.strerror})") from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{path.name} is not JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path.name} is not a JSON object")
+    return content

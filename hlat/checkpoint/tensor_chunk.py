@@ -1,0 +1,37 @@
+"""Slices of canonical tensors that engines pass to the checkpoint store."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hlat.checkpoint.tensor_slice import TensorSlice
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TensorChunk:
+    """Slice of one state tensor.
+
+    Attributes:
+        name: Kind and canonical name, such as `weights/model.norm.weight` or
+            `exp_avg/lm_head.weight`.
+        shape: Global shape of the canonical tensor, the same under every layout.
+        offset: First index of the slice in each dimension.
+        size: Extent of the slice in each dimension.
+        tensor: View of the engine's memory with prod(size) elements in row-major order of the
+            slice, of any shape and strides. The store reads it to save and writes it to load.
+        is_main_replica: True if this process saves the slice, as one of its replicas does.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    tensor: "torch.Tensor"
+    is_main_replica: bool = True
+
+    @property
+    def tensor_slice(self) -> TensorSlice:
+        """Position of the slice in the canonical tensor."""
+        return TensorSlice(self.offset, self.size)

@@ -1,0 +1,246 @@
+"""Command lines of the commands that take paths: positional arguments and `key=value` settings.
+
+All commands share Hydra's override syntax. A setting is declared with argparse as a flag and typed
+as an override: `--max-shard-size` is typed `max_shard_size=1GB`, and `--json` is typed `json=true`.
+The flag itself is accepted as well.
+"""
+
+import argparse
+import difflib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hlat.config.config_errors import ConfigError, ExitCode
+
+_EXIT_BROKEN_PIPE = 141
+"""Exit code that a shell reports for a program ended by SIGPIPE."""
+_EXIT_INTERRUPTED = 130
+
+
+def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
+    """Exit with the code of `main`; exit silently if the reader closed the pipe, as `| head` does.
+
+    Without this, Python prints a BrokenPipeError in the output or at interpreter exit
+    (docs.python.org/3/library/signal.html, note on SIGPIPE).
+    """
+    code: Any = _EXIT_BROKEN_PIPE
+    try:
+        try:
+            code = main()
+        except SystemExit as error:
+            code = error.code
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def run_command(
+    run: Callable[[], int], output: str, interrupted: str = "interrupted"
+) -> ExitCode | int:
+    """Return the exit code of `run`, with errors printed to standard error.
+
+    Args:
+        run: The work of a command.
+        output: Start of the message of an OSError: what cannot be written.
+        interrupted: The message after Ctrl-C.
+    """
+    try:
+        return run()
+    except ConfigError as error:
+        print("\n".join(f"hlat: {problem}" for problem in error.problems), file=sys.stderr)
+        return ExitCode.CONFIGURATION
+    except OSError as error:
+        reason = f"{output}: {error.strerror}" if error.strerror else str(error)
+        print(f"hlat: {reason}", file=sys.stderr)
+        return ExitCode.FAILED
+    except KeyboardInterrupt:
+        print(f"\nhlat: {interrupted}", file=sys.stderr)
+        return _EXIT_INTERRUPTED
+
+
+class CommandLineParser(argparse.ArgumentParser):
+    """Parser of positional arguments and `key=value` settings.
+
+    Args:
+        command: Name of the command, such as `export` or `plan failures`.
+        description: First lines of the help page.
+        epilog: Last lines of the help page, with examples.
+        takes_overrides: Accept `key=value` words that are no setting of this command as positional
+            arguments: overrides of the configuration.
+    """
+
+    def __init__(
+        self, command: str, description: str, epilog: str, takes_overrides: bool = False
+    ) -> None:
+        super().__init__(
+            prog=f"hlat {command}",
+            description=description,
+            epilog=epilog,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+        )
+        self._takes_overrides = takes_overrides
+        self._optionals.title = "settings"
+
+    def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        """Return the parsed command line; exit with code 2 if it is wrong.
+
+        Args:
+            argv: Words after the command's name; None: those of this process.
+        """
+        self.usage = self._build_usage()
+        typed = sys.argv[1:] if argv is None else argv
+        if problems := [*filter(None, map(self._find_value_error, typed))]:
+            lines = [f"{self.prog}: {problem}\n" for problem in problems]
+            self.exit(ExitCode.CONFIGURATION, "".join(lines))
+        converted = [self._convert_setting(word) for word in typed]
+        given = [word.partition("=")[0] for word in converted if word and word.startswith("--")]
+        for flag in given:
+            if given.count(flag) > 1:
+                self.error(f"{_format_key(flag)}= is given twice")
+        return self.parse_intermixed_args([word for word in converted if word is not None])
+
+    def list_settings(self) -> list[str]:
+        """Return the keys of all settings, as the user types them."""
+        return [_format_key(action.option_strings[-1]) for action in self._get_settings()]
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2 and `message`, in the syntax of overrides."""
+        for action in self._get_settings():
+            flag = action.option_strings[-1]
+            message = message.replace(f"argument {flag}: ", f"{_format_key(flag)}: ")
+            message = re.sub(rf"(?<!\S){flag}(?=,|$)", f"{_format_key(flag)}=", message)
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0]
+        hint = self._suggest(unknown) if unknown.startswith("--") else ""
+        self.exit(ExitCode.CONFIGURATION, f"{self.prog}: {message}{hint}\n")
+
+    def error_unknown(self, word: str) -> NoReturn:
+        """Exit with code 2 because `word` is not a setting, and suggest the nearest one."""
+        key = word.partition("=")[0]
+        self.error(f"{key}= is not a setting of this command{self._suggest(key)}")
+
+    def _get_settings(self) -> list[argparse.Action]:
+        return [a for a in self._actions if a.option_strings and "--help" not in a.option_strings]
+
+    def _build_usage(self) -> str:
+        words = ["%(prog)s"]
+        for action in self._actions:
+            if not action.option_strings:
+                name = str(action.metavar or "|".join(map(str, action.choices or [action.dest])))
+                words.append(
+                    {"*": f"[{name} ...]", "+": f"{name} ...", "?": f"[{name}]"}.get(
+                        str(action.nargs), name
+                    )
+                )
+        words += [_format_setting(action) for action in self._get_settings() if action.required]
+        if any(not action.required for action in self._get_settings()):
+            words.append("[key=value ...]")
+        return " ".join(words)
+
+    def _find_value_error(self, word: str) -> str | None:
+        """Return the problem of a `key=value` word whose value does not parse."""
+        key, equals, value = word.partition("=")
+        action = self._option_string_actions.get(f"--{key.replace('_', '-')}")
+        if not equals or action is None or action.type is None:
+            return None
+        assert callable(action.type)
+        try:
+            action.type(value)
+        except argparse.ArgumentTypeError as error:
+            return f"{key}: {error}"
+        except ValueError:
+            return f"{key}: {value} is not of type {getattr(action.type, '__name__', 'value')}"
+        return None
+
+    def _convert_setting(self, word: str) -> str | None:
+        """Return `--key=value` for `key=value`, None for `key=false`, other words unchanged."""
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            return word
+        flag = f"--{key.replace('_', '-')}"
+        action = self._option_string_actions.get(flag)
+        if action is None:
+            if not self._takes_overrides and not Path(word).exists():
+                self.error_unknown(word)
+            return word
+        if action.nargs != 0:
+            return f"{flag}={value}"
+        if value not in ("true", "false"):
+            self.error(f"{word}: use {key}=true or {key}=false")
+        return flag if value == "true" else None
+
+    def _suggest(self, flag: str) -> str:
+        key, known = _format_key(flag), self.list_settings()
+        if near := difflib.get_close_matches(key, known, 1):
+            return f"; did you mean {near[0]}=?"
+        return f"; settings: {', '.join(f'{name}=' for name in known)}" if known else ""
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help formatter that shows settings as overrides."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.option_strings and "--help" not in action.option_strings:
+            return _format_setting(action)
+        return super()._format_action_invocation(action)
+
+
+def _format_key(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _format_setting(action: argparse.Action) -> str:
+    value = "true" if action.nargs == 0 else "|".join(map(str, action.choices or [action.metavar]))
+    return f"{_format_key(action.option_strings[-1])}={value}"
+
+
+def parse_positive_int(text: str) -> int:
+    """Return a positive integer.
+
+    Raises:
+        argparse.ArgumentTypeError: `text` is not one.
+    """
+    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 18 and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
+    return int(text)
+
+
+def build_list_parser(parse_item: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Return a function that parses `A,B` or `[A,B]` to a list."""
+
+    def parse_list(text: str) -> list[Any]:
+        return [parse_item(item) for item in text.removeprefix("[").removesuffix("]").split(",")]
+
+    return parse_list
+
+
+def parse_number(text: str, integer: bool, positive: bool) -> float:
+    """Return a finite, non-negative number.
+
+    Args:
+        text: Text of the value.
+        integer: Require an integer.
+        positive: Require a value above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: `text` is not such a number.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    expected = f"a{' whole' if integer else ''} number{' above 0' if positive else ' of 0 or more'}"
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
+    if integer and value != int(value):
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}, such as {math.ceil(value)}")
+    return int(value) if integer else value

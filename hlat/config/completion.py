@@ -1,0 +1,77 @@
+"""Completion of overrides on the command line, from the schema and the files of `conf/`.
+
+Nothing is composed: a completion must answer while the user types.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Sequence
+from enum import Enum
+
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.run import Config
+
+
+def complete_override(typed: Sequence[str]) -> list[str]:
+    """Return the words that complete the last word of a command line.
+
+    Args:
+        typed: Words after the command's name. bash passes `model=7` as three words: the key, `=`
+            and the value.
+    """
+    if len(typed) > 1 and typed[-2] == "=":
+        key, value = typed[-3] if len(typed) > 2 else "", typed[-1]
+        return [word for word in _list_values(key) if word.startswith(value)]
+    key, equals, value = typed[-1].partition("=")
+    if equals:
+        return [f"{key}={word}" for word in _list_values(key) if word.startswith(value)]
+    return [word for word in _list_keys(key) if word.startswith(key)]
+
+
+def _list_keys(prefix: str) -> list[str]:
+    """Return groups and sections, or the keys of the section that `prefix` names."""
+    section, dot, _ = prefix.rpartition(".")
+    if dot:
+        schema = _find_type(section)
+        if not isinstance(schema, type) or not dataclasses.is_dataclass(schema):
+            return []
+        return [f"{section}.{_format_field(field, schema)}" for field in dataclasses.fields(schema)]
+    groups = [f"{name}=" for name in (*_list_choices(), "+sweep")]
+    return groups + [f"{field.name}." for field in dataclasses.fields(Config)]
+
+
+def _format_field(field: "dataclasses.Field[typing.Any]", schema: type) -> str:
+    is_section = dataclasses.is_dataclass(typing.get_type_hints(schema)[field.name])
+    return f"{field.name}." if is_section else f"{field.name}="
+
+
+def _list_values(key: str) -> list[str]:
+    """Return the choices of a group, or the values of an enum or a boolean key."""
+    if key == "+sweep":
+        return sorted(file.stem for file in find_package_dir("sweeps").glob("*.yaml"))
+    if key in (choices := _list_choices()):
+        return choices[key]
+    found = _find_type(key)
+    for kind in (found, *typing.get_args(found)):
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return [member.name for member in kind]
+        if kind is bool:
+            return ["true", "false"]
+    return []
+
+
+def _list_choices() -> dict[str, list[str]]:
+    """Return the choices of each configuration group."""
+    directories = (path for path in find_package_dir("conf").iterdir() if path.is_dir())
+    found = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in directories}
+    return {name: found[name] for name in sorted(found) if found[name]}
+
+
+def _find_type(key: str) -> typing.Any:
+    """Return the type of a dotted key of the schema; None: there is no such key."""
+    found: typing.Any = Config
+    for name in key.split("."):
+        if not dataclasses.is_dataclass(found):
+            return None
+        found = typing.get_type_hints(found).get(name)
+    return found

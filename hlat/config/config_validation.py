@@ -1,0 +1,193 @@
+"""Validation across config groups: one function per rule that yields a message per violation.
+
+A message names the key, the two conflicting values, and valid values. Bounds of single values are
+part of the schema (hlat.config.bounds), and limits of an engine are in
+hlat.config.engine_capabilities.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from hlat.config.bounds import find_bounds_violations
+from hlat.config.engine_capabilities import find_unsupported_settings
+from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS, format_divisibility_error
+from hlat.config.precision import Dtype, Fp32Operator, RoundingMode
+from hlat.config.run import Config
+from hlat.config.schedule_validation import SCHEDULE_VALIDATORS
+
+
+def validate_recovery(config: Config) -> Iterator[str]:
+    """Validate the spike window and the timeouts."""
+    recovery = config.recovery
+    if not 1 <= recovery.rollback_after < recovery.spike_window:
+        yield (
+            f"recovery.rollback_after={recovery.rollback_after} is not between 1 and "
+            f"recovery.spike_window={recovery.spike_window} - 1; lower the first or raise the "
+            "second"
+        )
+    if recovery.step_timeout_s is not None and recovery.step_timeout_s > recovery.start_timeout_s:
+        yield (
+            f"recovery.step_timeout_s={recovery.step_timeout_s:g} exceeds "
+            f"recovery.start_timeout_s={recovery.start_timeout_s:g}; set it to a few times the "
+            "duration of a step, or null"
+        )
+
+
+def validate_attention_heads(config: Config) -> Iterator[str]:
+    """Require even head sizes and key/value groups of equal size."""
+    model = config.model
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if min(model.hidden_size, heads, kv_heads) < 1:
+        return
+    if model.hidden_size % heads:
+        yield format_divisibility_error(
+            "model.num_attention_heads", heads, "model.hidden_size", model.hidden_size
+        )
+    elif model.head_dim % 2:
+        yield (
+            f"model.hidden_size={model.hidden_size} / model.num_attention_heads={heads} gives an "
+            f"odd head size {model.head_dim}; rotary embedding needs an even one"
+        )
+    if heads % kv_heads:
+        yield format_divisibility_error(
+            "model.num_key_value_heads", kv_heads, "model.num_attention_heads", heads
+        )
+
+
+def validate_data_sources(config: Config) -> Iterator[str]:
+    """Require a source with a positive weight in every stage of the timeline."""
+    sources = config.data.sources
+    if not sources:
+        yield "data.sources is empty; name at least one source with its paths"
+        return
+    if "mean" in sources:
+        yield (
+            "data.sources.mean: the evaluation uses this name for the mean over sources; choose "
+            "another name"
+        )
+    weights = {"data.sources.*.weight": {name: s.weight for name, s in sources.items()}}
+    for i, stage in enumerate(config.phase.timeline):
+        if stage.weights is None:
+            continue
+        weights[f"phase.timeline.{i}.weights.*"] = stage.weights
+        for name in sorted(set(stage.weights) - set(sources)):
+            yield (
+                f"phase.timeline.{i}.weights.{name}: data={config.data.name} has no source {name}, "
+                f"only {', '.join(sources)}; use phase=base or a data group with that source"
+            )
+    for key, values in weights.items():
+        if not sum(values.values()) > 0:
+            yield f"{key} are all zero; give at least one source a positive weight"
+
+
+def validate_timeline(config: Config) -> Iterator[str]:
+    """Require a length of at least one step for every stage; only the last may have none."""
+    stages, tokens_per_step = config.phase.timeline, config.batch.tokens_per_step
+    if not stages:
+        yield "phase.timeline is empty; use phase=base"
+    for i, stage in enumerate(stages):
+        if stage.tokens is None:
+            if i + 1 < len(stages):
+                yield f"phase.timeline.{i}.tokens is null; only the last stage may be open-ended"
+        elif stage.tokens < tokens_per_step:
+            yield (
+                f"phase.timeline.{i}.tokens={stage.tokens} is less than one step of "
+                f"{tokens_per_step} tokens; use that or more"
+            )
+
+
+def validate_directory_names(config: Config) -> Iterator[str]:
+    """Require valid directory names; the default name of a run contains the model's."""
+    for key, name in (("run.name", config.run.name), ("model.name", config.model.name)):
+        if name is not None and (
+            not name.isprintable() or name.startswith(".") or set(name) & {"/", "\\"} or not name
+        ):
+            yield (
+                f"{key}={name!r} is not a valid directory name; use letters, digits, '-', '_' and "
+                "'.'"
+            )
+
+
+def validate_checkpoints(config: Config) -> Iterator[str]:
+    """Validate retention against the checkpoint interval, and the source of the initial state."""
+    every, keep = config.checkpoint.every_steps, config.checkpoint.keep_every_steps
+    if keep is not None and min(every, keep) >= 1 and keep % every:
+        nearest = max(1, round(keep / every)) * every
+        yield (
+            f"checkpoint.keep_every_steps={keep} is not a multiple of "
+            f"checkpoint.every_steps={every}, so most of its steps have no checkpoint; use "
+            f"{nearest}"
+        )
+    state, weights = config.checkpoint.start_from, config.model.init_from
+    if state is not None and weights is not None:
+        yield (
+            f"checkpoint.start_from={state} and model.init_from={weights} are both the initial "
+            "state of the run; set one of them to null"
+        )
+
+
+def validate_compiler(config: Config) -> Iterator[str]:
+    """Require a single compiler."""
+    if config.compiler.inductor and config.compiler.neuron_sdk is not None:
+        yield (
+            "compiler.inductor=true and compiler.neuron_sdk="
+            f"{config.compiler.neuron_sdk} select two compilers; set one of them to false or null"
+        )
+
+
+def validate_precision(config: Config) -> Iterator[str]:
+    """Require compatible dtypes in the precision recipe."""
+    precision = config.precision
+    weights, master = precision.weights, precision.master_weights
+    for key in ("compute", "gradients"):
+        if (dtype := getattr(precision, key)) is not weights:
+            yield _format_dtype_mismatch(key, dtype, "weights", weights)
+    if master is not None and master is weights:
+        yield (
+            f"precision.master_weights={master.value} repeats precision.weights; "
+            "use precision.master_weights=null"
+        )
+    elif master is Dtype.bf16:
+        yield (
+            "precision.master_weights=bf16 is narrower than precision.weights=fp32; "
+            "use precision.master_weights=null"
+        )
+    key, updated = ("weights", weights) if master is None else ("master_weights", master)
+    if (state := precision.optimizer_state) is not updated:
+        yield _format_dtype_mismatch("optimizer_state", state, key, updated)
+    for key in ("accumulation", "reduction"):
+        if (dtype := getattr(precision, key)) is Dtype.bf16 and precision.gradients is Dtype.fp32:
+            yield _format_dtype_mismatch(key, dtype, "gradients", Dtype.fp32)
+    if precision.rounding is RoundingMode.stochastic and weights is Dtype.fp32:
+        yield (
+            "precision.rounding=stochastic applies to bf16 weights, and precision.weights=fp32; "
+            "use precision.rounding=nearest"
+        )
+    fused = {Fp32Operator.logits, Fp32Operator.loss} & set(precision.fp32_operators)
+    if len(fused) == 1:
+        yield (
+            f"precision.fp32_operators contains only {fused.pop().value} of logits and loss, which "
+            "are one fused computation; name both or neither"
+        )
+
+
+VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
+    find_bounds_violations,
+    *SCHEDULE_VALIDATORS,
+    validate_recovery,
+    validate_attention_heads,
+    *PARALLELISM_VALIDATORS,
+    validate_data_sources,
+    validate_timeline,
+    validate_directory_names,
+    validate_compiler,
+    validate_precision,
+    validate_checkpoints,
+    find_unsupported_settings,
+)
+
+
+def _format_dtype_mismatch(key: str, dtype: Dtype, other_key: str, other: Dtype) -> str:
+    return (
+        f"precision.{key}={dtype.value} differs from precision.{other_key}={other.value}; "
+        f"use precision.{key}={other.value}"
+    )

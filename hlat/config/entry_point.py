@@ -1,0 +1,201 @@
+"""Compose the configuration from the command line and run a command on it.
+
+Hydra prints configuration errors itself and exits with code 1. Launchers rely on exit code 2 for
+errors that must not be retried, so this module catches Hydra's errors and reports them.
+"""
+
+import functools
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hlat.config import compose, frozen_config
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.package_dirs import find_code_snapshot, find_package_dir
+
+_FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
+_USER_FULL_ERROR = {key: value for key, value in os.environ.items() if key == _FULL_ERROR_VARIABLE}
+
+
+def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
+    """Compose the configuration from the command line, run `task` on it, and exit with its code.
+
+    With `--frozen DIR`, which a launcher writes, load the configuration from DIR instead. Exit with
+    code 2 after a configuration error and with 130 after an uncaught Ctrl-C. HYDRA_FULL_ERROR=1
+    shows the traceback instead of the message.
+    """
+    if _get_frozen_config_dir() is not None:
+        sys.exit(_run_frozen_config(task))
+    show_traceback = _USER_FULL_ERROR.get(_FULL_ERROR_VARIABLE, "0") not in ("", "0")
+    codes: list[ExitCode] = []
+    is_submitted = False
+
+    @functools.wraps(task)  # Hydra names the job after the innermost function's file
+    def run_task(config: DictConfig) -> None:
+        nonlocal is_submitted
+        codes.append(ExitCode.FAILED)
+        try:
+            _validate_multirun()
+            if _is_submitted_by_launcher():
+                codes.pop()
+                is_submitted = True
+                return
+            codes[-1] = task(config)
+        except (ConfigError, OmegaConfBaseException) as error:
+            if show_traceback:
+                raise
+            codes[-1] = _print_errors(error)
+
+    # OpenMP reads this once, when it is loaded. Waiting threads must not spin: two processes that
+    # share cores would slow each other down tenfold (docs/log.md)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    compose.register_configs()
+    main = hydra.main(
+        version_base="1.3", config_path=str(find_package_dir("conf")), config_name="config"
+    )
+    try:
+        with _raise_hydra_errors():
+            main(run_task)()
+            if is_submitted:
+                sys.argv.append("hydra.mode=MULTIRUN")
+                main(run_task)()
+    except KeyboardInterrupt:
+        print("\nhlat: interrupted; nothing more was saved", file=sys.stderr)
+        sys.exit(130)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if show_traceback or codes:
+            raise
+        sys.exit(_print_errors(error))
+    if any(codes):
+        sys.exit(next(code for code in codes if code))
+
+
+def get_task_overrides() -> list[str]:
+    """Return the overrides that the user typed, with interpolations unresolved."""
+    if (directory := _get_frozen_config_dir()) is not None:
+        return frozen_config.load_command_line(directory).overrides
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    assert isinstance(typed, list)
+    return [str(override) for override in typed]
+
+
+def format_resume_command(exit_code: ExitCode, overrides: list[str]) -> str:
+    """Return the command that resumes the run, without `run.steps` if the run has finished."""
+    if exit_code is ExitCode.FINISHED:
+        overrides = [word for word in overrides if not word.startswith("run.steps=")]
+    if (directory := _get_frozen_config_dir()) is not None:
+        flags = frozen_config.load_command_line(directory).flags
+        return shlex.join(["python", "-m", "hlat.train", *flags, *overrides])
+    return shlex.join(build_command(_find_python_command(), overrides))
+
+
+def build_command(python: str, overrides: list[str], module: str = "hlat.train") -> list[str]:
+    """Return the command that runs `module` with the configuration of this process."""
+    if (directory := _get_frozen_config_dir()) is not None:
+        return build_frozen_command(python, directory, module)
+    flags = build_config_dir_flags(HydraConfig.get()) if HydraConfig.initialized() else []
+    return [python, "-m", module, *flags, *overrides]
+
+
+def build_config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
+    """Return the `--config-dir` flags of the command line."""
+    sources = hydra_config.runtime.config_sources
+    return [
+        word for s in sources if s.provider == "command-line" for word in ("--config-dir", s.path)
+    ]
+
+
+def build_frozen_command(python: str, directory: Path, module: str = "hlat.train") -> list[str]:
+    """Return the command that runs `module` with the configuration frozen in `directory`."""
+    return [*build_module_command(python, module), frozen_config.FROZEN_FLAG, str(directory)]
+
+
+def build_module_command(python: str, module: str) -> list[str]:
+    """Return the command that runs `module`, from the code snapshot if this process runs one."""
+    snapshot = find_code_snapshot()
+    return [python, "-m", module] if snapshot is None else [python, str(snapshot), module]
+
+
+def get_user_environment() -> dict[str, str]:
+    """Return the environment without the change that this module made for Hydra."""
+    return {
+        key: value for key, value in os.environ.items() if key != _FULL_ERROR_VARIABLE
+    } | _USER_FULL_ERROR
+
+
+def _get_frozen_config_dir() -> Path | None:
+    """Return the directory of `--frozen DIR`, or None if the configuration is composed."""
+    is_frozen = sys.argv[1:2] == [frozen_config.FROZEN_FLAG] and len(sys.argv) == 3
+    return Path(sys.argv[2]) if is_frozen else None
+
+
+def _run_frozen_config(task: Callable[[DictConfig], ExitCode]) -> ExitCode:
+    directory = _get_frozen_config_dir()
+    assert directory is not None
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as in run_entry_point
+    try:
+        return task(frozen_config.load_frozen_config(directory))
+    except (ConfigError, OmegaConfBaseException) as error:
+        return _print_errors(error)
+
+
+def _is_submitted_by_launcher() -> bool:
+    """Return True if a launcher is set for a single run, which Hydra itself would ignore."""
+    composed = HydraConfig.get()
+    return (
+        composed.mode is RunMode.RUN
+        and composed.runtime.choices["hydra/launcher"] not in compose.LOCAL_LAUNCHERS
+    )
+
+
+def _validate_multirun() -> None:
+    """Raise ConfigError for a sweep without `-m`, which would train one ordinary run."""
+    composed = HydraConfig.get()
+    axes = getattr(composed.sweeper, "params", None) or {}
+    given = {override.partition("=")[0] for override in get_task_overrides()}
+    if composed.mode is RunMode.RUN and (missing := sorted(set(axes) - given)):
+        raise ConfigError(
+            f"the sweep's parameters {', '.join(missing)} are not set; add -m to sweep them"
+        )
+
+
+def _print_errors(error: Exception) -> ExitCode:
+    problems = (
+        error.problems if isinstance(error, ConfigError) else convert_hydra_error(error).problems
+    )
+    for problem in problems:
+        print(f"hlat: {problem}", file=sys.stderr)
+    return ExitCode.CONFIGURATION
+
+
+def _find_python_command() -> str:
+    """Return `python` if it is this interpreter, else a path to this interpreter."""
+    python = Path(sys.executable)
+    if shutil.which("python") == str(python):
+        return "python"
+    is_below = python.is_relative_to(Path.cwd())
+    return str(python.relative_to(Path.cwd()) if is_below else python)
+
+
+@contextmanager
+def _raise_hydra_errors() -> Iterator[None]:
+    """Make Hydra raise its errors instead of printing them and exiting with 1."""
+    os.environ[_FULL_ERROR_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_FULL_ERROR_VARIABLE)
+        os.environ.update(_USER_FULL_ERROR)

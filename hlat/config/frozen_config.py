@@ -1,0 +1,74 @@
+"""Composed configuration as files, for a job that runs later than its submission.
+
+The job does not compose a configuration, or read conf/ or Hydra's plugins, so changes after the
+submission have no effect. Interpolations are stored unresolved, as environment variables may
+contain secrets.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.run import Config
+
+FROZEN_FLAG = "--frozen"
+_CONFIG_FILE, _COMMAND_LINE_FILE = "config.yaml", "words.json"
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Command-line arguments of the user."""
+
+    overrides: list[str]
+    """Overrides of the configuration."""
+    flags: list[str]
+    """Flags and overrides of Hydra and its launcher."""
+
+
+def save_frozen_config(
+    directory: Path,
+    composed: DictConfig,
+    command_line: CommandLine,
+    updates: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a composed configuration and its command line to an existing directory.
+
+    Args:
+        directory: Existing directory.
+        composed: The configuration.
+        command_line: Arguments from which the configuration was composed.
+        updates: Values to change in the configuration, by key.
+    """
+    if updates:
+        composed = OmegaConf.create(composed)
+        for key, value in updates.items():
+            OmegaConf.update(composed, key, value)
+    (directory / _CONFIG_FILE).write_text(OmegaConf.to_yaml(composed))
+    (directory / _COMMAND_LINE_FILE).write_text(json.dumps(asdict(command_line), indent=2) + "\n")
+
+
+def load_frozen_config(directory: Path) -> DictConfig:
+    """Return the configuration that `save_frozen_config` saved.
+
+    Raises:
+        ConfigError: The directory contains no configuration.
+        omegaconf.errors.OmegaConfBaseException: The configuration does not match the schema.
+    """
+    try:
+        config = OmegaConf.load(directory / _CONFIG_FILE)
+    except OSError as error:
+        raise ConfigError(
+            f"{FROZEN_FLAG} {directory}: {error.filename}: {error.strerror}; the flag is for jobs "
+            "of a launcher, which writes that directory"
+        ) from error
+    return cast(DictConfig, OmegaConf.merge(OmegaConf.structured(Config), config))
+
+
+def load_command_line(directory: Path) -> CommandLine:
+    """Return the command line that `save_frozen_config` saved."""
+    return CommandLine(**json.loads((directory / _COMMAND_LINE_FILE).read_text()))

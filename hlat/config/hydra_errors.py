@@ -1,0 +1,109 @@
+"""Conversion of Hydra's and OmegaConf's errors to one line with the key and the closest match."""
+
+import dataclasses
+import difflib
+import re
+import sys
+import typing
+
+from hydra.core.config_store import ConfigStore
+from hydra.errors import OverrideParseException
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.run import Config
+
+_LAUNCHER_KEY, _DEFAULT_LAUNCHER = "hydra.launcher", "local"
+
+
+def convert_hydra_error(error: Exception) -> ConfigError:
+    """Return a ConfigError with the full key and a remedy."""
+    text = str(error)
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override}: {_format_first_line(error)}; write GROUP.KEY=VALUE")
+    if match := re.search(r"Ambiguous value for argument '(.+)'", text):
+        return ConfigError(f"{match[1]} lists several values; add -m for one run per value")
+    if "Got NoneType" in text:
+        return ConfigError("a group cannot be null; name one of its choices, such as model=tiny")
+    if match := re.search(r"Could not override '([^'@]+)", text):
+        return build_unknown_key_error(match[1])
+    if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
+        return ConfigError(f"{match[1]} already has a value; write {match[1]}=... without the +")
+    if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
+        return _build_unknown_choice_error(match[1], match[2])
+    if match := re.search(r"Key '([^']+)' (?:not in|is not in struct)", text):
+        key = _parse_full_key(text) or match[1]
+        if key.rpartition(".")[2].partition("[")[0] != match[1] and match[1] not in key:
+            return ConfigError(f"{key}: {match[1]} is not a valid key")
+        return build_unknown_key_error(key)
+    return ConfigError(_format_first_line(error))
+
+
+def list_config_keys() -> list[str]:
+    """Return every key of the configuration, groups included, such as `optimizer.beta2`."""
+    return list(_iterate_keys(Config, ""))
+
+
+def _iterate_keys(node: type, prefix: str) -> typing.Iterator[str]:
+    types = typing.get_type_hints(node)
+    for name in (field.name for field in dataclasses.fields(node)):
+        yield prefix + name
+        if dataclasses.is_dataclass(types[name]):
+            yield from _iterate_keys(typing.cast(type, types[name]), f"{prefix}{name}.")
+
+
+def build_unknown_key_error(key: str) -> ConfigError:
+    """Return the error for an unknown key, with the closest valid one."""
+    group, _, name = key.rpartition(".")
+    known_keys = _list_launcher_keys() if group == _LAUNCHER_KEY else list_config_keys()
+    siblings = [known for known in known_keys if known.rpartition(".")[0] == group]
+    names = [known.rpartition(".")[2] for known in siblings]
+    if group and siblings:
+        matches = [f"{group}.{match}" for match in difflib.get_close_matches(name, names, n=1)]
+    else:
+        matches = difflib.get_close_matches(key, list_config_keys(), n=1)
+    problem = f"{key} is not a key of the configuration"
+    if matches:
+        return ConfigError(f"{problem}; did you mean {matches[0]}?")
+    if siblings:
+        return ConfigError(f"{problem}; {group or 'it'} has {', '.join(names)}")
+    return ConfigError(f"{problem}; `--cfg job` prints all keys")
+
+
+def _list_launcher_keys() -> list[str]:
+    """Return the settings of the launcher on the command line, or of the default launcher."""
+    chosen = [arg.partition("=")[2] for arg in sys.argv if arg.startswith("hydra/launcher=")]
+    file, store = f"{[_DEFAULT_LAUNCHER, *chosen][-1]}.yaml", ConfigStore.instance()
+    if file not in store.list("hydra/launcher"):
+        return []
+    names = map(str, store.load(f"hydra/launcher/{file}").node)
+    return [f"{_LAUNCHER_KEY}.{name}" for name in names if name != "_target_"]
+
+
+def _build_unknown_choice_error(group: str, choice: str) -> ConfigError:
+    if group == "hydra/launcher":
+        files = ConfigStore.instance().list(group)
+    else:
+        directory = find_package_dir("conf") / group
+        directory = find_package_dir("sweeps") if group == "sweep" else directory
+        files = [file.name for file in directory.glob("*.yaml")]
+    choices = sorted(file.removesuffix(".yaml") for file in files)
+    matches = difflib.get_close_matches(choice, choices, n=1)
+    hint = f" did you mean {matches[0]}?" if matches else ""
+    listed = f" choices: {', '.join(choices)}" if choices else ""
+    return ConfigError(f"{group}={choice} does not exist;{hint}{listed}".rstrip(";"))
+
+
+def _parse_full_key(text: str) -> str | None:
+    match = re.search(r"full_key: (\S+)", text)
+    return match[1] if match else None
+
+
+def _format_first_line(error: Exception) -> str:
+    """Return the first line of an error about a value, after its key."""
+    cause = error.__cause__ or error
+    message = str(cause).strip().splitlines()[0]
+    key = _parse_full_key(str(cause)) or _parse_full_key(str(error))
+    if override := re.match(r"Error merging override (\S+)", str(error)):
+        return f"{override[1]}: {message}"
+    return f"{key}: {message}" if key else message

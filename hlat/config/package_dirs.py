@@ -1,0 +1,23 @@
+"""Locations of conf/, sweeps/ and the code snapshot, in a checkout and in an installed wheel."""
+
+from pathlib import Path
+
+_PACKAGE_DIR = Path(__file__).resolve().parent.parent
+
+
+def find_package_dir(name: str) -> Path:
+    """Return conf/ or sweeps/: inside the installed package, or next to it in a checkout.
+
+    Raises:
+        FileNotFoundError: The installation is incomplete.
+    """
+    for path in (_PACKAGE_DIR / name, _PACKAGE_DIR.parent / name):
+        if path.is_dir():
+            return path
+    raise FileNotFoundError(f"{name}/ is neither in {_PACKAGE_DIR} nor next to it; reinstall hlat")
+
+
+def find_code_snapshot() -> Path | None:
+    """Return the code snapshot of a submitted job, or None if the code is not from a snapshot."""
+    parent = _PACKAGE_DIR.parent
+    return parent if (parent / "__main__.py").is_file() else None

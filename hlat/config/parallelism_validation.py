@@ -1,0 +1,144 @@
+"""Validation of the layout: sharding of heads, layers, sequences and batches over processes."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from hlat.config.parallelism import PipelineSchedule
+from hlat.config.run import Config
+
+
+def validate_tensor_parallel(config: Config) -> Iterator[str]:
+    """Require that tp shards or replicates heads evenly, and shards intermediate_size evenly."""
+    tp, model = config.parallelism.tp, config.model
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if min(tp, heads, kv_heads, model.intermediate_size) < 1:
+        return
+    if heads % tp:
+        yield format_divisibility_error("parallelism.tp", tp, "model.num_attention_heads", heads)
+        return
+    if kv_heads % tp and tp % kv_heads:
+        valid = [n for n in _list_divisors(heads) if kv_heads % n == 0 or n % kv_heads == 0]
+        yield (
+            f"parallelism.tp={tp} is neither a divisor nor a multiple of "
+            f"model.num_key_value_heads={kv_heads}; use {_format_choices(valid)}"
+        )
+    if model.intermediate_size % tp:
+        yield format_divisibility_error(
+            "parallelism.tp", tp, "model.intermediate_size", model.intermediate_size
+        )
+
+
+def validate_sequence_parallel(config: Config) -> Iterator[str]:
+    """Require that sequence parallelism shards the sequence evenly over tp > 1 ranks."""
+    tp, length = config.parallelism.tp, config.batch.sequence_length
+    if not config.parallelism.sequence_parallel or tp < 1:
+        return
+    if tp == 1:
+        yield "parallelism.sequence_parallel=true needs parallelism.tp > 1; set it to false"
+    elif length % tp:
+        yield format_divisibility_error("parallelism.tp", tp, "batch.sequence_length", length)
+
+
+def validate_pipeline(config: Config) -> Iterator[str]:
+    """Validate the stages and micro batches of the pipeline schedule."""
+    layout, layers = config.parallelism, config.model.num_layers
+    pp, stages, schedule = layout.pp, layout.stages_per_rank, layout.pipeline_schedule
+    if pp > layers > 0:
+        yield f"parallelism.pp={pp} exceeds model.num_layers={layers}; use at most {layers}"
+    if min(pp, stages, config.micro_batch_size) < 1:
+        return
+    if (num_stages := pp * stages) > layers > 0 and stages > 1:
+        yield (
+            f"parallelism.pp={pp} x stages_per_rank={stages} is {num_stages} stages, and "
+            f"model.num_layers={layers}; use fewer"
+        )
+    if schedule is PipelineSchedule.one_f_one_b:
+        if stages > 1:
+            yield (
+                f"parallelism.stages_per_rank={stages} needs parallelism.pipeline_schedule="
+                f"interleaved or zero_bubble, not {schedule.value}; set it to 1"
+            )
+    elif pp == 1:
+        yield (
+            f"parallelism.pipeline_schedule={schedule.value} needs parallelism.pp > 1; use "
+            "one_f_one_b"
+        )
+    elif config.num_micro_batches % pp:
+        yield (
+            f"parallelism.pipeline_schedule={schedule.value} needs a multiple of parallelism.pp="
+            f"{pp} micro batches, and a step has {config.num_micro_batches}; change "
+            "batch.micro_batch_size or batch.global_batch_size"
+        )
+
+
+def validate_world_size(config: Config) -> Iterator[str]:
+    """Require that the layout uses exactly the available processes."""
+    tp, pp, dp = config.parallelism.tp, config.parallelism.pp, config.parallelism.dp
+    hardware, world_size, per_replica = config.hardware, config.num_processes, tp * pp
+    if min(world_size, per_replica) < 1:
+        return
+    if hardware.processes_per_node is None:
+        if hardware.nodes > 1:
+            yield (
+                f"hardware.nodes={hardware.nodes} needs hardware.processes_per_node, which is "
+                "null; set the number of processes of each node"
+            )
+        return
+    available = (
+        f"hardware.nodes={hardware.nodes} x processes_per_node={hardware.processes_per_node} "
+        f"gives {world_size}"
+    )
+    if dp is None and world_size % per_replica:
+        yield (
+            f"parallelism.tp={tp} x pp={pp} needs a multiple of {per_replica} processes, "
+            f"{available}; use more nodes or a smaller layout, such as parallelism=single"
+        )
+    elif dp is not None and dp * per_replica != world_size:
+        yield (
+            f"parallelism.tp={tp} x pp={pp} x dp={dp} is {dp * per_replica} processes, "
+            f"{available}; leave dp null or match them"
+        )
+
+
+def validate_batch_size(config: Config) -> Iterator[str]:
+    """Require the same number of full micro batches on every data-parallel rank."""
+    total, micro = config.batch.global_batch_size, config.micro_batch_size
+    layout, world_size = config.parallelism, config.num_processes
+    per_replica = layout.tp * layout.pp
+    if min(total, micro, world_size, per_replica) < 1:
+        return
+    dp = layout.dp or max(1, world_size // per_replica)
+    if total % (micro * dp):
+        valid = _list_divisors(total // dp) if total % dp == 0 else []
+        sizes = f"batch.micro_batch_size {_format_choices(valid)}, or " if valid else ""
+        nearest = max(1, round(total / (micro * dp))) * micro * dp
+        yield (
+            f"batch.global_batch_size={total} is not a multiple of batch.micro_batch_size={micro} "
+            f"x dp={dp}; use {sizes}batch.global_batch_size={nearest}"
+        )
+
+
+PARALLELISM_VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
+    validate_tensor_parallel,
+    validate_sequence_parallel,
+    validate_pipeline,
+    validate_world_size,
+    validate_batch_size,
+)
+
+
+def format_divisibility_error(key: str, value: int, total_key: str, total: int) -> str:
+    """Return the error message for a value that does not divide another, with the valid values."""
+    choices = _format_choices(_list_divisors(total))
+    return f"{key}={value} does not divide {total_key}={total}; use {choices}"
+
+
+def _list_divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _format_choices(values: list[int]) -> str:
+    """Return text such as "1, 2, 4 or 8", abbreviated for more than 12 numbers."""
+    choices = [str(n) for n in values]
+    if len(choices) > 12:
+        choices = [*choices[:8], "...", *choices[-2:]]
+    return " or ".join([", ".join(choices[:-1]), choices[-1]]) if len(choices) > 1 else choices[0]

@@ -1,0 +1,69 @@
+"""Batches read by rank 0 of a model-parallel group and broadcast to its other ranks.
+
+Tensor- and pipeline-parallel ranks need the same batch. In HLAT's release each of them tokenizes
+it, 256 times per batch of the 70B model. Here one rank does. The stream states are broadcast too,
+so any rank can save them.
+"""
+
+import json
+
+import numpy as np
+
+from hlat.config.config_errors import ConfigError
+from hlat.data.batch_producer import BatchProducer, WorkerDiedError
+from hlat.data.batch_reader import DataCursor, StreamStates, TokenBatch
+from hlat.parallelism.process_group import ProcessGroup
+
+_ERROR_TYPES = {error.__name__: error for error in (ConfigError, WorkerDiedError)}
+"""Errors that `DataLoader` handles; any other error becomes a RuntimeError on every rank."""
+
+
+class BroadcastProducer:
+    """A producer that reads on rank 0 of a group and receives on the other ranks."""
+
+    def __init__(self, producer: BatchProducer | None, group: ProcessGroup, num_rows: int) -> None:
+        """Create the producer of one rank; `producer` is None on all ranks but rank 0."""
+        assert group.is_rank0 == (producer is not None)
+        self._producer = producer
+        self._group = group
+        self._num_rows = num_rows
+        self._cursor: DataCursor | None = None
+
+    def start(self, cursor: DataCursor) -> None:
+        """Make the next call of `next_batch` start after `cursor` on rank 0."""
+        self._cursor = cursor
+
+    def next_batch(self) -> tuple[TokenBatch, StreamStates]:
+        """Return the broadcast batch and states; an error of rank 0 is raised on every rank."""
+        message = self._group.broadcast(
+            None if self._producer is None else self._serialize_next_batch()
+        )
+        self._cursor = None
+        lengths = np.frombuffer(message, np.int64, 2)
+        if not lengths.any():
+            error_type, problems = json.loads(message[lengths.nbytes :])
+            raise _ERROR_TYPES.get(error_type, RuntimeError)(*problems)
+        num_tokens, num_states = (int(length) for length in lengths)
+        states = np.frombuffer(message, np.int64, num_states, lengths.nbytes)
+        tokens = np.frombuffer(message, np.int32, num_tokens, lengths.nbytes + states.nbytes)
+        shape = (self._num_rows, -1)
+        return tokens.reshape(shape).copy(), states.reshape(shape).copy()
+
+    def close(self) -> None:
+        """Close the producer of rank 0."""
+        if self._producer is not None:
+            self._producer.close()
+
+    def _serialize_next_batch(self) -> bytes:
+        """Return both sizes, states and tokens; on error two zeros and the error as JSON."""
+        assert self._producer is not None
+        try:
+            if self._cursor is not None:
+                self._producer.start(self._cursor)
+            tokens, states = self._producer.next_batch()
+        except Exception as error:  # the other ranks wait for the broadcast
+            problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+            message = json.dumps([type(error).__name__, list(problems)])
+            return np.zeros(2, np.int64).tobytes() + message.encode()
+        lengths = np.array([tokens.size, states.size], np.int64)
+        return lengths.tobytes() + states.tobytes() + tokens.tobytes()

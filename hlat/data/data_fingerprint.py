@@ -1,0 +1,132 @@
+"""Comparison of the data of a run with the data of the checkpoint it resumes from.
+
+With changed data, a saved position would repeat some documents and skip others without an error.
+Each difference is therefore an error with both values, unless data.allow_changed lists its key. An
+accepted change skips the rest of the affected open documents.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hlat.config.config_errors import ConfigError
+from hlat.data.batch_reader import StreamStates
+from hlat.data.data_state_validation import validate_saved_state
+from hlat.data.token_streams import NUM_CURSOR_FIELDS
+
+STATE_VERSION = 2
+
+_SOURCES_PREFIX = "data.sources."
+_FIXED_KEYS = ("batch.global_batch_size", "batch.sequence_length")
+"""Keys that must never change: a stream belongs to a row of the global batch, and the first step of
+a stage depends on the tokens per step."""
+_GLOBAL_KEYS = ("run.seed", "data.tokenizer", "data.eos_token", "data.heldout_documents")
+"""Keys that affect the documents or tokens of every source."""
+_DOCUMENT, _CHUNK, _OFFSET = 0, 1, 2
+"""Indices of fields of `SourceCursor`."""
+
+
+def compare_fingerprints(
+    current: Mapping[str, Any],
+    state: Mapping[str, Any],
+    row_indices: Sequence[int],
+    allowed_keys: Sequence[str],
+) -> dict[str, str]:
+    """Compare the fingerprint of a data loader with that of a saved state.
+
+    Returns:
+        A message for each allowed difference, by key.
+
+    Raises:
+        ConfigError: With all other differences, or if the state is malformed.
+    """
+    if state.get("version") != STATE_VERSION:
+        raise ConfigError(
+            f"the checkpoint's data state has version {state.get('version')}, not "
+            f"{STATE_VERSION}; resume it with the hlat that wrote it"
+        )
+    validate_saved_state(state)
+    saved = state["fingerprint"]
+    changed = _find_changed_keys(current, saved)
+    messages = {
+        key: f"{key}: the checkpoint was written with {saved.get(key, 'none')}, this run has "
+        f"{current.get(key, 'none')}"
+        for key in changed
+    }
+    accepted = {
+        key: messages.pop(key) for key in changed if key in allowed_keys and key not in _FIXED_KEYS
+    }
+    problems = [f"{message}; {_format_remedy(key)}" for key, message in messages.items()]
+    problems += [
+        f"data.allow_changed: {key} is no key that a checkpoint could differ in; these are: "
+        f"{', '.join(sorted({*current, *saved} - {*_FIXED_KEYS}))}"
+        for key in allowed_keys
+        if key not in current and key not in saved
+    ]
+    if missing := [str(n) for n in row_indices if str(n) not in state["streams"]]:
+        problems.append(
+            f"the checkpoint's data state lacks streams {', '.join(missing)} of this rank; "
+            "merge the states of all ranks that wrote it"
+        )
+    if problems:
+        raise ConfigError(*problems)
+    return accepted
+
+
+def validate_same_fingerprint(current: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a worker's data differ from the data that its trainer opened."""
+    if changed := _find_changed_keys(current, expected):
+        raise ConfigError(
+            *(
+                f"{key}: has changed since the run began, from {expected.get(key, 'none')} to "
+                f"{current.get(key, 'none')}; put back what it was and start again"
+                for key in changed
+            )
+        )
+
+
+def _find_changed_keys(current: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    return [key for key in sorted({*current, *saved}) if current.get(key) != saved.get(key)]
+
+
+def _format_remedy(key: str) -> str:
+    if key in _FIXED_KEYS:
+        return "restore the former, or start a new run"
+    return f"restore the former, start a new run, or accept it with 'data.allow_changed=[{key}]'"
+
+
+def adapt_states(
+    states: StreamStates,
+    saved_sources: Sequence[str],
+    current_sources: Sequence[str],
+    changed_keys: Collection[str],
+) -> StreamStates:
+    """Return the stream states after accepted changes.
+
+    A new source starts at its first document. A source with changed documents or tokens continues
+    at the document after the open one.
+
+    Args:
+        states: Saved states, [rows, state_width].
+        saved_sources: Names of the sources in the saved states, in order.
+        current_sources: Names of the sources of the data loader.
+        changed_keys: Keys of the fingerprint that differ.
+    """
+    if not changed_keys:
+        return states
+    cursors = states[:, 2:].reshape(len(states), len(saved_sources), NUM_CURSOR_FIELDS)
+    adapted = np.zeros((len(states), len(current_sources), NUM_CURSOR_FIELDS), np.int64)
+    for index, name in enumerate(current_sources):
+        if name in saved_sources:
+            adapted[:, index] = cursors[:, saved_sources.index(name)]
+        if any(key in (_SOURCES_PREFIX + name, *_GLOBAL_KEYS) for key in changed_keys):
+            _skip_open_documents(adapted[:, index])
+    segments = np.full((len(states), 2), (-1, 0), np.int64)
+    return np.concatenate([segments, adapted.reshape(len(states), -1)], axis=1)
+
+
+def _skip_open_documents(cursors: StreamStates) -> None:
+    is_open = (cursors[:, _CHUNK] > 0) | (cursors[:, _OFFSET] > 0)
+    cursors[:, _DOCUMENT] += is_open
+    cursors[:, _CHUNK] = cursors[:, _OFFSET] = 0

@@ -1,0 +1,297 @@
+"""The data loader of one data-parallel rank: batches, resumable state and held-out sequences.
+
+The loader tracks the cursor after the last batch that it returned. Checkpoints save this cursor,
+and prefetching restarts there after a worker failure, so every batch is returned once.
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hlat.config.batch import BatchConfig
+from hlat.config.data import DataConfig
+from hlat.config.phase import PhaseConfig
+from hlat.data import data_fingerprint, data_ledger
+from hlat.data.batch_producer import BatchProducer, ThreadProducer, WorkerDiedError
+from hlat.data.batch_reader import BatchReader, DataCursor, StreamStates, TokenBatch
+from hlat.data.broadcast_producer import BroadcastProducer
+from hlat.data.data_ledger import LedgerEntry, SourceUsage, merge_ledger_entries
+from hlat.data.data_mixture import MixtureStage
+from hlat.data.heldout_sequences import HeldoutSequences, pack_heldout_sequences
+from hlat.data.packed_sequences import PackedSequences, build_packed_sequences
+from hlat.data.training_data import TrainingData, open_training_data
+from hlat.data.worker_producer import WorkerProducer, WorkerTask
+from hlat.parallelism.process_group import ProcessGroup
+
+MAX_WORKER_FAILURES = 3
+"""Attempts to prepare one batch with new workers before an error is raised."""
+
+_LOG = logging.getLogger("hlat.data")
+
+
+class DataLoader:
+    """Batches of one rank in an order that all ranks agree on; see `build_data_loader`."""
+
+    def __init__(
+        self,
+        data: DataConfig,
+        batch: BatchConfig,
+        training_data: TrainingData,
+        row_indices: list[int],
+        producer: BatchProducer,
+    ) -> None:
+        """Create a loader positioned at the first batch."""
+        self.fingerprint = training_data.fingerprint
+        """JSON-able values, by config key, that must be equal when a run resumes."""
+        self.vocab_size = training_data.tokenizer.vocab_size
+        """Rows that an embedding needs: the largest token id plus one."""
+        self.eos_token_id = training_data.tokenizer.eos_token_id
+        """Token that ends a document."""
+        self.wait_seconds = 0.0
+        """Time that the last `next_batch` waited."""
+        self._data = data
+        self._training_data = training_data
+        self._row_indices = row_indices
+        self._sequence_length = batch.sequence_length
+        self._cursor = BatchReader(training_data, batch, row_indices).get_cursor()
+        self._ledger_entries: list[LedgerEntry] = []
+        self._producer = producer
+        self._started = False
+        self._warned_sources: set[str] = set()
+        self._skipped_batches: list[range] = []
+
+    def next_batch(self) -> PackedSequences:
+        """Return this rank's rows of the next global batch.
+
+        Returns:
+            Sequences [global_batch_size / dp_world_size, sequence_length]; row k is row dp_rank +
+            k * dp_world_size of the global batch.
+
+        Raises:
+            ConfigError: If a file is no longer readable; a later call retries the batch.
+            WorkerDiedError: If the workers end on every attempt to prepare the batch.
+        """
+        start = time.perf_counter()
+        tokens = self._advance()
+        while self._is_skipped(self.num_consumed_batches - 1):
+            tokens = self._advance()
+        self.wait_seconds = time.perf_counter() - start
+        return build_packed_sequences(tokens, self.eos_token_id, self._data)
+
+    def skip_batches(self, batches: Sequence[range]) -> None:
+        """Set the batches that `next_batch` skips, counted from 0 including skipped ones."""
+        self._skipped_batches = [*batches]
+
+    def last_batches(self, count: int) -> range:
+        """Return the shortest range up to the last batch with at least `count` returned ones."""
+        start = self.num_consumed_batches
+        while count > 0 and start > 0:
+            start -= 1
+            count -= not self._is_skipped(start)
+        return range(start, self.num_consumed_batches)
+
+    @property
+    def num_consumed_batches(self) -> int:
+        """Count of batches read, both returned and skipped."""
+        return self._cursor.step
+
+    @property
+    def stage_name(self) -> str:
+        """Name of the stage of the last returned batch."""
+        return self._cursor.stage.name
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the JSON-able state after the last returned batch.
+
+        It contains the streams of this rank; `merge_state_dicts` merges those of all ranks into the
+        state of the run, which any number of ranks can load.
+        """
+        stage = self._cursor.stage
+        rows = zip(self._row_indices, self._cursor.states.tolist(), strict=True)
+        return {
+            "version": data_fingerprint.STATE_VERSION,
+            "fingerprint": self.fingerprint,
+            "step": self._cursor.step,
+            "stage": {
+                "name": stage.name,
+                "start": stage.start_step,
+                "shares": dict(stage.proportions),
+            },
+            "chapters": [entry.to_json() for entry in self._ledger_entries],
+            "sources": list(self._training_data.sources),
+            "streams": {str(index): row for index, row in rows},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> list[str]:
+        """Continue after the last batch of a state, which any number of ranks may have saved.
+
+        Returns:
+            A message for each difference that data.allow_changed accepts.
+
+        Raises:
+            ConfigError: If the state belongs to other data or lacks a stream of this rank.
+        """
+        rows, allowed = self._row_indices, self._data.allow_changed
+        changed = data_fingerprint.compare_fingerprints(self.fingerprint, state_dict, rows, allowed)
+        saved_sources, sources = state_dict["sources"], list(self._training_data.sources)
+        states = np.array([state_dict["streams"][str(index)] for index in rows], np.int64)
+        saved = state_dict["stage"]
+        stage = MixtureStage(saved["start"], tuple(sorted(saved["shares"].items())), saved["name"])
+        states = data_fingerprint.adapt_states(states, saved_sources, sources, changed)
+        self._cursor = DataCursor(state_dict["step"], stage, states)
+        self._ledger_entries = [
+            LedgerEntry.from_json(entry).remap_sources(
+                saved_sources, sources, keep_totals=0 in rows
+            )
+            for entry in state_dict["chapters"]
+        ]
+        self._started = False
+        return list(changed.values())
+
+    def compute_ledger(self, state_dict: Mapping[str, Any] | None = None) -> dict[str, SourceUsage]:
+        """Return the usage of each source by the streams of this rank or of a state."""
+        states = self._cursor.states if state_dict is None else _stack_states(state_dict)
+        return data_ledger.build_source_usage(
+            data_ledger.compute_totals(states), self._count_documents_per_epoch()
+        )
+
+    def compute_ledger_by_stage(
+        self, state_dict: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the usage of each stage; after a resume only the sum over ranks is meaningful."""
+        cursor, entries = self._cursor, self._ledger_entries
+        if state_dict is not None:
+            cursor = DataCursor(cursor.step, cursor.stage, _stack_states(state_dict))
+            entries = [LedgerEntry.from_json(entry) for entry in state_dict["chapters"]]
+        return data_ledger.compute_usage_by_stage(
+            entries, cursor, self._count_documents_per_epoch()
+        )
+
+    def build_heldout_sequences(self, sequences_per_source: int) -> dict[str, HeldoutSequences]:
+        """Return held-out sequences of every source, identical on every rank.
+
+        Raises:
+            ConfigError: If the held-out documents of a source are shorter than one sequence.
+        """
+        tokenizer, length = self._training_data.tokenizer, self._sequence_length
+        return {
+            name: pack_heldout_sequences(
+                source, tokenizer, sequences_per_source, length, self._data
+            )
+            for name, source in self._training_data.sources.items()
+        }
+
+    def epoch_warnings(self, state_dict: Mapping[str, Any] | None = None) -> list[str]:
+        """Return a warning for each source that newly exceeds data.warn_epochs."""
+        limit, ledger = self._data.warn_epochs, self.compute_ledger(state_dict)
+        exceeded = {name: e["epochs"] for name, e in ledger.items() if e["epochs"] > limit}
+        warned, self._warned_sources = self._warned_sources, self._warned_sources | set(exceeded)
+        return [
+            f"data.sources.{name} has been read {epochs:.1f} times, more than "
+            f"data.warn_epochs={limit:g}"
+            for name, epochs in exceeded.items()
+            if name not in warned
+        ]
+
+    def close(self) -> None:
+        """Stop prefetching and wait for its threads or processes to end."""
+        self._producer.close()
+
+    def _is_skipped(self, batch: int) -> bool:
+        return any(batch in batches for batches in self._skipped_batches)
+
+    def _advance(self) -> TokenBatch:
+        tokens, states = self._receive_batch()
+        previous = self._cursor
+        stage = self._training_data.mixture_schedule.get_stage(previous.step)
+        if stage != previous.stage and previous.step > 0:
+            totals = data_ledger.compute_totals(previous.states)
+            self._ledger_entries.append(LedgerEntry(previous.stage.name, previous.step, totals))
+        self._cursor = DataCursor(previous.step + 1, stage, states)
+        return tokens
+
+    def _receive_batch(self) -> tuple[TokenBatch, StreamStates]:
+        for _ in range(MAX_WORKER_FAILURES):
+            try:
+                if not self._started:
+                    self._producer.start(self._cursor)
+                    self._started = True
+                return self._producer.next_batch()
+            except WorkerDiedError as error:
+                self._started = False
+                _LOG.warning("a data worker %s; starting it again", error)
+            except BaseException:
+                self._started = False
+                raise
+        raise WorkerDiedError(
+            f"data workers end every time that they prepare batch {self._cursor.step}; "
+            "data.workers=0 prepares it in the trainer's own process"
+        )
+
+    def _count_documents_per_epoch(self) -> dict[str, int]:
+        sources = self._training_data.sources
+        return {name: source.num_training_documents for name, source in sources.items()}
+
+
+def build_data_loader(
+    data: DataConfig,
+    phase: PhaseConfig,
+    batch: BatchConfig,
+    seed: int,
+    dp_rank: int = 0,
+    dp_world_size: int = 1,
+    model_parallel_group: ProcessGroup | None = None,
+) -> DataLoader:
+    """Build the data loader of one data-parallel rank, positioned at the first batch.
+
+    Args:
+        data: The corpus, and the number of workers and prefetched batches.
+        phase: The mixture over time.
+        batch: Sizes of a step; global_batch_size is the number of streams.
+        seed: Seed of the order.
+        dp_rank: The data-parallel rank.
+        dp_world_size: Number of data-parallel ranks; divides global_batch_size.
+        model_parallel_group: Ranks with shards of the same model; rank 0 reads each batch.
+
+    Raises:
+        ConfigError: If a file, column, weight or size is invalid.
+    """
+    assert 0 <= dp_rank < dp_world_size
+    assert batch.global_batch_size % dp_world_size == 0
+    training_data = open_training_data(data, phase, batch, seed)
+    row_indices = list(range(dp_rank, batch.global_batch_size, dp_world_size))
+    producer: BatchProducer | None = None
+    if model_parallel_group is None or model_parallel_group.is_rank0:
+        if data.workers:
+            width, fingerprint = training_data.state_width, training_data.fingerprint
+            task = WorkerTask(data, phase, batch, seed, row_indices, width, fingerprint)
+            producer = WorkerProducer(task, data.workers, data.prefetch)
+        else:
+            producer = ThreadProducer(BatchReader(training_data, batch, row_indices), data.prefetch)
+    if model_parallel_group is not None:
+        producer = BroadcastProducer(producer, model_parallel_group, len(row_indices))
+    assert producer is not None
+    return DataLoader(data, batch, training_data, row_indices, producer)
+
+
+def _stack_states(state_dict: Mapping[str, Any]) -> StreamStates:
+    return np.array([*state_dict["streams"].values()], np.int64)
+
+
+def merge_state_dicts(state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the states of all ranks after the same step into the state of the run."""
+    first = state_dicts[0]
+    assert all(state["step"] == first["step"] for state in state_dicts)
+    assert all(state["fingerprint"] == first["fingerprint"] for state in state_dicts)
+    streams = {index: row for state in state_dicts for index, row in state["streams"].items()}
+    entries = zip(
+        *(map(LedgerEntry.from_json, state["chapters"]) for state in state_dicts), strict=True
+    )
+    return {
+        **first,
+        "chapters": [merge_ledger_entries(same).to_json() for same in entries],
+        "streams": {index: streams[index] for index in sorted(streams, key=int)},
+    }

@@ -1,0 +1,48 @@
+"""Text of the first sequences of a run, to check the column, the text and the mixture."""
+
+import numpy as np
+
+from hlat.config.batch import BatchConfig
+from hlat.config.data import DataConfig
+from hlat.config.phase import PhaseConfig
+from hlat.data.batch_reader import BatchReader
+from hlat.data.data_ledger import compute_totals
+from hlat.data.packed_sequences import compute_document_ids
+from hlat.data.training_data import open_training_data
+
+LINE_WIDTH = 80
+
+
+def render_preview(data: DataConfig, phase: PhaseConfig, batch: BatchConfig, seed: int) -> str:
+    """Return the text of the first `data.preview` sequences in the order of the global batches.
+
+    Raises:
+        ConfigError: If a file, column, weight or size is invalid.
+    """
+    training_data = open_training_data(data, phase, batch, seed)
+    tokenizer = training_data.tokenizer
+    num_rows = min(data.preview, batch.global_batch_size)
+    reader = BatchReader(training_data, batch, range(num_rows))
+    blocks: list[str] = []
+    while len(blocks) < data.preview:
+        tokens, states = reader.read_batch()
+        for row in tokens:
+            ids = compute_document_ids(row[None], tokenizer.eos_token_id)[0]
+            texts = [tokenizer.decode(row[ids == n].tolist()) for n in np.unique(ids)]
+            blocks.append(_format_sequence(len(blocks) + 1, len(row), texts, data.eos_token))
+    totals = compute_totals(states)[:, 1].tolist()
+    counts = [f"{name} {count}" for name, count in zip(training_data.sources, totals, strict=True)]
+    summary = f"tokens of each source in the batches of these rows: {', '.join(counts)}"
+    return "\n".join([*blocks[: data.preview], summary])
+
+
+def _format_sequence(number: int, num_tokens: int, documents: list[str], eos_token: str) -> str:
+    """Format one sequence; its first and last document may be incomplete."""
+    title = (
+        f"== sequence {number}: {num_tokens} tokens, {len(documents)} documents or parts of them "
+    )
+    lines = [title.ljust(LINE_WIDTH, "=")]
+    for text in documents:
+        border = f"-- {eos_token} " if text.endswith(eos_token) else "-- goes on "
+        lines += [text.removesuffix(eos_token), border.ljust(LINE_WIDTH, "-")]
+    return "\n".join(lines)

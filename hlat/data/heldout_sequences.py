@@ -1,0 +1,79 @@
+"""Held-out documents packed into sequences, and the factor from loss to bits per byte.
+
+Loss per token depends on the tokenizer; bits per byte compare runs across tokenizers. The sequences
+are spread evenly over all held-out documents of a source, so that they represent it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.data import DataConfig
+from hlat.data.data_source import DataSource
+from hlat.data.packed_sequences import PackedSequences, build_packed_sequences, compute_loss_mask
+from hlat.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class HeldoutSequences:
+    """Held-out sequences of one source."""
+
+    sequences: PackedSequences
+    """[num_sequences, sequence_length]."""
+    tokens_per_byte: float
+    """Tokens in the loss, including EOS, per UTF-8 byte of their text.
+
+    bits per byte = mean loss in nats per token in the loss / ln 2 * tokens_per_byte. The bytes of a
+    token that the loss excludes (the first token of a document under data.loss_mask) are excluded
+    too; including them would lower the result. A character divided by the edge of a sequence or of
+    a document counts as a whole, an error of a few bytes.
+    """
+
+
+def pack_heldout_sequences(
+    source: DataSource,
+    tokenizer: Tokenizer,
+    num_sequences: int,
+    sequence_length: int,
+    data: DataConfig,
+) -> HeldoutSequences:
+    """Pack all held-out documents of a source and select evenly spaced sequences.
+
+    Args:
+        source: The source.
+        tokenizer: Tokenizer of its documents.
+        num_sequences: Maximum number of sequences.
+        sequence_length: Tokens of a sequence.
+        data: Settings of the document mask and the loss mask.
+
+    Raises:
+        ConfigError: If the held-out documents are shorter than one sequence, or the loss mask
+            excludes all text.
+    """
+    assert num_sequences >= 1
+    tokens = tokenizer.encode(list(source.read_heldout_documents()))
+    packed = np.concatenate([np.empty(0, np.int32), *tokens])
+    available = len(packed) // sequence_length
+    key = f"data.heldout_documents={source.num_heldout_documents}: those of"
+    if available == 0:
+        raise ConfigError(
+            f"{key} data.sources.{source.name} hold {len(packed)} tokens, less than one sequence "
+            f"of {sequence_length}; hold out more"
+        )
+    count = min(num_sequences, available)
+    rows = packed[: available * sequence_length].reshape(available, sequence_length)
+    selected = rows[np.arange(count) * available // count]
+    sequences = build_packed_sequences(selected, tokenizer.eos_token_id, data)
+    loss_mask = compute_loss_mask(sequences, data.loss_mask)
+    text_mask = loss_mask & (selected != tokenizer.eos_token_id)
+    num_bytes = sum(
+        len(tokenizer.decode(row[mask]).encode())
+        for row, mask in zip(selected, text_mask, strict=True)
+    )
+    if num_bytes == 0:
+        raise ConfigError(
+            f"{key} data.sources.{source.name} leave the loss no text in sequences of "
+            f"{sequence_length} tokens; hold out more, or set data.loss_mask=false"
+        )
+    return HeldoutSequences(sequences, int(loss_mask.sum()) / num_bytes)

@@ -1,0 +1,65 @@
+"""Packed token sequences, their document ids and their loss mask.
+
+A sequence contains the end of one document, complete documents and the start of the next one. The
+settings data.document_mask and data.loss_mask select the uses of the document ids.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.config.data import DataConfig
+
+
+@dataclass(frozen=True)
+class PackedSequences:
+    """Sequences of equal length, one per row."""
+
+    tokens: NDArray[np.int32]
+    """Token ids [n, s]."""
+    document_ids: NDArray[np.int32] | None = None
+    """Index, within its row, of the document of each token, [n, s]; None if not needed."""
+    num_target_tokens: int | None = None
+    """Number of leading targets of each row in the loss of an evaluation; None for all."""
+
+
+def compute_document_ids(tokens: NDArray[np.int32], eos_token_id: int) -> NDArray[np.int32]:
+    """Return the number of EOS tokens before each position of its row of tokens [n, s].
+
+    An EOS belongs to the document that it ends.
+
+    Returns:
+        Document ids [n, s], non-decreasing from 0 in each row.
+    """
+    ends = (tokens == eos_token_id).astype(np.int32)
+    document_ids: NDArray[np.int32] = np.cumsum(ends, axis=1, dtype=np.int32) - ends
+    return document_ids
+
+
+def build_packed_sequences(
+    tokens: NDArray[np.int32], eos_token_id: int, data: DataConfig
+) -> PackedSequences:
+    """Return sequences of tokens [n, s], with document ids if `data` enables a mask."""
+    needs_ids = data.document_mask or data.loss_mask
+    return PackedSequences(
+        tokens, compute_document_ids(tokens, eos_token_id) if needs_ids else None
+    )
+
+
+def compute_loss_mask(sequences: PackedSequences, mask_document_starts: bool) -> NDArray[np.bool_]:
+    """Return True for each token in the loss, [n, s].
+
+    The first token of a row has no prediction. `mask_document_starts` also excludes the first token
+    of a document, whose prediction uses the previous document. `sequences.num_target_tokens`
+    excludes the targets beyond it.
+    """
+    mask = np.ones(sequences.tokens.shape, np.bool_)
+    mask[:, 0] = False
+    if mask_document_starts:
+        ids = sequences.document_ids
+        assert ids is not None
+        mask[:, 1:] = ids[:, 1:] == ids[:, :-1]
+    if sequences.num_target_tokens is not None:
+        mask[:, 1 + sequences.num_target_tokens :] = False
+    return mask

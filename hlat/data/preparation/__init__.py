@@ -1,1 +1,0 @@
-"""Turns corpora as people have them into folders that a run maps, and looks into them."""

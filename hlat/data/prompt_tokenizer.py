@@ -1,0 +1,109 @@
+"""Encoding of prompts and decoding of answers for evaluation.
+
+A model trained by hlat reads no BOS and reads special tokens in a document as ordinary text, so its
+prompts are encoded this way. The tokenizer_config.json of another model defines its use of BOS.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hlat.config.config_errors import ConfigError
+from hlat.data.tokenizer import Tokenizer, parse_tokenizer
+
+
+class PromptTokenizer:
+    """A tokenizer with the BOS rule of its model.
+
+    Attributes:
+        eos_token_id: Id of the token that ends a document.
+        eos_token: Text of this token.
+        prefix_token_id: Id of the token before the first token of a text: BOS, or EOS without a
+            BOS, as most documents in training follow an EOS.
+        vocab_size: Largest token id plus one.
+    """
+
+    def __init__(
+        self, file: Path, eos_token: str, bos_token: str | None, add_bos_token: bool | None
+    ) -> None:
+        """Load a tokenizer.
+
+        Args:
+            file: The tokenizer.json.
+            eos_token: Token that ends a document.
+            bos_token: Token that starts a document, if any.
+            add_bos_token: Whether to start prompts with BOS; None applies the post-processor of
+                tokenizer.json.
+
+        Raises:
+            ConfigError: If the file is unreadable or lacks one of the tokens.
+        """
+        try:
+            self._tokenizer: Any = parse_tokenizer(str(file), file.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read ({error.strerror})") from error
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        self.eos_token_id, self.eos_token = self._get_token_id(file, eos_token), eos_token
+        self._bos_token_id = None if bos_token is None else self._get_token_id(file, bos_token)
+        self.prefix_token_id = (
+            self.eos_token_id if self._bos_token_id is None else self._bos_token_id
+        )
+        self._add_bos_token = add_bos_token
+
+    def encode(self, text: str, is_prompt_start: bool = True) -> list[int]:
+        """Return the token ids of a text, with BOS at a prompt start if the model uses it."""
+        add_special_tokens = is_prompt_start and self._add_bos_token is None
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if is_prompt_start and self._add_bos_token and self._bos_token_id is not None:
+            return [self._bos_token_id, *ids]
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids without special tokens."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _get_token_id(self, file: Path, token: str) -> int:
+        token_id = self._tokenizer.token_to_id(token)
+        if token_id is None:
+            raise ConfigError(
+                f"{file} has no token {token!r}, which its tokenizer_config.json sets"
+            )
+        return int(token_id)
+
+
+def load_run_tokenizer(file: Path, eos_token: str) -> PromptTokenizer:
+    """Load the tokenizer of a model trained by hlat."""
+    Tokenizer(str(file), ".", eos_token)  # raises for a tokenizer that training rejects
+    return PromptTokenizer(file, eos_token, None, False)
+
+
+def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
+    """Load the tokenizer of a Hugging Face model directory.
+
+    Raises:
+        ConfigError: If its tokenizer is unreadable.
+    """
+    path = directory / "tokenizer_config.json"
+    try:
+        config = json.loads(path.read_bytes())
+        eos_token = _get_token_content(config["eos_token"])
+        bos_token = _get_token_content(config.get("bos_token"))
+        if eos_token is None:
+            raise KeyError("eos_token")
+        add_bos_token = config.get("add_bos_token")
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); evaluation needs tokenizer.json and "
+            "tokenizer_config.json beside the weights"
+        ) from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} does not say which token ends a document ({error!r})") from error
+    if add_bos_token is not None:
+        add_bos_token = bool(add_bos_token)
+    return PromptTokenizer(directory / "tokenizer.json", eos_token, bos_token, add_bos_token)
+
+
+def _get_token_content(token: Any) -> str | None:
+    """Return a token of tokenizer_config.json, a string or an object with `content`."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None

@@ -1,0 +1,53 @@
+"""The open sources, tokenizer and mixture schedule of a run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hlat.config.batch import BatchConfig
+from hlat.config.data import DataConfig
+from hlat.config.phase import PhaseConfig
+from hlat.data.data_mixture import MixtureSchedule, build_mixture_schedule
+from hlat.data.data_source import DataSource, open_data_sources
+from hlat.data.token_streams import NUM_CURSOR_FIELDS
+from hlat.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Everything that a trainer or a data worker needs to read token batches."""
+
+    sources: Mapping[str, DataSource]
+    """By name, in alphabetical order."""
+    tokenizer: Tokenizer
+    mixture_schedule: MixtureSchedule
+    fingerprint: dict[str, Any]
+    """JSON-able values, by config key, that must be equal when a run resumes."""
+
+    @property
+    def state_width(self) -> int:
+        """Size of the state of one row, in integers."""
+        return 2 + NUM_CURSOR_FIELDS * len(self.sources)
+
+
+def open_training_data(
+    data: DataConfig, phase: PhaseConfig, batch: BatchConfig, seed: int
+) -> TrainingData:
+    """Open the sources and the tokenizer of a run.
+
+    Raises:
+        ConfigError: If a file, column, weight or size is invalid.
+    """
+    schedule = build_mixture_schedule(phase, data, batch)
+    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, data.encoder)
+    sources = open_data_sources(data, seed)
+    fingerprint = {
+        "run.seed": seed,
+        "batch.global_batch_size": batch.global_batch_size,
+        "batch.sequence_length": batch.sequence_length,
+        "data.tokenizer": tokenizer.sha256,
+        "data.eos_token": data.eos_token,
+        "data.heldout_documents": data.heldout_documents,
+        **{f"data.sources.{name}": s.dataset.compute_fingerprint() for name, s in sources.items()},
+    }
+    return TrainingData(sources, tokenizer, schedule, fingerprint)

@@ -1,0 +1,59 @@
+"""Main function of a data worker process.
+
+`hlat.data.worker_producer` starts it and documents the protocol.
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+
+from hlat.config.batch import BatchConfig
+from hlat.config.config_errors import ConfigError
+from hlat.config.config_json import parse_section
+from hlat.config.data import DataConfig
+from hlat.config.phase import PhaseConfig
+from hlat.data.batch_reader import BatchReader, DataCursor
+from hlat.data.data_fingerprint import validate_same_fingerprint
+from hlat.data.data_mixture import MixtureStage
+from hlat.data.training_data import open_training_data
+from hlat.data.worker_producer import SharedBatchBuffer
+
+
+def main() -> None:
+    """Read a task from standard input, then write one batch per requested buffer slot."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"):  # handled by the trainer
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # stray prints must not reach the pipe
+    try:
+        _run_worker(json.loads(sys.stdin.readline()), replies)
+    except ConfigError as error:
+        print(json.dumps(error.problems), file=replies, flush=True)
+    except BrokenPipeError:
+        pass  # the trainer ended
+
+
+def _run_worker(message: dict[str, Any], replies: Any) -> None:
+    data = parse_section(DataConfig, message["data"])
+    batch = parse_section(BatchConfig, message["batch"])
+    phase = parse_section(PhaseConfig, message["phase"])
+    row_indices = message["numbers"]
+    training_data = open_training_data(data, phase, batch, message["seed"])
+    validate_same_fingerprint(training_data.fingerprint, message["fingerprint"])
+    reader = BatchReader(training_data, batch, row_indices)
+    start_step, proportions, name = message["stage"]
+    stage = MixtureStage(start_step, tuple((source, p) for source, p in proportions), name)
+    reader.restore(DataCursor(message["step"], stage, np.array(message["states"], np.int64)))
+    descriptor, num_slots = message["slots"]
+    width = training_data.state_width
+    buffer = SharedBatchBuffer(
+        descriptor, num_slots, len(row_indices), batch.sequence_length, width
+    )
+    for line in sys.stdin:
+        slot = json.loads(line)
+        buffer.tokens[slot], buffer.states[slot] = reader.read_batch()
+        print("[]", file=replies, flush=True)

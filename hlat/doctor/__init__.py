@@ -1,0 +1,1 @@
+"""Checks of a run's arithmetic on its engine and layout, with a reduced model."""

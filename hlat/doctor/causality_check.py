@@ -1,0 +1,167 @@
+"""Checks that attention is causal and that labels are shifted by one token.
+
+The engine interface returns only losses. Therefore the loss is restricted to the targets up to some
+position (each later token is a separate document, and first tokens are not counted), and the
+tokens after that position are changed. The token at the position itself is replaced by one with the
+same row in the head, which has the same probability unless an earlier position attends to it.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.config.engine_capabilities import find_unsupported_settings
+from hlat.config.run import Config
+from hlat.doctor import reference_model, tolerances
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
+from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch, sample_weights
+from hlat.recovery.preflight_checks import format_first
+
+_EQUIVALENT_TOKENS = (0, 1)
+"""Tokens with the same row in the head."""
+_SHIFTS = range(4)
+_NUM_BATCHES = 4
+"""With a single batch, the losses of two shifts may be equal by chance."""
+
+Tokens = NDArray[np.int32]
+
+
+def check_causality(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check that no loss depends on later tokens or on another document."""
+    faults: list[FaultLocation] = []
+    paths: list[str] = []
+    largest = 0.0
+    for config in _build_attention_variants(harness):
+        document_mask = config.data.document_mask
+        paths.append("inside documents" if document_mask else "over all tokens")
+        with harness.with_config(config) if harness.can_rebuild else nullcontext(harness) as other:
+            weights = _build_weights(config)
+            other.load_weights(weights)
+            leak = _measure_leak(other)
+            largest = float(np.max([largest, leak]))
+            if not leak <= _compute_tolerance(config):
+                faults += _find_leaking_heads(other, weights, document_mask)
+    tolerance = _compute_tolerance(harness.config)
+    names = format_first([*dict.fromkeys(fault.part for fault in faults)], limit=4)
+    yield build_result(
+        "causality",
+        faults,
+        f"attention {' and '.join(paths)}: later tokens change earlier losses by at most "
+        f"{largest:.1e}",
+        f"later tokens or another document change a loss by {largest:.1e} (tolerance "
+        f"{tolerance:.1e}): {names}",
+        largest=largest,
+        tolerance=tolerance,
+    )
+
+
+def check_labels(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check that the losses are those of labels shifted by one."""
+    config, weights = harness.config, sample_weights(harness.config)
+    batches = [sample_batch(config, seed) for seed in range(_NUM_BATCHES)]
+    harness.load_weights(weights)
+    measured = np.array([harness.evaluate(tokens, np.zeros_like(tokens)) for tokens in batches])
+    if not harness.is_rank0:
+        return
+    expected = np.array(
+        [
+            [
+                reference_model.compute_mean_loss(config.model, weights, tokens, shift)
+                for tokens in batches
+            ]
+            for shift in _SHIFTS
+        ]
+    )
+    nearest = int(np.argmin(np.linalg.norm(expected - measured, axis=1)))
+    yield build_result(
+        "labels",
+        [] if nearest == 1 else [FaultLocation("labels", "model")],
+        f"the loss {measured[0]:.5f} is that of the next token ({expected[1][0]:.5f})",
+        f"the loss {measured[0]:.5f} is that of labels shifted by {nearest} "
+        f"({expected[nearest][0]:.5f}) instead of one ({expected[1][0]:.5f})",
+        loss=measured[0],
+        expected=expected[1][0],
+        shift=nearest,
+    )
+
+
+def _build_attention_variants(harness: EngineHarness) -> Iterator[Config]:
+    """Yield the run with a loss mask, without and with a document mask, where supported."""
+    config = harness.config
+    for document_mask in (False, True):
+        data = replace(config.data, loss_mask=True, document_mask=document_mask)
+        variant = replace(config, data=data)
+        if not any(find_unsupported_settings(variant)):
+            yield variant
+
+
+def _compute_tolerance(config: Config) -> float:
+    """Return one rounding per logit: equal head rows at different positions may round apart."""
+    return 4 * tolerances.compute_unit_roundoff(config.precision.compute)
+
+
+def _build_weights(config: Config) -> FullTensors:
+    weights = sample_weights(config)
+    if "lm_head.weight" in weights:
+        first, second = _EQUIVALENT_TOKENS
+        weights["lm_head.weight"][second] = weights["lm_head.weight"][first]
+    return weights
+
+
+def _measure_leak(harness: EngineHarness) -> float:
+    """Return the largest change of a loss among the probes."""
+    probes = [*_build_future_probes(harness.config)]
+    if harness.config.data.document_mask:
+        probes += _build_document_probes(harness.config)
+    changes = [
+        harness.evaluate(first, documents) - harness.evaluate(second, documents)
+        for first, second, documents in probes
+    ]
+    return float(np.abs(changes).max())
+
+
+def _build_future_probes(config: Config) -> Iterator[tuple[Tokens, Tokens, Tokens]]:
+    """Yield two batches that differ from a position on, and documents that count those before."""
+    length, is_tied = config.batch.sequence_length, config.model.tie_embeddings
+    for position in (2, length // 2, length - 2):
+        first, second = sample_batch(config, 1), sample_batch(config, 2)
+        second[:, :position] = first[:, :position]
+        first[:, position], second[:, position] = _EQUIVALENT_TOKENS
+        documents = np.maximum(np.arange(length) - (position - is_tied), 0)
+        yield first, second, _repeat_rows(documents, first)
+
+
+def _build_document_probes(config: Config) -> Iterator[tuple[Tokens, Tokens, Tokens]]:
+    """Yield two batches that differ before the only document that is counted."""
+    length = config.batch.sequence_length
+    for start in (1, length // 2):
+        first, second = sample_batch(config, 1), sample_batch(config, 2)
+        second[:, start:] = first[:, start:]
+        yield first, second, _repeat_rows(np.minimum(np.arange(length), start), first)
+
+
+def _repeat_rows(documents: NDArray[np.int64], tokens: Tokens) -> Tokens:
+    return np.tile(documents.astype(np.int32), (len(tokens), 1))
+
+
+def _find_leaking_heads(
+    harness: EngineHarness, weights: FullTensors, document_mask: bool
+) -> list[FaultLocation]:
+    """Return the heads that leak, tested one by one with the output of all others set to zero."""
+    model = harness.config.model
+    outputs = [f"model.layers.{i}.self_attn.o_proj.weight" for i in range(model.num_layers)]
+    zeroed = weights | {name: np.zeros_like(weights[name]) for name in outputs}
+    faults = []
+    for layer, name in enumerate(outputs):
+        for head in range(model.num_attention_heads):
+            columns = slice(head * model.head_dim, (head + 1) * model.head_dim)
+            weight = np.zeros_like(weights[name])
+            weight[:, columns] = weights[name][:, columns]
+            harness.load_weights(zeroed | {name: weight})
+            if not _measure_leak(harness) <= _compute_tolerance(harness.config):
+                faults.append(FaultLocation(f"layer {layer} head {head}", "model"))
+    path = "attention inside documents" if document_mask else "attention"
+    return faults or [FaultLocation(path, "model")]

@@ -1,0 +1,165 @@
+"""Runner of all checks: console output, doctor.json and exit code.
+
+Every rank runs every check; rank 0 evaluates and reports.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from hlat.config.config_errors import ExitCode
+from hlat.config.run import Config
+from hlat.doctor.causality_check import check_causality, check_labels
+from hlat.doctor.check_result import (
+    CheckResult,
+    CheckStatus,
+    FaultLocation,
+    build_result,
+    skip_check,
+)
+from hlat.doctor.checkpoint_check import check_checkpoint
+from hlat.doctor.data_order_check import check_data
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.gradient_check import check_accumulation, check_gradients, check_next_step
+from hlat.doctor.initialisation_check import check_initialisation
+from hlat.doctor.numerics_check import check_numerics
+from hlat.doctor.optimizer_check import check_optimizer, check_schedule
+from hlat.doctor.replica_check import check_replicas
+from hlat.doctor.rounding_check import check_rounding
+from hlat.doctor.symptoms import SYMPTOMS
+from hlat.engine import launch_environment
+from hlat.engine.interface import Engine
+from hlat.recovery import preflight
+from hlat.tracking.console_logger import print_line
+
+REPORT_FILE = "doctor.json"
+
+Check = Callable[[EngineHarness], Iterator[CheckResult]]
+
+CHECKS: Mapping[str, Check] = {
+    "initialisation": check_initialisation,
+    "causality": check_causality,
+    "labels": check_labels,
+    "gradients": check_gradients,
+    "next step": check_next_step,
+    "accumulation": check_accumulation,
+    "replicas": check_replicas,
+    "rounding": check_rounding,
+    "optimizer": check_optimizer,
+    "schedule": check_schedule,
+    "numerics": check_numerics,
+    "data": check_data,
+    "checkpoint": check_checkpoint,
+}
+"""Checks in order; the first needs the initial weights."""
+
+
+def run_all_checks(config: Config, run_dir: Path, engine: Engine) -> ExitCode:
+    """Run pre-flight and all checks, write doctor.json, and return the exit code.
+
+    Args:
+        config: Reduced configuration.
+        run_dir: Directory of doctor.json.
+        engine: New engine without process groups; closed on return.
+    """
+    start, results = time.perf_counter(), []
+    is_rank0 = launch_environment.read_rank_info().rank == 0
+    if is_rank0:
+        # An aborted run must not leave the result of an earlier one
+        (run_dir / REPORT_FILE).unlink(missing_ok=True)
+    result = _check_machine(config, run_dir, engine)
+    if is_rank0:
+        _print_result(result)
+        results.append(result)
+    code = ExitCode.UNHEALTHY_NODE
+    if result.status is not CheckStatus.failed:
+        harness = EngineHarness(config, engine)
+        for result in run_checks(harness):
+            _print_result(result)
+            results.append(result)
+        has_failed = any(result.status is CheckStatus.failed for result in results)
+        code = ExitCode.DIVERGED if has_failed else ExitCode.FINISHED
+        code = ExitCode(harness.broadcast_object(code))
+        engine.close()
+    if is_rank0:
+        seconds = time.perf_counter() - start
+        _write_report(config, run_dir, engine.device, results, seconds)
+        _print_summary(run_dir, results, seconds)
+    return code
+
+
+def run_checks(harness: EngineHarness, names: Iterable[str] = CHECKS) -> Iterator[CheckResult]:
+    """Run checks by name and yield their results on rank 0."""
+    heartbeat = launch_environment.open_heartbeat()
+    for name in names:
+        if heartbeat is not None:
+            heartbeat.set_deadline(harness.config.recovery.start_timeout_s)
+        start = time.perf_counter()
+        results = [*CHECKS[name](harness)]
+        seconds = round(time.perf_counter() - start, 3)
+        if harness.is_rank0:
+            yield from (replace(result, seconds=seconds) for result in results)
+
+
+def _check_machine(config: Config, run_dir: Path, engine: Engine) -> CheckResult:
+    """Run the pre-flight of a run, which reports unhealthy nodes itself."""
+    if not config.recovery.preflight:
+        return skip_check("machine", "recovery.preflight is false")
+    start = time.perf_counter()
+    is_healthy = preflight.run_preflight(config, run_dir, engine)
+    result = build_result(
+        "machine",
+        [] if is_healthy else [FaultLocation("a node", "machine")],
+        "devices, collectives, memory, disk and clocks are healthy",
+        f"a node is unhealthy; see {run_dir / 'events.jsonl'}",
+    )
+    return replace(result, seconds=round(time.perf_counter() - start, 3))
+
+
+def _print_result(result: CheckResult) -> None:
+    print_line(f"{result.status.value:<5} {result.check:<15} {result.said}")
+    if result.status is CheckStatus.failed:
+        print_line(f"{'':21} in a run: {SYMPTOMS[result.check]}")
+
+
+def _print_summary(run_dir: Path, results: list[CheckResult], seconds: float) -> None:
+    count = Counter(result.status for result in results)
+    failed = [result.check for result in results if result.status is CheckStatus.failed]
+    verdict = f"FAIL: {', '.join(failed)}" if failed else "healthy"
+    print_line(
+        f"{verdict}; {count[CheckStatus.passed]} passed, {len(failed)} failed, "
+        f"{count[CheckStatus.not_applicable]} not applicable, in {seconds:.0f} s; "
+        f"{run_dir / REPORT_FILE}"
+    )
+
+
+def _write_report(
+    config: Config, run_dir: Path, device: str, results: list[CheckResult], seconds: float
+) -> None:
+    record: dict[str, Any] = {
+        "healthy": all(result.status is not CheckStatus.failed for result in results),
+        "engine": config.engine.name.value,
+        "device": device,
+        "precision": config.precision.name,
+        "num_processes": config.num_processes,
+        "parallelism": _convert_enums(asdict(config.parallelism)),
+        "model": _convert_enums(asdict(config.model)),
+        "batch": _convert_enums(asdict(config.batch)),
+        "seconds": round(seconds, 1),
+        "checks": [
+            asdict(result) | {"status": result.status.value, "symptom": SYMPTOMS[result.check]}
+            for result in results
+        ],
+    }
+    temporary = run_dir / f".{REPORT_FILE}.tmp"
+    temporary.write_text(json.dumps(record, indent=2) + "\n")
+    temporary.replace(run_dir / REPORT_FILE)
+
+
+def _convert_enums(settings: dict[str, Any]) -> dict[str, Any]:
+    """Replace enum members by their values."""
+    return {key: getattr(value, "value", value) for key, value in settings.items()}

@@ -1,0 +1,209 @@
+"""Test harness around an engine, which uses only the engine interface.
+
+Weights, gradients and moments are read and written through checkpoint chunks, so a check works for
+every engine, layout and device. Gradients are derived from the first moment after one step from
+zero.
+"""
+
+import base64
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hlat.config.engine import EngineBackend
+from hlat.config.model import ScaledInit
+from hlat.config.run import Config
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.engine_factory import create_engine
+from hlat.engine.interface import Engine, StepMetrics
+from hlat.model.parameter_specs import ParameterRole, ParameterSpec, list_parameter_specs
+from hlat.model.weight_initialization import compute_initial_values
+from hlat.parallelism.process_group import broadcast_object
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+FullTensors = dict[str, NDArray[np.float32]]
+"""Full tensors by canonical name; empty on ranks other than 0."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Result of one step from zero moments.
+
+    Attributes:
+        metrics: Metrics of the step.
+        gradients: Gradients before clipping; empty on ranks other than 0.
+    """
+
+    metrics: StepMetrics
+    gradients: FullTensors
+
+
+class EngineHarness:
+    """Engine with a reduced model; all methods are collective calls.
+
+    Args:
+        config: Reduced configuration.
+        engine: Engine on which the model is built.
+    """
+
+    def __init__(self, config: Config, engine: Engine) -> None:
+        self.config, self.engine = config, engine
+        engine.build(config)
+        self.parameters = {spec.name: spec for spec in list_parameter_specs(config.model)}
+
+    @property
+    def can_rebuild(self) -> bool:
+        """True if a process may build several models; neuronx-distributed supports one layout."""
+        return self.config.engine.name is EngineBackend.native
+
+    @property
+    def is_rank0(self) -> bool:
+        """True on the rank that evaluates."""
+        return self.engine.world.is_rank0
+
+    def broadcast_object(self, value: Any) -> Any:
+        """Return the JSON value of rank 0 on all ranks."""
+        return broadcast_object(self.engine.world.world_group, value)
+
+    @contextmanager
+    def with_config(self, config: Config) -> "Iterator[EngineHarness]":
+        """Build another engine of the same processes within the context."""
+        harness = EngineHarness(config, create_engine(config))
+        try:
+            yield harness
+        finally:
+            harness.engine.close()
+
+    def train_step(self, tokens: NDArray[np.int32], learning_rate: float) -> StepMetrics:
+        """Run one step on a global batch, of which this rank uses its data-parallel shard."""
+        world = self.engine.world
+        rows = np.ascontiguousarray(tokens[world.dp_rank :: world.dp_size])
+        sequences = PackedSequences(rows, np.zeros_like(rows))
+        return self.engine.read(self.engine.train_step(sequences, learning_rate))
+
+    def step_with_gradients(self, tokens: NDArray[np.int32]) -> StepResult:
+        """Run one step with learning rate 0 from zero moments; return metrics and gradients."""
+        self.reset_optimizer_state()
+        metrics = self.train_step(tokens, 0.0)
+        assert metrics.grad_norm is not None
+        max_norm = self.config.optimizer.grad_clip
+        clip_factor = min(1.0, max_norm / (metrics.grad_norm + 1e-6)) if max_norm else 1.0
+        scale = np.float32(1 / (clip_factor * (1 - self.config.optimizer.beta1)))
+        moments = self.gather_full_tensors("exp_avg")
+        return StepResult(metrics, {name: moment * scale for name, moment in moments.items()})
+
+    def evaluate(self, tokens: NDArray[np.int32], documents: NDArray[np.int32]) -> float:
+        """Return the mean loss of some sequences, given on all ranks."""
+        return self.engine.read(self.engine.eval_step(PackedSequences(tokens, documents))).loss
+
+    @torch.no_grad()
+    def reset_optimizer_state(self) -> None:
+        """Set the optimizer state to zero."""
+        for chunk in self.engine.chunks():
+            if not chunk.name.startswith("weights/"):
+                chunk.tensor.zero_()
+
+    @torch.no_grad()
+    def load_weights(self, weights: FullTensors) -> None:
+        """Load full tensors, given on all ranks."""
+        for chunk in self.engine.chunks():
+            state_key, _, name = chunk.name.partition("/")
+            if state_key == "weights":
+                part = weights[name][_to_slices(chunk.offset, chunk.size)]
+                values = torch.from_numpy(np.ascontiguousarray(part))
+                chunk.tensor.copy_(values.view(chunk.tensor.shape))
+
+    def gather_full_tensors(self, state_key: str) -> FullTensors:
+        """Return all tensors of one state key on rank 0, assembled from the saved chunks.
+
+        Elements without a chunk are NaN.
+        """
+        chunks = [
+            [chunk.name.partition("/")[2], chunk.offset, chunk.size, encode_tensor(chunk.tensor)]
+            for chunk in self.engine.chunks()
+            if chunk.is_main_replica and chunk.name.startswith(f"{state_key}/")
+        ]
+        gathered = self.engine.world.world_group.gather_object(chunks)
+        if not self.is_rank0:
+            return {}
+        full_tensors = {
+            name: np.full(() if state_key == "updates" else spec.shape, np.nan, np.float32)
+            for name, spec in self.parameters.items()
+        }
+        for name, offset, size, content in (chunk for chunks in gathered for chunk in chunks):
+            full_tensors[name][_to_slices(offset, size)] = decode_tensor(content).reshape(size)
+        return full_tensors
+
+    def round_to_weight_dtype(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Round values to the dtype of the (master) weights."""
+        precision = self.config.precision
+        dtype = TORCH_DTYPES[precision.master_weights or precision.weights]
+        return torch.from_numpy(values).to(dtype).float().numpy()
+
+    @contextmanager
+    def make_temporary_dir(self) -> Iterator[Path]:
+        """Create a directory, common to all ranks, within the context."""
+        root = Path(self.config.run.root).absolute()
+        if not self.is_rank0:
+            yield Path(self.broadcast_object(None))
+            self.engine.world.world_group.any(False)
+            return
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=root) as directory:
+            self.broadcast_object(directory)
+            yield Path(directory)
+            self.engine.world.world_group.any(False)  # barrier
+
+
+def encode_tensor(tensor: torch.Tensor) -> str:
+    """Encode a tensor as fp32 values in base64, for JSON."""
+    values = tensor.detach().float().cpu().contiguous().numpy()
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def decode_tensor(content: str) -> NDArray[np.float32]:
+    """Return the flat values from the output of `encode_tensor`."""
+    return np.frombuffer(base64.b64decode(content), np.float32)
+
+
+def sample_weights(config: Config, seed: int = 0) -> FullTensors:
+    """Return random weights with which every part of the model affects the loss.
+
+    With initial weights, attention is close to uniform and logits are close to zero, so many errors
+    would change only the last digits. All values are representable in bf16, so no recipe rounds
+    them.
+    """
+    return {
+        spec.name: _sample_weight(config, spec, seed) for spec in list_parameter_specs(config.model)
+    }
+
+
+def sample_batch(config: Config, seed: int = 0) -> NDArray[np.int32]:
+    """Return a global batch of random tokens."""
+    size = (config.batch.global_batch_size, config.batch.sequence_length)
+    generator = np.random.default_rng([config.run.seed, seed])
+    return generator.integers(0, config.model.vocab_size, size, np.int32)
+
+
+def _sample_weight(config: Config, spec: ParameterSpec, seed: int) -> NDArray[np.float32]:
+    model = replace(config.model, init_std=1.0, scaled_init=ScaledInit.none)
+    shape = spec.shape if len(spec.shape) == 2 else (1, *spec.shape)
+    matrix = replace(spec, shape=shape, role=ParameterRole.matrix)
+    values = compute_initial_values(matrix, model, config.run.seed + seed, (0, 0), shape)
+    if spec.role is ParameterRole.norm:
+        values = (1 + values / 4)[0]
+    elif "embed_tokens" not in spec.name:
+        values /= np.float32(math.sqrt(shape[1]))
+    return torch.from_numpy(values).bfloat16().float().numpy()
+
+
+def _to_slices(offset: Sequence[int], size: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + n) for start, n in zip(offset, size, strict=True))

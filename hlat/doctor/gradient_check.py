@@ -1,0 +1,363 @@
+"""Checks of loss and gradients against a reference, with each sequence counted once.
+
+The gradient of a batch is the sum of those of its micro batches, which the reference computes
+separately. For a wrong gradient, least squares gives the count of each micro batch of each
+data-parallel rank in it. If no such sum explains the gradient, the check searches for the axis
+without which it is correct.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.config.run import Config
+from hlat.doctor import reference_model, tolerances
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
+from hlat.doctor.engine_harness import (
+    EngineHarness,
+    FullTensors,
+    StepResult,
+    sample_batch,
+    sample_weights,
+)
+from hlat.doctor.reduced_config import move_axis_to_dp, to_single_process
+from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.recovery.preflight_checks import format_first
+
+_COUNT_TOLERANCE = 0.1
+"""Maximum difference between equal counts, from rounding."""
+
+ExactGradients = dict[str, NDArray[np.float64]]
+
+
+@dataclass
+class _GradientError:
+    """Wrong gradient of a parameter.
+
+    Attributes:
+        name: Canonical name.
+        error: Norm of the error, relative to the norm of the exact gradient.
+        counts: Count of each micro batch in the gradient; empty if no sum explains it.
+        axis: Axis of the fault; empty while unknown.
+    """
+
+    name: str
+    error: float
+    counts: list[float]
+    axis: str
+
+
+def check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check loss and gradients of a step against the reference with the same weights."""
+    config = harness.config
+    weights, tokens = sample_weights(config), sample_batch(config)
+    harness.load_weights(weights)
+    step = harness.step_with_gradients(tokens)
+    exact: list[ExactGradients] = []
+    errors: list[_GradientError] = []
+    loss = 0.0
+    if harness.is_rank0:
+        exact, loss = _compute_micro_batch_gradients(config, weights, tokens)
+        errors = _find_wrong_gradients(config, step, exact)
+    unknown = harness.broadcast_object([error.name for error in errors if not error.axis])
+    axes = _find_axes(harness, unknown)
+    if not harness.is_rank0:
+        return
+    for error in errors:
+        error.axis = error.axis or axes[error.name]
+    yield _check_loss(config, step.metrics.loss, loss, errors)
+    yield _check_all_gradients(config, step, exact, errors)
+    yield _check_contributions(config, errors, "reduction", "dp")
+    yield _check_contributions(config, errors, "pipeline", "pp")
+    yield _check_gradient_norm(config, step)
+
+
+def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check that micro batches of one sequence and of two give the same gradients."""
+    config = harness.config
+    if not harness.can_rebuild:
+        yield skip_check("accumulation", "engine=nxd builds one model per process")
+        return
+    dp = config.num_processes // (config.parallelism.tp * config.parallelism.pp)
+    num_micro_batches = 2 * max(2, config.num_micro_batches)
+    batch = replace(config.batch, global_batch_size=num_micro_batches * dp)
+    tokens = sample_batch(replace(config, batch=batch))
+    weights, steps = sample_weights(config), []
+    for size in (2, 1):
+        variant = replace(config, batch=replace(batch, micro_batch_size=size))
+        with harness.with_config(variant) as other:
+            other.load_weights(weights)
+            steps.append(other.step_with_gradients(tokens))
+    if not harness.is_rank0:
+        return
+    tolerance = 2 * tolerances.compute_gradient_tolerance(config)
+    errors = {
+        name: compute_relative_error(steps[1].gradients[name], gradient)
+        for name, gradient in steps[0].gradients.items()
+    }
+    wrong = [name for name, error in errors.items() if not error <= tolerance]
+    wrong.sort(key=errors.__getitem__, reverse=True)
+    largest = max(errors.values())
+    comparison = f"the gradients of {num_micro_batches} micro batches and {num_micro_batches // 2}"
+    yield build_result(
+        "accumulation",
+        [FaultLocation(name, "accumulation") for name in wrong],
+        f"{comparison} differ by at most {largest:.1e}",
+        f"{comparison} differ by up to {largest:.1e} (tolerance {tolerance:.1e}): "
+        f"{format_first(wrong)}",
+        largest=largest,
+        tolerance=tolerance,
+    )
+
+
+def check_next_step(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check that the forward pass uses the updated weights on every rank."""
+    config = harness.config
+    tokens = sample_batch(config, 3)
+    harness.load_weights(sample_weights(config))
+    harness.reset_optimizer_state()
+    harness.train_step(tokens, 2.0**-6)
+    metrics = harness.train_step(tokens, 0.0)
+    weights = harness.gather_full_tensors("weights")
+    if not harness.is_rank0:
+        return
+    loss = reference_model.compute_mean_loss(config.model, weights, tokens)
+    norm = float(np.sqrt(sum(np.square(w.astype(np.float64)).sum() for w in weights.values())))
+    tolerance = 2 * tolerances.compute_loss_tolerance(config)
+    loss_gap = abs(metrics.loss - loss) / loss
+    assert metrics.param_norm is not None
+    norm_gap = abs(metrics.param_norm - norm) / norm
+    faults, axes = [], format_parallel_axes(config)
+    if not loss_gap <= tolerance:
+        faults.append(FaultLocation("weights that the model reads", axes))
+    if not norm_gap <= tolerances.compute_norm_tolerance(config):
+        faults.append(FaultLocation("param_norm", axes))
+    yield build_result(
+        "next step",
+        faults,
+        f"the loss after an update is that of the updated weights to {loss_gap:.1e}",
+        f"the loss after an update is {metrics.loss:.5f}, and {loss:.5f} with the updated "
+        f"weights; param_norm is {metrics.param_norm:.5f}, expected {norm:.5f}",
+        loss_gap=loss_gap,
+        norm_gap=norm_gap,
+        tolerance=tolerance,
+    )
+
+
+def _compute_micro_batch_gradients(
+    config: Config, weights: FullTensors, tokens: NDArray[np.int32]
+) -> tuple[list[ExactGradients], float]:
+    """Return the exact gradients per data-parallel rank and micro batch, and the total loss."""
+    dp = config.num_processes // (config.parallelism.tp * config.parallelism.pp)
+    num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
+    exact, total_loss = [], 0.0
+    for rank in range(dp):
+        for rows in np.split(tokens[rank::dp], config.num_micro_batches):
+            rows = np.ascontiguousarray(rows)
+            loss, gradients = reference_model.compute_gradients(
+                config.model, weights, rows, num_targets
+            )
+            exact.append(gradients)
+            total_loss += loss
+    return exact, total_loss
+
+
+def _find_wrong_gradients(
+    config: Config, step: StepResult, exact: list[ExactGradients]
+) -> list[_GradientError]:
+    """Return the wrong gradients, the worst first, with their axis if the counts show it."""
+    tolerance, errors = tolerances.compute_gradient_tolerance(config), []
+    for name, measured in step.gradients.items():
+        terms = [gradients[name] for gradients in exact]
+        error = compute_relative_error(measured, np.sum(terms, axis=0))
+        if error <= tolerance:
+            continue
+        basis, flat = np.stack([term.ravel() for term in terms], axis=1), measured.ravel()
+        counts, *_ = np.linalg.lstsq(basis, np.nan_to_num(flat.astype(np.float64)))
+        residual = compute_relative_error(flat, basis @ counts)
+        if residual <= tolerance * max(1, counts.max()):
+            axis = _find_axis_of_counts(config, counts)
+            errors.append(_GradientError(name, error, counts.tolist(), axis))
+        else:
+            errors.append(_GradientError(name, error, [], ""))
+    return sorted(errors, key=lambda error: -error.error)
+
+
+def _find_axis_of_counts(config: Config, counts: NDArray[Any]) -> str:
+    """Return the axis along which counts differ; empty if all are equal."""
+    table = counts.reshape(-1, config.num_micro_batches)
+    if np.ptp(table.mean(1)) > _COUNT_TOLERANCE:
+        return "dp"
+    if np.ptp(table.mean(0)) > _COUNT_TOLERANCE:
+        return "pp" if config.parallelism.pp > 1 else "accumulation"
+    return ""
+
+
+def _find_axes(harness: EngineHarness, names: list[str]) -> dict[str, str]:
+    """Return for each wrong gradient the axis without which it is correct; model: without any."""
+    if not names:
+        return {}
+    config, layout = harness.config, harness.config.parallelism
+    if config.num_processes == 1:
+        return dict.fromkeys(names, "model")
+    model_axes = [axis for axis in ("tp", "pp") if getattr(layout, axis) > 1]
+    if not harness.can_rebuild:
+        return dict.fromkeys(names, "+".join([*model_axes, "dp"]))
+    wrong = _find_wrong_names(harness, to_single_process(config))
+    axes = {name: "model" for name in names if name in wrong}
+    for axis in model_axes:
+        wrong = _find_wrong_names(harness, move_axis_to_dp(config, axis))
+        axes |= {name: axis for name in names if name not in axes and name not in wrong}
+    axes = {name: axes.get(name, "dp") for name in names}
+    if layout.sequence_parallel and "tp" in axes.values():
+        without_sp = replace(config, parallelism=replace(layout, sequence_parallel=False))
+        wrong = _find_wrong_names(harness, without_sp)
+        axes |= {n: "sp" for n, axis in axes.items() if axis == "tp" and n not in wrong}
+    if count_kv_replicas(config.model, layout.tp) > 1:
+        kv_names = [name for name in axes if "k_proj" in name or "v_proj" in name]
+        axes |= {name: "kv" for name in kv_names if axes[name] == "tp"}
+    return axes
+
+
+def _find_wrong_names(harness: EngineHarness, config: Config) -> set[str]:
+    """Return on all ranks the names of gradients that are wrong with another configuration."""
+    weights, tokens = sample_weights(config), sample_batch(config)
+    with harness.with_config(config) as other:
+        other.load_weights(weights)
+        step = other.step_with_gradients(tokens)
+        names = []
+        if other.is_rank0:
+            exact, _ = _compute_micro_batch_gradients(config, weights, tokens)
+            names = [error.name for error in _find_wrong_gradients(config, step, exact)]
+        return set(other.broadcast_object(names))
+
+
+def _check_loss(
+    config: Config, measured: float, expected: float, errors: list[_GradientError]
+) -> CheckResult:
+    gap, tolerance = abs(measured - expected) / expected, tolerances.compute_loss_tolerance(config)
+    axis = errors[0].axis if errors else format_parallel_axes(config)
+    return build_result(
+        "loss",
+        [] if gap <= tolerance else [FaultLocation("loss", axis)],
+        f"{measured:.6f}, expected {expected:.6f}",
+        f"{measured:.6f}, expected {expected:.6f}: ratio {measured / expected:.4g}, relative error "
+        f"{gap:.1e} (tolerance {tolerance:.1e})",
+        loss=measured,
+        expected=expected,
+        tolerance=tolerance,
+    )
+
+
+def _check_all_gradients(
+    config: Config, step: StepResult, exact: list[ExactGradients], errors: list[_GradientError]
+) -> CheckResult:
+    tolerance = tolerances.compute_gradient_tolerance(config)
+    largest = max(
+        compute_relative_error(measured, np.sum([gradients[name] for gradients in exact], axis=0))
+        for name, measured in step.gradients.items()
+    )
+    return build_result(
+        "gradients",
+        [FaultLocation(error.name, error.axis) for error in errors],
+        f"all {len(step.gradients)} have a relative error of at most {largest:.1e}",
+        f"{_format_errors(config, errors)} (tolerance {tolerance:.1e})",
+        largest=largest,
+        tolerance=tolerance,
+    )
+
+
+def _check_contributions(
+    config: Config, errors: list[_GradientError], check: str, axis: str
+) -> CheckResult:
+    """Check the counts of the ranks along an axis."""
+    size = {"dp": config.parallelism.dp or 1, "pp": config.parallelism.pp}[axis]
+    if size == 1:
+        return skip_check(check, f"parallelism.{axis} is 1")
+    errors = [error for error in errors if error.axis == axis]
+    passed = {
+        "dp": f"each sequence of {size} data-parallel ranks counts once",
+        "pp": f"each of {config.num_micro_batches} micro batches passes {size} stages once",
+    }
+    faults = [FaultLocation(error.name, axis) for error in errors]
+    return build_result(check, faults, passed[axis], _format_errors(config, errors))
+
+
+def _format_errors(config: Config, errors: list[_GradientError]) -> str:
+    return format_first([_format_error(config, error) for error in errors], separator="; ")
+
+
+def _format_error(config: Config, error: _GradientError) -> str:
+    text = f"{error.name} has a relative error of {error.error:.1e} along {error.axis}"
+    if not error.counts:
+        return text
+    table = np.reshape(error.counts, (-1, config.num_micro_batches))
+    if error.axis == "dp" and np.ptp(table.mean(1)) > _COUNT_TOLERANCE:
+        return f"{text}: sequences of data-parallel ranks count {_format_counts(table.mean(1))}"
+    if np.ptp(table.mean(0)) > _COUNT_TOLERANCE:
+        return f"{text}: micro batches count {_format_counts(table.mean(0))}"
+    return f"{text}: every sequence counts {_format_counts(table.mean(keepdims=True)[0])}"
+
+
+def _format_counts(counts: NDArray[Any]) -> str:
+    """Format counts as "1, 0 times"."""
+    return ", ".join(f"{abs(count):.3g}" for count in counts.round(2)) + " times"
+
+
+def _check_gradient_norm(config: Config, step: StepResult) -> CheckResult:
+    """Check the global norm against that of the gathered gradients."""
+    squares = {
+        name: float(np.square(gradient.astype(np.float64)).sum())
+        for name, gradient in step.gradients.items()
+    }
+    measured, expected = step.metrics.grad_norm, float(np.sqrt(sum(squares.values())))
+    assert measured is not None
+    tolerance = tolerances.compute_norm_tolerance(config)
+    gap = abs(measured - expected) / expected
+    fault = FaultLocation("grad_norm", _find_double_counted_axis(config, squares, measured))
+    return build_result(
+        "gradient norm",
+        [] if gap <= tolerance else [fault],
+        f"{measured:.6g} is that of the gathered gradients to {gap:.1e}",
+        f"{measured:.6g}, expected {expected:.6g} from the gathered gradients: relative error "
+        f"{gap:.1e} (tolerance {tolerance:.1e}) along {fault.axis}: some elements are counted more "
+        "than once or not at all",
+        grad_norm=measured,
+        expected=expected,
+        tolerance=tolerance,
+    )
+
+
+def _find_double_counted_axis(config: Config, squares: dict[str, float], measured: float) -> str:
+    """Return the axis whose double count explains the norm, else all parallel axes."""
+    layout, total = config.parallelism, sum(squares.values())
+    num_replicas = count_kv_replicas(config.model, layout.tp)
+    norms = sum(square for name, square in squares.items() if "norm" in name)
+    kv = sum(s for name, s in squares.items() if "k_proj" in name or "v_proj" in name)
+    candidates = {
+        "kv": total + (num_replicas - 1) * kv,
+        "tp": total + (layout.tp - 1) * norms,
+        "dp": total * (layout.dp or 1),
+        "pp": total * layout.pp,
+    }
+    for axis, square in candidates.items():
+        if square > total and abs(square / measured**2 - 1) < 0.01:
+            return axis
+    return format_parallel_axes(config)
+
+
+def format_parallel_axes(config: Config) -> str:
+    """Return the axes with several ranks as "tp+pp+dp", or "model" if there are none."""
+    layout = config.parallelism
+    sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp or 1}
+    return "+".join(axis for axis, size in sizes.items() if size > 1) or "model"
+
+
+def compute_relative_error(measured: NDArray[Any], exact: NDArray[Any]) -> float:
+    """Return the norm of the difference over that of `exact`; infinity if it is not finite."""
+    gap = np.linalg.norm((measured.astype(np.float64) - exact).ravel())
+    norm = np.linalg.norm(exact.astype(np.float64).ravel())
+    return float(gap / norm) if np.isfinite(gap) else float("inf")

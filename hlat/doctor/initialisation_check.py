@@ -1,0 +1,98 @@
+"""Check of the initial weights: distribution, equality across layouts, and independence."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.config.model import ModelConfig, ScaledInit
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
+from hlat.doctor.engine_harness import EngineHarness
+from hlat.doctor.gradient_check import format_parallel_axes
+from hlat.model.weight_initialization import compute_initial_values
+from hlat.recovery.preflight_checks import format_first
+
+_SIGMAS = 6
+"""Tolerance in standard errors; that of a standard deviation of n values is 1 / sqrt(2 n)."""
+_ROUNDING_TOLERANCE = 2.0**-9
+
+
+def check_initialisation(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check standard deviations, equality with one process, and that no two weights correlate.
+
+    This check runs first, while the weights are unchanged.
+    """
+    config, weights = harness.config, harness.gather_full_tensors("weights")
+    if not harness.is_rank0:
+        return
+    faults: list[FaultLocation] = []
+    problems, largest = [], 0.0
+    for name, values in weights.items():
+        expected = _compute_expected_std(config.model, name)
+        if expected is None:
+            expected, measured, tolerance = 1.0, float(np.abs(values).mean()), 0.0
+        else:
+            measured = float(values.astype(np.float64).std())
+            tolerance = _SIGMAS / math.sqrt(2 * values.size) + _ROUNDING_TOLERANCE
+        error = abs(measured / expected - 1)
+        largest = max(largest, error)
+        if not error <= tolerance:
+            faults.append(FaultLocation(name, "model"))
+            problems.append(
+                f"{name} has standard deviation {measured:.4g}, expected {expected:.4g}"
+            )
+        elif not np.array_equal(values, _compute_single_process_values(harness, name)):
+            faults.append(FaultLocation(name, format_parallel_axes(config)))
+            problems.append(f"{name} differs from its values on one process")
+    names = {fault.part for fault in faults}
+    for first, second in _find_correlated_pairs(weights):
+        faults += [] if second in names else [FaultLocation(second, "model")]
+        problems.append(f"{second} is correlated with {first}")
+    yield build_result(
+        "initialisation",
+        faults,
+        f"{len(weights)} standard deviations are within {largest:.1%} of the configured ones, "
+        "and all values are as on one process",
+        format_first(problems, separator="; "),
+        largest=largest,
+    )
+
+
+def _compute_expected_std(model: ModelConfig, name: str) -> float | None:
+    """Return the configured standard deviation; None for ones (paper, section IV-C)."""
+    if "norm" in name:
+        return None
+    if not name.endswith(("o_proj.weight", "down_proj.weight")):
+        return model.init_std
+    layer_number = int(name.split(".")[2]) + 1
+    divisors = {ScaledInit.depth: 2 * model.num_layers, ScaledInit.layer: 2 * layer_number}
+    return model.init_std / math.sqrt(divisors.get(model.scaled_init, 1))
+
+
+def _compute_single_process_values(harness: EngineHarness, name: str) -> NDArray[np.float32]:
+    """Return the initial values of the full parameter, in the dtype of the weights."""
+    config, spec = harness.config, harness.parameters[name]
+    start = (0,) * len(spec.shape)
+    values = compute_initial_values(spec, config.model, config.run.seed, start, spec.shape)
+    return harness.round_to_weight_dtype(values)
+
+
+def _find_correlated_pairs(weights: dict[str, NDArray[np.float32]]) -> list[tuple[str, str]]:
+    """Return pairs of matrices of equal shape with a correlation above chance."""
+    by_shape: dict[tuple[int, ...], list[str]] = {}
+    for name, values in weights.items():
+        if values.ndim == 2:
+            by_shape.setdefault(values.shape, []).append(name)
+    pairs = [
+        (first, second)
+        for names in by_shape.values()
+        for i, second in enumerate(names)
+        for first in names[:i]
+    ]
+    return [
+        (first, second)
+        for first, second in pairs
+        if abs(np.corrcoef(weights[first].ravel(), weights[second].ravel())[0, 1])
+        > _SIGMAS / math.sqrt(weights[first].size)
+    ]

@@ -1,0 +1,187 @@
+"""Checks of schedule and optimizer against torch's schedulers and torch's AdamW in fp64.
+
+The gradient follows from the first moment after a step if that was zero before. Each step therefore
+starts from a zero first moment, a given second moment, and a given number of updates.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.optim import lr_scheduler
+
+from hlat.config.precision import Dtype
+from hlat.config.run import Config
+from hlat.config.schedule import ScheduleConfig, ScheduleShape
+from hlat.doctor import tolerances
+from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
+from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_weights
+from hlat.optim.lr_schedule import compute_schedule_lr
+from hlat.recovery.preflight_checks import format_first
+
+_LEARNING_RATE = 2.0**-3
+"""Large enough that an update is many spacings of bf16."""
+_INITIAL_STATES = ((0, 0.0), (1, 2.0**-17), (1000, 2.0**-17))
+"""Number of updates, and value of the second moment."""
+_WARMUP_STEPS, _TOTAL_STEPS = 20, 200
+
+Array = NDArray[np.float64]
+
+
+def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check weights, second moments and update counts after one step from several states."""
+    config, largest = harness.config, 0.0
+    wrong: dict[str, tuple[float, int]] = {}
+    tokens, weights = sample_batch(config, 5), sample_weights(config, 5)
+    for num_updates, exp_avg_sq in _INITIAL_STATES:
+        harness.load_weights(weights)
+        _set_state(harness, num_updates, exp_avg_sq)
+        harness.train_step(tokens, _LEARNING_RATE)
+        keys = ("weights", "exp_avg", "exp_avg_sq", "updates")
+        after = {key: harness.gather_full_tensors(key) for key in keys}
+        for name in after["weights"]:
+            updated = {key: tensors[name].astype(np.float64) for key, tensors in after.items()}
+            for part, error in _compute_errors(
+                config, weights[name], updated, num_updates, exp_avg_sq
+            ):
+                largest = max(largest, error)
+                if not error <= 1:
+                    wrong.setdefault(f"{name} {part}", (error, num_updates + 1))
+    if not harness.is_rank0:
+        return
+    ranked = sorted(wrong.items(), key=lambda item: -item[1][0])
+    problems = [f"{part} at update {count}, {error:.1f} times" for part, (error, count) in ranked]
+    yield build_result(
+        "optimizer",
+        [FaultLocation(part, "update") for part, _ in ranked],
+        f"updates are those of torch.optim.AdamW to {largest:.2f} of the tolerance",
+        "beyond the tolerance of torch.optim.AdamW: " + format_first(problems, separator="; "),
+        largest=largest,
+    )
+
+
+def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Check every learning rate of the shortened schedule against torch's scheduler."""
+    config = harness.config
+    peak_lr, schedule = config.optimizer.lr, _shorten_schedule(config.schedule)
+    name, expected = schedule.name.value, _compute_torch_rates(schedule, peak_lr)
+    if expected is None:
+        yield skip_check("schedule", f"torch has no scheduler like schedule={name}")
+        return
+    lrs = [compute_schedule_lr(step, schedule, peak_lr) for step in range(len(expected))]
+    errors = [abs(lr - other) / peak_lr for lr, other in zip(lrs, expected, strict=True)]
+    wrong = [step for step, error in enumerate(errors) if not error <= 1e-6]
+    first = wrong[0] if wrong else 0
+    yield build_result(
+        "schedule",
+        [FaultLocation(f"rate of step {first}", "schedule")] if wrong else [],
+        f"{len(errors)} rates of schedule={name} are torch's to {max(errors):.1e}",
+        f"{len(wrong)} of {len(errors)} rates differ, first at step {first}: "
+        f"{lrs[first]:.6g}, and {expected[first]:.6g} in torch",
+        largest=max(errors),
+    )
+
+
+@torch.no_grad()
+def _set_state(harness: EngineHarness, num_updates: int, exp_avg_sq: float) -> None:
+    values = {"exp_avg": 0.0, "exp_avg_sq": exp_avg_sq, "updates": float(num_updates)}
+    for chunk in harness.engine.chunks():
+        key = chunk.name.partition("/")[0]
+        if key in values:
+            chunk.tensor.fill_(values[key])
+
+
+def _compute_errors(
+    config: Config,
+    weight: NDArray[np.float32],
+    updated: dict[str, Array],
+    num_updates: int,
+    exp_avg_sq: float,
+) -> Iterator[tuple[str, float]]:
+    """Yield each part of a parameter's update and its largest error over the tolerance."""
+    settings, before = config.optimizer, weight.astype(np.float64)
+    gradient = updated["exp_avg"] / (1 - settings.beta1)
+    decays = settings.decay_norms or before.ndim > 1
+    expected, expected_sq = _run_torch_adamw(
+        config, before, gradient, num_updates, exp_avg_sq, decays
+    )
+    roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state)
+    dtype = config.precision.master_weights or config.precision.weights
+    spacing = np.abs(expected) * 2.0 ** (-7 if dtype is Dtype.bf16 else -22)
+    gap = updated["weights"] - expected
+    tolerance = spacing + _LEARNING_RATE * (8 * roundoff + 2.0**-13)
+    yield "weights", float((np.abs(gap) / tolerance).max())
+    if decays and settings.weight_decay:
+        square = (before * before).sum()
+        slope = (gap * before).sum() / square / _LEARNING_RATE
+        chance = 4 * np.sqrt((spacing**2).sum() / square / before.size) / _LEARNING_RATE
+        yield "weight decay", float(abs(slope) / (settings.weight_decay / 4 + chance))
+    gap_sq = np.abs(updated["exp_avg_sq"] - expected_sq)
+    yield "exp_avg_sq", float((gap_sq / (expected_sq * 8 * roundoff + 1e-20)).max())
+    yield "updates", float(abs(updated["updates"] - num_updates - 1) * 2)
+
+
+def _run_torch_adamw(
+    config: Config,
+    before: Array,
+    gradient: Array,
+    num_updates: int,
+    exp_avg_sq: float,
+    decays: bool,
+) -> tuple[Array, Array]:
+    """Return weights and second moments after one step of torch's plain AdamW."""
+    weight = torch.from_numpy(before.copy()).requires_grad_()
+    weight.grad = torch.from_numpy(gradient)
+    settings = config.optimizer
+    adamw = torch.optim.AdamW(
+        [weight],
+        lr=_LEARNING_RATE,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        weight_decay=settings.weight_decay if decays else 0.0,
+        foreach=False,
+        fused=False,
+    )
+    adamw.state[weight] = {
+        "step": torch.tensor(float(num_updates)),
+        "exp_avg": torch.zeros_like(weight),
+        "exp_avg_sq": torch.full_like(weight, exp_avg_sq, requires_grad=False),
+    }
+    adamw.step()
+    return weight.detach().numpy(), adamw.state[weight]["exp_avg_sq"].numpy()
+
+
+def _shorten_schedule(schedule: ScheduleConfig) -> ScheduleConfig:
+    """Return the same shape over few steps."""
+    total = min(schedule.total_steps, _TOTAL_STEPS)
+    max_warmup = total // 10 if schedule.total_steps > total else _WARMUP_STEPS
+    warmup = min(schedule.warmup_steps, max_warmup)
+    decay = None if schedule.decay_steps is None else min(schedule.decay_steps, total // 5)
+    return replace(schedule, total_steps=total, warmup_steps=warmup, decay_steps=decay)
+
+
+def _compute_torch_rates(schedule: ScheduleConfig, peak_lr: float) -> list[float] | None:
+    """Return the learning rates of torch's scheduler; None if there is no such scheduler."""
+    min_ratio, warmup = schedule.min_lr_ratio or 0.0, schedule.warmup_steps
+    decay, min_lr = schedule.total_steps - warmup, peak_lr * min_ratio
+    is_hlat = schedule.name is ScheduleShape.hlat
+    optimizer: Any = torch.optim.SGD([torch.zeros((), requires_grad=True)], lr=peak_lr)
+    schedulers: dict[ScheduleShape, Any] = {
+        ScheduleShape.constant: lambda: lr_scheduler.ConstantLR(optimizer, 1.0, 1),
+        ScheduleShape.cosine: lambda: lr_scheduler.CosineAnnealingLR(optimizer, decay, min_lr),
+        ScheduleShape.hlat: lambda: lr_scheduler.CosineAnnealingLR(optimizer, decay, 0.0),
+        ScheduleShape.linear: lambda: lr_scheduler.LinearLR(optimizer, 1.0, min_ratio, decay),
+    }
+    if schedule.name not in schedulers:
+        return None
+    rates = [peak_lr * (step + (not is_hlat)) / warmup for step in range(warmup)]
+    scheduler = schedulers[schedule.name]()
+    for _ in range(decay):
+        rate = scheduler.get_last_lr()[0]
+        rates.append(max(rate, min_lr) if is_hlat else rate)
+        optimizer.step()
+        scheduler.step()
+    return rates

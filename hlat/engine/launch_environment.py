@@ -1,0 +1,227 @@
+"""Environment variables, exit records and heartbeats of the processes of a run.
+
+torchrun and Slurm set the rank of a process in its environment. A worker that hlat's supervisor
+launched writes how it ended to an exit record and extends the deadline of its heartbeat. hlat's
+launchers start one process per node, the supervisor of that node.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import re
+import signal
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.run import Config
+
+RECORDS_DIR_ENV = "HLAT_RECORDS"
+"""Directory of the workers' exit records and heartbeats; set by the supervisor."""
+PARENT_PID_ENV = "HLAT_PARENT"
+"""PID of the supervisor; set by the supervisor."""
+NUM_NODES_ENV, NODE_RANK_ENV, RDZV_ENDPOINT_ENV = "HLAT_NODES", "HLAT_NODE", "HLAT_RDZV_ENDPOINT"
+"""Number of nodes, rank of this node (SLURM_NODEID if unset) and host:port on the first node; set
+by launchers in the one process per node."""
+STOP_FILE_ENV = "HLAT_STOP"
+"""File whose existence requests a save and exit; set by launchers that cannot signal all nodes."""
+_LAUNCHER_VARIABLES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+}
+"""Variables of rank, world size and local rank, by launcher."""
+_PR_SET_PDEATHSIG = 1
+"""Constant of linux/prctl.h."""
+_DEADLINE_STRUCT = struct.Struct("d")
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """Rank of a process among those that one launcher started.
+
+    Attributes:
+        rank: Global rank.
+        world_size: Number of processes.
+        local_rank: Rank on its node.
+        launcher: Name of the launcher, for messages.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    launcher: str = "none"
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """Rank of a node in a job and the rendezvous endpoint.
+
+    Attributes:
+        node_rank: Rank of the node.
+        num_nodes: Number of nodes.
+        host: Name of the first node.
+        port: Port of its supervisor.
+    """
+
+    node_rank: int
+    num_nodes: int
+    host: str
+    port: int
+
+
+def read_node_info(environment: Mapping[str, str] = os.environ) -> NodeInfo | None:
+    """Return the node that this process supervises; None if no hlat launcher started it."""
+    if RDZV_ENDPOINT_ENV not in environment or RECORDS_DIR_ENV in environment:
+        return None
+    host, _, port = environment[RDZV_ENDPOINT_ENV].rpartition(":")
+    rank = environment.get(NODE_RANK_ENV) or environment["SLURM_NODEID"]
+    return NodeInfo(int(rank), int(environment[NUM_NODES_ENV]), host, int(port))
+
+
+def read_rank_info(environment: Mapping[str, str] = os.environ) -> RankInfo:
+    """Return the rank of this process from the variables of torchrun or Slurm's srun."""
+    for launcher, names in _LAUNCHER_VARIABLES.items():
+        if all(name in environment for name in names):
+            rank, world_size, local_rank = (int(environment[name]) for name in names)
+            return RankInfo(rank, world_size, local_rank, launcher)
+    return RankInfo()
+
+
+def build_rendezvous_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return MASTER_ADDR and MASTER_PORT of a Slurm job step; {} if they are set or outside Slurm.
+
+    The address is the first host of the step. The port depends on the job, so that two jobs on one
+    node have different ports.
+    """
+    if "MASTER_ADDR" in environment or "SLURM_STEP_NODELIST" not in environment:
+        return {}
+    job = int(environment.get("SLURM_JOB_ID", 0))
+    return {
+        "MASTER_ADDR": parse_first_host(environment["SLURM_STEP_NODELIST"]),
+        "MASTER_PORT": str(20000 + job % 10000),
+    }
+
+
+def parse_first_host(hosts: str) -> str:
+    """Return the first host of Slurm's list: trn-003 of trn-[003-007,9],other."""
+    match = re.fullmatch(r"([^\[,]*)(?:\[(\w+)[^\]]*\](\S*?))?(?:,.*)?", hosts)
+    assert match is not None, hosts
+    return "".join(part or "" for part in match.groups())
+
+
+def must_launch_workers(config: Config) -> bool:
+    """Return True if this process launches and supervises workers instead of training.
+
+    Raises:
+        ConfigError: The number of processes or nodes does not match the layout.
+    """
+    if (node := read_node_info()) is not None:
+        if node.num_nodes != config.hardware.nodes:
+            raise ConfigError(
+                f"hardware.nodes={config.hardware.nodes}, but the job has "
+                f"{NUM_NODES_ENV}={node.num_nodes}; start it on {config.hardware.nodes} nodes"
+            )
+        return True
+    info, needed = read_rank_info(), config.num_processes
+    if info.world_size == needed and (info != RankInfo() or config.recovery.max_restarts == 0):
+        return False
+    layout = config.parallelism
+    requirement = (
+        f"parallelism.tp={layout.tp} x pp={layout.pp} on hardware={config.hardware.name} needs "
+        f"{needed} processes"
+    )
+    if info.world_size > 1:
+        raise ConfigError(
+            f"{requirement}, {info.launcher} started {info.world_size}; start {needed}, or set "
+            "parallelism and hardware.nodes x processes_per_node to match"
+        )
+    if config.hardware.nodes > 1:
+        raise ConfigError(
+            f"{requirement} on hardware.nodes={config.hardware.nodes}, and this is one process on "
+            "one node; add hydra/launcher=slurm, or start all of them with torchrun or srun"
+        )
+    return True
+
+
+def run_with_exit_record(run: Callable[[], ExitCode]) -> ExitCode:
+    """Run, and write an exit record if the supervisor launched this process.
+
+    TorchElastic terminates all workers as soon as one of them exits with a code other than 0. An
+    exit that all workers agreed on therefore returns 0 and records the exit code of the run.
+    """
+    if RECORDS_DIR_ENV not in os.environ:
+        return run()
+    _exit_with_parent()
+    path = Path(os.environ[RECORDS_DIR_ENV]) / f"{read_rank_info().rank}.json"
+    try:
+        _write_exit_record(path, {"exit": run()})
+    except Exception as error:
+        problems = error.problems if isinstance(error, ConfigError) else None
+        record = {"time": time.time(), "problems": problems, "trace": traceback.format_exc()}
+        _write_exit_record(path, record)
+        sys.stdout.flush()
+        # A normal exit would wait for threads that are blocked in collectives with dead ranks
+        os._exit(ExitCode.FAILED if problems is None else ExitCode.CONFIGURATION)
+    return ExitCode.FINISHED
+
+
+def _write_exit_record(path: Path, record: dict[str, Any]) -> None:
+    """Write a record atomically: reader and writer may be killed at any time."""
+    temporary = path.with_suffix(".part")
+    temporary.write_text(json.dumps(record))
+    temporary.replace(path)
+
+
+def _exit_with_parent() -> None:
+    """Make Linux kill this process when its parent dies.
+
+    If the parent died before this call, exit: an orphan would lock the run directory and wait for
+    its peers forever.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[PARENT_PID_ENV]):
+        os._exit(ExitCode.FAILED)
+
+
+class Heartbeat:
+    """Deadline of a worker in shared memory: the worker extends it, the supervisor checks it.
+
+    The deadline is a time of the monotonic clock; 0 disables it. A new file contains 0.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "a+b") as file:
+            if file.tell() < _DEADLINE_STRUCT.size:
+                file.write(bytes(_DEADLINE_STRUCT.size))
+                file.flush()
+            self._memory = mmap.mmap(file.fileno(), _DEADLINE_STRUCT.size)
+
+    def set_deadline(self, seconds: float | None) -> None:
+        """Set the deadline to `seconds` from now; None disables it."""
+        deadline = 0.0 if seconds is None else time.monotonic() + seconds
+        self._memory[:] = _DEADLINE_STRUCT.pack(deadline)
+
+    def is_expired(self) -> bool:
+        """Return True if the deadline has passed."""
+        deadline: float = _DEADLINE_STRUCT.unpack(self._memory[:])[0]
+        return 0 < deadline < time.monotonic()
+
+
+def open_heartbeat() -> Heartbeat | None:
+    """Return the heartbeat of this process; None without a supervisor."""
+    if (records_dir := os.environ.get(RECORDS_DIR_ENV)) is None:
+        return None
+    return Heartbeat(get_heartbeat_path(Path(records_dir), read_rank_info().rank))
+
+
+def get_heartbeat_path(records_dir: Path, rank: int) -> Path:
+    """Return the path of a rank's heartbeat."""
+    return records_dir / f"{rank}.pulse"

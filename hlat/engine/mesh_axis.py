@@ -1,0 +1,138 @@
+"""Collectives over the ranks along one axis of the device mesh.
+
+All communication uses a `MeshAxis`. Collectives over an axis of one rank do nothing, so that the
+callers are the same for one process and for thousands.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 renames both functions and warns of the old names
+_all_gather_into_tensor: Any = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+_reduce_scatter_tensor: Any = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
+
+class MeshAxis:
+    """The ranks along one axis of the mesh through this rank.
+
+    Construction is a collective over `ranks` only. torch names a group after its ranks and the
+    number of groups that they joined before, so all processes create their axes in the same order.
+
+    Attributes:
+        rank: Index of this rank along the axis.
+        size: Number of ranks.
+        group: torch process group; None for one rank.
+
+    Args:
+        ranks: Global ranks along the axis, in order.
+        rank: Global rank of this process.
+        backend: Backend of the process group; None: the default.
+        group: Existing process group; None: create one.
+    """
+
+    def __init__(
+        self, ranks: Sequence[int], rank: int, backend: str | None = None, group: Any = None
+    ) -> None:
+        self.ranks = tuple(ranks)
+        self.rank, self.size = self.ranks.index(rank), len(ranks)
+        self.group, self._backend = group if self.size > 1 else None, backend
+        if self.size > 1 and group is None:
+            # torch_xla replaces torch.distributed.new_group
+            self.group = dist.distributed_c10d.new_group(
+                list(ranks), backend=backend, use_local_synchronization=True
+            )
+
+    def clone(self) -> "MeshAxis":
+        """Return the same ranks with a new process group, for another thread."""
+        return MeshAxis(self.ranks, self.ranks[self.rank], self._backend)
+
+    def all_reduce(self, tensor: Tensor, wait: bool = True) -> Any:
+        """Sum a tensor over all ranks in place; return the work handle if not waited for."""
+        return self._all_reduce(tensor, dist.ReduceOp.SUM, wait)
+
+    def all_reduce_max(self, tensor: Tensor) -> None:
+        """Take the element-wise maximum over all ranks in place."""
+        self._all_reduce(tensor, dist.ReduceOp.MAX, True)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stack the tensors of all ranks; [...] to [size, ...]."""
+        output = tensor.new_empty((self.size, *tensor.shape))
+        self.all_gather_into_tensor(output, tensor.contiguous())
+        return output
+
+    def all_gather_into_tensor(self, output_tensor: Tensor, input_tensor: Tensor) -> None:
+        """Gather all ranks' tensors into a contiguous one; the input may be a view of it."""
+        if self.group is not None:
+            _all_gather_into_tensor(
+                output_tensor.view(-1), input_tensor.reshape(-1), group=self.group
+            )
+        elif output_tensor.data_ptr() != input_tensor.data_ptr():
+            output_tensor.view(-1).copy_(input_tensor.reshape(-1))
+
+    def send_recv(self, tensor: Tensor, peer: int) -> Tensor:
+        """Exchange tensors with the rank at index `peer` and return its tensor."""
+        received, peer_rank = torch.empty_like(tensor), self.ranks[peer]
+        operations = [
+            dist.P2POp(dist.isend, tensor, peer_rank, self.group),
+            dist.P2POp(dist.irecv, received, peer_rank, self.group),
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        return received
+
+    def reduce_scatter(self, input_tensor: Tensor) -> Tensor:
+        """Sum over all ranks and return this rank's part; [size, ...] to [...]."""
+        output = input_tensor.new_empty(input_tensor.shape[1:])
+        _reduce_scatter_tensor(
+            output.view(-1), input_tensor.contiguous().view(-1), group=self.group
+        )
+        return output
+
+    def reduce_scatter_async(self, input_tensor: Tensor) -> tuple[Tensor, Any]:
+        """Start `reduce_scatter`; return its output and work. Do not modify the input before."""
+        output = input_tensor.new_empty(input_tensor.shape[1:])
+        work = _reduce_scatter_tensor(
+            output.view(-1), input_tensor.contiguous().view(-1), group=self.group, async_op=True
+        )
+        return output, work
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """Return the first rank's message on all ranks; the others pass None."""
+        if self.group is None:
+            assert message is not None
+            return message
+        length = torch.tensor([0 if message is None else len(message)])
+        dist.broadcast(length, self.ranks[0], group=self.group)
+        content = (
+            _bytes_to_tensor(message) if message else torch.empty(int(length), dtype=torch.uint8)
+        )
+        dist.broadcast(content, self.ranks[0], group=self.group)
+        return content.numpy().tobytes()
+
+    def all_gather_object(self, message: bytes) -> list[bytes]:
+        """Return the messages of all ranks, in order, on each rank."""
+        lengths = self.all_gather(torch.tensor([len(message)])).flatten().tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(message)] = _bytes_to_tensor(message)
+        rows = self.all_gather(padded).numpy()
+        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
+
+    def _all_reduce(self, tensor: Tensor, operation: Any, wait: bool) -> Any:
+        if self.group is None:
+            return None
+        return dist.all_reduce(tensor, operation, self.group, async_op=not wait)
+
+
+def _bytes_to_tensor(message: bytes) -> Tensor:
+    with warnings.catch_warnings():  # bytes are read-only; the tensor is never written to
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(message, dtype=torch.uint8)

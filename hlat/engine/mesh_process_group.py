@@ -1,0 +1,61 @@
+"""Process groups composed of mesh axes, so that a rank's cost does not grow with the world size."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hlat.engine.interface import World
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.parallelism.process_group import ProcessGroup
+
+
+class MeshProcessGroup(ProcessGroup):
+    """All ranks spanned by some axes; the last axis varies fastest in the rank order."""
+
+    def __init__(self, axes: list[MeshAxis]) -> None:
+        self._axes = axes
+        self.is_rank0 = all(axis.rank == 0 for axis in axes)
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """Broadcast along the first axis, then along the next."""
+        for i, axis in enumerate(self._axes):
+            if all(later.rank == 0 for later in self._axes[i + 1 :]):
+                message = axis.broadcast(message if axis.rank == 0 else None)
+        assert message is not None
+        return message
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Gather along the last axis, then from its first ranks along the axis before it."""
+        values = [value]
+        for i, axis in reversed([*enumerate(self._axes)]):
+            if all(later.rank == 0 for later in self._axes[i + 1 :]):
+                messages = axis.all_gather_object(json.dumps(values).encode())
+                values = [value for message in messages for value in json.loads(message)]
+        return values if self.is_rank0 else []
+
+    def any(self, flag: bool) -> bool:
+        """Return True if the flag is set on any rank."""
+        result = torch.tensor([int(flag)])
+        for axis in self._axes:
+            axis.all_reduce_max(result)
+        return bool(result)
+
+
+def build_world(rank: int, pp: MeshAxis, dp: MeshAxis, tp: MeshAxis) -> World:
+    """Return the world of a rank, given the mesh axes through it; all ranks call it."""
+    axes = [pp, dp, tp]
+    world = World(
+        rank=rank,
+        dp_rank=dp.rank,
+        dp_size=dp.size,
+        model_parallel_group=MeshProcessGroup([pp, tp]) if pp.size * tp.size > 1 else None,
+    )
+    if all(axis.size == 1 for axis in axes):
+        return world
+    return replace(
+        world,
+        world_group=MeshProcessGroup(axes),
+        background_group=MeshProcessGroup([axis.clone() for axis in axes]),
+    )

@@ -1,0 +1,85 @@
+"""Sharding of gradients, updates and parameters over data-parallel ranks.
+
+Without ZeRO every rank all-reduces every gradient. ZeRO-1 reduce-scatters the gradients of
+matrices, updates this rank's rows and all-gathers the parameters (Rajbhandari et al., arXiv
+1910.02054, stage 1); vectors are too small to shard. Stages 2 and 3 are in fsdp.py.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hlat.engine.mesh_axis import MeshAxis
+
+
+class DataParallelSharding:
+    """Rows of each parameter that a data-parallel rank updates, and their collectives.
+
+    Attributes:
+        axis: Data-parallel axis.
+        is_zero1: True if a rank updates some rows of each matrix that it stores.
+        is_fsdp: True if a rank stores some rows of each parameter, sharded by FSDP2.
+    """
+
+    def __init__(self, axis: MeshAxis, zero: int) -> None:
+        self.axis = axis
+        self.is_zero1 = zero == 1 and axis.size > 1
+        self.is_fsdp = zero > 1 and axis.size > 1
+
+    def compute_padded_rows(self, num_rows: int) -> int:
+        """Return the rows of a matrix with padding to equal shards."""
+        return self._get_rows_per_rank(num_rows) * self.axis.size if self.is_zero1 else num_rows
+
+    def get_updated_rows(self, shape: tuple[int, ...]) -> slice:
+        """Return the rows of a local tensor that this rank updates."""
+        if not self.is_zero1 or len(shape) == 1:
+            return slice(0, shape[0])
+        return self.get_shard_rows(shape[0])
+
+    def get_shard_rows(self, num_rows: int) -> slice:
+        """Return this rank's rows of equal shards, the last one shorter, as FSDP2 shards them."""
+        step = self._get_rows_per_rank(num_rows)
+        start = min(self.axis.rank * step, num_rows)
+        return slice(start, min(start + step, num_rows))
+
+    def owns_rows(self, num_rows: int, rows: slice) -> bool:
+        """Return True if this rank saves the rows that it updates and counts them in norms."""
+        return self.is_fsdp or rows != slice(0, num_rows) or self.axis.rank == 0
+
+    def all_gather_params(self, padded_data: Tensor) -> None:
+        """Gather the rows of a matrix that other ranks updated, in place."""
+        if self.is_zero1 and padded_data.dim() > 1:
+            shards = torch.unflatten(padded_data, 0, (self.axis.size, -1))
+            self.axis.all_gather_into_tensor(padded_data, shards[self.axis.rank])
+
+    def start_reduction(self, gradient: Tensor) -> "PendingReduction":
+        """Start the sum of a gradient over ranks; the result has the rows of this rank's update."""
+        if self.is_fsdp:
+            return PendingReduction(gradient, None)
+        if not self.is_zero1 or gradient.dim() == 1:
+            return PendingReduction(gradient, self.axis.all_reduce(gradient, wait=False))
+        num_rows = len(gradient)
+        padding = self.compute_padded_rows(num_rows) - num_rows
+        if padding:
+            gradient = torch.cat((gradient, gradient.new_zeros((padding, *gradient.shape[1:]))))
+        shards = torch.unflatten(gradient, 0, (self.axis.size, -1))
+        shard, work = self.axis.reduce_scatter_async(shards)
+        rows = self.get_shard_rows(num_rows)
+        return PendingReduction(shard[: rows.stop - rows.start], work)
+
+    def _get_rows_per_rank(self, num_rows: int) -> int:
+        return -(-num_rows // self.axis.size)
+
+
+class PendingReduction:
+    """Result of a collective that may still run."""
+
+    def __init__(self, tensor: Tensor, work: Any) -> None:
+        self._tensor, self._work = tensor, work
+
+    def wait(self) -> Tensor:
+        """Wait for the collective and return its result."""
+        if self._work is not None:
+            self._work.wait()
+        return self._tensor

@@ -1,0 +1,87 @@
+"""Device mesh of the native engine, and initialization of torch.distributed.
+
+A rank creates only the process groups that it belongs to, and collectives over all ranks run axis
+by axis, so that a rank's start-up cost does not grow with the world size.
+"""
+
+import os
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from hlat.config.run import Config
+from hlat.engine.launch_environment import build_rendezvous_environment
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.engine.mesh_process_group import build_world
+from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.parallelism.mesh_coordinates import (
+    compute_global_rank,
+    compute_mesh_coordinates,
+    compute_parallel_degrees,
+)
+
+
+class ParallelMesh:
+    """Mesh axes through one rank.
+
+    Attributes:
+        dp: Ranks with the same part of the model and other sequences.
+        tp: Ranks with the same layers and sequences and other rows or columns.
+        pp: Ranks with other layers.
+        kv: Tensor-parallel ranks with the same key/value head.
+        sequence_parallel: True if activations between tensor-parallel regions are sharded over
+            tokens.
+    """
+
+    def __init__(self, config: Config, rank: int = 0) -> None:
+        degrees = compute_parallel_degrees(config.parallelism, config.num_processes)
+        coordinates = compute_mesh_coordinates(rank, degrees)
+        self.world_size = degrees.world_size
+        self.sequence_parallel = config.parallelism.sequence_parallel
+
+        def build_axis(name: str, indices: range) -> MeshAxis:
+            along = (replace(coordinates, **{name: index}) for index in indices)
+            return MeshAxis([compute_global_rank(other, degrees) for other in along], rank)
+
+        self.tp = build_axis("tp", range(degrees.tp))
+        self.dp = build_axis("dp", range(degrees.dp))
+        self.pp = build_axis("pp", range(degrees.pp))
+        replicas = count_kv_replicas(config.model, degrees.tp)
+        first = coordinates.tp // replicas * replicas
+        kv_ranks = range(first, first + replicas)
+        self.kv = self.tp if replicas == degrees.tp else build_axis("tp", kv_ranks)
+        self.world = build_world(rank, self.pp, self.dp, self.tp)
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over all ranks in place."""
+        for axis in (self.tp, self.dp, self.pp):
+            axis.all_reduce(tensor)
+
+
+def init_distributed(rank: int, world_size: int, device: torch.device) -> bool:
+    """Initialize torch.distributed with the backend of the device and gloo for the host.
+
+    The rendezvous uses MASTER_ADDR and MASTER_PORT, or Slurm's variables.
+
+    Returns:
+        False for a single process, or if torch.distributed is initialized already.
+    """
+    if world_size == 1 or dist.is_initialized():
+        return False
+    os.environ.update(build_rendezvous_environment())
+    backend = dist.get_default_backend_for_device(device)
+    if device.type != "cpu":
+        backend = f"cpu:gloo,{device.type}:{backend}"
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size))  # type: ignore[attr-defined]
+    # TorchElastic reuses one store across restarts; it contains addresses of terminated ranks
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    return True
+
+
+def destroy_distributed() -> None:
+    """Wait for all ranks, then destroy the process groups."""
+    dist.barrier()
+    dist.destroy_process_group()

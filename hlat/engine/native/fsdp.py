@@ -1,0 +1,63 @@
+"""ZeRO stages 2 and 3 through torch's FSDP2.
+
+Each data-parallel rank stores some rows of every parameter. FSDP2 all-gathers the parameters of a
+layer before its forward pass and reduce-scatters their gradients after its backward pass; stage 3
+also reshards a layer between the two. The rest of the engine sees parameters of fewer rows.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from hlat.config.run import Config
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.model.llama import Llama
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+
+def apply_fsdp(part: Llama, config: Config, axis: MeshAxis, device: torch.device) -> None:
+    """Shard the parameters of a model part over data-parallel ranks.
+
+    Args:
+        part: Model part on the meta device; its parameters are replaced by uninitialized rows.
+        config: Validated recipe and layout.
+        axis: Data-parallel axis of at least two ranks.
+        device: Device of the rows.
+    """
+    assert axis.group is not None
+    precision = config.precision
+    mesh = DeviceMesh.from_group(axis.group, device.type)
+    policy = MixedPrecisionPolicy(
+        TORCH_DTYPES[precision.weights],
+        TORCH_DTYPES[precision.reduction],
+        cast_forward_inputs=False,
+    )
+    is_zero3 = config.parallelism.zero > 2
+    for layer in part.layers.values():
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=is_zero3)
+    # The loss reads the head after the forward pass of the part
+    fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in _find_fsdp_modules(part):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    part.to_empty(device=device)
+
+
+def reshard(parts: Iterable[Llama]) -> None:
+    """Free the parameters that an evaluation gathered; a backward pass does this by itself."""
+    for part in parts:
+        for module in _find_fsdp_modules(part):
+            module.reshard()
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """Return this rank's rows of a DTensor; other tensors unchanged."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _find_fsdp_modules(part: nn.Module) -> list[FSDPModule]:
+    return [module for module in part.modules() if isinstance(module, FSDPModule)]

@@ -1,0 +1,250 @@
+"""Training engine on PyTorch only, for one or many processes on any torch device."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.config_errors import ConfigError
+from hlat.config.precision import Fp32Operator
+from hlat.config.run import Config
+from hlat.data.packed_sequences import PackedSequences, compute_loss_mask
+from hlat.engine import launch_environment, replica_comparison
+from hlat.engine.device_checks import DeviceContext, run_device_checks
+from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, World
+from hlat.engine.native import fsdp
+from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
+from hlat.engine.native.device import find_device, prepare_device, read_peak_memory
+from hlat.engine.native.device_mesh import ParallelMesh, destroy_distributed, init_distributed
+from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
+from hlat.engine.native.model_parts import build_model_parts
+from hlat.engine.native.pipeline_parallel import (
+    DeviceBatch,
+    ForwardBackward,
+    PipelinedStages,
+    SingleStage,
+)
+from hlat.engine.native.sharded_parameters import ShardedParameters
+from hlat.engine.native.tensor_parallel import TensorParallelRegions
+from hlat.engine.native.trainable_parameters import TrainableParameters
+from hlat.engine.state_chunks import MOMENTS, init_weights, iter_chunks, iter_step_chunks
+from hlat.model.llama import Llama
+from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
+from hlat.model.parameter_specs import list_parameter_specs
+from hlat.optim import adamw
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+
+class NativeEngine:
+    """Implementation of hlat.engine.interface.Engine on PyTorch only."""
+
+    world = World()
+    device = ""
+
+    def run_device_checks(self, config: Config) -> DeviceReport:
+        """Check matmuls and collectives against known results."""
+        self._init_distributed(config)
+        mesh, dtype = self._mesh, TORCH_DTYPES[config.precision.compute]
+        axes = {"tp": mesh.tp, "dp": mesh.dp, "pp": mesh.pp}
+        return run_device_checks(config, DeviceContext(self._device, dtype, axes))
+
+    def build(self, config: Config, training: bool = True) -> None:
+        """Build this rank's shard of the model and its optimizer."""
+        self._init_distributed(config)
+        self._specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
+        self._regions = TensorParallelRegions(self._mesh, config.model.vocab_size)
+        self.model_parts, local_params = build_model_parts(
+            config, self._mesh, self._regions, self._device
+        )
+        for part in self.model_parts.values():
+            apply_activation_checkpointing(part, config.parallelism.activation_checkpointing)
+            if config.compiler.inductor:
+                apply_compile(part, self._device)
+        self.params = (
+            TrainableParameters(local_params, config, self._mesh)
+            if training
+            else ShardedParameters(local_params, config, self._mesh.dp)
+        )
+        self._forward_backward = self._build_forward_backward()
+        self._num_skipped = torch.zeros((), device=self._device)
+        self._init_weights()
+
+    def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
+        """Run one optimizer step over all micro batches without waiting for the device."""
+        params = self.params
+        assert isinstance(params, TrainableParameters), "the engine was built with training=False"
+        self._sync_stale_params()
+        scale = 1 / max(1, self._count_global_target_tokens(sequences))
+        loss = self._forward_backward.backward(self._build_batch(sequences), scale)
+        gradients = params.collect_gradients()
+        loss, grad_norm = self._all_reduce_metrics(loss, params.select_owned_rows(gradients))
+        max_norm = self.config.optimizer.grad_clip
+        adamw.clip_grads_with_norm_([*gradients.values()], max_norm, grad_norm)
+        skip = ~torch.isfinite(grad_norm)
+        params.step(learning_rate, skip)
+        self._num_skipped += skip
+        return {"loss": loss, "grad_norm": grad_norm}
+
+    @torch.no_grad()
+    def eval_step(self, sequences: PackedSequences) -> dict[str, Tensor]:
+        """Compute the mean loss of sequences, the same on every rank."""
+        self._sync_stale_params()
+        scale, dp = 1 / max(1, self._count_target_tokens(sequences)), self._mesh.dp
+        shard = self._build_batch(sequences).shard(dp.rank, dp.size)
+        micro_batches = shard.split(self.config.micro_batch_size)
+        losses = [self._forward_backward.forward(batch, scale) for batch in micro_batches]
+        loss = torch.stack(losses).sum()
+        self._mesh.pp.all_reduce(loss)
+        dp.all_reduce(loss)
+        fsdp.reshard(self.model_parts.values())
+        return {"loss": loss}
+
+    def create_decode_state(self) -> NativeDecodeState:
+        """Return a state of one empty sequence.
+
+        Raises:
+            ConfigError: FSDP2 shards the layers.
+        """
+        if self.params.sharding.is_fsdp:
+            raise ConfigError(
+                f"parallelism.zero={self.config.parallelism.zero} shards every layer over "
+                "data-parallel ranks, and decoding needs full layers; set parallelism.zero=1 or 0, "
+                "any checkpoint fits"
+            )
+        self._sync_stale_params()
+        context = DecodeContext(
+            self.model_parts, self._forward_backward, self._regions, self._mesh.pp, self._device
+        )
+        return build_empty_decode_state(context)
+
+    def read(self, metrics: dict[str, Tensor]) -> StepMetrics:
+        """Wait for the device and return the metrics; a collective over all ranks."""
+        loss = metrics["loss"]
+        if "grad_norm" not in metrics:
+            return StepMetrics(loss.item())
+        weights = {name: self.params.get_state(name)["weights"] for name in self.params.shards}
+        _, param_norm = self._all_reduce_metrics(loss, self.params.select_owned_rows(weights))
+        values = torch.stack([loss, metrics["grad_norm"], param_norm, self._num_skipped])
+        mean_loss, *norms, num_skipped = values.tolist()
+        return StepMetrics(mean_loss, norms[0], norms[1], int(num_skipped))
+
+    def peak_memory(self) -> int | None:
+        """Return the peak device memory of this process in bytes."""
+        return read_peak_memory(self._device)
+
+    def chunks(self) -> Iterator[TensorChunk]:
+        """Yield weights, moments and step counts of the rows that this rank updates.
+
+        With master weights, the weights are the master weights. An engine without training yields
+        weights only.
+        """
+        self._params_stale = True
+        params = self.params
+        for name, shard in params.shards.items():
+            state, is_main = params.get_state(name), params.owns(name)
+            weights = [*iter_chunks("weights", state["weights"], shard, self._specs, is_main)]
+            yield from weights
+            if "step" in state:
+                for key in MOMENTS:
+                    yield from iter_chunks(key, state[key], shard, self._specs, is_main)
+                yield from iter_step_chunks(weights, state["step"])
+
+    def find_replica_mismatches(self) -> list[ReplicaMismatch]:
+        """Return slices that differ between data-parallel or tensor-parallel ranks."""
+        axes = (self._mesh.dp, self._mesh.tp)
+        return replica_comparison.find_replica_mismatches(self.chunks(), axes)
+
+    def close(self) -> None:
+        """Release model and optimizer, and destroy the process groups."""
+        params = getattr(self, "params", None)
+        if isinstance(params, TrainableParameters):
+            params.close()
+        for name in ("model_parts", "params", "_forward_backward"):
+            vars(self).pop(name, None)
+        if self._owns_process_group:
+            destroy_distributed()
+
+    def _init_distributed(self, config: Config) -> None:
+        """Select the device and initialize torch.distributed on the first call."""
+        if self.device:
+            return
+        self.config = config
+        info = launch_environment.read_rank_info()
+        rank = info.rank if config.num_processes > 1 else 0
+        self._device = find_device(config, info.local_rank)
+        prepare_device(config, self._device)
+        self._owns_process_group = init_distributed(rank, config.num_processes, self._device)
+        self._mesh = ParallelMesh(config, rank)
+        self.world, self.device = self._mesh.world, str(self._device)
+
+    def _build_forward_backward(self) -> ForwardBackward:
+        if self._mesh.pp.size > 1:
+            return PipelinedStages(self.model_parts, self.config, self._mesh.pp, self._compute_loss)
+        return SingleStage(self.model_parts[0], self.config.micro_batch_size, self._compute_loss)
+
+    def _init_weights(self) -> None:
+        weights = (chunk for chunk in self.chunks() if chunk.name.startswith("weights/"))
+        init_weights(weights, self._specs, self.config)
+
+    def _sync_stale_params(self) -> None:
+        """Update the model after `chunks` may have been filled."""
+        if self._params_stale:
+            self.params.sync_model_params()
+            self._params_stale = False
+
+    def _build_batch(self, sequences: PackedSequences) -> DeviceBatch:
+        data = self.config.data
+        tokens = self._to_device(sequences.tokens)
+        documents = None
+        if data.document_mask or data.loss_mask:
+            assert sequences.document_ids is not None
+            documents = self._to_device(sequences.document_ids)
+        targets = build_next_token_targets(tokens, documents if data.loss_mask else None)
+        if sequences.num_target_tokens is not None:
+            targets[:, sequences.num_target_tokens :] = IGNORE_INDEX
+        return DeviceBatch(tokens, documents if data.document_mask else None, targets)
+
+    def _to_device(self, array: NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def _compute_loss(self, part: Llama, outputs: Tensor, targets: Tensor, scale: float) -> Tensor:
+        """Return the scaled sum of the loss of a micro batch."""
+        return linear_cross_entropy(
+            self._regions.copy_to_tensor_parallel_region(outputs),
+            part.lm_head_weight,
+            targets,
+            scale,
+            Fp32Operator.loss in self.config.precision.fp32_operators,
+            self.config.compiler.inductor,
+            self._regions.vocab_shard,
+        )
+
+    def _count_target_tokens(self, sequences: PackedSequences) -> int:
+        """Count the target tokens on the host.
+
+        Micro batches may differ in this count, so that the mean of their means would not be the
+        mean of the batch.
+        """
+        return int(compute_loss_mask(sequences, self.config.data.loss_mask).sum())
+
+    def _count_global_target_tokens(self, sequences: PackedSequences) -> int:
+        """Count the target tokens of all data-parallel ranks."""
+        count = self._count_target_tokens(sequences)
+        if not self.config.data.loss_mask:
+            return count * self._mesh.dp.size
+        total = torch.tensor(count)
+        self._mesh.dp.all_reduce(total)
+        return int(total)
+
+    def _all_reduce_metrics(self, loss: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the sum of the loss and the norm of sharded tensors over ranks."""
+        if self._mesh.world_size == 1:
+            return loss, adamw.compute_global_norm(tensors)
+        zero = torch.zeros_like(loss)
+        squared_norm = adamw.compute_global_norm(tensors).square() if tensors else zero
+        both = torch.stack([loss if self._mesh.tp.rank == 0 else zero, squared_norm])
+        self._mesh.all_reduce(both)
+        return both[0], both[1].sqrt()

@@ -1,0 +1,238 @@
+"""Forward and backward passes over micro batches, on one stage or in torch's pipeline schedules.
+
+All pipeline ranks have the tokens, so stages exchange only activations and their gradients.
+torch.distributed.pipelining implements the schedules and the communication.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
+from hlat.config.run import Config
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.model.kv_cache import KVCache
+from hlat.model.llama import Llama
+from hlat.model.loss import IGNORE_INDEX
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+LossFn = Callable[[Llama, Tensor, Tensor, float], Tensor]
+"""Returns the scaled sum of the loss, given the last model part, its output, targets and scale."""
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """Sequences on the device.
+
+    Attributes:
+        tokens: [n, S].
+        documents: Document ids for the attention mask, [n, S]; None: no document mask.
+        targets: [n, S].
+    """
+
+    tokens: Tensor
+    documents: Tensor | None
+    targets: Tensor
+
+    def shard(self, rank: int, size: int) -> "DeviceBatch":
+        """Return every `size`-th sequence from `rank` on, equally many on all ranks.
+
+        Shards are padded with the first sequence with ignored targets.
+        """
+        if size == 1:
+            return self
+        index = rank + size * torch.arange(-(-len(self.tokens) // size), device=self.tokens.device)
+        is_padding = index >= len(self.tokens)
+        index = index.where(~is_padding, 0)
+        targets = self.targets[index].masked_fill(is_padding.unsqueeze(1), IGNORE_INDEX)
+        documents = None if self.documents is None else self.documents[index]
+        return DeviceBatch(self.tokens[index], documents, targets)
+
+    def split(self, size: int) -> "list[DeviceBatch]":
+        """Split into micro batches; the last one may be smaller."""
+        tokens, targets = torch.split(self.tokens, size), torch.split(self.targets, size)
+        documents: Sequence[Tensor | None] = [None] * len(tokens)
+        if self.documents is not None:
+            documents = torch.split(self.documents, size)
+        return [DeviceBatch(*each) for each in zip(tokens, documents, targets, strict=True)]
+
+
+class ForwardBackward(Protocol):
+    """Passes of micro batches through all layers."""
+
+    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
+        """Accumulate gradients over all micro batches of a step.
+
+        Returns:
+            The scaled sum of their loss on the ranks with the head, 0 on the others.
+        """
+
+    def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
+        """Return the same loss of one micro batch of any size, without gradients."""
+
+    def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor | None:
+        """Run the model on the next tokens of each sequence, without gradients.
+
+        Args:
+            tokens: [n, s].
+            kv_caches: KV cache of each stage of this rank.
+
+        Returns:
+            The input of the output head, [n, s, H]; None on ranks without the head.
+        """
+
+
+class SingleStage:
+    """Passes through a model with all layers on this rank."""
+
+    def __init__(self, model: Llama, micro_batch_size: int, loss_fn: LossFn) -> None:
+        self._model, self._micro_batch_size, self._loss_fn = model, micro_batch_size, loss_fn
+
+    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
+        """Accumulate gradients over all micro batches of a step."""
+        total = torch.zeros((), device=batch.tokens.device)
+        for micro_batch in batch.split(self._micro_batch_size):
+            loss = self.forward(micro_batch, scale)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
+        """Return the loss of one micro batch."""
+        outputs = self._model(micro_batch.tokens, micro_batch.documents)
+        return self._loss_fn(self._model, outputs, micro_batch.targets, scale)
+
+    def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor:
+        """Run the model on the next tokens of each sequence."""
+        outputs: Tensor = self._model(tokens, None, None, kv_caches[0])
+        return outputs
+
+
+class PipelinedStages:
+    """Passes through the stages of all pipeline ranks.
+
+    Args:
+        model_parts: Model parts of this rank by stage.
+        config: Layout, batch and recipe.
+        axis: Pipeline axis.
+        loss_fn: Loss of the last stage.
+    """
+
+    def __init__(
+        self, model_parts: Mapping[int, Llama], config: Config, axis: MeshAxis, loss_fn: LossFn
+    ) -> None:
+        layout = config.parallelism
+        self._axis, self._model_parts, self._loss_fn = axis, model_parts, loss_fn
+        self._last_stage = layout.pp * layout.stages_per_rank - 1
+        self._scale = 1.0
+        self._boundary_activation = _build_boundary_activation(config)
+        device = next(next(iter(model_parts.values())).parameters()).device
+        stages = [
+            PipelineStage(
+                _StageModule(part),
+                stage,
+                self._last_stage + 1,
+                device,
+                input_args=() if stage == 0 else (self._boundary_activation,),
+                output_args=(self._boundary_activation,),
+                group=axis.group,
+            )
+            for stage, part in model_parts.items()
+        ]
+        build_schedule = _select_schedule(layout, config.num_micro_batches)
+        self._schedule = build_schedule(stages, loss_fn=self._compute_loss, scale_grads=False)
+
+    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
+        """Accumulate gradients over all micro batches in the order of the schedule."""
+        self._scale = scale
+        losses: list[Tensor] = []
+        inputs = {"tokens": batch.tokens}
+        if batch.documents is not None:
+            inputs["documents"] = batch.documents
+        has_head = self._last_stage in self._model_parts
+        self._schedule.step(
+            **inputs,
+            target=batch.targets if has_head else None,
+            losses=losses if has_head else None,
+            return_outputs=False,
+        )
+        total = torch.zeros((), device=batch.tokens.device)
+        for loss in losses:
+            total += loss.detach()
+        return total
+
+    def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
+        """Return the loss of one micro batch; ranks do not wait for later stages."""
+        shape = (len(micro_batch.tokens), *self._boundary_activation.shape[1:])
+        for stage, part in self._model_parts.items():
+            x = self._recv(stage, shape, micro_batch.tokens.device) if stage > 0 else None
+            y = part(micro_batch.tokens, micro_batch.documents, x)
+            if stage == self._last_stage:
+                return self._loss_fn(part, y, micro_batch.targets, scale)
+            dist.send(y.contiguous(), self._get_stage_rank(stage + 1), group=self._axis.group)
+        return torch.zeros((), device=micro_batch.tokens.device)
+
+    def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor | None:
+        """Run the stages on the next tokens; activations are not sharded over tokens."""
+        shape = (*tokens.shape, self._boundary_activation.shape[-1])
+        for stage, part in self._model_parts.items():
+            x = self._recv(stage, shape, tokens.device) if stage > 0 else None
+            y: Tensor = part(tokens, None, x, kv_caches[stage])
+            if stage == self._last_stage:
+                return y
+            dist.send(y.contiguous(), self._get_stage_rank(stage + 1), group=self._axis.group)
+        return None
+
+    def _recv(self, stage: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        x = torch.empty(shape, dtype=self._boundary_activation.dtype, device=device)
+        dist.recv(x, self._get_stage_rank(stage - 1), group=self._axis.group)
+        return x
+
+    def _get_stage_rank(self, stage: int) -> int:
+        return self._axis.ranks[stage % self._axis.size]
+
+    def _compute_loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        return self._loss_fn(self._model_parts[self._last_stage], output, targets, self._scale)
+
+
+class _StageModule(nn.Module):
+    """A model part with the calling convention of torch's schedules."""
+
+    def __init__(self, part: Llama) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, *received: Tensor, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        y: Tensor = self.part(tokens, documents, *received)
+        return y
+
+
+def _select_schedule(layout: ParallelismConfig, num_micro_batches: int) -> Callable[..., Any]:
+    """Return a function that builds torch's schedule from a rank's stages."""
+    if layout.pipeline_schedule is PipelineSchedule.one_f_one_b:
+        # torch's 1F1B rejects fewer micro batches than stages, for which it equals GPipe
+        is_short = num_micro_batches < layout.pp
+        single = schedules.ScheduleGPipe if is_short else schedules.Schedule1F1B
+        return lambda stages, **kwargs: single(stages[0], num_micro_batches, **kwargs)
+    multi = {
+        PipelineSchedule.interleaved: schedules.ScheduleInterleaved1F1B,
+        PipelineSchedule.zero_bubble: schedules.ScheduleInterleavedZeroBubble,
+    }[layout.pipeline_schedule]
+    return partial(multi, n_microbatches=num_micro_batches)
+
+
+def _build_boundary_activation(config: Config) -> Tensor:
+    """Return the activation between stages of a micro batch, on the meta device."""
+    layout, batch = config.parallelism, config.batch
+    num_token_shards = layout.tp if layout.sequence_parallel else 1
+    num_tokens = batch.sequence_length // num_token_shards
+    shape = (config.micro_batch_size, num_tokens, config.model.hidden_size)
+    dtype = TORCH_DTYPES[config.precision.compute]
+    # requires_grad makes the stages send its gradient back
+    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)

@@ -1,0 +1,81 @@
+"""Parameters of a rank and their sharding over data-parallel ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from hlat.config.run import Config
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.engine.native.data_parallel import DataParallelSharding
+from hlat.engine.parameter_shards import ParameterShard
+
+
+@dataclass(frozen=True)
+class LocalParameter:
+    """One parameter of this rank.
+
+    Attributes:
+        param: Parameter of the model.
+        padded_data: The same memory with the padding rows of ZeRO-1.
+        shard: Canonical rows and columns of the parameter.
+    """
+
+    param: nn.Parameter
+    padded_data: Tensor
+    shard: ParameterShard
+
+
+class ShardedParameters:
+    """Parameters of this rank by name, and the rows of each that this rank updates.
+
+    Attributes:
+        local_params: Parameters of this rank.
+        model_params: Parameters of the model.
+        sharding: Sharding over data-parallel ranks.
+        updated_rows: Rows of each parameter that this rank updates.
+        updated_params: Views of these rows, without parameters that have no such rows.
+        shards: Canonical rows and columns of each of `updated_params`.
+    """
+
+    def __init__(
+        self, local_params: Mapping[str, LocalParameter], config: Config, dp: MeshAxis
+    ) -> None:
+        self.local_params = local_params
+        self.model_params = {name: local.param for name, local in local_params.items()}
+        self.sharding = DataParallelSharding(dp, config.parallelism.zero)
+        self.updated_rows = {
+            name: self.sharding.get_updated_rows(local.shard.shape)
+            for name, local in local_params.items()
+        }
+        self.updated_params: dict[str, Tensor] = {}
+        self.shards: dict[str, ParameterShard] = {}
+        for name, rows in self.updated_rows.items():
+            view = local_params[name].padded_data.detach()[rows]
+            if view.numel():
+                self.updated_params[name] = view
+                self.shards[name] = local_params[name].shard.slice_rows(rows.start, rows.stop)
+
+    def owns(self, name: str) -> bool:
+        """Return True if this data-parallel rank saves the rows and counts them in norms."""
+        num_rows = self.local_params[name].shard.shape[0]
+        return self.sharding.owns_rows(num_rows, self.updated_rows[name])
+
+    def select_owned_rows(self, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Select the rows that this rank counts in norms from tensors like `updated_params`."""
+        return [
+            tensor[: self.shards[name].num_owned_rows]
+            for name, tensor in tensors.items()
+            if self.owns(name) and self.shards[name].num_owned_rows
+        ]
+
+    def get_state(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a parameter that checkpoints contain, by key."""
+        return {"weights": self.updated_params[name]}
+
+    @torch.no_grad()
+    def sync_model_params(self) -> None:
+        """Gather the rows that other data-parallel ranks updated into the model."""
+        for local in self.local_params.values():
+            self.sharding.all_gather_params(local.padded_data)

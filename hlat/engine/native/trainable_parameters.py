@@ -1,0 +1,156 @@
+"""Parameters of a rank with gradients, master weights and optimizer of a precision recipe."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hlat.config.precision import Dtype, RoundingMode
+from hlat.config.run import Config
+from hlat.engine.native.device_mesh import ParallelMesh
+from hlat.engine.native.gradient_accumulation import (
+    AutogradAccumulator,
+    GradientAccumulator,
+    GradientSource,
+)
+from hlat.engine.native.gradient_reduction import GradientReducer
+from hlat.engine.native.master_weights import MasterWeights
+from hlat.engine.native.sharded_parameters import LocalParameter, ShardedParameters
+from hlat.engine.native.step_random_bits import StepRandomBits
+from hlat.optim import adamw
+from hlat.optim.chunked_adamw import ChunkedAdamW
+from hlat.precision.precision_bytes import has_hardware_stochastic_rounding
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+
+class TrainableParameters(ShardedParameters):
+    """Parameters by name of llama.Llama with everything that a training step needs.
+
+    Attributes:
+        optimizer_params: Tensors that the optimizer updates: master weights, or `updated_params`.
+
+    Args:
+        local_params: Uninitialized parameters on one device.
+        config: Configuration of the run.
+        mesh: Mesh axes of this rank.
+    """
+
+    def __init__(
+        self, local_params: Mapping[str, LocalParameter], config: Config, mesh: ParallelMesh
+    ) -> None:
+        super().__init__(local_params, config, mesh.dp)
+        self._precision = config.precision
+        self._compiled = config.compiler.inductor
+        self._random_bits = self._build_random_bits(config)
+        # FSDP2's parameters have the master dtype themselves
+        master_dtype = None if self.sharding.is_fsdp else config.precision.master_weights
+        self._master_weights = MasterWeights(
+            self.updated_params if master_dtype else {},
+            TORCH_DTYPES[master_dtype or config.precision.weights],
+            self._random_bits,
+            self._compiled,
+        )
+        self.optimizer_params = self.updated_params | self._master_weights.tensors
+        self._gradients = self._build_gradient_source(config, mesh)
+        self._optimizer = self._build_optimizer(config)
+        self._init_moments()
+
+    def close(self) -> None:
+        """Remove the hooks from the parameters."""
+        self._gradients.close()
+
+    def get_state(self, name: str) -> dict[str, Tensor]:
+        """Return weights or master weights, both moments and `step`, the number of updates."""
+        param = self.optimizer_params[name]
+        return {"weights": param, **self._optimizer.state[param]}
+
+    def collect_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of the step, summed over micro batches and ranks."""
+        gradients = self._gradients.pop_gradients()
+        dtype = TORCH_DTYPES[self._precision.accumulation]
+        updates = {name: gradients[name].to(dtype) for name in self.optimizer_params}
+        for name, param in self.optimizer_params.items():
+            param.grad = updates[name]
+        return updates
+
+    def step(self, learning_rate: float, skip: Tensor) -> None:
+        """Update the parameters and clear the gradients.
+
+        Args:
+            learning_rate: Rate of this update.
+            skip: Bool scalar; if true, weights, moments and step counts stay bit-identical.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        adamw.step_optimizer(self._optimizer, skip)
+        self._optimizer.zero_grad(set_to_none=True)
+        self.sync_model_params()
+
+    @torch.no_grad()
+    def sync_model_params(self) -> None:
+        """Update the model from this rank's master weights and the rows of other ranks."""
+        self._master_weights.copy_to_model()
+        super().sync_model_params()
+
+    def _get_step_count(self, name: str) -> Tensor:
+        """Return the number of updates, which all parameters share."""
+        updated = name if name in self.optimizer_params else next(iter(self.optimizer_params))
+        return self.get_state(updated)["step"]
+
+    def _build_random_bits(self, config: Config) -> StepRandomBits | None:
+        device = next(iter(self.model_params.values())).device
+        stochastic = config.precision.rounding is RoundingMode.stochastic
+        if not stochastic or has_hardware_stochastic_rounding(device.type):
+            return None
+        return StepRandomBits(self, config.run.seed, config.num_micro_batches, self._get_step_count)
+
+    def _build_gradient_source(self, config: Config, mesh: ParallelMesh) -> GradientSource:
+        precision = self._precision
+        accumulator: AutogradAccumulator
+        if (
+            precision.accumulation is precision.gradients
+            and precision.master_weights is None
+            and self._random_bits is None
+            and not self.sharding.is_fsdp
+        ):
+            accumulator = AutogradAccumulator(self.model_params)
+        else:
+            bits = self._random_bits if precision.accumulation is Dtype.bf16 else None
+            accumulator = GradientAccumulator(
+                self.model_params,
+                TORCH_DTYPES[precision.accumulation],
+                None if bits is None else bits.get_accumulation_bits,
+                self._compiled,
+            )
+        if mesh.dp.size == mesh.kv.size == 1 and not mesh.sequence_parallel:
+            return accumulator
+        dtype = TORCH_DTYPES[precision.reduction]
+        return GradientReducer(accumulator, self, mesh, dtype, config.num_micro_batches)
+
+    def _build_optimizer(self, config: Config) -> torch.optim.Optimizer:
+        precision, params = self._precision, self.optimizer_params
+        one_dtype = precision.accumulation is (precision.master_weights or precision.weights)
+        if one_dtype and (self._random_bits is None or self._master_weights.tensors):
+            return adamw.build_adamw(config.optimizer, params.values())
+        for param in params.values():
+            param.grad_dtype = TORCH_DTYPES[precision.accumulation]
+        names = {param: name for name, param in params.items()}
+        bits = self._random_bits
+        return ChunkedAdamW(
+            adamw.build_param_groups(config.optimizer, params.values()),
+            None if bits is None else lambda param: bits.get_update_bits(names[param]),
+            self._compiled,
+            **adamw.build_adamw_kwargs(config.optimizer),
+        )
+
+    def _init_moments(self) -> None:
+        """Create the optimizer's state by an update with zero gradients and zero rate."""
+        dtype = TORCH_DTYPES[self._precision.accumulation]
+        for param in self.optimizer_params.values():
+            param.grad = torch.zeros_like(param, dtype=dtype)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        for state in self._optimizer.state.values():
+            state["step"].zero_()

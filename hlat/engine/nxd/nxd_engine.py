@@ -1,0 +1,364 @@
+"""Training engine on neuronx-distributed, for Trainium; its tests run it on a CPU."""
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import neuronx_distributed as nxd
+import torch
+import torch.distributed as dist
+import torch_xla
+import torch_xla.core.xla_model as xm
+from neuronx_distributed.parallel_layers import mappings, parallel_state
+from torch import Tensor, nn
+
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.config_errors import ConfigError
+from hlat.config.precision import Dtype, RoundingMode
+from hlat.config.run import Config
+from hlat.data.packed_sequences import PackedSequences, compute_loss_mask
+from hlat.engine import replica_comparison
+from hlat.engine.device_checks import DeviceContext, run_device_checks
+from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, World
+from hlat.engine.mesh_process_group import build_world
+from hlat.engine.nxd.nxd_environment import validate_device
+from hlat.engine.nxd.nxd_layers import (
+    NxdCausalLM,
+    NxdDecoderLayer,
+    NxdRMSNorm,
+    select_checkpointed_modules,
+)
+from hlat.engine.nxd.nxd_parameters import NxdParameters, compute_param_shards
+from hlat.engine.nxd.nxd_process_groups import build_device_axes, build_host_axes
+from hlat.engine.nxd.xla_adamw import XlaAdamW
+from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
+from hlat.engine.state_chunks import MOMENTS, init_weights, iter_chunks, iter_step_chunks
+from hlat.model.loss import IGNORE_INDEX, build_next_token_targets
+from hlat.model.parameter_specs import list_parameter_specs
+from hlat.optim import adamw
+from hlat.parallelism.sharding import assign_layers_to_stages
+from hlat.precision.torch_dtypes import TORCH_DTYPES
+
+_CLIP_EPSILON = 1e-6
+"""Added to the norm in clipping, as in torch and NxD."""
+
+
+class NxdEngine:
+    """Implementation of hlat.engine.interface.Engine on neuronx-distributed."""
+
+    world = World()
+    device = ""
+
+    def run_device_checks(self, config: Config) -> DeviceReport:
+        """Check matmuls and collectives against known results."""
+        self._init_distributed(config)
+        dtype, axes = self._dtypes[config.precision.compute], build_device_axes()
+        context = DeviceContext(self._device, dtype, axes, torch_xla.sync, supports_send_recv=False)
+        return run_device_checks(config, context)
+
+    def build(self, config: Config, training: bool = True) -> None:
+        """Build this rank's shard of the model and its optimizer.
+
+        Raises:
+            ConfigError: `training` is False.
+        """
+        if not training:
+            self.create_decode_state()
+        self._init_distributed(config)
+        self._specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
+        self._model = nxd.initialize_parallel_model(self._parallel_config, self._build_model)
+        self.params = self._build_params()
+        self._host_state: dict[str, dict[str, Tensor]] = {}
+        self._host_versions: dict[tuple[str, str], int] = {}
+        self._num_skipped = torch.zeros((), dtype=torch.int32, device=self._device)
+        self._init_weights()
+
+    def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
+        """Run one optimizer step over all micro batches without waiting for the device."""
+        self._sync_from_host()
+        loss = self._forward_backward(sequences)
+        self.params.adamw.set_lr(learning_rate)
+        self.params.optimizer.step()
+        self.params.optimizer.zero_grad(set_to_none=True)
+        if self._broadcasts_replicas:
+            self.params.broadcast_replicas()
+        self._all_reduce_loss(loss)
+        loss /= self.world.dp_size
+        torch_xla.sync()
+        return {"loss": loss, "grad_norm": self._grad_norm}
+
+    def _forward_backward(self, sequences: PackedSequences) -> Tensor:
+        """Accumulate gradients; return the loss on ranks with the head, else 0."""
+        batch = self._build_batch(sequences)
+        if self.config.parallelism.pp > 1:  # NxD splits it and averages over micro batches
+            batch["weights"] *= self.config.num_micro_batches
+            loss = self._model.run_train(**batch)
+            return self._build_zero_loss() if loss is None else loss.detach().to(self._device)
+        loss = self._build_zero_loss()
+        size = self.config.micro_batch_size
+        for start in range(0, len(sequences.tokens), size):
+            micro_batch = {name: tensor[start : start + size] for name, tensor in batch.items()}
+            loss += self._model.run_train(**self._to_device(micro_batch)).detach()
+            torch_xla.sync()
+        return loss
+
+    @torch.no_grad()
+    def eval_step(self, sequences: PackedSequences) -> dict[str, Tensor]:
+        """Compute the mean loss of sequences, the same on every rank.
+
+        The batch is padded with sequences of weight zero, so that any number of them has one graph.
+        """
+        self._sync_from_host()
+        config, dp = self.config, self.world.dp_size
+        is_pipelined = config.parallelism.pp > 1
+        size = config.batch.global_batch_size // dp if is_pipelined else config.micro_batch_size
+        batch = _pad_batch(self._build_batch(sequences, dp_sharded=False), size * dp)
+        loss = self._build_zero_loss()
+        for start in range(self.world.dp_rank * size, len(batch["tokens"]), dp * size):
+            part = {name: tensor[start : start + size] for name, tensor in batch.items()}
+            if is_pipelined:
+                loss += self._eval_pipelined(part)
+            else:
+                loss += self._model(**self._to_device(part))
+            torch_xla.sync()
+        self._all_reduce_loss(loss)
+        torch_xla.sync()
+        return {"loss": loss}
+
+    def create_decode_state(self) -> NoReturn:
+        """Raise ConfigError: every sequence length would compile a graph."""
+        raise ConfigError(
+            "engine.name=nxd does not decode, because every sequence length would be compiled; use "
+            "engine=native, which loads the same checkpoints, on Trainium 2, a GPU or a CPU"
+        )
+
+    def read(self, metrics: dict[str, Tensor]) -> StepMetrics:
+        """Wait for the device and return the metrics; a collective over all ranks."""
+        if "grad_norm" not in metrics:
+            return StepMetrics(metrics["loss"].item())
+        params = self.params.local_params.items()
+        param_norm = self.params.compute_norm(
+            {name: param.optimizer_param.detach() for name, param in params}
+        )
+        values = torch.stack([metrics["loss"], metrics["grad_norm"], param_norm]).tolist()
+        loss, *norms = values
+        return StepMetrics(loss, norms[0], norms[1], int(self._num_skipped))
+
+    def peak_memory(self) -> int | None:
+        """Return None: PyTorch/XLA does not report the memory of these devices."""
+        return None
+
+    def chunks(self) -> Iterator[TensorChunk]:
+        """Yield weights, moments and step counts of the rows that this rank updates.
+
+        Chunks are in host memory; changed ones are copied to the device before the next step.
+        """
+        if not self._host_state:
+            torch_xla.sync()  # otherwise each tensor compiles a separate graph
+            self._host_state = {name: self._copy_to_host(name) for name in self.params.local_params}
+            self._host_versions = _get_versions(self._host_state)
+        is_main = self.config.parallelism.zero > 0 or self.world.dp_rank == 0
+        for name, state in self._host_state.items():
+            shard = self.params.local_params[name].shard
+            weights = [*iter_chunks("weights", state["weights"], shard, self._specs, is_main)]
+            yield from weights
+            for key in MOMENTS:
+                yield from iter_chunks(key, state[key], shard, self._specs, is_main)
+            yield from iter_step_chunks(weights, state["step"])
+
+    def find_replica_mismatches(self) -> list[ReplicaMismatch]:
+        """Return slices that differ between data-parallel or tensor-parallel ranks.
+
+        With precision.copies_drift, tensor-parallel replicas may differ and are not compared.
+        """
+        axes = [self._host_axes["dp"]]
+        if not self.config.precision.copies_drift:
+            axes.append(self._host_axes["tp"])
+        return replica_comparison.find_replica_mismatches(self.chunks(), axes)
+
+    def close(self) -> None:
+        """Release model and optimizer, and destroy the process groups."""
+        for name in ("_model", "params"):
+            vars(self).pop(name, None)
+        self.world.world_group.any(False)  # waits for all ranks
+        dist.destroy_process_group()
+
+    def _init_distributed(self, config: Config) -> None:
+        """Initialize torch.distributed and NxD on the first call.
+
+        Raises:
+            ConfigError: The device does not support the recipe.
+        """
+        if self.device:
+            return
+        validate_device(config)
+        self.config, self._dtypes = config, get_xla_dtypes(config.compiler, config.precision)
+        stochastic = config.precision.rounding is RoundingMode.stochastic
+        self._broadcasts_replicas = stochastic and not config.precision.copies_drift
+        if not dist.is_initialized():
+            dist.init_process_group("xla", init_method="xla://")
+        self._parallel_config = self._build_nxd_config()
+        self._host_axes = build_host_axes()
+        self.world = build_world(dist.get_rank(), **self._host_axes)
+        self._device = xm.xla_device()
+        self.device = str(self._device)
+
+    def _copy_to_host(self, name: str) -> dict[str, Tensor]:
+        """Return the state of a parameter in host memory, in the dtypes of its checkpoints."""
+        precision = self.config.precision
+        weights = TORCH_DTYPES[precision.master_weights or precision.weights]
+        moments = TORCH_DTYPES[precision.optimizer_state]
+        dtypes = {"weights": weights, **dict.fromkeys(MOMENTS, moments), "step": torch.float32}
+        return {
+            key: tensor.to("cpu", copy=True).to(dtypes[key])
+            for key, tensor in self.params.get_state(name).items()
+        }
+
+    def _eval_pipelined(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the loss on ranks with the head, else 0."""
+        weights = batch["weights"] * self.config.num_micro_batches
+        loss = self._model.run_eval(**batch | {"weights": weights})
+        return self._build_zero_loss() if loss is None else loss.to(self._device)
+
+    def _all_reduce_loss(self, loss: Tensor) -> None:
+        """Sum over data-parallel ranks and pipeline stages."""
+        dist.all_reduce(loss, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(loss, group=parallel_state.get_pipeline_model_parallel_group())
+
+    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._device) for name, tensor in batch.items()}
+
+    def _build_zero_loss(self) -> Tensor:
+        return torch.zeros((), dtype=self._dtypes[Dtype.fp32], device=self._device)
+
+    def _build_model(self) -> nn.Module:
+        with torch.device("meta"):
+            model = NxdCausalLM(self.config)
+        self._param_shapes = model.shapes
+        return model
+
+    def _build_nxd_config(self) -> dict[str, Any]:
+        layout, precision = self.config.parallelism, self.config.precision
+        nxd_config: dict[str, Any] = nxd.neuronx_distributed_config(
+            tensor_parallel_size=layout.tp,
+            pipeline_parallel_size=layout.pp,
+            sequence_parallel=layout.sequence_parallel,
+            pipeline_config=self._build_pipeline_config() if layout.pp > 1 else None,
+            optimizer_config={"zero_one_enabled": layout.zero > 0, "grad_clipping": False},
+            activation_checkpoint_config=select_checkpointed_modules(self.config),
+            model_init_config={"meta_device_init": True, "param_init_fn": lambda *_: None},
+            mixed_precision_config={
+                "use_master_weights": precision.master_weights is not None,
+                "use_fp32_grad_acc": precision.accumulation is not precision.gradients,
+            },
+        )
+        return nxd_config
+
+    def _build_pipeline_config(self) -> dict[str, Any]:
+        """Return NxD's configuration of a 1F1B pipeline with the stages of the planner."""
+        config = self.config
+        stages = assign_layers_to_stages(config.model.num_layers, config.parallelism.pp)
+        return {
+            "transformer_layer_cls": NxdDecoderLayer,
+            "num_microbatches": config.num_micro_batches,
+            "output_loss_value_spec": True,
+            "input_names": ["tokens", "targets", "weights"],
+            "pipeline_cuts": [f"model.layers.{layers[-1]}" for layers in stages[:-1]],
+            "leaf_module_cls": [NxdRMSNorm.__name__],
+            "autowrap_modules": [mappings],
+            "use_zero1_optimizer": config.parallelism.zero > 0,
+            "use_optimizer_wrapper": True,
+            "return_loss_on_cpu": False,
+        }
+
+    def _build_params(self) -> NxdParameters:
+        named_params = {
+            name.removeprefix("module.").removeprefix("model."): param
+            for name, param in self._model.named_parameters()
+        }
+        config, zero = self.config, self.config.parallelism.zero > 0
+        fp32, state_dtype = self._dtypes[Dtype.fp32], self._dtypes[config.precision.optimizer_state]
+        nxd_optimizer = nxd.initialize_parallel_optimizer(
+            self._parallel_config,
+            XlaAdamW,
+            adamw.build_param_groups(config.optimizer, named_params.values()),
+            **adamw.build_adamw_kwargs(config.optimizer),
+            dtype=fp32,
+            clip_and_check=self._clip_gradients,
+            **({"optimizer_dtype": state_dtype} if zero else {}),
+        )
+        shards = compute_param_shards(config, named_params, self._param_shapes)
+        return NxdParameters(named_params, shards, nxd_optimizer, zero, fp32)
+
+    def _clip_gradients(self, param_groups: list[dict[str, Any]]) -> Tensor:
+        """Clip all gradients by their norm; return True if it is finite."""
+        gradients = self.params.collect_gradients()
+        self._grad_norm = self.params.compute_norm(gradients)
+        max_norm = self.config.optimizer.grad_clip
+        if max_norm:
+            coefficient = (max_norm / (self._grad_norm + _CLIP_EPSILON)).clamp(max=1.0)
+            for gradient in gradients.values():
+                gradient.mul_(coefficient)
+        finite = torch.isfinite(self._grad_norm)
+        self._num_skipped += ~finite
+        return finite
+
+    def _init_weights(self) -> None:
+        weights = (chunk for chunk in self.chunks() if chunk.name.startswith("weights/"))
+        init_weights(weights, self._specs, self.config)
+
+    @torch.no_grad()
+    def _sync_from_host(self) -> None:
+        """Copy changed chunks to the device and update the parameters of the model."""
+        versions, changed_keys = _get_versions(self._host_state), set()
+        for (name, key), version in self._host_versions.items():
+            if versions[name, key] != version:
+                tensor = self.params.get_state(name)[key]
+                tensor.copy_(self._host_state[name][key].to(tensor.dtype))
+                changed_keys.add(key)
+        self._host_state, self._host_versions = {}, {}
+        if self.config.parallelism.zero and "weights" in changed_keys:
+            for param in self.params.local_params.values():  # NxD requires gradients to gather
+                param.param.grad = torch.zeros_like(param.param)
+            self.params.optimizer.optimizer.allgather_weights_and_update_full_parameter()
+            self.params.optimizer.zero_grad(set_to_none=True)
+
+    def _build_batch(
+        self, sequences: PackedSequences, dp_sharded: bool = True
+    ) -> dict[str, Tensor]:
+        """Return tokens, targets and the weight of each position's loss, in host memory.
+
+        Args:
+            sequences: Sequences of this rank.
+            dp_sharded: True for the shard of this data-parallel rank, over which NxD averages the
+                loss; False if all ranks have all sequences.
+        """
+        loss_mask, tokens = self.config.data.loss_mask, torch.from_numpy(sequences.tokens)
+        documents = torch.from_numpy(sequences.document_ids) if loss_mask else None
+        targets = build_next_token_targets(tokens, documents)
+        if sequences.num_target_tokens is not None:
+            targets[:, sequences.num_target_tokens :] = IGNORE_INDEX
+        num_targets = torch.tensor(int(compute_loss_mask(sequences, loss_mask).sum()))
+        num_shards = 1
+        if dp_sharded and loss_mask:
+            self._host_axes["dp"].all_reduce(num_targets)
+            num_shards = self.world.dp_size
+        is_target = (targets != IGNORE_INDEX).to(self._dtypes[Dtype.fp32])
+        weights = is_target * num_shards / max(1, int(num_targets))
+        return {"tokens": tokens, "targets": targets.clamp(min=0), "weights": weights}
+
+
+def _pad_batch(batch: dict[str, Tensor], multiple: int) -> dict[str, Tensor]:
+    """Pad a batch to a multiple of sequences with its first sequence at weight zero."""
+    missing = -len(batch["tokens"]) % multiple
+    padded = {name: torch.cat([part, part[:1].expand(missing, -1)]) for name, part in batch.items()}
+    padded["weights"][len(batch["weights"]) :] = 0
+    return padded
+
+
+def _get_versions(host_state: dict[str, dict[str, Tensor]]) -> dict[tuple[str, str], int]:
+    """Return torch's write counter of each tensor by name and key."""
+    return {
+        (name, key): tensor._version
+        for name, state in host_state.items()
+        for key, tensor in state.items()
+    }

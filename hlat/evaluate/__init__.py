@@ -1,0 +1,1 @@
+"""Evaluation of models on benchmark tasks and held-out text."""

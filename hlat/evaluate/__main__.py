@@ -1,0 +1,258 @@
+"""Evaluate a model on benchmarks: `hlat evaluate`.
+
+    run, checkpoint or Hugging Face directory -> engine -> lm-evaluation-harness -> scores, record
+
+A checkpoint has no layout, so the engine and its layout are chosen for this machine; the default is
+one process. See docs/evaluation.md.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hlat.config.argument_parser import CommandLineParser, build_list_parser, parse_positive_int
+from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.engine import launch_environment
+from hlat.evaluate.evaluation_interrupt import InterruptHandler
+
+if TYPE_CHECKING:
+    from hlat.evaluate.eval_request import EvalRequest
+    from hlat.evaluate.model_source import ModelSource
+
+_EXAMPLES = """\
+sets of the paper's tasks:
+  hlat_table2   MMLU, commonsense, world knowledge, reading comprehension, GSM8K (Tables II and IV)
+  hlat_table5   CrowS-Pairs and TruthfulQA (Table V)
+  hlat_bbh, and one for each column: hlat_mmlu hlat_cr hlat_wk hlat_rc hlat_math hlat_csp_en ...
+  humaneval     HumanEval, from HumanEval.jsonl.gz in data=DIR (docs/humaneval.md)
+Any other name is a task or a group of lm-evaluation-harness.
+
+examples:
+  hlat evaluate runs/x tasks=hlat_table2
+  hlat evaluate runs/x tasks=hlat_cr limit=200 follow=true
+  hlat evaluate exported tasks=hellaswag,lambada_openai data=~/datasets
+  hlat evaluate runs/x tasks=hlat_table2 hardware=h200 parallelism.tp=8
+as a job of Slurm or Kubernetes, with the launcher settings of hlat train:
+  hlat evaluate runs/x tasks=hlat_table2 follow=true hydra/launcher=slurm \\
+      hydra.launcher.partition=gpu hardware=h100_p5 parallelism.tp=8
+  hlat jobs runs/x/evaluations
+
+Scores are written to evaluations/ beside the model; scores of a run's checkpoint are also added to
+the run's record, from which curves are drawn. After a signal, scores of finished tasks are kept and
+the exit code is 75. `hlat report tables` prints them beside the paper's."""
+
+_CONSENT_SETTINGS = ("run_generated_code", "accept_weak_sandbox")
+_LAUNCHER_PREFIXES = ("hydra/launcher=", "hydra.launcher.")
+"""Prefixes of overrides that choose and configure a launcher."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Evaluate and print the scores; return the exit code."""
+    os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: the harness has its own bars
+    typed = list(sys.argv[1:] if argv is None else argv)
+    parser = _build_parser()
+    arguments = parser.parse(typed)
+    _split_overrides(parser, arguments)
+    if arguments.tasks is None:
+        parser.error("no tasks; give tasks=hlat_table2, for example")
+    with InterruptHandler() as interrupt_handler:
+        try:
+            return _run_command(arguments, typed)
+        except ConfigError as error:
+            print(error, file=sys.stderr)
+            return ExitCode.CONFIGURATION
+        except OSError as error:
+            what = "files of the job" if arguments.launcher_overrides else "scores"
+            print(f"the {what} cannot be written ({error})", file=sys.stderr)
+            return ExitCode.FAILED
+        except BaseException:
+            if not interrupt_handler.received:
+                raise
+            return _report_interruption()
+
+
+def _build_parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        "evaluate",
+        "Evaluate a model on tasks of lm-evaluation-harness, on any engine and layout.",
+        _EXAMPLES,
+        takes_overrides=True,
+    )
+    add = parser.add_argument
+    add("source", metavar="MODEL", help="run, checkpoint, average or Hugging Face directory")
+    overrides = (
+        "hardware, parallelism, engine, compiler, precision; hydra/launcher and its settings"
+    )
+    add("overrides", nargs="*", metavar="OVERRIDE", help=overrides)
+    tasks = build_list_parser(str)
+    add("--tasks", type=tasks, metavar="A,B", help="tasks or sets of tasks (required)")
+    add("--limit", type=parse_positive_int, metavar="N", help="first N questions of each task")
+    add("--shots", type=_parse_shots, metavar="N", help="few-shot examples of harness tasks")
+    add("--data", type=_parse_path, metavar="DIR", help="copies of data sets, by their hub name")
+    follow = "every checkpoint that a run keeps, as it appears; skips tasks with scores"
+    add("--follow", action="store_true", help=follow)
+    samples = "humaneval: samples of each function"
+    add("--samples", type=parse_positive_int, metavar="N", help=samples)
+    consent = "humaneval: consent to run, in a sandbox, code that the model wrote"
+    add("--run-generated-code", action="store_true", help=consent)
+    add("--accept-weak-sandbox", action="store_true", help="humaneval: see docs/humaneval.md")
+    add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
+    add("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, if it was moved")
+    add("--output", type=Path, metavar="FILE", help="file to write the scores to")
+    add("--json", action="store_true", help="print the scores as JSON")
+    return parser
+
+
+def _split_overrides(parser: CommandLineParser, arguments: argparse.Namespace) -> None:
+    """Move launcher overrides to `arguments.launcher_overrides`; exit if any is neither."""
+    from hlat.evaluate.inference_config import OVERRIDABLE_GROUPS, parse_config_group
+
+    given = arguments.overrides
+    is_launcher = [word.lstrip("+~").startswith(_LAUNCHER_PREFIXES) for word in given]
+    arguments.launcher_overrides = [
+        w for w, is_own in zip(given, is_launcher, strict=True) if is_own
+    ]
+    arguments.overrides = [w for w, is_own in zip(given, is_launcher, strict=True) if not is_own]
+    for word in arguments.overrides:
+        if parse_config_group(word) not in OVERRIDABLE_GROUPS:
+            parser.error_unknown(word)
+
+
+def _report_interruption() -> ExitCode:
+    if launch_environment.RECORDS_DIR_ENV in os.environ:
+        # The supervisor prints the message; other threads of this process may wait for lost ranks
+        os._exit(ExitCode.PREEMPTED)
+    print("\ninterrupted; scores of finished tasks are kept", file=sys.stderr)
+    return ExitCode.PREEMPTED
+
+
+def _parse_shots(text: str) -> int:
+    return 0 if text == "0" else parse_positive_int(text)
+
+
+def _parse_path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _run_command(arguments: argparse.Namespace, argv: list[str]) -> int:
+    from hlat.config import compose
+
+    request = _build_request(arguments)
+    launcher_overrides = arguments.launcher_overrides
+    if (
+        not launcher_overrides
+        or (chosen := compose.instantiate_launcher(launcher_overrides)) is None
+    ):
+        return _evaluate_locally(arguments, request, arguments.overrides, argv)
+    from hlat.evaluate.evaluation_launch import build_evaluation_job
+
+    launcher, directory = chosen
+    job_argv = [word for word in argv if word not in launcher_overrides]
+    job = build_evaluation_job(
+        arguments.source,
+        arguments.step,
+        request,
+        job_argv,
+        arguments.overrides,
+        launcher.shares_file_system,
+    )
+    launcher.submit_evaluation(job, directory)
+    return ExitCode.FINISHED
+
+
+def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
+    from hlat.evaluate import humaneval
+    from hlat.evaluate.eval_request import EvalRequest
+
+    followed_run = Path(arguments.source) if arguments.follow else None
+    settings = {name: getattr(arguments, name) for name in ("limit", "shots", "data")}
+    return EvalRequest(
+        tasks=tuple(filter(None, arguments.tasks)),
+        **{name: value for name, value in settings.items() if value is not None},
+        output=arguments.output,
+        followed_run=followed_run,
+        humaneval_settings=humaneval.HumanEvalSettings(
+            arguments.samples or humaneval.HumanEvalSettings.num_samples,
+            **{name: getattr(arguments, name) for name in _CONSENT_SETTINGS},
+        ),
+        # A job may be restarted at any time
+        skip_completed=followed_run is not None
+        or launch_environment.RDZV_ENDPOINT_ENV in os.environ,
+    )
+
+
+def _evaluate_locally(
+    arguments: argparse.Namespace, request: "EvalRequest", overrides: Sequence[str], argv: list[str]
+) -> int:
+    from hlat.evaluate import checkpoint_watcher, lm_eval_tasks, model_metadata
+    from hlat.evaluate.eval_request import validate_request
+    from hlat.evaluate.evaluator import run_evaluation
+    from hlat.evaluate.inference_config import build_inference_config
+
+    if request.harness_tasks:
+        lm_eval_tasks.validate_harness_installed()
+    validate_request(request, arguments.step)
+    source = None if request.followed_run is not None else _resolve_source(arguments)
+    config = build_inference_config(
+        source or model_metadata.load_run_metadata(Path(arguments.source)), overrides
+    )
+    if launch_environment.must_launch_workers(config):
+        from hlat.config import entry_point
+        from hlat.recovery import supervisor
+
+        command = entry_point.build_module_command(sys.executable, "hlat.evaluate")
+        code = supervisor.launch_workers(config, [*command, *argv])
+        return _report_interruption() if code is ExitCode.PREEMPTED else code
+    if source is None:
+        source = checkpoint_watcher.wait_for_first_checkpoint(
+            Path(arguments.source), arguments.tokenizer
+        )
+        config = build_inference_config(source, overrides)
+
+    def print_scores(model: "ModelSource", row: dict[str, Any]) -> None:
+        print(json.dumps(row) if arguments.json else "\n".join(_format_scores(row)), flush=True)
+
+    return launch_environment.run_with_exit_record(
+        lambda: run_evaluation(config, request, source, print_scores)
+    )
+
+
+def _resolve_source(arguments: argparse.Namespace) -> "ModelSource":
+    from hlat.evaluate import model_source
+
+    return model_source.find_model(
+        arguments.source,
+        arguments.step,
+        arguments.tokenizer,
+        lambda reason: print(f"WARNING: {reason}", file=sys.stderr),
+    )
+
+
+def _format_scores(row: dict[str, Any]) -> list[str]:
+    """Return the lines that the console shows of an evaluation."""
+    lines = [f"{row['name']}: {row['location']}"]
+    for name, task in row["tasks"].items():
+        shown = {task["counts"]} if task["counts"] in task["metrics"] else set(task["metrics"])
+        numbers = ", ".join(
+            f"{metric.partition(',')[0]} {100 * task['metrics'][metric]:.2f}"
+            + (f" ({100 * task['errors'][metric]:.2f})" if metric in task["errors"] else "")
+            for metric in sorted(shown)
+        )
+        lines.append(f"  {name:<28} {numbers}  of {task['questions']}")
+        if task["shortened"]:
+            lines.append(
+                f"  {'':<28} {task['shortened']} prompts are longer than the context of the model"
+                " and were truncated on the left"
+            )
+    if row["scores"]:
+        scores = ", ".join(f"{key} {value:.1f}" for key, value in row["scores"].items())
+        lines.append(f"in percent, as in the paper's tables: {scores}")
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

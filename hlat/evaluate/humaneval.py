@@ -1,0 +1,354 @@
+"""HumanEval (Chen et al., arXiv 2107.03374): pass@k of generated Python functions.
+
+Samples are written to a file before they are executed, and both steps can be resumed. Generated
+code runs only with the user's consent, in a sandbox. The tests run in a second sandbox and call the
+function through pipes, so that generated code cannot change the verdict.
+"""
+
+import gzip
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from hlat.config.config_errors import ConfigError
+from hlat.data.prompt_tokenizer import PromptTokenizer
+from hlat.evaluate import humaneval_rpc, sandbox
+from hlat.evaluate.inference_model import InferenceModel
+from hlat.evaluate.sandbox import ProgramResult, ResourceLimits
+from hlat.parallelism.process_group import broadcast_object
+
+STOP_SEQUENCES = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+"""Strings after the end of a function (Chen et al., section 2.1)."""
+TEMPERATURES = {1: 0.2, 10: 0.8}
+"""Best temperature for each k of pass@k (Chen et al., section 3.3)."""
+TOP_P = 0.95
+SAMPLES_FILE, VERDICTS_FILE = "samples.jsonl", "verdicts.jsonl"
+PASSED_EXIT_CODE = 67
+"""Exit code of the test program after its last test."""
+_SAMPLES_PER_BATCH = 128
+_STOP_WINDOW_TOKENS = 16
+"""Trailing tokens searched for a stop sequence; the longest one has six characters."""
+_SampleKey = tuple[str, float, int]
+
+
+@dataclass(frozen=True)
+class HumanEvalProblem:
+    """Line of HumanEval.jsonl: signature and docstring of a function, and its tests."""
+
+    task_id: str
+    prompt: str
+    test: str
+    entry_point: str
+
+
+@dataclass(frozen=True)
+class HumanEvalSample:
+    """Generated completion of a problem.
+
+    Attributes:
+        task_id: Name of the problem.
+        temperature: Sampling temperature.
+        number: Index of the sample for this problem and temperature.
+        completion: Text after the prompt.
+    """
+
+    task_id: str
+    temperature: float
+    number: int
+    completion: str
+
+
+@dataclass(frozen=True)
+class HumanEvalSettings:
+    """Sampling and execution settings.
+
+    Attributes:
+        num_samples: Samples per problem and temperature; pass@10 needs ten.
+        max_new_tokens: Maximum length of a completion.
+        seed: Seed of the samples.
+        run_generated_code: Consent to execute generated code.
+        accept_weak_sandbox: Consent to execute it without isolation.
+        limits: Resource limits of each program.
+    """
+
+    num_samples: int = 20
+    max_new_tokens: int = 512
+    seed: int = 0
+    run_generated_code: bool = False
+    accept_weak_sandbox: bool = False
+    limits: ResourceLimits = field(default_factory=ResourceLimits)
+
+
+def run_humaneval(
+    model: InferenceModel,
+    tokenizer: PromptTokenizer,
+    problems: Sequence[HumanEvalProblem],
+    output_dir: Path,
+    model_name: str,
+    settings: HumanEvalSettings | None = None,
+) -> dict[str, float]:
+    """Generate and execute samples, and return pass@1 and pass@10. All ranks call this function.
+
+    Args:
+        model: The model.
+        tokenizer: Tokenizer of the model.
+        problems: HumanEval's problems.
+        output_dir: Directory of samples and verdicts on rank 0. Existing ones are reused.
+        model_name: Unique name of the model; files of other models are rejected.
+        settings: Sampling and execution settings.
+
+    Returns:
+        `pass@1`, and `pass@10` with at least ten samples; empty without consent.
+
+    Raises:
+        ConfigError: The directory contains samples of other settings, or generated code cannot be
+            isolated on this machine.
+    """
+    settings = settings or HumanEvalSettings()
+    world = model.world
+    # Existing files contain the hash of this representation
+    problems_key = repr(problems).replace("HumanEvalProblem(", "Problem(")
+    header = {
+        "model": model_name,
+        "problems": hashlib.sha256(problems_key.encode()).hexdigest(),
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+    }
+    record = _JsonlRecord(output_dir / SAMPLES_FILE, header)
+    rows, errors = None, None
+    if world.is_rank0:
+        try:
+            if settings.run_generated_code:
+                sandbox.validate_isolation(not settings.accept_weak_sandbox)
+            rows = record.load_rows()
+        except ConfigError as error:
+            errors = error.problems
+    rows, errors = broadcast_object(world.world_group, [rows, errors])
+    if errors is not None:
+        raise ConfigError(*errors)
+
+    samples = [HumanEvalSample(**row) for row in rows]
+    existing_keys = {_get_key(asdict(sample)) for sample in samples}
+    for batch in _generate_samples(model, tokenizer, problems, settings, existing_keys):
+        samples += batch
+        if world.is_rank0:
+            record.append([asdict(sample) for sample in batch])
+    if not settings.run_generated_code:
+        if world.is_rank0:
+            print(
+                f"{record.path}: {len(samples)} samples, not executed, since generated code needs "
+                "your consent; read docs/humaneval.md, then repeat with run_generated_code=true"
+            )
+        return {}
+    scores: dict[str, float] = {}
+    if world.is_rank0:
+        scores = _evaluate_samples(problems, samples, settings, output_dir, header)
+    return {name: float(v) for name, v in broadcast_object(world.world_group, scores).items()}
+
+
+def load_problems(data_file: Path) -> list[HumanEvalProblem]:
+    """Return the problems of HumanEval.jsonl or HumanEval.jsonl.gz.
+
+    Raises:
+        ConfigError: The file is missing or invalid.
+    """
+    names = [field.name for field in fields(HumanEvalProblem)]
+    try:
+        content = data_file.read_bytes()
+        if data_file.suffix == ".gz":
+            content = gzip.decompress(content)
+        rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
+        return [HumanEvalProblem(**{name: row[name] for name in names}) for row in rows]
+    except OSError as error:
+        raise ConfigError(
+            f"HumanEval's problems: cannot read {data_file} ({error.strerror or error}); get "
+            "HumanEval.jsonl.gz from https://github.com/openai/human-eval"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"HumanEval's problems: {data_file} is not HumanEval.jsonl, which has "
+            f"{', '.join(names)} ({type(error).__name__}: {error})"
+        ) from error
+
+
+def compute_pass_at_k(k: int, num_samples: int, num_passed: int) -> float:
+    """Return the unbiased estimate of pass@k, 1 - C(n - c, k) / C(n, k).
+
+    Source: Chen et al., equation 1.
+    """
+    return 1.0 - math.comb(num_samples - num_passed, k) / math.comb(num_samples, k)
+
+
+def run_problem_tests(
+    problem: HumanEvalProblem, completion: str, settings: HumanEvalSettings
+) -> ProgramResult:
+    """Run a problem's tests against a completion; the exit code of success is PASSED_EXIT_CODE."""
+    source = Path(humaneval_rpc.__file__).read_text()
+    name = problem.entry_point
+    test_arguments = f"{problem.prompt!r}, {problem.test!r}, {name!r}, {PASSED_EXIT_CODE}"
+    tests = f"{source}\nexecute_tests({test_arguments})"
+    program = f"{source}\nserve_calls(PipeChannel(), {problem.prompt + completion!r}, {name!r})"
+    return sandbox.run_tests(tests, program, settings.limits, not settings.accept_weak_sandbox)
+
+
+def _generate_samples(
+    model: InferenceModel,
+    tokenizer: PromptTokenizer,
+    problems: Sequence[HumanEvalProblem],
+    settings: HumanEvalSettings,
+    existing_keys: set[_SampleKey],
+) -> Iterator[list[HumanEvalSample]]:
+    """Yield batches of the missing samples."""
+    temperatures = [t for k, t in TEMPERATURES.items() if k <= settings.num_samples]
+    prompts = {problem.task_id: tokenizer.encode(problem.prompt) for problem in problems}
+    total = len(temperatures) * settings.num_samples * len(problems)
+    disable = None if model.world.is_rank0 else True  # None: show it on a terminal
+    with tqdm(total=total, desc="HumanEval, sampling", unit="sample", disable=disable) as bar:
+        bar.update(len(existing_keys))
+        for temperature in temperatures:
+            keys = [
+                (problem.task_id, temperature, number)
+                for problem in problems
+                for number in range(settings.num_samples)
+            ]
+            missing = [key for key in keys if key not in existing_keys]
+            for start in range(0, len(missing), _SAMPLES_PER_BATCH):
+                batch = missing[start : start + _SAMPLES_PER_BATCH]
+                generated = model.generate(
+                    [prompts[task_id] for task_id, _, _ in batch],
+                    settings.max_new_tokens,
+                    is_finished=lambda tokens: _is_function_complete(tokenizer, tokens),
+                    temperature=temperature,
+                    top_p=TOP_P,
+                    seed=settings.seed,
+                    sample_ids=[_derive_sample_id(*key) for key in batch],
+                )
+                yield [
+                    HumanEvalSample(*key, _extract_completion(tokenizer, prompts[key[0]], tokens))
+                    for key, tokens in zip(batch, generated, strict=True)
+                ]
+                bar.update(len(batch))
+
+
+def _get_key(row: Mapping[str, Any]) -> _SampleKey:
+    return row["task_id"], row["temperature"], row["number"]
+
+
+def _derive_sample_id(task_id: str, temperature: float, number: int) -> int:
+    digest = hashlib.blake2b(f"{task_id} {temperature} {number}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _is_function_complete(tokenizer: PromptTokenizer, tokens: list[int]) -> bool:
+    if tokens[-1] == tokenizer.eos_token_id:
+        return True
+    text = tokenizer.decode(tokens[-_STOP_WINDOW_TOKENS:])
+    return any(stop in text for stop in STOP_SEQUENCES)
+
+
+def _extract_completion(
+    tokenizer: PromptTokenizer, prompt: Sequence[int], tokens: list[int]
+) -> str:
+    """Return the text before the first stop sequence.
+
+    Tokens are decoded after the prompt, since a tokenizer may drop a leading space.
+    """
+    if tokens[-1] == tokenizer.eos_token_id:
+        tokens = tokens[:-1]
+    prefix = [int(token) for token in prompt]
+    text = tokenizer.decode(prefix + tokens)[len(tokenizer.decode(prefix)) :]
+    return text[: min((text.find(s) for s in STOP_SEQUENCES if s in text), default=len(text))]
+
+
+def _evaluate_samples(
+    problems: Sequence[HumanEvalProblem],
+    samples: Iterable[HumanEvalSample],
+    settings: HumanEvalSettings,
+    output_dir: Path,
+    header: Mapping[str, Any],
+) -> dict[str, float]:
+    """Execute the samples without a verdict, and return the pass rates."""
+    by_id = {problem.task_id: problem for problem in problems}
+    record = _JsonlRecord(output_dir / VERDICTS_FILE, {**header, "limits": asdict(settings.limits)})
+    rows = record.load_rows()
+    existing_keys = {_get_key(row) for row in rows}
+    missing = [sample for sample in samples if _get_key(asdict(sample)) not in existing_keys]
+    total = len(existing_keys) + len(missing)
+    with (
+        tqdm(total=total, desc="HumanEval, execution", unit="sample", disable=None) as bar,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
+    ):
+        bar.update(len(existing_keys))
+        futures = {
+            pool.submit(run_problem_tests, by_id[s.task_id], s.completion, settings): s
+            for s in missing
+        }
+        for future in as_completed(futures):
+            row = asdict(futures[future]) | _format_verdict(future.result())
+            del row["completion"]
+            record.append([row])
+            rows.append(row)
+            bar.update()
+    passed = {_get_key(row) for row in rows if row["passed"]}
+    scores = {}
+    for k, temperature in TEMPERATURES.items():
+        if k > settings.num_samples:
+            continue
+        counts = [
+            sum((problem.task_id, temperature, i) in passed for i in range(settings.num_samples))
+            for problem in problems
+        ]
+        estimates = [compute_pass_at_k(k, settings.num_samples, count) for count in counts]
+        scores[f"pass@{k}"] = sum(estimates) / len(estimates)
+    return scores
+
+
+def _format_verdict(result: ProgramResult) -> dict[str, Any]:
+    """Return the verdict, with the last line of output as the reason of a failure."""
+    if result.exit_code == PASSED_EXIT_CODE:
+        return {"passed": True, "why": ""}
+    lines = result.output.strip().splitlines()
+    last_line = lines[-1] if lines else f"exit code {result.exit_code}"
+    return {"passed": False, "why": result.kill_reason or last_line}
+
+
+class _JsonlRecord:
+    """Append-only JSONL file with a header that identifies its content."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path, self._header = path, json.loads(json.dumps(header))
+
+    def load_rows(self) -> list[dict[str, Any]]:
+        """Return the rows, and remove a partial last line.
+
+        Raises:
+            ConfigError: The header differs.
+        """
+        if not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self._header) + "\n")
+        content = self.path.read_bytes()
+        complete = content[: content.rfind(b"\n") + 1]
+        if complete != content:
+            self.path.write_bytes(complete)
+        header, *rows = [json.loads(line) for line in complete.splitlines()] or [{}]
+        if header != self._header:
+            differing = [key for key in self._header if header.get(key) != self._header[key]]
+            raise ConfigError(
+                f"{self.path} was created with another {', '.join(differing)}; use another "
+                "directory, or remove it"
+            )
+        return rows
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Append rows."""
+        with self.path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -1,0 +1,78 @@
+"""Configuration of an engine for inference.
+
+Checkpoints are independent of the layout, so that a model is evaluated on any hardware with
+enough memory. Of the training recipe only the settings of the forward pass are used.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from hlat.config.compose import compose_config
+from hlat.config.config_errors import ConfigError
+from hlat.config.precision import Dtype
+from hlat.config.resolve import convert_to_dataclasses, resolve_config
+from hlat.config.run import Config
+from hlat.evaluate.model_metadata import ModelMetadata
+from hlat.tracking.run_directory import EVALUATIONS_DIR
+
+OVERRIDABLE_GROUPS = ("hardware", "parallelism", "engine", "compiler", "precision")
+"""Config groups that the user may override; the model determines all others."""
+_PRECISION_RECIPES = {Dtype.fp32: "fp32", Dtype.bf16: "bf16"}
+
+
+def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) -> Config:
+    """Return the configuration of an engine for a model.
+
+    Raises:
+        ConfigError: An override is invalid, or does not fit the model.
+    """
+    groups = ", ".join(OVERRIDABLE_GROUPS)
+    problems = [
+        f"{override} has no effect on an evaluation; override one of {groups}"
+        for override in overrides
+        if parse_config_group(override) not in OVERRIDABLE_GROUPS
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    all_overrides = ["recovery=desk", *_build_model_overrides(metadata)]
+    if not any(override.startswith("precision=") for override in overrides):
+        operators = metadata.fp32_operators if metadata.dtype is Dtype.bf16 else ()
+        all_overrides.append(f"precision={_PRECISION_RECIPES[metadata.dtype]}")
+        all_overrides.append(f"precision.fp32_operators=[{','.join(operators)}]")
+    all_overrides += overrides
+    config = convert_to_dataclasses(compose_config(all_overrides))
+    layout = config.parallelism
+    num_replicas = max(1, config.num_processes // max(1, layout.tp * layout.pp))
+    # Only for the validation: batches of an evaluation have other sizes
+    batch = [f"batch.global_batch_size={num_replicas * layout.pp}", "batch.micro_batch_size=1"]
+    return resolve_config(compose_config([*all_overrides, *batch]))
+
+
+def build_unverified_config(overrides: Sequence[str]) -> Config:
+    """Return a configuration without the model; the job validates that the model fits.
+
+    Raises:
+        ConfigError: An override is invalid.
+    """
+    name = f"run.name={EVALUATIONS_DIR}"
+    return convert_to_dataclasses(compose_config(["recovery=desk", name, *overrides]))
+
+
+def parse_config_group(override: str) -> str:
+    """Return the config group of an override."""
+    return override.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
+
+
+def _build_model_overrides(metadata: ModelMetadata) -> list[str]:
+    values = {
+        name: str(value.value if isinstance(value, Enum) else value).lower()
+        for name, value in vars(metadata.model).items()
+        if name not in ("name", "init_from", "init_copies")
+    }
+    root = str(metadata.base_dir).replace("\\", "\\\\").replace('"', '\\"')
+    return [
+        *(f"model.{name}={value}" for name, value in values.items()),
+        f"batch.sequence_length={metadata.sequence_length}",
+        f'run.root="{root}"',
+        f"run.name={EVALUATIONS_DIR}",
+    ]

@@ -1,0 +1,265 @@
+"""Log-probabilities of token sequences, and generation, on top of an engine.
+
+Sequences are sorted and batched here, and shared prefixes are computed once. Results depend on
+other requests, batches and the layout only through rounding; samples depend only on the seed, the
+sample id and the position.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.engine.interface import DecodeState, Engine, World
+from hlat.evaluate.prefix_tree import PrefixNode, ScoredSequence, TokenQuery, build_prefix_tree
+from hlat.parallelism.process_group import broadcast_object
+
+MAX_BATCH_TOKENS = 8192
+"""Tokens in the KV cache of a batch, unless a single sequence is longer."""
+_ROOT_ROW = np.zeros(1, np.int64)
+
+
+class InferenceModel:
+    """Model of an engine for inference.
+
+    All ranks call each method with the same arguments and get the same result. Sequences are
+    sharded over data-parallel ranks.
+    """
+
+    def __init__(self, engine: Engine, max_batch_tokens: int = MAX_BATCH_TOKENS) -> None:
+        """Wrap an engine after `build`; each call uses its current weights."""
+        self._engine, self._max_batch_tokens = engine, max_batch_tokens
+
+    @property
+    def world(self) -> World:
+        """Ranks of the engine."""
+        return self._engine.world
+
+    def score(
+        self, requests: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation, and True if it is the greedy one.
+
+        Args:
+            requests: Token ids of a context, at least one, and of its continuation.
+        """
+        sequences = _shard_sequences(_build_sequences(requests), self.world)
+        log_probs, is_greedy = np.zeros(len(requests)), np.ones(len(requests), np.bool)
+        if sequences:
+            roots = [(0, node) for node in build_prefix_tree(sequences)]
+            self._score_nodes(self._engine.create_decode_state(), roots, log_probs, is_greedy)
+        indices = {query.request for sequence in sequences for query in sequence.queries}
+        local_scores = [[i, float(log_probs[i]), bool(is_greedy[i])] for i in sorted(indices)]
+        scores = [(0.0, True)] * len(requests)
+        for i, *score in self._gather_results(local_scores):
+            scores[i] = (score[0], score[1])
+        return scores
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        is_finished: Callable[[list[int]], bool],
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        sample_ids: Sequence[int] | None = None,
+    ) -> list[list[int]]:
+        """Return the generated token ids of each prompt, including the one that finished it.
+
+        Args:
+            prompts: Token ids, at least one each. Equal prompts are prefilled once.
+            max_new_tokens: Maximum number of generated tokens.
+            is_finished: Return True if a sequence with these generated tokens is complete.
+            temperature: Divisor of the logits; 0: greedy decoding.
+            top_p: Probability mass of nucleus sampling.
+            seed: Seed of the random bits.
+            sample_ids: Ids that select the random bits of each prompt; None: the index.
+        """
+        sample_ids = range(len(prompts)) if sample_ids is None else sample_ids
+        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), *prompts[i]))
+        sizes = {i: len(prompts[i]) + max_new_tokens for i in order}
+        shard = order[self.world.dp_rank :: self.world.dp_size]
+        local_results = []
+        for batch in _split_into_batches(shard, sizes, self._max_batch_tokens):
+            bits = [_derive_random_bits(seed, sample_ids[i], max_new_tokens) for i in batch]
+            generation = _GenerationBatch(np.stack(bits), is_finished, temperature, top_p)
+            generation.run(self._engine, [tuple(prompts[i]) for i in batch])
+            local_results += [[i, ids] for i, ids in zip(batch, generation.tokens, strict=True)]
+        generated = dict(self._gather_results(local_results))
+        return [generated[i] for i in range(len(prompts))]
+
+    def _score_nodes(
+        self,
+        parent: DecodeState,
+        nodes: list[tuple[int, PrefixNode]],
+        log_probs: NDArray[np.float64],
+        is_greedy: NDArray[np.bool],
+    ) -> None:
+        """Compute nodes and their children, each after the tokens of a row of `parent`."""
+        sizes = {i: len(node.tokens) + node.start for i, (_, node) in enumerate(nodes)}
+        order = sorted(sizes, key=lambda i: len(nodes[i][1].tokens))
+        for indices in _split_into_batches(order, sizes, self._max_batch_tokens):
+            batch = [nodes[i] for i in indices]
+            tokens, lengths = _pad_tokens([node.tokens for _, node in batch])
+            # Sequences that share no prefix need no KV cache
+            use_cache = any(node.start or node.children for _, node in batch)
+            capacity = tokens.shape[1] if use_cache else 0
+            state = parent.select(np.array([row for row, _ in batch]), capacity)
+            state.append(tokens, lengths)
+            _add_scores(state, [node for _, node in batch], log_probs, is_greedy)
+            children = [(i, child) for i, (_, node) in enumerate(batch) for child in node.children]
+            if children:
+                self._score_nodes(state, children, log_probs, is_greedy)
+
+    def _gather_results(self, local_results: list[Any]) -> list[Any]:
+        """Return the results of all replicas on all ranks."""
+        group, world_group = self.world.model_parallel_group, self.world.world_group
+        is_first = group is None or group.is_rank0
+        gathered = world_group.gather_object(local_results if is_first else [])
+        return [result for shard in broadcast_object(world_group, gathered) for result in shard]
+
+
+def _add_scores(
+    state: DecodeState,
+    nodes: list[PrefixNode],
+    log_probs: NDArray[np.float64],
+    is_greedy: NDArray[np.bool],
+) -> None:
+    """Accumulate the log-probabilities that the queries of appended nodes request."""
+    queries = [
+        (query.request, row, query.position - node.start, query.token)
+        for row, node in enumerate(nodes)
+        for query in node.queries
+    ]
+    if not queries:
+        return
+    requests, rows, positions, tokens = np.array(queries, np.int64).T
+    token_log_probs, greedy_tokens = state.compute_log_probs(rows, positions, tokens)
+    np.add.at(log_probs, requests, token_log_probs)
+    np.logical_and.at(is_greedy, requests, greedy_tokens == tokens)
+
+
+class _GenerationBatch:
+    """Batch of sequences in generation, with random bits [n, max_new_tokens]."""
+
+    def __init__(
+        self,
+        random_bits: NDArray[np.int64],
+        is_finished: Callable[[list[int]], bool],
+        temperature: float,
+        top_p: float,
+    ) -> None:
+        self.tokens: list[list[int]] = [[] for _ in random_bits]
+        """Generated tokens of each sequence."""
+        self._random_bits, self._is_finished = random_bits, is_finished
+        self._temperature, self._top_p = temperature, top_p
+        self._active = np.arange(len(random_bits))
+
+    def run(self, engine: Engine, prompts: list[tuple[int, ...]]) -> None:
+        """Generate until all sequences are finished or have the maximum length."""
+        unique = sorted(set(prompts))
+        tokens, lengths = _pad_tokens(unique)
+        root = engine.create_decode_state()
+        state = root.select(_ROOT_ROW.repeat(len(unique)), tokens.shape[1])
+        state.append(tokens, lengths)
+        prompt_rows = np.array([unique.index(prompt) for prompt in prompts])
+        next_tokens = self._sample_next_tokens(state, prompt_rows, 0)
+        cached, length = np.arange(len(prompts)), self._random_bits.shape[1]
+        state = state.select(prompt_rows, length)
+        for position in range(1, length):
+            if not len(self._active):
+                return
+            if 2 * len(self._active) <= len(cached):  # drop the cache of finished sequences
+                state = state.select(np.searchsorted(cached, self._active), length - position)
+                cached = self._active
+            rows = np.searchsorted(cached, self._active)
+            tokens = np.zeros((len(cached), 1), np.int32)
+            tokens[rows, 0] = next_tokens
+            state.append(tokens, np.ones(len(cached), np.int64))
+            next_tokens = self._sample_next_tokens(state, rows, position)
+
+    def _sample_next_tokens(
+        self, state: DecodeState, rows: NDArray[np.int64], position: int
+    ) -> NDArray[np.int32]:
+        """Sample a token for each active sequence; return those of sequences still active."""
+        random_bits = self._random_bits[self._active, position]
+        sampled = state.sample(rows, random_bits, self._temperature, self._top_p)
+        is_active = []
+        for i, token in zip(self._active.tolist(), sampled.tolist(), strict=True):
+            self.tokens[i].append(token)
+            is_active.append(not self._is_finished(self.tokens[i]))
+        self._active = self._active[is_active]
+        return sampled[is_active]
+
+
+def _build_sequences(
+    requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> list[ScoredSequence]:
+    """Return the sorted unique sequences that answer the requests.
+
+    Raises:
+        ValueError: A context is empty.
+    """
+    sequences: dict[tuple[int, ...], ScoredSequence] = {}
+    for request, (context, continuation) in enumerate(requests):
+        if not len(context):
+            raise ValueError(
+                f"request {request} has no context, and the first token of a sequence has no "
+                "probability; give the end-of-document token"
+            )
+        if not len(continuation):
+            continue
+        tokens = (*context, *continuation[:-1])
+        first = len(context) - 1
+        sequences.setdefault(tokens, ScoredSequence(tokens)).queries.extend(
+            TokenQuery(request, first + i, token) for i, token in enumerate(continuation)
+        )
+    return [sequences[tokens] for tokens in sorted(sequences)]
+
+
+def _shard_sequences(sequences: list[ScoredSequence], world: World) -> list[ScoredSequence]:
+    """Return this rank's consecutive sequences, balanced by the number of tokens."""
+    rank, size = world.dp_rank, world.dp_size
+    if size == 1 or not sequences:
+        return sequences
+    ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
+    start, end = np.searchsorted(ends, [ends[-1] * rank / size, ends[-1] * (rank + 1) / size])
+    return sequences[start : len(sequences) if rank == size - 1 else end]
+
+
+def _split_into_batches(
+    order: Sequence[int], sizes: dict[int, int], max_size: int
+) -> Iterator[list[int]]:
+    """Yield batches with length times largest size at most `max_size`."""
+    batch: list[int] = []
+    largest = 0
+    for i in order:
+        largest = max(largest, sizes[i])
+        if batch and (len(batch) + 1) * largest > max_size:
+            yield batch
+            batch, largest = [], sizes[i]
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _pad_tokens(
+    sequences: Sequence[tuple[int, ...]],
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Return token ids padded with zeros, [n, s], and the lengths, [n]."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    tokens = np.zeros((len(sequences), lengths.max()), np.int32)
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return tokens, lengths
+
+
+def _derive_random_bits(seed: int, sample_id: int, count: int) -> NDArray[np.int64]:
+    """Return 32 random bits for each position of a sequence."""
+    key = hashlib.blake2b(f"{seed} {sample_id}".encode(), digest_size=16).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return generator.integers(0, 1 << 32, count, np.int64)

@@ -1,0 +1,138 @@
+"""Adapter of `InferenceModel` for EleutherAI's lm-evaluation-harness.
+
+The adapter tokenizes requests exactly as the harness's adapter for transformers does, so that
+scores are the same.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from lm_eval import evaluator
+from lm_eval.api.model import TemplateLM
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+from hlat.evaluate.rank0_scheduler import Rank0Scheduler, ScoreRequest
+
+_DEFAULT_MAX_NEW_TOKENS = 256
+"""Maximum of tasks without one, as in the harness's adapters."""
+
+
+class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
+    """Model interface of lm-evaluation-harness, with a maximum sequence length in tokens."""
+
+    def __init__(self, scheduler: Rank0Scheduler, max_length: int) -> None:
+        super().__init__()
+        self._scheduler, self._tokenizer = scheduler, scheduler.tokenizer
+        self.max_length = max_length
+        self.num_truncated = 0
+        """Number of requests whose context was truncated on the left."""
+
+    @property
+    def eot_token_id(self) -> int:
+        """Id of the end-of-document token."""
+        return self._tokenizer.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Id of the token that replaces an empty context."""
+        return self._tokenizer.prefix_token_id
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Return the token ids of a text, with BOS as in a prompt unless disabled."""
+        return self._tokenizer.encode(string, is_prompt_start=add_special_tokens is not False)
+
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Return the log-likelihood of each text, computed in the harness's windows."""
+        windows: list[ScoreRequest] = []
+        indices = []
+        for index, request in enumerate(requests):
+            rolling_windows = get_rolling_token_windows(
+                token_list=self.tok_encode(request.args[0]),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            for window in map(make_disjoint_window, rolling_windows):
+                windows.append(window)
+                indices.append(index)
+        totals = [0.0] * len(requests)
+        for index, (log_prob, _) in zip(indices, self._score(windows, "texts"), strict=True):
+            totals[index] += log_prob
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Return the generated text of each request up to the first stop sequence."""
+        groups: dict[str, list[int]] = {}
+        for i, request in enumerate(requests):
+            groups.setdefault(repr(request.args[1]), []).append(i)
+        texts = [""] * len(requests)
+        for group in groups.values():
+            generated = self._generate(
+                [requests[i].args[0] for i in group], requests[group[0]].args[1]
+            )
+            for i, text in zip(group, generated, strict=True):
+                texts[i] = text
+        return texts
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        return self._score([(context, answer) for _, context, answer in requests], "answers")
+
+    def _score(self, requests: Sequence[ScoreRequest], unit: str) -> list[tuple[float, bool]]:
+        truncated = []
+        for context, answer in requests:
+            max_context = max(1, self.max_length + 1 - len(answer))
+            self.num_truncated += len(context) > max_context
+            truncated.append((context[-max_context:], answer))
+        with tqdm(total=len(requests), unit=f" {unit}", disable=None, leave=False) as bar:
+            return self._scheduler.score(truncated, bar.update)
+
+    def _generate(self, contexts: Sequence[str], gen_kwargs: dict[str, Any]) -> list[str]:
+        options = normalize_gen_kwargs(gen_kwargs, _DEFAULT_MAX_NEW_TOKENS)
+        until = handle_stop_sequences(options.get("until"), eos=self._tokenizer.eos_token)
+        # The harness's adapter fails if a task may generate more tokens than the model supports
+        max_new_tokens = options["max_gen_toks"]
+        if max_new_tokens >= self.max_length:
+            max_new_tokens = self.max_length // 2
+        max_context = self.max_length - max_new_tokens
+        prompts = [self.tok_encode(text) for text in contexts]
+        self.num_truncated += sum(len(ids) > max_context for ids in prompts)
+        sampling = {
+            "max_new_tokens": max_new_tokens,
+            "temperature": options["temperature"] if options.get("do_sample") else 0.0,
+            "top_p": options.get("top_p", 1.0),
+            "seed": DEFAULT_OTHER_SEED,
+        }
+        stop_sequences = [stop for stop in until if stop]
+        prompts = [ids[-max_context:] for ids in prompts]
+        with tqdm(total=len(prompts), unit=" texts", disable=None, leave=False) as bar:
+            generated = self._scheduler.generate(prompts, stop_sequences, sampling, bar.update)
+        return [self._decode_until(ids, stop_sequences) for ids in generated]
+
+    def _decode_until(self, ids: list[int], stop_sequences: Sequence[str]) -> str:
+        if self.eot_token_id in ids:
+            ids = ids[: ids.index(self.eot_token_id)]
+        text = self._tokenizer.decode(ids)
+        for stop in stop_sequences:
+            text = text.split(stop)[0]
+        return text
+
+
+def run_harness(adapter: LMEvalAdapter, tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """Run the tasks of `TaskLoader.load_task`, and return the harness's results."""
+    random.seed(DEFAULT_RANDOM_SEED)
+    np.random.seed(DEFAULT_OTHER_SEED)
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    results: dict[str, Any] = evaluator.evaluate(adapter, tasks, limit=limit, log_samples=False)
+    return results

@@ -1,0 +1,109 @@
+"""Model configuration and dtype of a run, checkpoint or Hugging Face directory.
+
+The metadata suffice to configure an engine. They are read without torch, and also from a run
+without a checkpoint.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
+from hlat.config import recorded_config
+from hlat.config.config_errors import ConfigError
+from hlat.config.config_json import parse_section
+from hlat.config.model import ModelConfig
+from hlat.config.precision import Dtype
+from hlat.model import hugging_face_config
+from hlat.storage import storage_path
+
+_CONFIG_KEYS = ("model", "batch.sequence_length", "precision.weights", "precision.fp32_operators")
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """Metadata of a model without its weights.
+
+    Attributes:
+        base_dir: Directory with the subdirectory `evaluations` of the scores.
+        model: Model configuration.
+        sequence_length: Sequence length in training, in tokens.
+        dtype: Dtype of the weights in the forward pass.
+        fp32_operators: Operators that compute in fp32.
+    """
+
+    base_dir: Path
+    model: ModelConfig
+    sequence_length: int
+    dtype: Dtype
+    fp32_operators: tuple[str, ...]
+
+
+def load_metadata(location: str) -> ModelMetadata | None:
+    """Return the metadata of a local model, or None if the location is a URL.
+
+    Args:
+        location: A run, one of its checkpoints, an average, or a Hugging Face directory.
+
+    Raises:
+        ConfigError: The location is none of these.
+    """
+    path = storage_path.parse_storage_path(location)
+    if not isinstance(path, Path):
+        return None
+    if is_hugging_face_dir(path):
+        return load_hugging_face_metadata(path)
+    for run_dir in (path, path.absolute().parent.parent):
+        if is_run_dir(run_dir):
+            return load_run_metadata(run_dir)
+    state_file = path / "state.json"
+    if (path / COMMIT_MARKER).is_file():
+        text = json.loads(state_file.read_bytes())["config"]
+        values = recorded_config.select_yaml_values(text, str(state_file), *_CONFIG_KEYS)
+        return _build_metadata(path, values)
+    problem = (
+        "is no run, checkpoint or Hugging Face directory" if path.exists() else "does not exist"
+    )
+    raise ConfigError(f"{path} {problem}; give the directory of a run, such as runs/<run.name>")
+
+
+def is_run_dir(directory: Path) -> bool:
+    """Return True if the directory belongs to a started run."""
+    return (directory / "config.yaml").is_file()
+
+
+def is_hugging_face_dir(directory: Path) -> bool:
+    """Return True if the directory contains a model in Hugging Face format."""
+    return (directory / "config.json").is_file() and not (directory / COMMIT_MARKER).exists()
+
+
+def load_run_metadata(run_dir: Path) -> ModelMetadata:
+    """Return the metadata in the recorded configuration of a run.
+
+    Raises:
+        ConfigError: The recorded configuration cannot be read.
+    """
+    values = recorded_config.load_recorded_settings(run_dir, *_CONFIG_KEYS)
+    return _build_metadata(run_dir.absolute(), values)
+
+
+def load_hugging_face_metadata(directory: Path) -> ModelMetadata:
+    """Return the metadata in a Hugging Face config.json.
+
+    Raises:
+        ConfigError: The model is not a Llama that an engine supports.
+    """
+    config = json.loads((directory / "config.json").read_bytes())
+    model, sequence_length, dtype = hugging_face_config.parse_hf_config(config, str(directory))
+    # transformers computes Llama's norm and the softmax of its attention in fp32
+    return ModelMetadata(directory, model, sequence_length, dtype, ("norm", "softmax"))
+
+
+def _build_metadata(base_dir: Path, values: list[Any]) -> ModelMetadata:
+    model, length, dtype, operators = values
+    try:
+        config = parse_section(ModelConfig, dict(model))
+        return ModelMetadata(base_dir, config, int(length), Dtype(dtype), tuple(operators or ()))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{base_dir}: its recorded model is invalid ({error!r})") from error

@@ -1,0 +1,114 @@
+"""Multiple-choice questions that a run evaluates during training.
+
+A few dozen questions about the domain of interest show the step at which the model learns it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.run import Config
+from hlat.data.tokenizer import Tokenizer
+from hlat.evaluate.inference_model import InferenceModel
+
+
+@dataclass(frozen=True)
+class MultipleChoiceQuestion:
+    """Context with several continuations.
+
+    Attributes:
+        choices: Token ids of the context, after the end-of-document token as in training, and of
+            the continuation, by choice.
+        num_bytes: UTF-8 bytes of each continuation.
+        answer: Index of the correct choice.
+    """
+
+    choices: list[tuple[list[int], list[int]]]
+    num_bytes: list[int]
+    answer: int
+
+
+def load_probes(config: Config) -> dict[str, list[MultipleChoiceQuestion]]:
+    """Return the questions of `evaluation.probes` by name.
+
+    Raises:
+        ConfigError: A file cannot be read, or a line is not a question.
+    """
+    if not config.evaluation.probes:
+        return {}
+    data = config.data
+    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token)
+    return {
+        name: _load_questions(
+            f"evaluation.probes.{name}", Path(data.root).expanduser() / file, tokenizer
+        )
+        for name, file in config.evaluation.probes.items()
+    }
+
+
+def compute_accuracy(
+    model: InferenceModel, probes: Mapping[str, Sequence[MultipleChoiceQuestion]]
+) -> dict[str, float]:
+    """Return the fraction of correct answers by probe.
+
+    The answer is the choice with the highest log-probability per byte, as in acc_norm of
+    lm-evaluation-harness, so that long choices have no disadvantage.
+    """
+    accuracy = {}
+    for name, questions in probes.items():
+        scores = iter(model.score([pair for question in questions for pair in question.choices]))
+        num_correct = 0
+        for question in questions:
+            per_byte = [next(scores)[0] / count for count in question.num_bytes]
+            num_correct += int(np.argmax(per_byte)) == question.answer
+        accuracy[name] = num_correct / len(questions)
+    return accuracy
+
+
+def _load_questions(key: str, path: Path, tokenizer: Tokenizer) -> list[MultipleChoiceQuestion]:
+    try:
+        lines = path.expanduser().read_text().splitlines()
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{key}={path} cannot be read ({error}); give a file of JSON lines, each with context, "
+            "choices and answer"
+        ) from error
+    rows = {number: line for number, line in enumerate(lines, start=1) if line.strip()}
+    if not rows:
+        raise ConfigError(f"{key}={path} contains no question; remove it, or add questions")
+    return [_parse_question(f"{key}={path}, line {n}", line, tokenizer) for n, line in rows.items()]
+
+
+def _parse_question(location: str, line: str, tokenizer: Tokenizer) -> MultipleChoiceQuestion:
+    try:
+        row = json.loads(line)
+        context, choices, answer = row["context"], row["choices"], row["answer"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{location}: {error!r}; a question is an object with context, choices and answer"
+        ) from error
+    _validate_question(location, context, choices, answer)
+    prefix, *sequences = tokenizer.encode_chunks([context, *(context + c for c in choices)])
+    pairs = []
+    for ids in sequences:  # a token that spans the boundary belongs to the choice
+        split = min(len(prefix), len(ids) - 1)
+        pairs.append(([tokenizer.eos_token_id, *ids[:split].tolist()], ids[split:].tolist()))
+    return MultipleChoiceQuestion(pairs, [len(choice.encode()) for choice in choices], answer)
+
+
+def _validate_question(location: str, context: Any, choices: Any, answer: Any) -> None:
+    if not isinstance(context, str) or not context:
+        raise ConfigError(f"{location}: context={context!r}; give the text before the choices")
+    is_valid = isinstance(choices, list) and all(isinstance(c, str) and c for c in choices)
+    if not is_valid or len(choices) < 2:
+        raise ConfigError(f"{location}: choices={choices!r}; give two texts or more")
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise ConfigError(
+            f"{location}: answer={answer!r} and {len(choices)} choices; use the index of the "
+            f"correct one, 0 to {len(choices) - 1}"
+        )

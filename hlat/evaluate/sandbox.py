@@ -1,0 +1,266 @@
+"""Bubblewrap sandbox for generated programs.
+
+A program is a Python text in a separate process without network, environment and input. It reads
+the Python installation and the system's libraries, writes to one empty tmpfs, and has limits on
+time, memory, processes, files and output. bwrap(1) creates the namespaces without privileges.
+"""
+
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+
+from hlat.config.config_errors import ConfigError
+
+HOME_DIR = "/home"
+_READ_CHUNK_BYTES, _POLL_INTERVAL_S = 1 << 16, 0.05
+_SYSTEM_DIRS = ("/usr", "/lib", "/lib64")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+
+
+@dataclass(frozen=True)
+class ResourceLimits:
+    """Resource limits of one program.
+
+    Attributes:
+        seconds: Wall-clock time.
+        cpu_seconds: CPU time of each process.
+        memory_bytes: Address space of each process.
+        num_processes: Processes and threads at a time.
+        disk_bytes: All files together.
+        file_bytes: Each file.
+        num_files: Files and directories.
+        num_open_files: File descriptors of each process.
+        output_bytes: Output on stdout and stderr.
+    """
+
+    seconds: float = 10.0
+    cpu_seconds: int = 10
+    memory_bytes: int = 1 << 30
+    num_processes: int = 8
+    disk_bytes: int = 16 << 20
+    file_bytes: int = 8 << 20
+    num_files: int = 64
+    num_open_files: int = 32
+    output_bytes: int = 1 << 16
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """Result of a program.
+
+    Attributes:
+        exit_code: Exit code; None if the program was killed.
+        output: Its stdout and stderr, up to the limit.
+        kill_reason: Limit that the program exceeded; empty if it was not killed.
+    """
+
+    exit_code: int | None
+    output: str
+    kill_reason: str = ""
+
+
+_Sandbox = tuple["subprocess.Popen[bytes]", int | None]
+"""Process of bwrap and id of the first process in its PID namespace; Python and None if weak."""
+
+
+def validate_isolation(isolated: bool = True) -> None:
+    """Raise ConfigError if bubblewrap is missing or cannot isolate a program on this machine."""
+    if not isolated:
+        return
+    remedy = (
+        "score the samples on a Linux machine that allows user namespaces, or accept limits on "
+        "time and memory alone with accept_weak_sandbox=true"
+    )
+    if shutil.which("bwrap") is None:
+        raise ConfigError(
+            "generated programs need bubblewrap, and bwrap is not on the PATH; install it (apt "
+            f"install bubblewrap), {remedy}"
+        )
+    result = run_program("print('ready')")
+    if (result.exit_code, result.output) != (0, "ready\n"):
+        reason = result.kill_reason or result.output.strip() or f"exit code {result.exit_code}"
+        raise ConfigError(f"bubblewrap cannot isolate generated programs ({reason}); {remedy}")
+
+
+def run_program(
+    program: str, limits: ResourceLimits | None = None, isolated: bool = True
+) -> ProgramResult:
+    """Run one program."""
+    return _run_programs([(program, ())], limits or ResourceLimits(), isolated)
+
+
+def run_tests(
+    test_program: str, program: str, limits: ResourceLimits | None = None, isolated: bool = True
+) -> ProgramResult:
+    """Run a test program and the program under test in two sandboxes connected by pipes.
+
+    Each program reads from the file descriptor `sys.argv[2]` and writes to `sys.argv[3]`. The end
+    of the test program determines the result and kills the program under test.
+    """
+    calls, answers = os.pipe(), os.pipe()
+    programs = [(test_program, (answers[0], calls[1])), (program, (calls[0], answers[1]))]
+    return _run_programs(programs, limits or ResourceLimits(), isolated)
+
+
+def _run_programs(
+    programs: Sequence[tuple[str, tuple[int, ...]]], limits: ResourceLimits, isolated: bool
+) -> ProgramResult:
+    with ExitStack() as stack:
+        try:
+            sandboxes = [
+                stack.enter_context(_start_sandbox(program, pipe_fds, limits, isolated))
+                for program, pipe_fds in programs
+            ]
+        finally:  # the parent closes its copies, so that each reads EOF when the other ends
+            for fd in (fd for _, pipe_fds in programs for fd in pipe_fds):
+                os.close(fd)
+        return _wait_for_result(sandboxes, limits)
+
+
+@contextmanager
+def _start_sandbox(
+    program: str, pipe_fds: tuple[int, ...], limits: ResourceLimits, isolated: bool
+) -> Iterator[_Sandbox]:
+    """Start a program, and kill all of its processes at exit of the context."""
+    with tempfile.TemporaryFile() as source, tempfile.TemporaryDirectory() as directory:
+        source.write(program.encode())
+        source.seek(0)
+        fds = (source.fileno(), *pipe_fds)
+        status_fd, child_status_fd = os.pipe()
+        with open(status_fd, encoding="utf-8") as status:
+            try:
+                process = subprocess.Popen(
+                    _build_command(fds, child_status_fd, limits, isolated),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(*fds, child_status_fd) if isolated else fds,
+                    env={} if isolated else {"HOME": directory},
+                    cwd=directory,
+                    start_new_session=True,
+                    umask=0o077,
+                )
+            finally:
+                os.close(child_status_fd)
+            # bwrap writes one JSON object as soon as it has created the namespaces
+            sandbox = process, json.loads(status.readline() or "{}").get("child-pid")
+            try:
+                yield sandbox
+            finally:
+                _kill_sandbox(sandbox)
+
+
+def _build_command(
+    fds: Sequence[int], status_fd: int, limits: ResourceLimits, isolated: bool
+) -> list[str]:
+    rlimits = [
+        (resource.RLIMIT_CPU, limits.cpu_seconds),
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, limits.num_open_files),
+        (resource.RLIMIT_NPROC, limits.num_processes),
+        (resource.RLIMIT_CORE, 0),
+    ]
+    bootstrap = (
+        f"import resource, sys; [resource.setrlimit(k, (v, v)) for k, v in {rlimits}]; "
+        "exec(compile(open(int(sys.argv[1])).read(), 'program', 'exec'))"
+    )
+    python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    command = [python, "-I", "-S", "-B", "-c", bootstrap, *map(str, fds)]
+    if not isolated:
+        setpriv = shutil.which("setpriv")
+        return [setpriv, "--pdeathsig=KILL", "--no-new-privs", *command] if setpriv else command
+    # The kernel does not limit the number of root's processes, so that root changes its user, which
+    # may not read the Python installation: bwrap mounts it from a bind mount.
+    prefix, is_root = os.path.realpath(sys.base_prefix), os.geteuid() == 0
+    command = [
+        *(shutil.which("bwrap") or "bwrap", "--unshare-all", "--unshare-user", "--disable-userns"),
+        *("--as-pid-1", "--die-with-parent", "--uid", "1000", "--gid", "1000"),
+        *("--clearenv", "--setenv", "HOME", HOME_DIR, "--chdir", HOME_DIR),
+        *(option for path in _SYSTEM_DIRS for option in _mount_system_dir(path)),
+        *("--ro-bind", "/mnt" if is_root else prefix, prefix),
+        *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
+        *("--perms", "0700", "--size", str(limits.disk_bytes), "--tmpfs", HOME_DIR),
+        *("--remount-ro", "/", "--json-status-fd", str(status_fd), *command),
+    ]
+    if not is_root:
+        return command
+    as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
+    script = f'mount --bind "$0" /mnt && exec {as_nobody} "$@"'
+    return ["unshare", "--mount", "sh", "-c", script, prefix, *command]
+
+
+def _mount_system_dir(path: str) -> list[str]:
+    if os.path.islink(path):
+        return ["--symlink", os.readlink(path), path]
+    return ["--ro-bind-try", path, path]
+
+
+def _kill_sandbox(sandbox: _Sandbox) -> None:
+    """Kill all processes of a sandbox.
+
+    bwrap returns after the last process of the PID namespace has ended (pid_namespaces(7)).
+    """
+    process, init_pid = sandbox
+    with suppress(ProcessLookupError):
+        if init_pid is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        elif process.poll() is None:
+            os.kill(init_pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def _wait_for_result(sandboxes: Sequence[_Sandbox], limits: ResourceLimits) -> ProgramResult:
+    """Read the output of all sandboxes until the first one ends or one exceeds a limit."""
+    deadline = time.monotonic() + limits.seconds
+    outputs = [bytearray() for _ in sandboxes]
+    first = sandboxes[0][0]
+
+    def kill(reason: str) -> ProgramResult:
+        output = outputs[0][: limits.output_bytes].decode(errors="replace")
+        return ProgramResult(None, output, reason)
+
+    with selectors.DefaultSelector() as selector:
+        for (process, _), output in zip(sandboxes, outputs, strict=True):
+            assert process.stdout is not None
+            selector.register(process.stdout, selectors.EVENT_READ, output)
+        while first.poll() is None or _has_unread_output(selector, outputs[0]):
+            if time.monotonic() > deadline:
+                return kill(f"timed out after {limits.seconds:g} s")
+            if any(_count_files(pid, limits) > limits.num_files for _, pid in sandboxes):
+                return kill(f"it created more than {limits.num_files} files")
+            for key, _ in selector.select(_POLL_INTERVAL_S):
+                chunk = os.read(key.fd, _READ_CHUNK_BYTES)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+                key.data.extend(chunk)
+                if len(key.data) > limits.output_bytes:
+                    return kill(f"it printed more than {limits.output_bytes} bytes")
+    return ProgramResult(first.returncode, outputs[0].decode(errors="replace"))
+
+
+def _has_unread_output(selector: selectors.BaseSelector, output: bytearray) -> bool:
+    return any(key.data is output for key, _ in selector.select(0))
+
+
+def _count_files(init_pid: int | None, limits: ResourceLimits) -> int:
+    """Return the number of files in the home directory of a sandbox, 0 if it is not mounted."""
+    try:
+        home = os.statvfs(f"/proc/{init_pid}/root{HOME_DIR}")
+    except OSError:
+        return 0
+    # Before the sandbox changes its root, the path is a directory of this machine
+    is_mounted = home.f_blocks * home.f_frsize == limits.disk_bytes
+    return home.f_files - home.f_ffree - 1 if is_mounted else 0

@@ -1,0 +1,168 @@
+"""Table of submitted runs and evaluations with the state of their jobs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.config.config_errors import ExitCode
+from hlat.jobs import slurm_commands
+from hlat.jobs.evaluation_job import load_all_scores
+from hlat.jobs.slurm_commands import JobState
+from hlat.jobs.submission import SubmissionDir, find_latest_submission
+from hlat.tracking.jsonl_log import JsonlLog
+
+ACTIVE_STATES = {
+    *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"),
+    *("REQUEUED", "REQUEUE_HOLD"),
+}
+"""States of jobs that run or may run."""
+_COMPLETED = "COMPLETED"
+_FINAL_STATES = {
+    ExitCode.FINISHED: _COMPLETED,
+    ExitCode.CONFIGURATION: "REFUSED",
+    ExitCode.DIVERGED: "DIVERGED",
+    ExitCode.PREEMPTED: "INTERRUPTED",
+}
+_HEADINGS = ("run", "job", "state", "attempt", "nodes", "step", "loss", "last event")
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """Newest job of a run or evaluation.
+
+    Attributes:
+        submission_dir: Newest submission.
+        action: Verb of the submission for messages.
+        job_id: Job id.
+        state: State in Slurm, or the state that follows from the exit code.
+        attempt: Number of attempts.
+        nodes: Node list of the last attempt.
+        step: Last step with metrics or scores; None: none yet.
+        loss: Loss at this step.
+        event: Last event of the run, the newest scores, or the reason of a pending state.
+        prerequisite: Job that must succeed before this one.
+    """
+
+    submission_dir: SubmissionDir
+    action: str
+    job_id: str
+    state: str
+    attempt: int
+    nodes: str
+    step: int | None
+    loss: float | None
+    event: str
+    prerequisite: "JobRow | None"
+
+    @property
+    def is_active(self) -> bool:
+        """True if the job runs or may run."""
+        return self.state in ACTIVE_STATES
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the job has succeeded."""
+        return self.state == _COMPLETED
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the job has ended before it was complete."""
+        return not self.is_active and not self.is_complete
+
+    @property
+    def active_job_ids(self) -> list[str]:
+        """Ids of the active jobs, with the prerequisite first."""
+        jobs = (self.prerequisite, self)
+        return [job.job_id for job in jobs if job is not None and job.is_active]
+
+
+def load_job_rows(run_dirs: Sequence[Path]) -> list[JobRow]:
+    """Return the newest job of each run or evaluation.
+
+    Raises:
+        ConfigError: Slurm is not available.
+    """
+    submissions = [path for run_dir in run_dirs if (path := find_latest_submission(run_dir))]
+    prerequisites = [first for path in submissions if (first := path.prerequisite)]
+    job_ids = [job_id for path in submissions + prerequisites if (job_id := path.last_job_id)]
+    states = slurm_commands.query_job_states(job_ids)
+    return [row for path in submissions if (row := _build_row(path, states))]
+
+
+def format_table(job_rows: Sequence[JobRow]) -> str:
+    """Return the rows as an aligned table."""
+    lines = [_HEADINGS, *map(_format_cells, job_rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _build_row(submission_dir: SubmissionDir, states: dict[str, JobState]) -> JobRow | None:
+    job_id, first_dir = submission_dir.last_job_id, submission_dir.prerequisite
+    if job_id is None:
+        return None
+    prerequisite = None if first_dir is None else _build_row(first_dir, states)
+    rows = submission_dir.attempts.read_rows()
+    state, attempts = states.get(job_id), [row for row in rows if row["job"] == job_id]
+    starts = [row for row in attempts if row["event"] == "start"]
+    progress, event = _load_progress(submission_dir)
+    if prerequisite is not None and not attempts and not prerequisite.is_complete:
+        event = f"job {prerequisite.job_id} compiles before: {prerequisite.state}"
+    elif state is not None and state.name == "PENDING":
+        event = f"waits: {state.reason}"
+    return JobRow(
+        submission_dir=submission_dir,
+        action=submission_dir.load().action,
+        job_id=job_id,
+        state=_resolve_state(state, attempts),
+        attempt=starts[-1]["attempt"] if starts else 0,
+        nodes=(state.nodes if state else "") or (starts[-1]["nodes"] if starts else ""),
+        step=progress.get("step"),
+        loss=progress.get("loss"),
+        event=event,
+        prerequisite=prerequisite,
+    )
+
+
+def _load_progress(submission_dir: SubmissionDir) -> tuple[dict[str, Any], str]:
+    """Return the last row of metrics or scores, and a summary of the last event."""
+    scores_dir = submission_dir.load().scores
+    if scores_dir is not None:
+        rows = load_all_scores(Path(scores_dir))
+        row = rows[-1] if rows else {"scores": {}}
+        return row, ", ".join(f"{name} {value:.1f}" for name, value in row["scores"].items())
+    metrics = JsonlLog(submission_dir.run_dir / "metrics.jsonl").read_rows()
+    events = JsonlLog(submission_dir.run_dir / "events.jsonl").read_rows()
+    row = metrics[-1] if metrics else {}
+    if not events:
+        return row, ""
+    reason = events[-1].get("reason") or events[-1].get("reasons") or ""
+    return row, f"{events[-1]['event']} {reason}".rstrip()
+
+
+def _resolve_state(state: JobState | None, attempts: list[dict[str, Any]]) -> str:
+    """Return Slurm's state, or a more specific one, since FAILED is any exit code other than 0."""
+    if state is not None and state.name not in ("FAILED", _COMPLETED):
+        return state.name
+    if attempts and attempts[-1]["event"] == "end":
+        return _FINAL_STATES.get(attempts[-1]["exit"], "FAILED")
+    return "LOST" if state is None else state.name
+
+
+def _format_cells(row: JobRow) -> tuple[str, ...]:
+    run_dir = row.submission_dir.run_dir
+    prefix = f"{run_dir.parent.parent.name}: " if row.action == "evaluates" else ""
+    return (
+        f"{prefix}{run_dir.name}",
+        row.job_id,
+        row.state,
+        str(row.attempt),
+        row.nodes,
+        "" if row.step is None else str(row.step),
+        "" if row.loss is None else f"{row.loss:.4f}",
+        row.event,
+    )

@@ -1,0 +1,132 @@
+"""Log probabilities, argmax and samples of the next token, with logits computed in chunks.
+
+Tensor names end in their dimensions as in loss.py; Q queries, each for one of N rows; T shards of
+the vocabulary.
+"""
+
+# ruff: noqa: N812
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hlat.model.loss import FULL_VOCAB, VocabShard
+from hlat.model.parameter_specs import logit_chunk_size
+
+RANDOM_RANGE = 1 << 32
+"""Exclusive upper bound of the random integers that select a sample."""
+_PROBABILITY_ONE = 1 << 30
+"""Fixed-point representation of probability one: integer sums are exact in any order, and products
+with random integers fit into 63 bits."""
+
+
+def compute_log_probs(
+    x_NH: Tensor,
+    head_VH: Tensor,
+    rows_Q: Tensor,
+    tokens_Q: Tensor,
+    vocab_shard: VocabShard = FULL_VOCAB,
+) -> tuple[Tensor, Tensor]:
+    """Return log probabilities of tokens in nats and the argmax of each row; softmax in fp32.
+
+    Args:
+        x_NH: Output of the decoder.
+        head_VH: Weight of the output head.
+        rows_Q: Row of each query, ascending, int64, in host memory.
+        tokens_Q: Token of each query, int64.
+        vocab_shard: Shard of the vocabulary in head_VH.
+
+    Returns:
+        log_probs_Q, fp32, and argmax_N, int64; the lowest id among equal logits.
+    """
+    log_probs_Q = torch.empty(len(rows_Q), device=x_NH.device)
+    argmax_N = torch.empty(len(x_NH), dtype=torch.int64, device=x_NH.device)
+    chunk_size = logit_chunk_size(len(head_VH))
+    for start in range(0, len(x_NH), chunk_size):
+        chunk = slice(start, start + chunk_size)
+        logits_CV = F.linear(x_NH[chunk], head_VH).float()
+        argmax_N[chunk], max_C = _compute_argmax(logits_CV, vocab_shard)
+        bounds = torch.tensor([start, start + chunk_size])
+        begin, end = torch.searchsorted(rows_Q, bounds).tolist()
+        chunk_rows_Q = rows_Q[begin:end].to(x_NH.device) - start
+        columns_Q = tokens_Q[begin:end] - vocab_shard.start_index
+        is_local_Q = (columns_Q >= 0) & (columns_Q < logits_CV.shape[1])
+        logits_Q = logits_CV[chunk_rows_Q, columns_Q.where(is_local_Q, 0)] - max_C[chunk_rows_Q]
+        logits_Q = vocab_shard.all_gather(logits_Q.where(is_local_Q, 0)).sum(0)
+        sums_C = logits_CV.sub_(max_C.unsqueeze(1)).exp_().sum(1)
+        log_sums_C = vocab_shard.all_gather(sums_C).sum(0).log()
+        log_probs_Q[begin:end] = logits_Q - log_sums_C[chunk_rows_Q]
+    return log_probs_Q, argmax_N
+
+
+def select_argmax_tokens(
+    x_NH: Tensor, head_VH: Tensor, vocab_shard: VocabShard = FULL_VOCAB
+) -> Tensor:
+    """Return the most likely token of each row, int64; the lowest id among equal logits."""
+    chunks = torch.split(x_NH, logit_chunk_size(len(head_VH)))
+    return torch.cat([_compute_argmax(F.linear(x_CH, head_VH), vocab_shard)[0] for x_CH in chunks])
+
+
+def sample_tokens(
+    x_NH: Tensor,
+    head_VH: Tensor,
+    random_bits_N: Tensor,
+    temperature: float,
+    top_p: float,
+    vocab_shard: VocabShard = FULL_VOCAB,
+) -> Tensor:
+    """Sample a token for each row from softmax(logits / temperature), computed in fp32.
+
+    Nucleus sampling (Holtzman et al., arXiv 1904.09751, section 3.1) restricts it to the fewest
+    tokens with total probability `top_p`. Probabilities are fixed-point numbers, summed in the
+    order of ids, so samples hardly depend on the last bits of logits.
+
+    Args:
+        x_NH: Output of the decoder.
+        head_VH: Weight of the output head.
+        random_bits_N: Uniform integers in range(RANDOM_RANGE), int64.
+        temperature: Greater than 0.
+        top_p: Greater than 0, at most 1.
+        vocab_shard: Shard of the vocabulary in head_VH.
+
+    Returns:
+        Token ids, int64.
+    """
+    samples = []
+    chunk_size = logit_chunk_size(len(head_VH))
+    for start in range(0, len(x_NH), chunk_size):
+        chunk = slice(start, start + chunk_size)
+        logits_CV = _gather_logits(F.linear(x_NH[chunk], head_VH).float(), vocab_shard)
+        probs_CV = (F.softmax(logits_CV / temperature, 1) * _PROBABILITY_ONE).long()
+        if top_p < 1:
+            probs_CV = _filter_top_p(probs_CV, top_p)
+        cumulative_CV = probs_CV.cumsum(1)
+        threshold_C = cumulative_CV[:, -1] * random_bits_N[chunk] // RANDOM_RANGE
+        samples.append((cumulative_CV <= threshold_C.unsqueeze(1)).sum(1))
+    return torch.cat(samples)
+
+
+def _compute_argmax(logits_CV: Tensor, vocab_shard: VocabShard) -> tuple[Tensor, Tensor]:
+    """Return the argmax over the full vocabulary and its logit."""
+    max_C, column_C = logits_CV.max(1)
+    max_TC = vocab_shard.all_gather(max_C)
+    tokens_TC = vocab_shard.all_gather(column_C + vocab_shard.start_index)
+    max_C, shard_C = max_TC.max(0)
+    return tokens_TC.gather(0, shard_C.unsqueeze(0)).squeeze(0), max_C
+
+
+def _gather_logits(logits_CV: Tensor, vocab_shard: VocabShard) -> Tensor:
+    """Return the logits of the full vocabulary, padded with -inf."""
+    padding = max(0, vocab_shard.shard_size - logits_CV.shape[1])
+    padded_CV = F.pad(logits_CV, (0, padding), value=float("-inf"))
+    return vocab_shard.all_gather(padded_CV).movedim(0, 1).flatten(1)
+
+
+def _filter_top_p(probs_CV: Tensor, top_p: float) -> Tensor:
+    """Set fixed-point probabilities outside of the nucleus to 0."""
+    sorted_CV = probs_CV.sort(1, descending=True).values
+    before_CV = sorted_CV.cumsum(1) - sorted_CV
+    total_C1 = before_CV[:, -1:].add(sorted_CV[:, -1:])
+    in_nucleus_CV = before_CV < total_C1 * round(top_p * RANDOM_RANGE) // RANDOM_RANGE
+    min_C1 = sorted_CV.where(in_nucleus_CV, _PROBABILITY_ONE).amin(1, keepdim=True)
+    return probs_CV.where(probs_CV >= min_C1, 0)

@@ -1,0 +1,133 @@
+"""Environment variables of the Neuron compiler and runtime.
+
+The available variables depend on the SDK release, which the configuration pins. A variable that the
+pinned release does not support is an error rather than silently ignored on the device.
+"""
+
+import re
+from dataclasses import dataclass
+
+from hlat.config.compiler import CompilerConfig
+from hlat.config.precision import Dtype, PrecisionConfig, RoundingMode
+
+_LAST_RELEASE_WITH_XLA_BF16 = (2, 24)
+"""torch-xla 2.8 removed XLA_USE_BF16 and XLA_DOWNCAST_BF16 (Neuron appnote
+migration-from-xla-downcast-bf16)."""
+
+
+@dataclass(frozen=True)
+class _RemovedVariable:
+    """Variable that newer releases do not support.
+
+    Attributes:
+        since: First SDK release without it, major and minor.
+        change: Description, the end of a sentence.
+        replacement: Remedy.
+    """
+
+    since: tuple[int, int]
+    change: str
+    replacement: str
+
+
+_REMOVED_VARIABLES = {
+    # Neuron appnote migration-from-xla-downcast-bf16; announcements of SDK 2.24 and 2.25.
+    "XLA_USE_BF16": _RemovedVariable(
+        (2, 25), "was removed", "remove it and set precision=bf16_sr, which casts the model to bf16"
+    ),
+    "XLA_DOWNCAST_BF16": _RemovedVariable(
+        (2, 25), "was removed", "remove it and set precision=mixed, which selects the fp32 tensors"
+    ),
+    # Neuron appnote introducing-pytorch-2-x: PyTorch 2.5 is part of SDK 2.21.
+    "BUCKET_CAP_MB": _RemovedVariable(
+        (2, 21), "was renamed", "set compiler.environment.ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"
+    ),
+    # Neuron runtime release notes of SDK 2.31.
+    "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _RemovedVariable(
+        (2, 31), "has no effect", "remove it, there is no replacement"
+    ),
+}
+
+_VARIABLES_SET_BY_KEYS = {
+    "NEURON_CC_FLAGS": "compiler.cc_flags",
+    "NEURON_RT_STOCHASTIC_ROUNDING_EN": "precision.rounding",
+}
+
+
+def build_neuron_environment(
+    compiler: CompilerConfig, precision: PrecisionConfig
+) -> dict[str, str]:
+    """Return the environment variables of a training process; empty without a pinned SDK.
+
+    Args:
+        compiler: SDK release, flags, and further variables, which are copied.
+        precision: Recipe, which sets stochastic rounding, and under SDK 2.24 and older also the
+            XLA dtype of floats: XLA_USE_BF16 casts float and double to bf16, XLA_DOWNCAST_BF16
+            float to bf16 and double to fp32.
+
+    Raises:
+        ValueError: If the release is not of the form 2.28; `find_compiler_problems` reports it.
+    """
+    if compiler.neuron_sdk is None:
+        return {}
+    release = _parse_release(compiler.neuron_sdk)
+    if release is None:
+        raise ValueError(_format_unknown_release(compiler.neuron_sdk))
+    stochastic = precision.rounding is RoundingMode.stochastic
+    variables = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1" if stochastic else "0"}
+    if compiler.cc_flags:
+        variables["NEURON_CC_FLAGS"] = " ".join(compiler.cc_flags)
+    if release <= _LAST_RELEASE_WITH_XLA_BF16 and precision.compute is Dtype.bf16:
+        variables["XLA_DOWNCAST_BF16" if _has_fp32(precision) else "XLA_USE_BF16"] = "1"
+    return variables | compiler.environment
+
+
+def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
+    """Return the settings that the pinned SDK does not support, with key, release and remedy."""
+    sdk = compiler.neuron_sdk
+    if sdk is None:
+        settings = {"cc_flags": compiler.cc_flags, "environment": compiler.environment}
+        return [
+            f"compiler.{key} is set, but compiler.neuron_sdk=null, so it has no effect; pin an "
+            "SDK, such as 2.28"
+            for key, setting in settings.items()
+            if setting
+        ]
+    release = _parse_release(sdk)
+    if release is None:
+        return [_format_unknown_release(sdk)]
+    problems = []
+    for name in compiler.environment:
+        removed = _REMOVED_VARIABLES.get(name)
+        if removed and release >= removed.since:
+            since = ".".join(map(str, removed.since))
+            problems.append(
+                f"compiler.environment.{name} {removed.change} in Neuron SDK {since}, and "
+                f"compiler.neuron_sdk={sdk}; {removed.replacement}"
+            )
+        elif name in _VARIABLES_SET_BY_KEYS:
+            key = _VARIABLES_SET_BY_KEYS[name]
+            problems.append(f"compiler.environment.{name} follows from {key}; set {key} instead")
+    return problems
+
+
+def _parse_release(version: str) -> tuple[int, int] | None:
+    """Return major and minor of a version such as 2.28 or 2.26.1."""
+    match = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", version)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _format_unknown_release(version: str) -> str:
+    return (
+        f"compiler.neuron_sdk={version} is not a release of the Neuron SDK; "
+        "use major.minor, such as 2.28"
+    )
+
+
+def _has_fp32(precision: PrecisionConfig) -> bool:
+    """Return True if a recipe with bf16 matmuls uses fp32 for any tensor or operator."""
+    dtypes = (
+        *(precision.weights, precision.gradients, precision.accumulation, precision.reduction),
+        *(precision.optimizer_state, precision.master_weights),
+    )
+    return Dtype.fp32 in dtypes or bool(precision.fp32_operators)

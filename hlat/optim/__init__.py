@@ -1,0 +1,1 @@
+"""AdamW variants, gradient clipping and learning-rate schedules."""

@@ -1,0 +1,111 @@
+"""AdamW with separate dtypes for gradients and weights, and stochastic rounding to bf16.
+
+Most updates are smaller than half the distance between two values of bf16, so that rounding to
+nearest loses them; stochastic rounding preserves them on average (HLAT paper, section III-D). The
+arithmetic is torch's fused kernel in fp32 on a few rows at a time, so that fp32 copies cost almost
+no memory.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hlat.precision.random_bits import RandomBits
+from hlat.precision.stochastic_rounding import ScratchBuffer, StochasticRounder
+
+
+class ChunkedAdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW for fp32 or bf16 tensors, with gradients in either dtype.
+
+    Args:
+        param_groups: Parameter groups; moments have the dtype of the parameters.
+        get_random_bits: Returns the random bits that round a bf16 parameter and its moments in the
+            next update, given the parameter; None: round to nearest.
+        compiled: Round with TorchInductor.
+        **defaults: lr, betas, eps and weight_decay of torch.optim.AdamW.
+    """
+
+    def __init__(
+        self,
+        param_groups: Iterable[dict[str, Any]],
+        get_random_bits: Callable[[Tensor], RandomBits] | None,
+        compiled: bool = False,
+        **defaults: Any,
+    ) -> None:
+        super().__init__(list(param_groups), defaults)
+        self._step_supports_amp_scaling = True
+        self.found_inf: Tensor | None = None
+        """1.0 to skip a step, 0.0 otherwise, as in torch's fused AdamW."""
+        self._get_random_bits = get_random_bits
+        self._rounder = StochasticRounder(compiled)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self._update(param, param.grad, group)
+
+    def _update(self, param: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
+            state["exp_avg"] = torch.zeros_like(param)
+            state["exp_avg_sq"] = torch.zeros_like(param)
+        is_bf16 = param.dtype != torch.float32
+        random_bits = None
+        if is_bf16 and self._get_random_bits is not None:
+            random_bits = self._get_random_bits(param)
+        state["step"] += 1
+        if self.found_inf is not None:
+            state["step"] -= self.found_inf
+        tensors = (gradient, param, state["exp_avg"], state["exp_avg_sq"])
+        for rows, (grad_rows, *stored) in self._rounder.iter_chunks(*tensors):
+            values = self._to_fp32("gradient", [grad_rows]) + self._to_fp32("state", stored)
+            _fused_adamw_(values, state["step"], group, self.found_inf)
+            if random_bits is not None:
+                self._rounder.round_(self._get_scratch_buffer("state", stored), random_bits, rows)
+            if is_bf16:
+                torch._foreach_copy_(stored, values[1:])
+
+    def _to_fp32(self, slot: str, tensors: list[Tensor]) -> list[Tensor]:
+        """Return tensors of one dtype unchanged if it is fp32, else fp32 copies."""
+        if tensors[0].dtype == torch.float32:
+            return tensors
+        copies = self._get_scratch_buffer(slot, tensors).tensors
+        torch._foreach_copy_(copies, tensors)
+        return copies
+
+    def _get_scratch_buffer(self, slot: str, tensors: list[Tensor]) -> ScratchBuffer:
+        first = tensors[0]
+        return self._rounder.get_buffer(slot, len(tensors), first.shape, first.device)
+
+
+def _fused_adamw_(
+    values: list[Tensor], step: Tensor, group: dict[str, Any], found_inf: Tensor | None
+) -> None:
+    """Update weights and moments, given gradient, weights and both moments in fp32.
+
+    The kernel is called directly: torch.optim's wrapper costs as much as a small chunk.
+    """
+    gradient, param, exp_avg, exp_avg_sq = values
+    beta1, beta2 = group["betas"]
+    torch._fused_adamw_(
+        [param],
+        [gradient],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [step],
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+        found_inf=found_inf,
+    )

@@ -1,0 +1,118 @@
+"""Learning rate as a pure function of the step.
+
+Resumed runs, the planner and tests compute the same rate without the state of a scheduler.
+"""
+
+import math
+from collections.abc import Callable
+
+from hlat.config.run import Config
+from hlat.config.schedule import ScheduleConfig, ScheduleShape
+from hlat.phase_steps import find_stage, find_stage_span
+
+
+def compute_lr(step: int, config: Config) -> float:
+    """Return the learning rate of one optimizer step.
+
+    A stage of the phase with an `lr` overrides the schedule: the rate is constant, or linear from
+    `lr` to `end_lr`, which the first step after the stage would reach. An open stage ends at
+    schedule.total_steps. A stage without `lr` has the schedule's rate of the step, independent of
+    the stages before it.
+
+    Args:
+        step: 0-based index of the step, counted from the start of the run.
+        config: Resolved configuration.
+    """
+    stage = find_stage(step, config.phase, config.batch)
+    if stage.lr is None:
+        return compute_schedule_lr(step, config.schedule, config.optimizer.lr)
+    if stage.end_lr is None:
+        return stage.lr
+    start, end = find_stage_span(step, config.phase, config.batch)
+    progress = _compute_progress(step, start, config.schedule.total_steps if end is None else end)
+    return stage.lr + (stage.end_lr - stage.lr) * progress
+
+
+def compute_schedule_lr(step: int, schedule: ScheduleConfig, peak_lr: float) -> float:
+    """Return the rate of a schedule: linear warm-up, then its shape, then the floor.
+
+    Warm-up is (step + 1) / warmup_steps, so that no step has rate 0. Shape `hlat` uses
+    step / warmup_steps as in the released scheduler.py (awslabs/HLAT): its first step has rate 0.
+
+    Args:
+        step: 0-based index of the step.
+        schedule: Shape, warm-up, horizon and floor.
+        peak_lr: Rate after warm-up.
+    """
+    if step < schedule.warmup_steps:
+        numerator = step if schedule.name is ScheduleShape.hlat else step + 1
+        return peak_lr * numerator / schedule.warmup_steps
+    return peak_lr * _LR_FACTORS[schedule.name](step, schedule)
+
+
+def constant(step: int, schedule: ScheduleConfig) -> float:
+    """Return 1, for a trunk from which decays of any length branch off (arXiv 2405.18392)."""
+    return 1.0
+
+
+def cosine(step: int, schedule: ScheduleConfig) -> float:
+    """Return half a cosine that reaches the floor at total_steps (arXiv 1608.03983, eq. 5)."""
+    return _apply_floor(_compute_half_cosine(step, schedule), schedule)
+
+
+def hlat_cosine(step: int, schedule: ScheduleConfig) -> float:
+    """Return half a cosine to zero, clamped: max(min_lr_ratio, (1 + cos(pi p)) / 2).
+
+    p is the progress of the decay. This is the released scheduler.py (awslabs/HLAT): it reaches a
+    floor of a tenth at step 397,994 of 500,000, before the horizon.
+    """
+    return max(_get_min_lr_ratio(schedule), _compute_half_cosine(step, schedule))
+
+
+def linear(step: int, schedule: ScheduleConfig) -> float:
+    """Return a line that reaches the floor at total_steps (to zero: D2Z, arXiv 2502.15938)."""
+    progress = _compute_progress(step, schedule.warmup_steps, schedule.total_steps)
+    return _apply_floor(1 - progress, schedule)
+
+
+def wsd(step: int, schedule: ScheduleConfig) -> float:
+    """Return 1 until decay_steps before the horizon, then 1 - sqrt(p) to the floor.
+
+    p is the progress of the decay. Warm-up, stable, decay is MiniCPM's (arXiv 2404.06395,
+    section 4), which decays exponentially over the last tenth. 1 - sqrt is the form that arXiv
+    2405.18392 finds consistently better than a line, there over the last fifth, to zero.
+    """
+    assert schedule.decay_steps is not None, "validation requires decay_steps for wsd"
+    start = schedule.total_steps - schedule.decay_steps
+    progress = _compute_progress(step, start, schedule.total_steps)
+    return _apply_floor(1 - math.sqrt(progress), schedule)
+
+
+_LR_FACTORS: dict[ScheduleShape, Callable[[int, ScheduleConfig], float]] = {
+    ScheduleShape.constant: constant,
+    ScheduleShape.cosine: cosine,
+    ScheduleShape.hlat: hlat_cosine,
+    ScheduleShape.linear: linear,
+    ScheduleShape.wsd: wsd,
+}
+"""Factor of the peak rate after warm-up."""
+
+
+def _compute_half_cosine(step: int, schedule: ScheduleConfig) -> float:
+    progress = _compute_progress(step, schedule.warmup_steps, schedule.total_steps)
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def _compute_progress(step: int, start: int, end: int) -> float:
+    """Return the fraction of the steps from `start` to `end` that precede `step`."""
+    return min(1.0, max(0.0, (step - start) / max(1, end - start)))
+
+
+def _apply_floor(factor: float, schedule: ScheduleConfig) -> float:
+    floor = _get_min_lr_ratio(schedule)
+    return floor + (1 - floor) * factor
+
+
+def _get_min_lr_ratio(schedule: ScheduleConfig) -> float:
+    assert schedule.min_lr_ratio is not None, "validation requires min_lr_ratio for a decay"
+    return schedule.min_lr_ratio

@@ -1,0 +1,62 @@
+"""Rank arithmetic of the device mesh with the axes data, tensor and pipeline.
+
+It needs no process group, so that planner and launchers can use it before a process exists, and it
+is shared by all engines.
+"""
+
+from dataclasses import dataclass
+
+from hlat.config.parallelism import ParallelismConfig
+
+
+@dataclass(frozen=True)
+class ParallelDegrees:
+    """Number of processes along each axis."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Product of the degrees."""
+        return self.dp * self.tp * self.pp
+
+
+@dataclass(frozen=True)
+class MeshCoordinates:
+    """Index of one process along each axis."""
+
+    dp: int = 0
+    tp: int = 0
+    pp: int = 0
+
+
+def compute_parallel_degrees(parallelism: ParallelismConfig, world_size: int) -> ParallelDegrees:
+    """Return the degrees of a run; dp follows from `world_size` where it is null.
+
+    Args:
+        parallelism: Configured degrees, validated against the number of processes.
+        world_size: Number of processes of the run.
+    """
+    dp, remainder = divmod(world_size, parallelism.tp * parallelism.pp)
+    assert remainder == 0
+    assert parallelism.dp in (None, dp)
+    return ParallelDegrees(dp, parallelism.tp, parallelism.pp)
+
+
+def compute_mesh_coordinates(rank: int, degrees: ParallelDegrees) -> MeshCoordinates:
+    """Return the coordinates of a global rank: tp varies fastest, then dp, then pp.
+
+    The order [pp, dp, tp] is neuronx-distributed's (parallel_state.initialize_model_parallel):
+    tensor-parallel ranks, which communicate most, are adjacent on one node, and pipeline stages,
+    which communicate least, have the largest distance.
+    """
+    rest, tp = divmod(rank, degrees.tp)
+    pp, dp = divmod(rest, degrees.dp)
+    return MeshCoordinates(dp, tp, pp)
+
+
+def compute_global_rank(coordinates: MeshCoordinates, degrees: ParallelDegrees) -> int:
+    """Return the global rank at `coordinates`; the inverse of `compute_mesh_coordinates`."""
+    return (coordinates.pp * degrees.dp + coordinates.dp) * degrees.tp + coordinates.tp

@@ -1,0 +1,1 @@
+"""Predictions for a run before it starts: memory, step time, cost, failures."""

@@ -1,0 +1,171 @@
+"""Forecast of a run: memory, speed, cost and checkpoint interval.
+
+Values that depend on an unknown peak, price or efficiency are None.
+"""
+
+from dataclasses import dataclass
+
+from hlat import mfu
+from hlat.config.config_errors import ConfigError
+from hlat.config.data import EncoderLibrary
+from hlat.config.run import Config
+from hlat.model.parameter_specs import compute_flops_per_token, count_parameters
+from hlat.plan import failure_model, step_time
+from hlat.plan.checkpoint_size import compute_checkpoint_bytes
+from hlat.plan.failure_scenarios import build_scenario
+from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory, get_device_memory_bytes
+from hlat.plan.step_time import StepTime
+from hlat.training_state import compute_total_steps
+
+TOKENS_PER_CORE_SECOND = {EncoderLibrary.reference: 0.59e6, EncoderLibrary.fast: 6.5e6}
+"""Tokenization speed of one core, measured end to end (docs/data.md)."""
+WRITE_BYTES_PER_S = 1e9
+"""Bytes/s of each node to shared storage, assumed; all nodes write at once."""
+COPY_BYTES_PER_S = 10e9
+"""Bytes/s from devices to host memory per node, assumed: the stall of an asynchronous save."""
+_MAX_INTERVAL_IN_MTBFS = 100
+"""In mean times between failures: one attempt in e^100 would succeed."""
+
+
+@dataclass(frozen=True)
+class ThroughputForecast:
+    """Values derived from the step time; None if peak or price is unknown.
+
+    Attributes:
+        step: Time of a step.
+        tokens_per_second: Throughput of the run.
+        mfu: Model FLOPs utilization.
+        days: Duration of the run without failures.
+        cost_usd: Cost of these days.
+        cost_per_4m_tokens_usd: Cost of 4 million tokens, HLAT paper, section V-F.
+        loader_cores: Cores per node for tokenization.
+    """
+
+    step: StepTime
+    tokens_per_second: float
+    mfu: float | None
+    days: float
+    cost_usd: float | None
+    cost_per_4m_tokens_usd: float | None
+    loader_cores: float
+
+
+@dataclass(frozen=True)
+class CheckpointForecast:
+    """Cost of checkpoints at the failure rate that docs/failures.md fits.
+
+    Attributes:
+        size: Bytes of a checkpoint.
+        write_s: Seconds to write it to shared storage.
+        stall_s: Seconds for which a save blocks training.
+        best_steps: The interval with the highest goodput.
+        best_goodput: Highest goodput.
+        every_steps: Configured interval.
+        goodput: Goodput of the configured interval.
+    """
+
+    size: int
+    write_s: float
+    stall_s: float
+    best_steps: int
+    best_goodput: float
+    every_steps: int
+    goodput: float
+
+
+@dataclass(frozen=True)
+class RunForecast:
+    """Forecast of a run.
+
+    Attributes:
+        num_parameters: Parameters of the model.
+        steps: Steps of the run.
+        tokens: Tokens of the run.
+        memory: Memory of the fullest device.
+        device_memory_bytes: Capacity of a device.
+        throughput: Speed and cost; None if the step time is unknown.
+        checkpointing: Cost of checkpoints; None if the step time is unknown.
+        unknown_reasons: Reasons why the step time is unknown.
+    """
+
+    num_parameters: int
+    steps: int
+    tokens: int
+    memory: MemoryEstimate
+    device_memory_bytes: float
+    throughput: ThroughputForecast | None
+    checkpointing: CheckpointForecast | None
+    unknown_reasons: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """True if the device has enough memory."""
+        return self.memory.total <= self.device_memory_bytes
+
+
+def forecast_run(config: Config) -> RunForecast:
+    """Return the forecast of a valid configuration."""
+    throughput = checkpointing = None
+    unknown_reasons: tuple[str, ...] = ()
+    try:
+        throughput = _forecast_throughput(config, step_time.predict_step_time(config))
+        checkpointing = _forecast_checkpointing(config, throughput.step.total)
+    except ConfigError as error:
+        unknown_reasons = tuple(error.problems)
+    steps = compute_total_steps(config)
+    return RunForecast(
+        num_parameters=count_parameters(config.model),
+        steps=steps,
+        tokens=steps * config.batch.tokens_per_step,
+        memory=estimate_memory(config),
+        device_memory_bytes=get_device_memory_bytes(config),
+        throughput=throughput,
+        checkpointing=checkpointing,
+        unknown_reasons=unknown_reasons,
+    )
+
+
+def _forecast_throughput(config: Config, step: StepTime) -> ThroughputForecast:
+    hardware = config.hardware
+    rate = config.batch.tokens_per_step / step.total
+    days = compute_total_steps(config) * step.total / 86400
+    price = hardware.price_usd_per_hour
+    flops = compute_flops_per_token(config.model, config.batch.sequence_length)
+    return ThroughputForecast(
+        step=step,
+        tokens_per_second=rate,
+        mfu=mfu.compute_mfu(rate, flops, hardware, config.num_processes, config.precision.compute),
+        days=days,
+        cost_usd=None if price is None else days * 24 * hardware.nodes * price,
+        cost_per_4m_tokens_usd=mfu.compute_cost_per_4m_tokens(hardware, rate),
+        loader_cores=rate / hardware.nodes / TOKENS_PER_CORE_SECOND[config.data.encoder],
+    )
+
+
+def _forecast_checkpointing(config: Config, step_s: float) -> CheckpointForecast:
+    """Return the cost of checkpoints in the scenario with automatic recovery."""
+    size = compute_checkpoint_bytes(config)
+    node_bytes = size / config.hardware.nodes
+    write_s, is_async = node_bytes / WRITE_BYTES_PER_S, config.checkpoint.asynchronous
+    stall_s = node_bytes / COPY_BYTES_PER_S if is_async else write_s
+    overrides: dict[str, float] = {
+        "nodes": config.hardware.nodes,
+        "step_s": step_s,
+        "save_stall_s": stall_s,
+        "save_write_s": write_s if is_async else 0.0,
+        "load_s": write_s,
+        "every_steps": config.checkpoint.every_steps,
+        "steps": compute_total_steps(config),
+    }
+    scenario, _ = build_scenario("automatic", overrides)
+    best = failure_model.find_best_interval_steps(scenario)
+    is_endless = scenario.interval_s > _MAX_INTERVAL_IN_MTBFS * scenario.mtbf_s
+    return CheckpointForecast(
+        size=size,
+        write_s=write_s,
+        stall_s=stall_s,
+        best_steps=best,
+        best_goodput=failure_model.compute_goodput(scenario, best * step_s),
+        every_steps=scenario.every_steps,
+        goodput=0.0 if is_endless else failure_model.compute_goodput(scenario, scenario.interval_s),
+    )

@@ -1,0 +1,58 @@
+"""Fitted efficiency of each kind of hardware.
+
+The fraction of a data sheet's peak that training achieves depends on compiler, libraries and
+shapes. The constants are fitted to published runs (hlat.plan.published_throughput);
+docs/planning.md lists the error of each. The step time of hardware without constants is unknown.
+"""
+
+from dataclasses import dataclass
+
+from hlat.config.engine import EngineBackend
+from hlat.config.run import Config
+
+
+@dataclass(frozen=True)
+class HardwareEfficiency:
+    """Achieved fractions of the values in `hardware`.
+
+    Attributes:
+        compute: Fraction of hardware.peak_tflops.
+        link: Fraction of hardware.link_gb_per_s.
+        network: Fraction of hardware.network_gbit_per_s.
+        source: Source of the fractions.
+    """
+
+    compute: float
+    link: float
+    network: float
+    source: str
+
+
+_TRN1 = HardwareEfficiency(
+    0.490, 0.177, 0.311, "fitted to 4 of 11 published rows, docs/planning.md"
+)
+
+EFFICIENCIES = {
+    "trn1.32xlarge": _TRN1,
+    "trn1n.32xlarge": HardwareEfficiency(
+        _TRN1.compute, _TRN1.link, _TRN1.network, "as trn1.32xlarge; no published row"
+    ),
+    "p4d.24xlarge": HardwareEfficiency(
+        0.5, 0.5, _TRN1.network, "fitted to the 43% MFU that HLAT's figure 5 implies"
+    ),
+}
+"""Efficiencies by hardware.name."""
+
+RESERVED_MEMORY_GIB = {"trn1.32xlarge": 3.0, "trn1n.32xlarge": 3.0, "cpu": 0.025}
+"""Device memory of runtime, programs and compiler scratch, by hardware.name. The value of trn1 is
+assumed such that 70B on four nodes runs out of memory as in the HLAT paper, figure 5; 2.4 to 6.0
+GiB are consistent with all published runs. That of a CPU process is measured
+(benchmarks/planning)."""
+
+_NXD_ONLY_HARDWARE = ("trn1.32xlarge", "trn1n.32xlarge")
+"""Hardware without engine=native: TorchNeuron requires trn2 or newer (its documentation)."""
+
+
+def get_planned_engine(config: Config) -> EngineBackend:
+    """Return the only engine that the hardware supports, or the engine of the run."""
+    return EngineBackend.nxd if config.hardware.name in _NXD_ONLY_HARDWARE else config.engine.name

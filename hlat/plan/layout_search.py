@@ -1,0 +1,188 @@
+"""Search for parallel layouts.
+
+A layout is the parallel degrees, the micro batch size, activation checkpointing and the ZeRO stage.
+Validation rules decide which layouts are valid, memory which fit, and time which is best.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
+from hlat.config.parallelism import ActivationCheckpointing
+from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS
+from hlat.config.run import Config
+from hlat.plan.hardware_efficiency import get_planned_engine
+from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory, get_device_memory_bytes
+from hlat.plan.step_time import (
+    compute_achieved_speed,
+    compute_step_time,
+    get_efficiency,
+)
+
+_CHECKPOINTING_MODES = list(ActivationCheckpointing)
+_MAX_MICRO_BATCH_SIZE = 16
+_MAX_NODES = 1024
+
+
+@dataclass(frozen=True)
+class LayoutCandidate:
+    """Valid layout with its predicted memory and step time.
+
+    Attributes:
+        config: Configuration with the layout.
+        memory: Memory of the fullest device.
+        fits: True if the device has that memory.
+        step_s: Seconds per step; None if unknown.
+    """
+
+    config: Config
+    memory: MemoryEstimate
+    fits: bool
+    step_s: float | None
+
+    @property
+    def overrides(self) -> list[str]:
+        """Overrides that select the layout."""
+        layout = self.config.parallelism
+        dp = [] if layout.dp is None else [f"parallelism.dp={layout.dp}"]
+        return [
+            f"parallelism.tp={layout.tp}",
+            f"parallelism.pp={layout.pp}",
+            *dp,
+            f"parallelism.zero={layout.zero}",
+            f"parallelism.activation_checkpointing={layout.activation_checkpointing.value}",
+            f"parallelism.sequence_parallel={str(layout.sequence_parallel).lower()}",
+            f"batch.micro_batch_size={self.config.micro_batch_size}",
+        ]
+
+
+def find_layout_problems(config: Config) -> list[str]:
+    """Return the violated rules that concern the layout."""
+    engine = get_planned_engine(config)
+    problems = [problem for validate in PARALLELISM_VALIDATORS for problem in validate(config)]
+    for limit in ENGINE_CAPABILITIES[engine].layout_limits:
+        if not limit.is_met(config):
+            problems.append(limit.format_violation(config, engine))
+    return problems
+
+
+def search_layouts(config: Config) -> list[LayoutCandidate]:
+    """Return all valid layouts on the run's nodes: first those that fit, then by step time.
+
+    If step times are unknown, sort by memory.
+    """
+    try:
+        speed = compute_achieved_speed(config, get_efficiency(config))
+    except ConfigError:
+        speed = None
+    candidates = []
+    for layout in generate_layouts(config):
+        if not find_layout_problems(layout):
+            memory = estimate_memory(layout)
+            fits = memory.total <= get_device_memory_bytes(layout)
+            step_s = None if speed is None else compute_step_time(layout, speed).total
+            candidates.append(LayoutCandidate(layout, memory, fits, step_s))
+    return sorted(candidates, key=_sort_key)
+
+
+def generate_layouts(config: Config) -> Iterator[Config]:
+    """Yield the configuration in every layout of its processes, valid or not."""
+    num_processes, num_layers = config.num_processes, config.model.num_layers
+    for tp, pp in product(
+        _list_divisors(config.model.num_attention_heads), range(1, num_layers + 1)
+    ):
+        if num_processes % (tp * pp):
+            continue
+        sequences = config.batch.global_batch_size // (num_processes // (tp * pp))
+        for micro_batch_size, checkpointing, zero in product(
+            _list_powers_of_two(sequences), _CHECKPOINTING_MODES, range(4)
+        ):
+            if zero and tp * pp == num_processes and zero != config.parallelism.zero:
+                continue  # ZeRO stages are equivalent for one replica
+            yield _apply_layout(config, tp, pp, micro_batch_size, checkpointing, zero)
+
+
+def find_nearest_layouts(
+    config: Config, layouts: Iterable[LayoutCandidate], count: int
+) -> list[LayoutCandidate]:
+    """Return the layouts closest to the configuration; ties by step time or memory."""
+
+    def key(layout: LayoutCandidate) -> tuple[float, float]:
+        return _compute_distance(config, layout.config), layout.step_s or layout.memory.total
+
+    return sorted(layouts, key=key)[:count]
+
+
+def search_more_nodes(config: Config) -> list[LayoutCandidate]:
+    """Double the nodes until a layout fits; return all layouts that fit then."""
+    nodes = config.hardware.nodes
+    while config.hardware.processes_per_node is not None and nodes < _MAX_NODES:
+        nodes *= 2
+        larger = replace(
+            config,
+            hardware=replace(config.hardware, nodes=nodes),
+            parallelism=replace(config.parallelism, dp=None),
+        )
+        if fitting := [layout for layout in search_layouts(larger) if layout.fits]:
+            return fitting
+    return []
+
+
+def _apply_layout(
+    config: Config,
+    tp: int,
+    pp: int,
+    micro_batch_size: int,
+    checkpointing: ActivationCheckpointing,
+    zero: int,
+) -> Config:
+    derived = config.parallelism.dp is None and config.hardware.processes_per_node is not None
+    layout = replace(
+        config.parallelism,
+        tp=tp,
+        pp=pp,
+        dp=None if derived else config.num_processes // (tp * pp),
+        zero=zero,
+        sequence_parallel=tp > 1 and config.batch.sequence_length % tp == 0,
+        activation_checkpointing=checkpointing,
+    )
+    return replace(
+        config, parallelism=layout, batch=replace(config.batch, micro_batch_size=micro_batch_size)
+    )
+
+
+def _sort_key(layout: LayoutCandidate) -> tuple[bool, float]:
+    return not layout.fits, layout.memory.total if layout.step_s is None else layout.step_s
+
+
+def _compute_distance(config: Config, other: Config) -> float:
+    """Return the distance of two layouts: factors of two, and steps of the other choices.
+
+    Tensor parallelism has a higher weight, since it changes the shape of every matrix.
+    """
+    one, two = config.parallelism, other.parallelism
+    steps = abs(
+        _CHECKPOINTING_MODES.index(one.activation_checkpointing)
+        - _CHECKPOINTING_MODES.index(two.activation_checkpointing)
+    )
+    micro = math.log2(config.micro_batch_size / other.micro_batch_size)
+    return (
+        1.1 * abs(math.log2(one.tp / two.tp))
+        + abs(math.log2(one.pp / two.pp))
+        + abs(micro)
+        + abs(one.zero - two.zero)
+        + steps
+    )
+
+
+def _list_divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _list_powers_of_two(limit: int) -> list[int]:
+    """Return the powers of two up to a limit and the largest micro batch size."""
+    top = min(limit, _MAX_MICRO_BATCH_SIZE)
+    return [1 << n for n in range(max(0, top.bit_length()))]

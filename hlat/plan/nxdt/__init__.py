@@ -1,0 +1,1 @@
+"""Translation of NeuronX Distributed Training (NxDT) configurations to overrides of hlat."""

@@ -1,0 +1,237 @@
+"""Translation of an NxDT configuration, which reports every key of the file."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hlat.config.run import Config
+from hlat.plan.nxdt.hydra_override import format_override_value
+from hlat.plan.nxdt.key_translation import (
+    REMOVE_KEY,
+    KeyTranslation,
+    TranslationStatus,
+    copy_to,
+    mark_redundant,
+    mark_unsupported,
+)
+from hlat.plan.nxdt.nxdt_config import MODEL_CONFIG_PREFIX, NxdtConfig, UnresolvedValue
+from hlat.plan.nxdt.nxdt_keys import (
+    DEFAULT_VALUES,
+    KEY_RULES,
+    REDUNDANT_KEYS,
+    SOURCE_SPECIFIC_KEYS,
+    SUPPORTED_VALUES,
+    UNSUPPORTED_KEYS,
+)
+
+_UNSUPPORTED_FEATURES = {
+    "moe": "mixture of experts",
+    "peft": "LoRA",
+    "dpo": "DPO",
+    "orpo": "ORPO",
+    **dict.fromkeys(("sft", "packing", "use_sft_style_data_module"), "supervised fine-tuning"),
+}
+"""Features by the name of a section or key that implies them."""
+
+_DECODER_KEYS = ("normalization", "activation", "position_embedding_type", "has_bias")
+_SHAPE_KEYS = (
+    *("num_layers", "hidden_size", "intermediate_size"),
+    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+)
+_COMMON_OVERRIDES = {"phase": "base", "data": "files", "compiler": "neuron_2_28"}
+"""NxDT has no phases and no named datasets; AWS pins this SDK for it."""
+_USER_SUPPLIED_KEYS = {
+    "data.sources.files.paths": "Arrow or Parquet files of text, such as [my/folder]",
+    "data.tokenizer": "the tokenizer.json for the text",
+    "data.eos_token": "the token after each document, such as </s>",
+}
+PLACEHOLDERS = {
+    "data.sources.files.paths": "[text]",
+    "data.tokenizer": "tokenizer.json",
+    "data.eos_token": "end",
+    "model.vocab_size": "32000",
+}
+"""Values that complete a configuration for validation until the user sets them."""
+
+
+@dataclass(frozen=True)
+class ReportedKey:
+    """Key of the file with its value and a remark."""
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Translation:
+    """NxDT run in terms of hlat.
+
+    Attributes:
+        missing_features: Features of the run that hlat does not support.
+        overrides: Keys of hlat with their values.
+        unset: Keys whose values the file does not contain, with what to set.
+        mapped: Keys that overrides express, with remarks.
+        unsupported: Keys without an equivalent.
+        redundant: Keys that need no override.
+    """
+
+    missing_features: Sequence[str]
+    overrides: Mapping[str, Any]
+    unset: Mapping[str, str]
+    mapped: Sequence[ReportedKey]
+    unsupported: Sequence[ReportedKey]
+    redundant: Sequence[ReportedKey]
+
+
+def translate_nxdt_config(
+    config: NxdtConfig, presets: Mapping[str, Mapping[str, Any]]
+) -> Translation:
+    """Return the translation of an NxDT configuration.
+
+    Args:
+        config: Configuration; defaults are added to it.
+        presets: Presets of the model group by name, with the fields of ModelConfig.
+    """
+    defaults = _find_defaults(config)
+    config = NxdtConfig(config.settings, defaults)
+    reported: dict[TranslationStatus, list[ReportedKey]] = {key: [] for key in TranslationStatus}
+    mapped, redundant, unsupported = reported.values()
+    overrides: dict[str, Any] = dict(_COMMON_OVERRIDES)
+    for key, value in {**config.settings, **defaults}.items():
+        status, key_overrides, reason = _translate_key(key, value, config)
+        overrides |= key_overrides
+        if key in config.settings:
+            reported[status].append(ReportedKey(key, getattr(value, "text", value), reason))
+        elif reason and status is not TranslationStatus.redundant:
+            reported[status].append(ReportedKey(key, value, f"default, not set; {reason}"))
+    overrides = _apply_preset(overrides, presets)
+    if "model" in overrides and "model.vocab_size" not in overrides:
+        size = presets[overrides["model"]]["vocab_size"]
+        reason = "the preset's; NxDT uses the tokenizer's, padded"
+        mapped.append(ReportedKey("model.vocab_size", size, reason))
+    return Translation(
+        _find_missing_features(config),
+        overrides,
+        _find_unset_keys(config, overrides),
+        mapped,
+        unsupported,
+        redundant,
+    )
+
+
+def format_overrides(
+    overrides: Mapping[str, Any],
+    unset: Mapping[str, str] | None = None,
+    placeholders: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Return overrides for the command line of hlat.train, sorted by group.
+
+    Args:
+        overrides: Keys and values.
+        unset: Keys to be set by the user, with the value `???`.
+        placeholders: Values to use instead of `???`.
+
+    Raises:
+        TypeError: If no key of hlat has the type of a value.
+        ValueError: If a value cannot be represented.
+    """
+    groups = [field.name for field in fields(Config)]
+    words = {
+        key: key if value is REMOVE_KEY else f"{key}={format_override_value(value)}"
+        for key, value in overrides.items()
+    }
+    words |= {key: f"{key}={(placeholders or {}).get(key, '???')}" for key in unset or {}}
+    order = sorted(words, key=lambda key: (groups.index(get_config_group(key)), "." in key))
+    return [words[key] for key in order]
+
+
+def get_config_group(override: str) -> str:
+    """Return the configuration group of an override or a key."""
+    return re.split(r"[.=]", override.lstrip("+~"))[0]
+
+
+def _find_defaults(config: NxdtConfig) -> dict[str, Any]:
+    """Return NxDT's defaults of keys that the file does not contain."""
+    source = "hf" if config.is_hf else "megatron"
+    has_model_config = any(key.startswith(MODEL_CONFIG_PREFIX) for key in config.settings)
+    return {
+        key: value
+        for key, value in (DEFAULT_VALUES["both"] | DEFAULT_VALUES[source]).items()
+        if key not in config.settings
+        and (has_model_config or not key.startswith(MODEL_CONFIG_PREFIX))
+    }
+
+
+def _translate_key(key: str, value: Any, config: NxdtConfig) -> KeyTranslation:
+    if key in REDUNDANT_KEYS:
+        return mark_redundant(REDUNDANT_KEYS[key])
+    for name, reason in UNSUPPORTED_KEYS.items():
+        if key == name or (name.endswith(".") and f"{key}.".startswith(name)):
+            return mark_redundant("it is not set") if value is None else mark_unsupported(reason)
+    other_source = "megatron" if config.is_hf else "hf"
+    if key in SOURCE_SPECIFIC_KEYS[other_source]:
+        return mark_redundant(f"NxDT reads it for {other_source} models only")
+    if isinstance(value, UnresolvedValue):
+        return mark_unsupported("the value is unknown")
+    if key in SUPPORTED_VALUES:
+        values, reason = SUPPORTED_VALUES[key]
+        return mark_redundant("as in hlat") if value in values else mark_unsupported(reason)
+    rule = KEY_RULES.get(key)
+    if rule is None:
+        return mark_unsupported()
+    try:
+        result = copy_to(rule, value) if isinstance(rule, str) else rule(config, value)
+        format_overrides(result.overrides)
+    except (TypeError, ValueError, ArithmeticError):
+        return mark_unsupported("not a usable value")
+    return result
+
+
+def _apply_preset(
+    overrides: dict[str, Any], presets: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Select the preset of the same shape, where only the vocabulary size may be unknown."""
+    shape = {key: overrides[f"model.{key}"] for key in _SHAPE_KEYS if f"model.{key}" in overrides}
+    if not set(_SHAPE_KEYS) - set(shape) <= {"vocab_size"}:
+        return overrides
+    for name, preset in presets.items():
+        if all(preset[key] == value for key, value in shape.items()):
+            implied = {f"model.{key}": value for key, value in preset.items() if key != "name"}
+            return {"model": name} | {
+                key: value
+                for key, value in overrides.items()
+                if key != "model.name" and not (key in implied and implied[key] == value)
+            }
+    return overrides
+
+
+def _find_unset_keys(config: NxdtConfig, overrides: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keys to be set by the user, with the source of the value."""
+    unset = {key: hint for key, hint in _USER_SUPPLIED_KEYS.items() if key not in overrides}
+    if "model" in overrides:
+        return unset
+    source = "in the config.json of model.model_config" if config.is_hf else "in no key of the file"
+    for key in _SHAPE_KEYS:
+        if f"model.{key}" not in overrides:
+            is_vocabulary = key == "vocab_size" and not config.is_hf
+            unset[f"model.{key}"] = "at least the tokenizer's size" if is_vocabulary else source
+    return unset
+
+
+def _find_missing_features(config: NxdtConfig) -> list[str]:
+    """Return the names of features of the run that hlat does not support."""
+    enabled = {key: value for key, value in config.settings.items() if value not in (None, False)}
+    names = {name for key in enabled for name in key.split(".")}
+    if config.is_hf and "mixtral" in str(config.get("name")):
+        names.add("moe")
+    features = [feature for name, feature in _UNSUPPORTED_FEATURES.items() if name in names]
+    if any(key.endswith("context_parallel_size") and enabled[key] != 1 for key in enabled):
+        features.append("context parallelism")
+    if not config.is_hf and any(
+        config.get(f"model.{key}") not in SUPPORTED_VALUES[f"model.{key}"][0]
+        for key in _DECODER_KEYS
+    ):
+        features.append("a decoder that is not Llama's")
+    return list(dict.fromkeys(features))

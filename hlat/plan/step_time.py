@@ -1,0 +1,260 @@
+"""Time of a training step by part, on the slowest rank.
+
+    step = micro batches x (compute + tensor-parallel traffic + sends) + bubble
+           + exposed data-parallel reduction + optimizer
+
+Sequential parts are added. The native engine reduces a gradient when it is complete, so the
+reduction overlaps with the backward pass of the last micro batch; that of NxD starts after it.
+docs/planning.md derives each part.
+
+Sources: Megatron-LM, arXiv 2104.04473, section 2.2 (bubble); 2205.05198, section 4.2 (sequence
+parallelism); ZeRO, 1910.02054, section 7 (traffic of its stages); zero bubble, 2401.10241.
+"""
+
+from dataclasses import dataclass
+
+from hlat import mfu
+from hlat.config.config_errors import ConfigError
+from hlat.config.engine import EngineBackend
+from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
+from hlat.config.run import Config
+from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
+from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency, get_planned_engine
+from hlat.plan.stage_shards import (
+    StageShard,
+    build_stage_shards,
+    compute_hidden_bytes,
+    count_micro_batch_tokens,
+)
+from hlat.precision.precision_bytes import compute_bytes_per_parameter, get_itemsize
+
+_BUBBLE_FRACTION = {PipelineSchedule.zero_bubble: 1 / 3}
+"""Fraction of 1F1B's bubble; weight gradients, a third of the work, fill the rest."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step by part, on the slowest rank.
+
+    Attributes:
+        compute: Computation of all micro batches, including recomputation.
+        tensor_parallel: Collectives within layers.
+        sends: Activations and their gradients between pipeline stages.
+        bubble: Idle time of the pipeline.
+        reduction: Data-parallel collectives that are not overlapped.
+        optimizer: Memory traffic of the update.
+        hidden: Overlapped data-parallel collectives, not part of the total.
+    """
+
+    compute: float
+    tensor_parallel: float
+    sends: float
+    bubble: float
+    reduction: float
+    optimizer: float
+    hidden: float
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return sum(float(part) for part in vars(self).values()) - self.hidden
+
+
+@dataclass(frozen=True)
+class AchievedSpeed:
+    """Achieved FLOP/s and bytes/s of a rank; link and network include its efficiency."""
+
+    flops: float
+    memory: float
+    link: float
+    network: float
+
+
+def predict_step_time(config: Config) -> StepTime:
+    """Return the time of a step.
+
+    Raises:
+        ConfigError: If a property of the hardware is unknown.
+    """
+    return compute_step_time(config, compute_achieved_speed(config, get_efficiency(config)))
+
+
+def get_efficiency(config: Config) -> HardwareEfficiency:
+    """Return the constants of the run's hardware.
+
+    Raises:
+        ConfigError: If there are none.
+    """
+    name = config.hardware.name
+    if name not in EFFICIENCIES:
+        raise ConfigError(
+            f"hardware={name} has no constants in hlat/plan/hardware_efficiency.py, so its step "
+            f"time is unknown; available: {', '.join(EFFICIENCIES)}"
+        )
+    return EFFICIENCIES[name]
+
+
+def compute_achieved_speed(config: Config, efficiency: HardwareEfficiency) -> AchievedSpeed:
+    """Return the speed of a rank: the hardware's peak times its efficiency.
+
+    Raises:
+        ConfigError: If a peak is unknown.
+    """
+    hardware, dtype = config.hardware, config.precision.compute
+    peaks = {
+        f"peak_tflops.{dtype.value}": mfu.compute_peak_flops(hardware, 1, dtype),
+        "memory_bandwidth_gb_per_s": hardware.memory_bandwidth_gb_per_s,
+        "link_gb_per_s": hardware.link_gb_per_s,
+        "network_gbit_per_s": hardware.network_gbit_per_s,
+    }
+    if missing := [key for key, peak in peaks.items() if peak is None]:
+        raise ConfigError(*(f"hardware.{key} is unknown, so is the step time" for key in missing))
+    flops, memory, link, network = (peak or 0.0 for peak in peaks.values())
+    return AchievedSpeed(
+        flops=flops * efficiency.compute,
+        memory=memory * 1e9,
+        link=link * 1e9 * efficiency.link,
+        network=network * 1e9 / 8 * efficiency.network,
+    )
+
+
+def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
+    """Return the time of a step at a speed."""
+    mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
+    stages = build_stage_shards(config.model, mesh)
+    compute = [compute_forward_backward_flops(config, mesh, one) / speed.flops for one in stages]
+    tp_bandwidth = _get_bandwidth(config, mesh.tp - 1, speed)
+    tensor_parallel = [
+        compute_tensor_parallel_bytes(config, mesh, stage) / tp_bandwidth for stage in stages
+    ]
+    pp_bandwidth = _get_bandwidth(config, mesh.dp * mesh.tp, speed)
+    sends = compute_pipeline_bytes(config, mesh) / pp_bandwidth
+    slots = [sum(both) + sends for both in zip(compute, tensor_parallel, strict=True)]
+    slowest = slots.index(max(slots))
+    num_micro_batches, layout = config.num_micro_batches, config.parallelism
+    bubble = _BUBBLE_FRACTION.get(layout.pipeline_schedule, 1.0) / layout.stages_per_rank
+    max_numel = max(stage.numel for stage in stages)
+    reduction = _compute_reduction_time(config, mesh, max_numel, speed)
+    backward = (compute[slowest] + tensor_parallel[slowest]) * 2 / 3
+    hidden = min(reduction, backward) if get_planned_engine(config) is EngineBackend.native else 0.0
+    return StepTime(
+        compute=num_micro_batches * compute[slowest],
+        tensor_parallel=num_micro_batches * tensor_parallel[slowest],
+        sends=num_micro_batches * sends,
+        bubble=(sum(slots) - slots[slowest]) * bubble,
+        reduction=reduction - hidden,
+        optimizer=compute_optimizer_bytes(config, mesh, max_numel) / speed.memory,
+        hidden=hidden,
+    )
+
+
+def compute_forward_backward_flops(
+    config: Config, mesh: ParallelDegrees, stage: StageShard
+) -> float:
+    """Return the FLOPs of one rank for one micro batch.
+
+    Three times the forward pass, as hlat.model.parameter_specs.compute_flops_per_token counts, for
+    the rank's weights, so replicated key/value heads count on each rank. Selective checkpointing
+    computes attention once more, full checkpointing the whole layer.
+    """
+    model = config.model
+    attention = 2 * config.batch.sequence_length * model.hidden_size / mesh.tp
+    layer = 2 * (stage.layer_numel - stage.norm_numel) + attention
+    recomputed = {
+        ActivationCheckpointing.none: 0.0,
+        ActivationCheckpointing.selective: attention,
+        ActivationCheckpointing.full: layer,
+    }[config.parallelism.activation_checkpointing]
+    head = 2 * -(-model.vocab_size // mesh.tp) * model.hidden_size if stage.is_last else 0
+    flops_per_token = stage.num_layers * (3 * layer + recomputed) + 3 * head
+    return count_micro_batch_tokens(config) * flops_per_token
+
+
+def compute_tensor_parallel_bytes(
+    config: Config, mesh: ParallelDegrees, stage: StageShard
+) -> float:
+    """Return the bytes that a rank sends to its tensor-parallel group for one micro batch.
+
+    Forward and backward each have two all-gathers and two reduce-scatters per layer, with
+    (tp - 1)/tp of the activations each; without sequence parallelism an all-reduce is one of each.
+    NxD saves sharded activations and gathers them again for the gradients of weights. Embedding and
+    head have one collective in each direction.
+    """
+    layout = config.parallelism
+    per_layer = 8
+    if layout.sequence_parallel and get_planned_engine(config) is EngineBackend.nxd:
+        per_layer += 2
+    if layout.activation_checkpointing is ActivationCheckpointing.full:
+        per_layer += 4
+    num_collectives = per_layer * stage.num_layers + 2 * (stage.is_first + stage.is_last)
+    return compute_hidden_bytes(config) * (mesh.tp - 1) / mesh.tp * num_collectives
+
+
+def compute_pipeline_bytes(config: Config, mesh: ParallelDegrees) -> float:
+    """Return the bytes that a rank sends to adjacent stages for one micro batch, both ways."""
+    if mesh.pp == 1:
+        return 0.0
+    layout = config.parallelism
+    num_shards = mesh.tp if layout.sequence_parallel else 1
+    return 2 * compute_hidden_bytes(config) / num_shards * layout.stages_per_rank
+
+
+def compute_data_parallel_bytes(config: Config, mesh: ParallelDegrees, numel: int) -> float:
+    """Return the bytes that a rank sends along its data-parallel ring in a step.
+
+    ZeRO stage 0 reduce-scatters and all-gathers gradients, (n - 1)/n of them each. From stage 1 on
+    weights are gathered instead; from stage 2 on each micro batch reduce-scatters; in stage 3 each
+    gathers weights twice.
+    """
+    num_micro_batches = config.num_micro_batches
+    gradients = numel * get_itemsize(config.precision.reduction)
+    weights = numel * get_itemsize(config.precision.weights)
+    sent = {
+        0: 2 * gradients,
+        1: gradients + weights,
+        2: num_micro_batches * gradients + weights,
+        3: num_micro_batches * (gradients + 2 * weights),
+    }[config.parallelism.zero]
+    return sent * (mesh.dp - 1) / mesh.dp
+
+
+def compute_optimizer_bytes(config: Config, mesh: ParallelDegrees, numel: int) -> float:
+    """Return the bytes that a rank's optimizer update reads and writes.
+
+    The update reads the gradients, reads and writes both moments and the (master) weights, and with
+    master weights also writes the weights.
+    """
+    cost = compute_bytes_per_parameter(config.precision)
+    updated = cost.master_weights or cost.weights
+    copied = cost.weights if cost.master_weights else 0
+    updated_numel = numel / mesh.dp if config.parallelism.zero else numel
+    return updated_numel * (cost.gradients + 2 * updated + 2 * cost.moments + copied)
+
+
+def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:
+    """Return the number of data-parallel rings that share a node's network.
+
+    Ranks of a ring on the same node are adjacent in it, so the ring leaves the node once.
+    """
+    per_node = config.hardware.processes_per_node or config.num_processes
+    ranks_per_ring = max(1, min(mesh.dp, per_node // mesh.tp))
+    return max(1, per_node // ranks_per_ring)
+
+
+def _compute_reduction_time(
+    config: Config, mesh: ParallelDegrees, numel: int, speed: AchievedSpeed
+) -> float:
+    """Return the seconds of all data-parallel collectives of a step."""
+    sent = compute_data_parallel_bytes(config, mesh, numel)
+    per_node = config.hardware.processes_per_node or config.num_processes
+    if mesh.dp * mesh.tp <= per_node:
+        return sent / speed.link
+    return sent / (speed.network / count_rings_per_node(config, mesh))
+
+
+def _get_bandwidth(config: Config, distance: int, speed: AchievedSpeed) -> float:
+    """Return the bytes/s between ranks: over links, or a process's part of the node's network."""
+    per_node = config.hardware.processes_per_node
+    if per_node is None or distance < per_node:
+        return speed.link
+    return speed.network / per_node

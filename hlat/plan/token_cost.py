@@ -1,0 +1,95 @@
+"""Cost of 4 million tokens by number of nodes, planned and published: HLAT paper, figure 5.
+
+The paper divides by the cost of its GPU baseline, 7B on four p4d nodes at the prices of its day,
+and gives no dollars. That baseline is planned with constants fitted to the figure
+(hlat.plan.hardware_efficiency), so the values of trn1 are a test and those of p4d are not.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from hlat.config.compose import compose_config
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.mfu import compute_cost_per_4m_tokens
+from hlat.plan.memory_estimate import estimate_memory, get_device_memory_bytes
+from hlat.plan.published_throughput import COMMON_OVERRIDES, PUBLISHED_RUNS
+from hlat.plan.step_time import predict_step_time
+
+PRICES = {"trn1_32xl": 21.50, "a100_p4d": 32.77}
+"""USD per node and hour in the HLAT paper, section II."""
+NODE_COUNTS = (4, 8, 16, 32, 64)
+_BASELINE_OVERRIDES = (
+    *("model=7b", "precision=mixed", "parallelism.tp=4", "parallelism.zero=1"),
+    *("hardware=a100_p4d", "hardware.nodes=4"),
+    f"hardware.price_usd_per_hour={PRICES['a100_p4d']}",
+)
+_TRN1_OVERRIDES = (*COMMON_OVERRIDES, f"hardware.price_usd_per_hour={PRICES['trn1_32xl']}")
+_MODEL_OVERRIDES = {
+    "7B, planned": ("model=7b",),
+    "70B, planned": ("model=70b", "precision=mixed"),
+}
+_PUBLISHED_MODELS = ("HLAT-7B", "Llama-2-70B")
+"""Published models of the same shapes."""
+_FALLBACK_PIPELINE = "parallelism.pp=4"
+"""For 70B on few nodes; on four of them it ran out of memory in the paper."""
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """Cost of one run.
+
+    Attributes:
+        label: Model and source.
+        nodes: Nodes of the run.
+        usd: USD per 4 million tokens; None if the run does not fit into memory.
+    """
+
+    label: str
+    nodes: int
+    usd: float | None
+
+
+def compute_baseline_cost() -> float:
+    """Return the planned USD per 4 million tokens of the paper's baseline (100%)."""
+    cost = _plan_cost("", _BASELINE_OVERRIDES).usd
+    assert cost is not None, "the baseline fits"
+    return cost
+
+
+def compute_planned_costs() -> list[TokenCost]:
+    """Return the planned costs of the paper's models on its numbers of nodes."""
+    costs = []
+    for label, model in _MODEL_OVERRIDES.items():
+        for nodes in NODE_COUNTS:
+            overrides = (*model, *_TRN1_OVERRIDES, f"hardware.nodes={nodes}")
+            try:
+                costs.append(_plan_cost(label, overrides))
+            except ConfigError:
+                costs.append(_plan_cost(label, (*overrides, _FALLBACK_PIPELINE)))
+    return costs
+
+
+def compute_published_costs() -> list[TokenCost]:
+    """Return the costs of published throughputs of the same models, the median of each row."""
+    costs = []
+    for row in PUBLISHED_RUNS:
+        model = row.name.partition(",")[0]
+        if model in _PUBLISHED_MODELS:
+            config = resolve_config(
+                compose_config([*row.overrides, *_TRN1_OVERRIDES, f"hardware.nodes={row.nodes}"])
+            )
+            rate = median(row.sequences_per_second) * config.batch.sequence_length
+            cost = compute_cost_per_4m_tokens(config.hardware, rate)
+            costs.append(TokenCost(f"{model}, published", row.nodes, cost))
+    return costs
+
+
+def _plan_cost(label: str, overrides: Sequence[str]) -> TokenCost:
+    config = resolve_config(compose_config(overrides))
+    nodes = config.hardware.nodes
+    if estimate_memory(config).total > get_device_memory_bytes(config):
+        return TokenCost(label, nodes, None)
+    rate = config.batch.tokens_per_step / predict_step_time(config).total
+    return TokenCost(label, nodes, compute_cost_per_4m_tokens(config.hardware, rate))

@@ -1,0 +1,1 @@
+"""Precision: memory of recipes, torch dtypes, stochastic rounding and its random bits."""

@@ -1,0 +1,66 @@
+"""Memory of a precision recipe in bytes per parameter.
+
+Terms are separate because parallelism divides each of them differently.
+"""
+
+from dataclasses import dataclass
+
+from hlat.config.precision import Dtype, PrecisionConfig
+
+_STOCHASTIC_ROUNDING_DEVICES = frozenset({"neuron", "xla"})
+"""Torch device types with stochastic rounding in hardware, enabled by
+NEURON_RT_STOCHASTIC_ROUNDING_EN (see hlat.neuron_environment). On other devices it is emulated."""
+_ITEMSIZES = {Dtype.fp32: 4, Dtype.bf16: 2}
+
+
+@dataclass(frozen=True)
+class BytesPerParameter:
+    """Bytes per parameter by kind of tensor.
+
+    Attributes:
+        weights: Parameter in the dtype of the forward pass.
+        gradients: Gradient buffer in the accumulation dtype, alive across micro batches.
+        transient_gradients: Gradient of one backward pass if its dtype differs from the
+            accumulation dtype, alive until it is accumulated.
+        master_weights: Copy that the optimizer updates.
+        moments: Both Adam moments.
+    """
+
+    weights: int
+    gradients: int
+    transient_gradients: int
+    master_weights: int
+    moments: int
+
+    @property
+    def optimizer(self) -> int:
+        """Sum of what ZeRO stage 1 shards over data-parallel ranks."""
+        return self.master_weights + self.moments
+
+    @property
+    def total(self) -> int:
+        """Unsharded total across steps, without transient gradients."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def get_itemsize(dtype: Dtype) -> int:
+    """Return the bytes of one element."""
+    return _ITEMSIZES[dtype]
+
+
+def has_hardware_stochastic_rounding(device_type: str) -> bool:
+    """Return True if this torch device type rounds stochastically in hardware."""
+    return device_type in _STOCHASTIC_ROUNDING_DEVICES
+
+
+def compute_bytes_per_parameter(precision: PrecisionConfig) -> BytesPerParameter:
+    """Return the bytes of a recipe: HLAT-7B's bf16_sr 2+2+0+4, HLAT-70B's mixed 2+4+4+8."""
+    master = precision.master_weights
+    accumulates_in_place = precision.gradients is precision.accumulation
+    return BytesPerParameter(
+        weights=get_itemsize(precision.weights),
+        gradients=get_itemsize(precision.accumulation),
+        transient_gradients=0 if accumulates_in_place else get_itemsize(precision.gradients),
+        master_weights=0 if master is None else get_itemsize(master),
+        moments=2 * get_itemsize(precision.optimizer_state),
+    )

@@ -1,0 +1,1 @@
+"""Conversion of corpora to memory-mapped Arrow shards, and inspection of corpora."""

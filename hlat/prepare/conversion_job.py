@@ -1,0 +1,156 @@
+"""Conversion of some input files to the shards of one directory, atomically.
+
+The shards of a job are published by one rename to a directory named after a hash of all its
+inputs. The work of an interrupted job is discarded, a finished job is not repeated, and a changed
+input makes it a different job.
+"""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hlat.config.config_errors import ConfigError
+from hlat.prepare import arrow_shards, document_reader
+from hlat.prepare.arrow_shards import ShardRecord
+from hlat.prepare.corpus_manifest import IndexRecord, InputRecord, write_json
+from hlat.prepare.document_reader import DamagedDocument
+from hlat.prepare.input_files import InputFile, InputReader, detect_format
+from hlat.storage import durable_files
+
+FORMAT_VERSION = 1
+"""Part of the hash that names a job; increased when the same inputs result in other shards."""
+TARGET_JOB_BYTES = 256 << 20
+"""Estimated bytes of text that complete a job: many small files share shards, and are still
+divided among the workers."""
+COMPRESSION_RATIO = 4
+"""Approximate bytes of text per byte of a compressed file."""
+TEMPORARY_PREFIX = "unfinished-"
+RECEIPT_FILE = "receipt.json"
+
+
+@dataclass(frozen=True)
+class ConversionJob:
+    """Input files that are converted together."""
+
+    work_dir: Path
+    """Parent of the job's directory."""
+    inputs: tuple[InputFile, ...]
+    column: str
+    skip_damaged: bool
+
+    @property
+    def output_dir(self) -> Path:
+        """Directory of the shards of a finished job."""
+        key = [FORMAT_VERSION, self.column, [asdict(file) for file in self.inputs]]
+        return self.work_dir / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the input files."""
+        return sum(file.bytes for file in self.inputs)
+
+
+@dataclass(frozen=True)
+class JobReceipt:
+    """Result of a finished job; `indices` are the row indices of `parts`, its shards."""
+
+    inputs: tuple[InputRecord, ...]
+    parts: tuple[ShardRecord, ...]
+    indices: tuple[IndexRecord, ...]
+
+
+def split_into_jobs(
+    work_dir: Path, inputs: Iterable[InputFile], column: str, skip_damaged: bool
+) -> Iterator[ConversionJob]:
+    """Divide input files into jobs by their sizes, which every attempt repeats exactly."""
+    batch: list[InputFile] = []
+    size = 0
+    for file in inputs:
+        batch.append(file)
+        size += file.bytes * (
+            1 if detect_format(file.path) == ("lines", None) else COMPRESSION_RATIO
+        )
+        if size >= TARGET_JOB_BYTES:
+            yield ConversionJob(work_dir, tuple(batch), column, skip_damaged)
+            batch, size = [], 0
+    if batch:
+        yield ConversionJob(work_dir, tuple(batch), column, skip_damaged)
+
+
+def load_receipt(job: ConversionJob) -> JobReceipt | None:
+    """Return the receipt of a job; None if the job is not finished."""
+    try:
+        content = json.loads((job.output_dir / RECEIPT_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+    return JobReceipt(
+        tuple(InputRecord(**record) for record in content["inputs"]),
+        tuple(ShardRecord(**record) for record in content["parts"]),
+        tuple(IndexRecord(**record) for record in content["indices"]),
+    )
+
+
+def run_conversion_job(job: ConversionJob, on_progress: Callable[[int], None]) -> None:
+    """Convert the input files of an unfinished job.
+
+    `on_progress` is called with the number of bytes of each read; its exceptions stop the job.
+
+    Raises:
+        ConfigError: If an input file cannot be read, or is damaged and `skip_damaged` is False.
+        OSError: If writing fails.
+    """
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=job.work_dir) as temporary:
+        directory = Path(temporary) / job.output_dir.name
+        directory.mkdir()
+        writer = arrow_shards.ArrowShardWriter(directory)
+        try:
+            records = [_convert_input(job, file, writer, on_progress) for file in job.inputs]
+            shards = writer.finish()
+        finally:
+            writer.close_unfinished()
+        receipt = JobReceipt(
+            tuple(records), tuple(shards), tuple(_write_row_indices(directory, shards))
+        )
+        write_json(directory / RECEIPT_FILE, asdict(receipt))
+        durable_files.rename_durably(directory, job.output_dir)
+
+
+def _convert_input(
+    job: ConversionJob,
+    input_file: InputFile,
+    writer: arrow_shards.ArrowShardWriter,
+    on_progress: Callable[[int], None],
+) -> InputRecord:
+    counts = {"documents": 0, "text_bytes": 0, "empty": 0, "damaged": 0}
+    with InputReader(input_file.path, on_progress) as reader:
+        for document in document_reader.parse_documents(reader, input_file.path, job.column):
+            if isinstance(document, DamagedDocument):
+                if not job.skip_damaged:
+                    raise ConfigError(
+                        f"{input_file.path}, {document.location}: {document.reason}; repair the "
+                        "file and run the same command again, or skip and count such documents "
+                        "with --skip-damaged"
+                    )
+                counts["damaged"] += 1
+            elif document:
+                writer.add(document)
+                counts["documents"] += 1
+                counts["text_bytes"] += len(document)
+            else:
+                counts["empty"] += 1
+        on_progress(input_file.bytes - reader.num_bytes_read)
+    return InputRecord(input_file.path, input_file.bytes, input_file.version, **counts)
+
+
+def _write_row_indices(directory: Path, shards: Iterable[ShardRecord]) -> Iterator[IndexRecord]:
+    """Write the row index of each shard and flush it to disk."""
+    for shard in shards:
+        path = arrow_shards.write_row_index(directory / shard.name)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        record = durable_files.hash_file(path)
+        yield IndexRecord(path.name, record.size, record.sha256)

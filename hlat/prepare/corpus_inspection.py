@@ -1,0 +1,307 @@
+"""Statistics of a corpus before a run or a preparation reads it: documents, bytes, tokens, samples.
+
+Rows are counted where this is cheap and estimated elsewhere. Tokens are estimated from the bytes
+per token of a sample. Every number is marked as exact, estimated or a lower bound.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hlat.config.config_errors import ConfigError
+from hlat.data.arrow_dataset import ArrowDataset
+from hlat.data.tokenizer import EMBEDDED_FILE, parse_tokenizer
+from hlat.prepare import arrow_shards, corpus_manifest, document_reader, input_files
+from hlat.prepare.corpus_manifest import CorpusManifest
+from hlat.prepare.document_reader import DamagedDocument
+from hlat.prepare.input_files import InputFile, InputReader
+from hlat.storage.progress_bar import format_bytes
+
+MAX_SAMPLE_DOCUMENTS = 256
+"""Maximum number of documents of a source whose tokens are counted."""
+MAX_SAMPLE_FILES = 8
+"""Maximum number of files of a source, evenly spaced, whose beginnings are read."""
+MAX_SAMPLE_BYTES = 2 << 20
+"""Bytes of text after which the reading of a file stops."""
+NUM_SHOWN_SAMPLES = 3
+MAX_SHOWN_CHARACTERS = 200
+
+_ARROW_MAGIC = b"ARROW1"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Number and its precision: exact (``), estimated (`~`) or a lower bound (`>=`)."""
+
+    value: float
+    qualifier: str = ""
+
+
+@dataclass(frozen=True)
+class CorpusStatistics:
+    """Statistics of a source."""
+
+    name: str
+    num_documents: Estimate
+    num_text_bytes: Estimate
+    max_document_bytes: Estimate
+    num_empty: Estimate | None
+    num_damaged: Estimate | None
+    sample_documents: tuple[str, ...]
+    """Evenly spaced documents."""
+
+
+def inspect_corpus(path: str, column: str) -> list[CorpusStatistics]:
+    """Return the statistics of the sources at a path.
+
+    Args:
+        path: Prepared directory, a parent of prepared directories, or inputs of `hlat.prepare`.
+        column: Text column of inputs.
+
+    Raises:
+        ConfigError: If no supported file exists, or a file cannot be read.
+    """
+    manifests = corpus_manifest.load_complete_manifests(Path(path))
+    if manifests:
+        return [_inspect_prepared(directory, one) for directory, one in manifests.items()]
+    files = input_files.find_input_files([path])
+    if all(_is_mappable(file) for file in files):
+        return [_inspect_mapped(path, ArrowDataset([Path(file.path) for file in files], column))]
+    return [_inspect_sample(path, files, column)]
+
+
+def _inspect_prepared(directory: Path, manifest: CorpusManifest) -> CorpusStatistics:
+    corpus = ArrowDataset(
+        [directory / shard.name for shard in manifest.files], arrow_shards.TEXT_COLUMN
+    )
+    return CorpusStatistics(
+        manifest.source,
+        Estimate(manifest.documents),
+        Estimate(manifest.text_bytes),
+        Estimate(max(shard.longest_bytes for shard in manifest.files)),
+        Estimate(manifest.empty),
+        Estimate(manifest.damaged),
+        _sample_documents(corpus),
+    )
+
+
+def _sample_documents(corpus: ArrowDataset) -> tuple[str, ...]:
+    return tuple(corpus.read_text(row) for row in _compute_spaced_indices(len(corpus)))
+
+
+def _is_mappable(input_file: InputFile) -> bool:
+    """Return True if the file contains uncompressed Arrow buffers, which need not be read."""
+    if "://" in input_file.path or input_files.detect_format(input_file.path) != ("arrow", None):
+        return False
+    try:
+        mapped = pa.memory_map(input_file.path).read_buffer()
+        is_file = mapped[: len(_ARROW_MAGIC)].to_pybytes() == _ARROW_MAGIC
+        reader = pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+        batch = reader.get_batch(0) if is_file else reader.read_next_batch()
+    except (pa.ArrowException, OSError, ValueError, StopIteration):
+        return False
+    buffers = [buffer for array in batch.columns for buffer in array.buffers() if buffer]
+    end = mapped.address + mapped.size
+    return all(mapped.address <= buffer.address <= end for buffer in buffers)
+
+
+def _inspect_mapped(name: str, corpus: ArrowDataset) -> CorpusStatistics:
+    documents = _sample_documents(corpus)
+    max_bytes = max((len(document.encode()) for document in documents), default=0)
+    is_complete = len(documents) == len(corpus)
+    return CorpusStatistics(
+        name,
+        Estimate(len(corpus)),
+        Estimate(corpus.num_bytes),
+        Estimate(max_bytes, "" if is_complete else ">="),
+        Estimate(documents.count("")) if is_complete else None,
+        None,
+        documents,
+    )
+
+
+def _inspect_sample(name: str, files: Sequence[InputFile], column: str) -> CorpusStatistics:
+    indices = _compute_spaced_indices(len(files), MAX_SAMPLE_FILES)
+    samples = [_FileSample(files[i], column) for i in indices]
+    documents = [document for sample in samples for document in sample.documents]
+    is_complete = len(samples) == len(files) and all(sample.is_complete for sample in samples)
+    num_rows = _extrapolate(files, samples, [float(sample.num_rows) for sample in samples])
+    num_bytes = _extrapolate(files, samples, [sum(map(len, one.documents)) for one in samples])
+    exact_rows = num_rows if is_complete else _count_parquet_rows(files)
+    num_empty, num_damaged = (
+        Estimate(count, "" if is_complete else ">=") if is_complete or count else None
+        for count in (
+            sum(one.num_empty for one in samples),
+            sum(one.num_damaged for one in samples),
+        )
+    )
+    return CorpusStatistics(
+        name,
+        Estimate(num_rows, "~") if exact_rows is None else Estimate(exact_rows),
+        Estimate(
+            num_bytes * (exact_rows or num_rows) / max(1, num_rows), "" if is_complete else "~"
+        ),
+        Estimate(max(map(len, documents), default=0), "" if is_complete else ">="),
+        num_empty,
+        num_damaged,
+        tuple(str(documents[i], "utf-8") for i in _compute_spaced_indices(len(documents))),
+    )
+
+
+def _extrapolate(
+    files: Sequence[InputFile], samples: Sequence["_FileSample"], amounts: Sequence[float]
+) -> float:
+    """Estimate the total of `amounts` over all files from the amount per byte by file format."""
+    totals: dict[str, list[float]] = {}
+    for sample, amount in zip(samples, amounts, strict=True):
+        for key in (sample.format, "any"):
+            sums = totals.setdefault(key, [0.0, 0.0])
+            sums[0] += amount
+            sums[1] += sample.num_bytes_read
+    density = {key: amount / max(1.0, num_bytes) for key, (amount, num_bytes) in totals.items()}
+    return sum(file.bytes * density.get(_get_format(file), density["any"]) for file in files)
+
+
+def _get_format(input_file: InputFile) -> str:
+    return str(input_files.detect_format(input_file.path))
+
+
+def _compute_spaced_indices(count: int, max_count: int = MAX_SAMPLE_DOCUMENTS) -> list[int]:
+    """Return at most `max_count` evenly spaced indices below `count`."""
+    return [int(i) for i in np.linspace(0, count - 1, min(max_count, count))]
+
+
+class _FileSample:
+    """Documents at the beginning of a file."""
+
+    def __init__(self, input_file: InputFile, column: str) -> None:
+        self.documents: list[bytes] = []
+        self.num_empty = self.num_damaged = 0
+        self.format = _get_format(input_file)
+        size = 0
+        with InputReader(input_file.path) as reader:
+            for document in document_reader.parse_documents(reader, input_file.path, column):
+                if isinstance(document, DamagedDocument):
+                    self.num_damaged += 1
+                elif not document:
+                    self.num_empty += 1
+                else:
+                    self.documents.append(document)
+                    size += len(document)
+                if size >= MAX_SAMPLE_BYTES:
+                    break
+            self.is_complete = size < MAX_SAMPLE_BYTES
+            num_read = input_file.bytes if self.is_complete else reader.num_bytes_read
+            self.num_bytes_read = min(num_read, input_file.bytes)
+        self.num_rows = len(self.documents) + self.num_empty + self.num_damaged
+
+
+def _count_parquet_rows(files: Sequence[InputFile]) -> int | None:
+    """Return the number of rows in the footers of Parquet files; None for other files."""
+    if any(input_files.detect_format(file.path) != ("parquet", None) for file in files):
+        return None
+    num_rows = 0
+    try:
+        for file in files:
+            with InputReader(file.path) as reader:
+                num_rows += int(pq.ParquetFile(reader).metadata.num_rows)
+    except (pa.ArrowException, OSError):
+        return None
+    return num_rows
+
+
+def count_tokens(documents: Sequence[str], tokenizer: Path | None) -> int:
+    """Return the number of tokens of documents, including one end-of-document token for each.
+
+    Args:
+        documents: Documents.
+        tokenizer: A tokenizer.json; None selects the embedded one.
+
+    Raises:
+        ConfigError: If the file is not a tokenizer.
+    """
+    path = tokenizer or EMBEDDED_FILE
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--tokenizer {path}: cannot be read ({error.strerror})") from error
+    parsed = parse_tokenizer(f"--tokenizer {path}:", content)
+    encodings = parsed.encode_batch_fast(list(documents), add_special_tokens=False)
+    return sum(len(encoding.ids) + 1 for encoding in encodings)
+
+
+def format_report(sources: Sequence[CorpusStatistics], tokenizer: Path | None) -> Iterator[str]:
+    """Yield the lines of a table of sources, a note on its estimates, and sample documents.
+
+    Raises:
+        ConfigError: If the file is not a tokenizer.
+    """
+    rows: list[tuple[str, ...]] = [
+        ("source", "documents", "text", "mean", "longest", "tokens", "empty", "damaged")
+    ]
+    num_counted = 0
+    for source in sources:
+        documents = [document for document in source.sample_documents if document]
+        num_counted += len(documents)
+        num_bytes = max(1, sum(len(document.encode()) for document in documents))
+        rows.append(_format_row(source, count_tokens(documents, tokenizer) / num_bytes))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
+        numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        yield f"{name.ljust(widths[0])}  {'  '.join(numbers)}".rstrip()
+    yield (
+        f"Tokens are estimated from the bytes per token of {num_counted:,} documents with "
+        f"{tokenizer or 'the embedded tokenizer'}; ~ is estimated, >= is the maximum in a sample."
+    )
+    for source in sources:
+        yield from _format_samples(source)
+
+
+def _format_row(source: CorpusStatistics, tokens_per_byte: float) -> tuple[str, ...]:
+    num_bytes, num_documents = source.num_text_bytes, source.num_documents
+    mean = Estimate(
+        num_bytes.value / max(1, num_documents.value),
+        num_bytes.qualifier or num_documents.qualifier,
+    )
+    return (
+        source.name,
+        _format_number(num_documents),
+        _format_size(num_bytes),
+        _format_size(mean),
+        _format_size(source.max_document_bytes),
+        f"~{format_count(num_bytes.value * tokens_per_byte)}",
+        _format_number(source.num_empty),
+        _format_number(source.num_damaged),
+    )
+
+
+def format_count(count: float) -> str:
+    """Return a count with three digits and a suffix, such as 31.2B for 31,200,000,000."""
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= factor:
+            return f"{count / factor:.3g}{letter}"
+    return f"{count:.0f}"
+
+
+def _format_number(count: Estimate | None) -> str:
+    return "-" if count is None else f"{count.qualifier}{count.value:,.0f}"
+
+
+def _format_size(count: Estimate) -> str:
+    return f"{count.qualifier}{format_bytes(count.value)}"
+
+
+def _format_samples(source: CorpusStatistics) -> Iterator[str]:
+    """Yield sample documents on one line each, with control characters escaped."""
+    documents = [document for document in source.sample_documents if document]
+    for number in range(min(NUM_SHOWN_SAMPLES, len(documents))):
+        document = documents[number * len(documents) // NUM_SHOWN_SAMPLES]
+        start = document[:MAX_SHOWN_CHARACTERS]
+        ellipsis = "..." if len(document) > MAX_SHOWN_CHARACTERS else ""
+        escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in start)
+        yield ""
+        yield f"{source.name}: {escaped}{ellipsis}"

@@ -1,0 +1,72 @@
+"""Directory layouts of published corpora: which files belong to which source.
+
+The directories of a published corpus are not named after its sources, and also contain other
+splits and lists. A layout maps the files to the sources of a data configuration.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from hlat.config.config_errors import ConfigError
+from hlat.prepare.input_files import InputFile
+
+
+@dataclass(frozen=True)
+class CorpusLayout:
+    """Directory layout of a published corpus."""
+
+    sources: Mapping[str, tuple[str, ...]]
+    """Patterns that match the end of the file paths of each source."""
+    config: str
+    """Configuration of the group `data` that reads the sources."""
+
+
+# The layouts are those of the repositories on huggingface.co; RedPajama's results from the loop
+# over urls.txt in its card. Of peS2o's overlapping versions, the second is used.
+LAYOUTS = {
+    "redpajama": CorpusLayout(
+        {
+            "common_crawl": ("common_crawl/*/*.jsonl*",),
+            "c4": ("c4/*.jsonl*",),
+            "github": ("github/*.jsonl*",),
+            "arxiv": ("arxiv/*.jsonl*",),
+            "books": ("book/*.jsonl*",),
+            "wikipedia": ("wikipedia/*.jsonl*",),
+            "stackexchange": ("stackexchange/*.jsonl*",),
+        },
+        config="redpajama",
+    ),
+    "pes2o": CorpusLayout(
+        {"pes2o": ("v2/train-*.json*", "v2/train-*.zst")},
+        config="hlat_70b",
+    ),
+    "open_web_math": CorpusLayout(
+        {"open_web_math": ("train-*.parquet",)},
+        config="hlat_70b",
+    ),
+}
+
+
+def assign_sources(
+    name: str, inputs: Iterable[InputFile]
+) -> tuple[dict[str, list[InputFile]], list[InputFile]]:
+    """Return the files of each source of a layout that has any, and the unmatched files.
+
+    Raises:
+        ConfigError: If no file matches.
+    """
+    sources = LAYOUTS[name].sources
+    assigned: dict[str, list[InputFile]] = {source: [] for source in sources}
+    unmatched: list[InputFile] = []
+    for file in inputs:
+        path = PurePosixPath(file.path)
+        matches = [source for source, ends in sources.items() if any(map(path.match, ends))]
+        (assigned[matches[0]] if matches else unmatched).append(file)
+    if not any(assigned.values()):
+        patterns = ", ".join(pattern for ends in sources.values() for pattern in ends)
+        raise ConfigError(
+            f"--layout {name}: none of {len(unmatched)} files, such as {unmatched[0].path}, "
+            f"matches {patterns}; specify the directory of the corpus, or omit --layout"
+        )
+    return {source: files for source, files in assigned.items() if files}, unmatched

@@ -1,0 +1,213 @@
+"""Manifests of prepared directories: shards with sizes and checksums, and their inputs.
+
+The manifest is written last, so that a directory without one is incomplete. It records the inputs
+and the number of omitted documents, which the shards do not contain.
+"""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hlat.config.config_errors import ConfigError
+from hlat.prepare.arrow_shards import ShardRecord
+from hlat.storage import durable_files
+from hlat.storage.progress_bar import ProgressBar
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+WORK_DIR = ".preparing"
+"""Directory of unfinished work, hidden so that globs do not match its shards."""
+
+
+@dataclass(frozen=True)
+class InputRecord:
+    """Record of a converted input file."""
+
+    path: str
+    bytes: int
+    version: str
+    """Modification time, or another value that changes with the contents."""
+    documents: int
+    """Documents written to shards."""
+    text_bytes: int
+    empty: int
+    """Documents without text, omitted."""
+    damaged: int
+    """Documents that could not be read, omitted with --skip-damaged."""
+
+
+@dataclass(frozen=True)
+class IndexRecord:
+    """Record of a row index file."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class CorpusManifest:
+    """Shards and inputs of a prepared directory."""
+
+    source: str
+    layout: str | None
+    input_column: str
+    """Column or field of the inputs; the column of the shards is always `text`."""
+    files: tuple[ShardRecord, ...]
+    indices: tuple[IndexRecord, ...]
+    inputs: tuple[InputRecord, ...]
+
+    @property
+    def records(self) -> tuple[ShardRecord | IndexRecord, ...]:
+        """Records of all files except the manifest."""
+        return (*self.files, *self.indices)
+
+    @property
+    def documents(self) -> int:
+        """Total documents."""
+        return sum(record.documents for record in self.inputs)
+
+    @property
+    def text_bytes(self) -> int:
+        """Total UTF-8 bytes."""
+        return sum(record.text_bytes for record in self.inputs)
+
+    @property
+    def empty(self) -> int:
+        """Total empty documents, omitted."""
+        return sum(record.empty for record in self.inputs)
+
+    @property
+    def damaged(self) -> int:
+        """Total damaged documents, omitted."""
+        return sum(record.damaged for record in self.inputs)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file atomically and durably.
+
+    Raises:
+        OSError: If writing fails.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    durable_files.write_file(temporary, [text.encode()])
+    durable_files.rename_durably(temporary, path)
+
+
+def write_corpus_manifest(directory: Path, manifest: CorpusManifest) -> None:
+    """Complete a directory that is being prepared.
+
+    Raises:
+        OSError: If writing fails.
+    """
+    totals = {
+        name: getattr(manifest, name) for name in ("documents", "text_bytes", "empty", "damaged")
+    }
+    content = {"format": FORMAT_VERSION, "column": "text", **totals, **asdict(manifest)}
+    write_json(directory / WORK_DIR / MANIFEST_FILE, content)
+    durable_files.rename_durably(directory / WORK_DIR / MANIFEST_FILE, directory / MANIFEST_FILE)
+
+
+def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
+    """Return the manifest of a directory; None if it does not exist.
+
+    Raises:
+        ConfigError: If the manifest is damaged or has another format version.
+    """
+    path = directory / MANIFEST_FILE
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT_VERSION:
+            raise ConfigError(f"{path}: has format {content['format']}, not {FORMAT_VERSION}")
+        return CorpusManifest(
+            source=content["source"],
+            layout=content["layout"],
+            input_column=content["input_column"],
+            files=tuple(ShardRecord(**record) for record in content["files"]),
+            indices=tuple(IndexRecord(**record) for record in content["indices"]),
+            inputs=tuple(InputRecord(**record) for record in content["inputs"]),
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ConfigError:
+        raise
+    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: is not a manifest of hlat.prepare ({error!r})") from error
+
+
+def find_prepared_dirs(directory: Path) -> list[Path]:
+    """Return the prepared directories, complete or not, among a directory and its children."""
+    if not directory.is_dir():
+        return []
+    children = sorted(child for child in directory.iterdir() if not child.name.startswith("."))
+    return [
+        path
+        for path in (directory, *children)
+        if (path / MANIFEST_FILE).is_file() or (path / WORK_DIR).is_dir()
+    ]
+
+
+def load_complete_manifests(directory: Path) -> dict[Path, CorpusManifest]:
+    """Return the manifests of a directory and its children by path.
+
+    Raises:
+        ConfigError: If a manifest is damaged, or a directory is incomplete.
+    """
+    manifests = {path: load_corpus_manifest(path) for path in find_prepared_dirs(directory)}
+    if unfinished := [str(path) for path, manifest in manifests.items() if manifest is None]:
+        raise ConfigError(
+            f"{', '.join(unfinished)}: not finished; run the command that prepares it again"
+        )
+    return {path: manifest for path, manifest in manifests.items() if manifest is not None}
+
+
+def verify_corpus(directory: Path) -> tuple[int, list[str]]:
+    """Compare the files of a directory and its children with the sizes and checksums in manifests.
+
+    Returns:
+        The expected number of bytes, and one message for each file that differs.
+
+    Raises:
+        ConfigError: If no directory is prepared, or one is incomplete.
+    """
+    manifests = load_complete_manifests(directory)
+    if not manifests:
+        raise ConfigError(f"{directory}: it and its directories have no {MANIFEST_FILE} to compare")
+    records: dict[Path, ShardRecord | IndexRecord] = {
+        path / record.name: record
+        for path, manifest in manifests.items()
+        for record in manifest.records
+    }
+    num_bytes = sum(record.bytes for record in records.values())
+    progress = ProgressBar(f"verifying {directory}", num_bytes)
+    mismatches = {
+        path: _find_mismatch(path, record, progress.add) for path, record in records.items()
+    }
+    progress.close()
+    problems = [f"{path}: {problem}" for path, problem in mismatches.items() if problem]
+    problems += [
+        f"{path}: is not in the manifest, but a run that reads the directory would read it"
+        for prepared_dir in manifests
+        for path in sorted(prepared_dir.glob("*.arrow"))
+        if path not in records
+    ]
+    return num_bytes, problems
+
+
+def _find_mismatch(
+    path: Path, record: ShardRecord | IndexRecord, on_progress: Callable[[int], None]
+) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != record.bytes:
+            return f"has {size:,} bytes, not {record.bytes:,}"
+        sha256 = durable_files.hash_file(path, on_progress).sha256
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if sha256 == record.sha256 else "its bytes have changed"

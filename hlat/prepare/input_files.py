@@ -1,0 +1,265 @@
+"""Discovery and reading of document files in local directories and object stores.
+
+Downloaded corpora also contain cards and lists, and saved data sets contain caches. Document files
+are selected by name, so that the complete list is known before any of them is read.
+"""
+
+import glob
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from hlat.config.config_errors import ConfigError
+
+COMPRESSION_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+FILE_FORMATS = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "lines"),
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
+SUPPORTED_SUFFIXES = ".jsonl, .json or .ndjson (also .gz, .zst, .bz2), .parquet, .arrow"
+
+_METADATA_FILES = frozenset(
+    {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "manifest.json"}
+)
+_VERSION_KEYS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created")
+"""Keys of fsspec's file information that change with the contents."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """File of documents."""
+
+    path: str
+    """Absolute path or URL."""
+    bytes: int
+    """Size of the file, compressed or not."""
+    version: str
+    """Modification time, or another value that changes with the contents."""
+
+
+def detect_format(path: str) -> tuple[str, str | None] | None:
+    """Return the format (`lines`, `parquet` or `arrow`) and codec of a file by its name.
+
+    Files with only the suffix of a codec are lines, as in newer versions of peS2o. Returns None for
+    other files.
+    """
+    *_, inner, last = "", "", *PurePosixPath(path).suffixes
+    if file_format := FILE_FORMATS.get(last.lower()):
+        return file_format, None
+    codec = COMPRESSION_CODECS.get(last.lower())
+    if codec and (not inner or FILE_FORMATS.get(inner.lower()) == "lines"):
+        return "lines", codec
+    return None
+
+
+def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) -> list[InputFile]:
+    """Return the distinct files that match paths, directories, globs and URLs, sorted by path.
+
+    Args:
+        patterns: Patterns as typed.
+        output_dir: Directory that is being prepared; its files are ignored.
+
+    Raises:
+        ConfigError: With all problems: no match, no supported file, no access, or a file and its
+            compressed copy.
+    """
+    inputs: dict[str, InputFile] = {}
+    problems: list[str] = []
+    for pattern in patterns:
+        try:
+            matches = _match_pattern(pattern)
+        except ConfigError as error:
+            problems.extend(error.problems)
+            continue
+        outside = {file.path: file for file in matches if not _is_inside(output_dir, file.path)}
+        if matches and not outside:
+            problems.append(f"{pattern}: is in --output {output_dir}; choose another directory")
+        if not matches:
+            problems.append(f"{pattern}: contains no document file ({SUPPORTED_SUFFIXES})")
+        inputs.update(outside)
+    problems += _find_duplicates(inputs)
+    if problems:
+        raise ConfigError(*problems)
+    return sorted(inputs.values(), key=lambda file: file.path)
+
+
+def _is_inside(directory: Path | None, path: str) -> bool:
+    return directory is not None and path.startswith(f"{directory.absolute()}/")
+
+
+def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
+    """Yield a problem for each file with a compressed copy."""
+    first: dict[str, str] = {}
+    for path in sorted(paths):
+        detected = detect_format(path)
+        is_compressed = detected is not None and detected[1] is not None
+        stem = path.removesuffix(PurePosixPath(path).suffix) if is_compressed else path
+        other = first.setdefault(stem, path)
+        if other != path:
+            yield f"{other} and {path}: the same documents, by their names; omit one of them"
+
+
+def _open_file_system(path: str) -> tuple[Any, str]:
+    try:
+        system, inner = fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error})") from error
+    return system, inner
+
+
+def _match_pattern(pattern: str) -> list[InputFile]:
+    system, path = _open_file_system(pattern)
+    try:
+        return _list_matches(system, path, pattern)
+    except ConfigError:
+        raise
+    except Exception as error:  # drivers raise the exceptions of their client libraries
+        raise ConfigError(f"{pattern}: cannot be listed ({_format_reason(error)})") from error
+
+
+def _list_matches(system: Any, path: str, pattern: str) -> list[InputFile]:
+    if system.exists(path):
+        names = [path]
+    elif glob.has_magic(path):
+        directory = re.split(r"[*?[]", path, maxsplit=1)[0].rpartition("/")[0]
+        names = [name for name in system.glob(path) if not _is_hidden(name, directory)]
+    else:
+        raise ConfigError(f"{pattern}: there is no such file or directory")
+    inputs = []
+    for name in names:
+        if system.isdir(name):
+            inputs += [_build_input_file(system, file) for file in _list_documents(system, name)]
+        elif detect_format(name):
+            inputs.append(_build_input_file(system, name))
+        elif names == [path]:
+            raise ConfigError(f"{pattern}: has an unknown suffix; supported: {SUPPORTED_SUFFIXES}")
+    return inputs
+
+
+def _list_documents(system: Any, directory: str) -> list[str]:
+    """Return the document files below a directory, without hidden files, metadata and caches."""
+    files_by_parent: dict[str, set[str]] = {}
+    for path in system.find(directory):
+        if not _is_hidden(path, directory):
+            parent, _, name = path.rpartition("/")
+            files_by_parent.setdefault(parent, set()).add(name)
+    paths = []
+    for parent, names in files_by_parent.items():
+        if "dataset_dict.json" in names:
+            _validate_single_split(system, parent)
+        if "state.json" in names and "dataset_info.json" in names:
+            names = _list_saved_files(parent, json.loads(system.cat_file(f"{parent}/state.json")))
+        paths += [
+            f"{parent}/{name}"
+            for name in names
+            if detect_format(name) and name not in _METADATA_FILES
+        ]
+    return paths
+
+
+def _is_hidden(path: str, directory: str) -> bool:
+    relative = path.removeprefix(directory.rstrip("/") + "/")
+    return any(part.startswith(".") for part in relative.split("/"))
+
+
+def _validate_single_split(system: Any, directory: str) -> None:
+    """Raise ConfigError for a saved data set with several splits, such as a test set."""
+    splits = json.loads(system.cat_file(f"{directory}/dataset_dict.json"))["splits"]
+    if len(splits) > 1:
+        raise ConfigError(
+            f"{directory}: is a saved data set with the splits {', '.join(splits)}; specify the "
+            f"directory of one, such as {directory}/{splits[0]}"
+        )
+
+
+def _list_saved_files(directory: str, state: dict[str, Any]) -> set[str]:
+    """Return the data files of `datasets.Dataset.save_to_disk`, without caches of `map`."""
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise ConfigError(
+            f"{directory}: is a selection of rows with a separate index; save the data set again "
+            "after flatten_indices()"
+        )
+    files = {str(file["filename"]) for file in state["_data_files"]}
+    if outside := sorted(file for file in files if PurePosixPath(file).name != file):
+        raise ConfigError(
+            f"{directory}: its state.json names {outside[0]}, which is not in the directory"
+        )
+    return files
+
+
+def _build_input_file(system: Any, name: str) -> InputFile:
+    if isinstance(system, LocalFileSystem):
+        stat = os.stat(name)  # follows links
+        return InputFile(os.path.abspath(name), stat.st_size, str(stat.st_mtime_ns))
+    info = system.info(name)
+    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
+    return InputFile(system.unstrip_protocol(name), int(info["size"]), version)
+
+
+def _format_reason(error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+class InputReader(io.RawIOBase):
+    """Binary reader of an input file that raises ConfigError with its name on failure.
+
+    Args:
+        path: Path or URL.
+        on_progress: Called with the number of bytes of each read.
+
+    Raises:
+        ConfigError: If the file cannot be opened.
+    """
+
+    def __init__(self, path: str, on_progress: Callable[[int], None] = lambda _: None) -> None:
+        self._path, self._on_progress = path, on_progress
+        self.num_bytes_read = 0
+        system, inner = _open_file_system(path)
+        self._file: BinaryIO = self._call(system.open, inner, "rb")
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # drivers raise the exceptions of their client libraries
+            reason = _format_reason(error)
+            raise ConfigError(f"{self._path}: cannot be read ({reason})") from error
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True: all file systems of fsspec support it."""
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read at most `size` bytes, by default the rest."""
+        block: bytes = self._call(self._file.read, -1 if size is None else size)
+        self.num_bytes_read += len(block)
+        self._on_progress(len(block))
+        return block
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Set and return the position in bytes."""
+        position: int = self._call(self._file.seek, offset, whence)
+        return position
+
+    def tell(self) -> int:
+        """Return the position in bytes."""
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file; further calls have no effect."""
+        if not self.closed:
+            self._file.close()
+        super().close()

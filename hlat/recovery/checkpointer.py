@@ -1,0 +1,198 @@
+"""Checkpoint saves, asynchronous by default.
+
+Training waits only for the copy of the state to host memory; a thread writes it while later steps
+run. Results are logged from the training thread, because the run's record has a single writer.
+"""
+
+import dataclasses
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlat.checkpoint import checkpoint_store, retention
+from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
+from hlat.checkpoint.host_staging import HostStagingBuffer
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.run import Config
+from hlat.data.data_loader import DataLoader, merge_state_dicts
+from hlat.engine import graph_extraction
+from hlat.engine.interface import Engine
+from hlat.recovery import replica_verification
+from hlat.storage.storage_path import StoragePath
+from hlat.tracking.tracker import Tracker
+from hlat.training_state import TrainingState
+
+_CLOSE_TIMEOUT_S = 60
+"""Time for a pending save after a rank has failed: the other ranks still write their shards."""
+
+
+@dataclass(frozen=True)
+class _SaveResult:
+    """Result of a save: the checkpoint's path, or the problem that prevented it."""
+
+    path: StoragePath | None
+    seconds: float
+    problem: str = ""
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class _PendingSave:
+    """A save in progress, with the time that training waited for the copy."""
+
+    step: int
+    stall_seconds: float
+    result: "Future[_SaveResult]"
+
+
+class Checkpointer:
+    """Writer of checkpoints, with at most one save in progress."""
+
+    def __init__(
+        self, config: Config, run_dir: Path, engine: Engine, loader: DataLoader, tracker: Tracker
+    ) -> None:
+        self._config, self._engine, self._loader, self._tracker = config, engine, loader, tracker
+        root = build_checkpoint_root(run_dir, config.checkpoint.destination)
+        self._checkpoints_dir, self._milestones_dir = root / "checkpoints", root / "milestones"
+        self._staging = HostStagingBuffer()
+        self._executor = ThreadPoolExecutor(1, "hlat-checkpoint")
+        self._pending: _PendingSave | None = None
+        self._last_save_succeeded = True
+        self._buffers_ready: Future[None] | None = None
+        if config.checkpoint.asynchronous:
+            self._buffers_ready = self._executor.submit(self._staging.allocate, [*engine.chunks()])
+
+    def is_save_due(self, step: int) -> bool:
+        """Return True if the configuration requests a save after `step`."""
+        return step % self._config.checkpoint.every_steps == 0 or self._is_milestone(step)
+
+    def save(self, state: TrainingState, prune: bool) -> bool:
+        """Start a save after waiting for the pending one; the state may change on return.
+
+        Args:
+            state: Training state to save.
+            prune: Remove older checkpoints after this one is complete.
+
+        Returns:
+            True unless a node is unhealthy; in that case nothing is saved.
+
+        Raises:
+            ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
+        """
+        self.wait()
+        if graph_extraction.is_extracting_graphs():
+            self._trace_save()
+            return True
+        start = time.perf_counter()
+        if not replica_verification.verify_replicas(self._engine, self._tracker, state.step):
+            return False
+        state_json = self._build_state(state)
+        result: Future[_SaveResult]
+        if self._buffers_ready is not None:
+            self._buffers_ready.result()
+            chunks = self._staging.copy_chunks(self._engine.chunks())
+            result = self._executor.submit(
+                self._write_checkpoint, state.step, chunks, state_json, prune
+            )
+        else:
+            result = Future()
+            chunks = [*self._engine.chunks()]
+            result.set_result(self._write_checkpoint(state.step, chunks, state_json, prune))
+        self._pending = _PendingSave(state.step, self._tracker.exclude_time(start), result)
+        return True
+
+    def log_finished_save(self) -> None:
+        """Log the pending save if it has finished."""
+        if self._pending is not None and self._pending.result.done():
+            self.wait()
+
+    def wait(self) -> bool:
+        """Wait for the pending save and log it; return True if the last save succeeded."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            start = time.perf_counter()
+            result = pending.result.result()
+            stall_seconds = pending.stall_seconds + self._tracker.exclude_time(start)
+            self._log_result(pending.step, result, stall_seconds)
+        return self._last_save_succeeded
+
+    def close(self) -> None:
+        """Wait up to a minute for the pending save after the run has failed elsewhere."""
+        if self._pending is not None:
+            with suppress(Exception):
+                self._pending.result.result(timeout=_CLOSE_TIMEOUT_S)
+            self.log_finished_save()
+
+    def _trace_save(self) -> None:
+        """Run the device operations of a save for graph extraction, without writing."""
+        self._engine.find_replica_mismatches()
+        for chunk in self._engine.chunks():
+            if chunk.is_main_replica:
+                chunk.tensor.cpu()
+
+    def _build_state(self, state: TrainingState) -> dict[str, Any]:
+        """Return state.json of the checkpoint on rank 0, else {}, and log the data ledger."""
+        world, loader = self._engine.world, self._loader
+        model_group = world.model_parallel_group
+        has_data_shard = model_group is None or model_group.is_rank0
+        gathered = world.world_group.gather_object(loader.state_dict() if has_data_shard else None)
+        if not gathered:
+            return {}
+        data = merge_state_dicts([shard for shard in gathered if shard is not None])
+        self._tracker.log_event("ledger", state.step, stages=loader.compute_ledger_by_stage(data))
+        for warning in loader.epoch_warnings(data):
+            self._tracker.print_message(f"WARNING: {warning}")
+        return dataclasses.replace(state, data=data).to_json()
+
+    def _write_checkpoint(
+        self, step: int, chunks: list[TensorChunk], state_json: dict[str, Any], prune: bool
+    ) -> _SaveResult:
+        world, start = self._engine.world, time.perf_counter()
+        ranks = (world.rank, world.background_group)
+        try:
+            path = checkpoint_store.save_checkpoint(
+                self._checkpoints_dir, step, chunks, state_json, *ranks
+            )
+            if self._is_milestone(step):
+                weights = [chunk for chunk in chunks if chunk.name.startswith("weights/")]
+                if state_json:
+                    state_json = TrainingState.from_json(state_json).to_weights_only().to_json()
+                checkpoint_store.save_checkpoint(
+                    self._milestones_dir, step, weights, state_json, *ranks
+                )
+        except OSError as error:
+            return _SaveResult(None, time.perf_counter() - start, str(error))
+        seconds, warning = time.perf_counter() - start, ""
+        if prune and world.background_group.is_rank0:
+            config = self._config.checkpoint
+            try:
+                retention.prune_checkpoints(
+                    self._checkpoints_dir, config.keep_last, config.keep_every_steps, path
+                )
+            except OSError as error:
+                warning = f"cannot remove old checkpoints: {error}"
+        return _SaveResult(path, seconds, warning=warning)
+
+    def _log_result(self, step: int, result: _SaveResult, stall_seconds: float) -> None:
+        tracker = self._tracker
+        self._last_save_succeeded = result.path is not None
+        seconds = {"stall_seconds": stall_seconds, "seconds": result.seconds}
+        if result.path is None:
+            tracker.print_message(
+                f"WARNING: no checkpoint at step {step}: {result.problem}; older ones are intact"
+            )
+            tracker.log_event("checkpoint_failed", step, reason=result.problem, **seconds)
+        else:
+            tracker.log_event("checkpoint", step, path=str(result.path), **seconds)
+        if result.warning:
+            tracker.print_message(f"WARNING: {result.warning}")
+
+    def _is_milestone(self, step: int) -> bool:
+        interval = self._config.checkpoint.milestone_tokens
+        per_step = self._config.batch.tokens_per_step
+        return interval is not None and step * per_step // interval > (
+            (step - 1) * per_step // interval
+        )

@@ -1,0 +1,111 @@
+"""Fault tolerance of the training loop: signals, saves, watchdog, rollback and periodic checks."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hlat.config.config_errors import ExitCode
+from hlat.config.run import Config
+from hlat.data.data_loader import DataLoader
+from hlat.engine import graph_extraction, launch_environment
+from hlat.engine.interface import Engine, StepMetrics
+from hlat.recovery import periodic_checks
+from hlat.recovery.checkpointer import Checkpointer
+from hlat.recovery.rollback_policy import MetricsCheck, NextAction, RollbackPolicy
+from hlat.recovery.signal_handler import DUPLICATE_SIGNAL_WINDOW_S, SignalHandler
+from hlat.recovery.step_watchdog import StepWatchdog
+from hlat.tracking.tracker import Tracker
+from hlat.training_state import TrainingState
+
+
+class FaultTolerance:
+    """Context manager around the training loop, entered after `resume`."""
+
+    def __init__(
+        self, config: Config, run_dir: Path, engine: Engine, loader: DataLoader, tracker: Tracker
+    ) -> None:
+        self._config, self._engine, self._tracker = config, engine, tracker
+        self._checkpointer = Checkpointer(config, run_dir, engine, loader, tracker)
+        self._rollback_policy = RollbackPolicy(config, run_dir, engine, loader, tracker)
+        self._watchdog = StepWatchdog(config.recovery, run_dir, engine.world.rank)
+        is_supervised = launch_environment.open_heartbeat() is not None
+        self._signal_handler = SignalHandler(
+            engine.world.is_rank0, DUPLICATE_SIGNAL_WINDOW_S if is_supervised else 0.0
+        )
+        self._exit_stack = ExitStack()
+
+    def __enter__(self) -> "FaultTolerance":
+        self._exit_stack.callback(self._checkpointer.close)
+        self._exit_stack.enter_context(self._signal_handler)
+        self._exit_stack.enter_context(self._watchdog)
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._exit_stack.__exit__(*exc_info)
+
+    def step(self) -> bool:
+        """Record a finished step; return True if any rank has received a signal to stop."""
+        self._watchdog.step()
+        self._checkpointer.log_finished_save()
+        return self._engine.world.world_group.any(self._signal_handler.signal_name is not None)
+
+    def check_metrics(self, state: TrainingState, metrics: StepMetrics) -> MetricsCheck:
+        """Evaluate a logged step, and roll back to a checkpoint if the run has diverged."""
+        if graph_extraction.is_extracting_graphs() or not self._rollback_policy.has_diverged(
+            state.step, metrics
+        ):
+            return MetricsCheck(NextAction.CONTINUE, state)
+        self._watchdog.pause()
+        self._checkpointer.wait()
+        return self._rollback_policy.roll_back(state, metrics)
+
+    @contextmanager
+    def watchdog_paused(self) -> Iterator[None]:
+        """Apply the start timeout within the context, for work longer than a step."""
+        self._watchdog.pause()
+        yield
+        self._watchdog.resume()
+
+    def is_save_due(self, step: int) -> bool:
+        """Return True if the configuration requests a save after `step`."""
+        return self._checkpointer.is_save_due(step)
+
+    def save(self, state: TrainingState, wait: bool) -> ExitCode | None:
+        """Start a save; return the exit code if the run has to end, else None.
+
+        Args:
+            state: Training state to save.
+            wait: Wait until the checkpoint is complete, at the end of the run.
+
+        Raises:
+            ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
+        """
+        self._watchdog.pause()
+        if not self._checkpointer.save(state, prune=self._rollback_policy.is_healthy):
+            return ExitCode.UNHEALTHY_NODE
+        if not wait:
+            self._watchdog.resume()
+        elif not self._checkpointer.wait():
+            self._tracker.log_event("fail", state.step, reason="the last state could not be saved")
+            return ExitCode.FAILED
+        return None
+
+    def run_periodic_checks(self, step: int) -> ExitCode | None:
+        """Check replicas and causality if due; return the exit code of a failure, else None.
+
+        Raises:
+            ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
+        """
+        interval = self._config.recovery.check_replicas_every_steps
+        if interval is None or step % interval or graph_extraction.is_extracting_graphs():
+            return None
+        with self.watchdog_paused():
+            return periodic_checks.run_periodic_checks(
+                self._config, self._engine, self._tracker, step
+            )
+
+    def record_interruption(self, step: int) -> None:
+        """Log that a signal ends the run, and ignore further signals after the final save."""
+        self._tracker.log_event("interrupt", step, signal=self._signal_handler.signal_name)
+        self._signal_handler.ignore_signals()

@@ -1,0 +1,60 @@
+"""Checks between two training steps: replica equality and causality of attention.
+
+The doctor runs the same checks before the run on a reduced model. These run on the real model, at
+its own sequence length, in its current state.
+"""
+
+import numpy as np
+
+from hlat.config.config_errors import ExitCode
+from hlat.config.run import Config
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.interface import Engine
+from hlat.recovery import replica_verification
+from hlat.tracking.tracker import Tracker
+
+
+def run_periodic_checks(
+    config: Config, engine: Engine, tracker: Tracker, step: int
+) -> ExitCode | None:
+    """Compare replicas and test causality; return the exit code of a failed check, else None.
+
+    This is a collective call with the same result on all ranks.
+
+    Raises:
+        ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
+    """
+    if not replica_verification.verify_replicas(engine, tracker, step):
+        return ExitCode.UNHEALTHY_NODE
+    first, second = (
+        engine.read(engine.eval_step(sequences)).loss
+        for sequences in build_causality_probe(config, step)
+    )
+    if not engine.world.world_group.any(abs(first - second) > 0):
+        return None
+    reason = f"later tokens change the loss of earlier positions from {first:.9g} to {second:.9g}"
+    tracker.log_event("diverge", step, reason=reason)
+    tracker.print_message(
+        f"ERROR: {reason}: attention is not causal; run python -m hlat.doctor to find the layer"
+    )
+    return ExitCode.DIVERGED
+
+
+def build_causality_probe(config: Config, step: int) -> tuple[PackedSequences, PackedSequences]:
+    """Return two micro batches of random tokens with a common prefix; only the prefix is counted.
+
+    The counted positions use equal values in equal shapes, so a causal model gives bit-identical
+    losses. The last prefix position predicts a token that differs and is excluded. A leak at that
+    position still reaches earlier positions through the layers above.
+    """
+    layout, length, seed = config.parallelism, config.batch.sequence_length, config.run.seed
+    dp = config.num_processes // (layout.tp * layout.pp)
+    shape, generator = (dp * config.micro_batch_size, length), np.random.default_rng([seed, step])
+    prefix = int(generator.integers(min(2, length - 1), length))
+    first, second = generator.integers(0, config.model.vocab_size, (2, *shape), np.int32)
+    second[:, :prefix] = first[:, :prefix]
+    documents = np.zeros(shape, np.int32)
+    return (
+        PackedSequences(first, documents, prefix - 1),
+        PackedSequences(second, documents, prefix - 1),
+    )

@@ -1,0 +1,147 @@
+"""Evaluation of the logged metrics, and rollback after divergence.
+
+Rank 0 evaluates; all ranks follow. A rollback loads the newest checkpoint before the bad steps and
+skips their batches, in this and all later attempts. Checkpoints saved after that one are renamed so
+that no attempt resumes from them.
+"""
+
+import enum
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hlat.checkpoint import checkpoint_store, retention
+from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
+from hlat.config.run import Config
+from hlat.data.data_loader import DataLoader
+from hlat.engine.interface import Engine, StepMetrics
+from hlat.parallelism.process_group import broadcast_object
+from hlat.recovery.resume import load_skipped_batches
+from hlat.recovery.spike_detector import SpikeDetector
+from hlat.storage.storage_path import StoragePath
+from hlat.tracking.tracker import Tracker
+from hlat.training_state import TrainingState
+
+
+class NextAction(enum.Enum):
+    """Action of the training loop after a check of the metrics."""
+
+    CONTINUE = enum.auto()
+    """Continue with the current state."""
+    RESTART_FROM_CHECKPOINT = enum.auto()
+    """Continue with the state of an earlier checkpoint, which engine and loader have loaded."""
+    STOP = enum.auto()
+    """End the run as diverged."""
+
+
+@dataclass(frozen=True)
+class MetricsCheck:
+    """Result of a check of the metrics.
+
+    Attributes:
+        action: Action of the training loop.
+        state: Training state to continue with.
+    """
+
+    action: NextAction
+    state: TrainingState
+
+
+class RollbackPolicy:
+    """Rules for spikes and divergence of a run."""
+
+    def __init__(
+        self, config: Config, run_dir: Path, engine: Engine, loader: DataLoader, tracker: Tracker
+    ) -> None:
+        self._config, self._engine, self._loader, self._tracker = config, engine, loader, tracker
+        root = build_checkpoint_root(run_dir, config.checkpoint.destination)
+        self._checkpoints_dir = root / "checkpoints"
+        self._num_skipped = 0
+        self._spike_detector = self._build_spike_detector()
+
+    @property
+    def is_healthy(self) -> bool:
+        """True if the last logged step is good; valid on rank 0."""
+        return self._spike_detector.first_bad_step is None
+
+    def has_diverged(self, step: int, metrics: StepMetrics) -> bool:
+        """Add a logged step and log skipped updates and spikes; return True after divergence."""
+        tracker, has_diverged = self._tracker, self._spike_detector.update(step, metrics)
+        if metrics.num_skipped > self._num_skipped:
+            count = metrics.num_skipped - self._num_skipped
+            tracker.log_event("skip", step, count=count, reason="gradients were not finite")
+            tracker.print_message(
+                f"WARNING: step {step}: gradients are not finite; no weight was changed"
+            )
+            self._num_skipped = metrics.num_skipped
+        if self._spike_detector.is_spike:
+            tracker.log_event("spike", step, grad_norm=metrics.grad_norm)
+        group = self._engine.world.world_group
+        return group.any(group.is_rank0 and has_diverged)
+
+    def roll_back(self, state: TrainingState, metrics: StepMetrics) -> MetricsCheck:
+        """Load the newest checkpoint before the bad steps; no save may be pending.
+
+        The run stops if there is no such checkpoint, or if earlier rollbacks to it did not help.
+        """
+        tracker, group = self._tracker, self._engine.world.world_group
+        first_bad_step = broadcast_object(group, self._spike_detector.first_bad_step)
+        path, problem = self._find_target_checkpoint(first_bad_step)
+        reason = (
+            f"loss, grad_norm and param_norm were {metrics.loss:.4g}, {metrics.grad_norm:.4g} and "
+            f"{metrics.param_norm:.4g}, too high or not finite since step {first_bad_step}"
+        )
+        if path is None:
+            tracker.log_event("diverge", state.step, reason=f"{reason}; {problem}")
+            tracker.print_message(f"ERROR: {reason}; {problem}")
+            return MetricsCheck(NextAction.STOP, state)
+        target = TrainingState.from_json(checkpoint_store.load_state_json(path))
+        batches = self._loader.last_batches(state.step - first_bad_step + 1)
+        details = {"to": target.step, "left_out": [batches.start, batches.stop], "reason": reason}
+        tracker.log_event("rollback", state.step, checkpoint=str(path), **details)
+        tracker.print_message(
+            f"WARNING: {reason}; rolling back to step {target.step} and skipping the last "
+            f"{len(batches)} batches"
+        )
+        self._loader.load_state_dict(target.data)
+        self._loader.skip_batches(load_skipped_batches(group, tracker))
+        checkpoint_store.load_checkpoint(path, self._engine.chunks())
+        tracker.rewind(target.step)
+        self._spike_detector = self._build_spike_detector()
+        return MetricsCheck(
+            NextAction.RESTART_FROM_CHECKPOINT,
+            replace(state, step=target.step, tokens=target.tokens),
+        )
+
+    def _find_target_checkpoint(self, first_bad_step: int) -> tuple[StoragePath | None, str]:
+        """Return the checkpoint for a rollback, or the problem; quarantine newer checkpoints."""
+        world, group = self._engine.world, self._engine.world.world_group
+        path, _ = retention.find_newest_valid(
+            self._checkpoints_dir, before_step=first_bad_step, process_group=group, rank=world.rank
+        )
+        if path is None:
+            return None, f"there is no checkpoint from before step {first_bad_step}"
+        step = checkpoint_store.parse_step(path)
+        num_rollbacks = sum(row["to"] == step for row in self._tracker.get_events("rollback"))
+        limit = self._config.recovery.max_same_failures
+        if broadcast_object(group, num_rollbacks + 1 >= limit):
+            return None, f"recovery.max_same_failures={limit}, and it rolled back to {step} before"
+        if group.is_rank0:
+            retention.quarantine_checkpoints(self._checkpoints_dir, after_step=first_bad_step - 1)
+        return path, ""
+
+    def _build_spike_detector(self) -> SpikeDetector:
+        """Return a detector that includes the last logged steps, also of earlier attempts."""
+        recovery = self._config.recovery
+        rows = self._tracker.get_recent_rows(2 * recovery.spike_window)
+        return SpikeDetector(recovery, [(row["step"], _parse_metrics(row)) for row in rows])
+
+
+def _parse_metrics(row: dict[str, Any]) -> StepMetrics:
+    """Return the metrics of a row, in which null stands for a value that is not finite."""
+    loss, grad_norm, param_norm = (
+        math.nan if row[key] is None else float(row[key])
+        for key in ("loss", "grad_norm", "param_norm")
+    )
+    return StepMetrics(loss, grad_norm, param_norm)

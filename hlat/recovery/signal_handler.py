@@ -1,0 +1,65 @@
+"""Signal handler that turns Ctrl-C and scheduler signals into a stop at the next step boundary."""
+
+import contextlib
+import math
+import os
+import signal
+import time
+from types import FrameType
+
+DUPLICATE_SIGNAL_WINDOW_S = 2.0
+"""Slurm signals every process of a job, and the supervisor forwards its own signal as well: a
+supervised process treats signals within this time as one."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+
+
+class SignalHandler:
+    """Context manager that records the first signal and restores default handling for the second.
+
+    Args:
+        print_message: Print a line to stderr when a signal arrives.
+        duplicate_window_s: Ignore further signals for this time after the first.
+
+    Attributes:
+        signal_name: Name of the first signal; None before it.
+    """
+
+    def __init__(self, print_message: bool = True, duplicate_window_s: float = 0.0) -> None:
+        self._print_message, self._duplicate_window_s = print_message, duplicate_window_s
+        self._received_time = -math.inf
+        self.signal_name: str | None = None
+
+    def __enter__(self) -> "SignalHandler":
+        self._previous_handlers = {
+            signum: signal.signal(signum, self._handle_signal) for signum in SIGNALS
+        }
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._restore_handlers()
+
+    def ignore_signals(self) -> None:
+        """Ignore further signals until the context ends, after the final save."""
+        for signum in SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+
+    def _handle_signal(self, signum: int, frame: FrameType | None) -> None:
+        if time.monotonic() < self._received_time + self._duplicate_window_s:
+            return
+        if self.signal_name is not None or not self._duplicate_window_s:
+            self._restore_handlers()
+        if self.signal_name is not None:
+            signal.raise_signal(signum)
+            return
+        self._received_time, self.signal_name = time.monotonic(), signal.Signals(signum).name
+        if self._print_message:
+            message = (
+                f"\nhlat: {self.signal_name}: stopping after this step and a save (again: at once)"
+            )
+            # print is not safe in a handler, which may interrupt a print; stderr may be closed
+            with contextlib.suppress(OSError):
+                os.write(2, f"{message}\n".encode())
+
+    def _restore_handlers(self) -> None:
+        for signum, handler in self._previous_handlers.items():
+            signal.signal(signum, handler)

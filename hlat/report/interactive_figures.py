@@ -1,0 +1,142 @@
+"""Data of the interactive figures: read-out, zoom, other axes, and a table for screen readers.
+
+A page contains each figure as SVG, for print and browsers without scripts, and as JSON, which the
+script of the page draws. The content security policy allows only this script, by its digest, so
+that text which is not escaped could not run.
+"""
+
+import base64
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.report.figures import (
+    Panel,
+    get_css_variable,
+    get_line_style,
+    has_values,
+    locate_phase_starts,
+)
+from hlat.report.metric_curves import (
+    Curve,
+    compute_max_points,
+    downsample_mean,
+    downsample_min_max,
+    locate_events,
+)
+from hlat.report.run_record import RunRecord
+from hlat.report.text_format import format_count, format_short
+
+SCRIPT = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+_SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+CONTENT_SECURITY_POLICY = (
+    f"default-src 'none'; script-src 'sha256-{_SCRIPT_DIGEST}'; style-src 'unsafe-inline'; "
+    "img-src data:; base-uri 'none'; form-action 'none'"
+)
+SMOOTHING_OPTIONS = {"0": "nothing", "0.002": "0.2 %", "0.01": "1 %", "0.03": "3 %", "0.1": "10 %"}
+"""Label of each window of the moving average, as a fraction of the run."""
+MAX_TABLE_ROWS = 12
+
+
+def build_figure_data(panel: Panel, record: RunRecord | None) -> dict[str, Any]:
+    """Return the data of a panel for the script.
+
+    Args:
+        panel: Panel to draw.
+        record: Run with the restarts and phases to mark; None to mark none.
+    """
+    curves = filter(has_values, panel.curves)
+    max_points = compute_max_points(len(panel.curves))
+    marks = {}
+    if record is not None:
+        marks = {"resumed": locate_events(record, "resume"), "phases": locate_phase_starts(record)}
+    return {
+        "name": panel.name,
+        "title": panel.title,
+        "unit": panel.unit,
+        "atLeast": panel.axis_includes,
+        "smooth": panel.can_smooth,
+        "series": [
+            _build_series(i, curve, max_points, panel.can_smooth) for i, curve in enumerate(curves)
+        ],
+        "resumed": {},
+        "phases": {},
+        **{name: _serialize_positions(curve) for name, curve in marks.items()},
+    }
+
+
+def build_table_columns(panel: Panel) -> list[tuple[str, str]]:
+    """Return header and style of each column of a panel's table."""
+    label = [("Curve", "")] if len(panel.curves) > 1 else []
+    values = [(header, "number") for header in ("Step", "Hours", panel.unit or panel.title)]
+    return [*label, ("Tokens", "row number"), *values]
+
+
+def build_table_rows(panel: Panel) -> list[list[str]]:
+    """Return at most `MAX_TABLE_ROWS` evenly spaced rows of each curve, with both ends."""
+    return [
+        [
+            *([curve.label] if len(panel.curves) > 1 else []),
+            format_count(curve.tokens[i]),
+            format_count(curve.steps[i]),
+            format_short(curve.hours[i]),
+            _format_value(curve, i),
+        ]
+        for curve in filter(has_values, panel.curves)
+        for i in _sample_indices(curve)
+    ]
+
+
+def _build_series(index: int, curve: Curve, max_points: int, can_smooth: bool) -> dict[str, Any]:
+    colour, dashes = get_line_style(index, curve.label)
+    shown = downsample_min_max(curve, max_points)
+    series: dict[str, Any] = {
+        "label": curve.label,
+        "colour": get_css_variable(colour),
+        "dashes": dashes,
+        **_serialize_positions(shown),
+        "values": _serialize_values(shown.values),
+    }
+    if shown.errors is not None:
+        series["errors"] = _serialize_values(shown.errors)
+    if can_smooth and shown is not curve:
+        mean = downsample_mean(curve, max_points)
+        series["means"] = _serialize_positions(mean) | {"values": _serialize_values(mean.values)}
+    return series
+
+
+def _serialize_positions(curve: Curve) -> dict[str, list[float | None]]:
+    return {
+        "tokens": _serialize_values(curve.tokens, 15),
+        "steps": _serialize_values(curve.steps, 15),
+        "hours": _serialize_values(curve.hours),
+    }
+
+
+def _serialize_values(values: NDArray[np.float64], digits: int = 7) -> list[float | None]:
+    """Return numbers with `digits` significant digits; None for NaN."""
+    return [
+        None
+        if math.isnan(value)
+        else int(value)
+        if value.is_integer()
+        else float(f"{value:.{digits}g}")
+        for value in values.tolist()
+    ]
+
+
+def _sample_indices(curve: Curve) -> list[int]:
+    known = np.flatnonzero(~np.isnan(curve.values))
+    sample = np.linspace(0, len(known) - 1, min(MAX_TABLE_ROWS, len(known)))
+    return [int(i) for i in known[np.round(sample).astype(np.intp)]]
+
+
+def _format_value(curve: Curve, index: int) -> str:
+    value = f"{curve.values[index]:.6g}"
+    if curve.errors is None or math.isnan(curve.errors[index]):
+        return value
+    return f"{value} ± {format_short(curve.errors[index])}"

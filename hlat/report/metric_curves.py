@@ -1,0 +1,167 @@
+"""Curves of a run over tokens, downsampled without losing peaks.
+
+A long run logs more rows than a figure has pixels. As means would hide spikes, each window of a
+curve keeps its smallest and largest value.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
+
+MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE = 6000, 12_000
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of a figure; all arrays have the shape (points,).
+
+    Attributes:
+        label: Name in the legend.
+        tokens: Position in tokens.
+        values: Values; NaN if missing or not finite.
+        steps: Position in optimizer steps.
+        hours: Time since the start of the run.
+        errors: Standard errors of the values; None if the values have none.
+    """
+
+    label: str
+    tokens: NDArray[np.float64]
+    values: NDArray[np.float64]
+    steps: NDArray[np.float64]
+    hours: NDArray[np.float64]
+    errors: NDArray[np.float64] | None = None
+
+    def select(self, indices: NDArray[np.intp]) -> "Curve":
+        """Return a curve of the points at `indices`."""
+        return Curve(
+            self.label,
+            self.tokens[indices],
+            self.values[indices],
+            self.steps[indices],
+            self.hours[indices],
+            None if self.errors is None else self.errors[indices],
+        )
+
+
+def build_metric_curve(record: RunRecord, key: str) -> Curve:
+    """Return the curve of a column of metrics.jsonl."""
+    tokens, values, steps, times = map(record.get_column, ("tokens", key, "step", "time"))
+    return Curve(key, tokens, values, steps, (times - record.start_time) / 3600)
+
+
+def build_data_wait_curve(record: RunRecord) -> Curve:
+    """Return the percentage of the step time spent waiting for data."""
+    curve, step_seconds = (
+        build_metric_curve(record, "data_wait_seconds"),
+        record.get_column("step_seconds"),
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        percent = 100 * curve.values / step_seconds
+    return replace(curve, label="data wait", values=np.where(np.isfinite(percent), percent, np.nan))
+
+
+def build_heldout_curves(record: RunRecord) -> list[Curve]:
+    """Return the bits per byte of each held-out source, and their mean as the last curve."""
+    curves = _build_curves_by_name(record, record.evaluations, "bits_per_byte")
+    return sorted(curves, key=lambda curve: curve.label == "mean")
+
+
+def build_score_curves(record: RunRecord) -> list[Curve]:
+    """Return the scores of evaluated checkpoints with standard errors, a curve per task.
+
+    A score is placed at the time of its step in the run, not at the time of its evaluation.
+    """
+    scores, logged = record.scores, build_metric_curve(record, "step")
+    known = np.isfinite(logged.steps) & np.isfinite(logged.hours)
+    steps, hours = (
+        array[known] if known.any() else [np.nan] for array in (logged.steps, logged.hours)
+    )
+    return [
+        replace(
+            curve,
+            hours=np.interp(curve.steps, steps, hours),
+            errors=_get_standard_errors(curve, scores),
+        )
+        for curve in _build_curves_by_name(record, scores, "scores")
+    ]
+
+
+def locate_rows(record: RunRecord, rows: Iterable[Row]) -> Curve:
+    """Return the positions of events as a curve without values."""
+    rows = list(rows)
+    steps = np.array([row["step"] for row in rows], dtype=np.float64)
+    tokens = np.array([get_number(row, "tokens") for row in rows])
+    hours = (np.array([get_number(row, "time") for row in rows]) - record.start_time) / 3600
+    tokens = np.where(np.isnan(tokens), steps * compute_tokens_per_step(record), tokens)
+    return Curve("", tokens, np.full(len(rows), np.nan), steps, hours)
+
+
+def locate_events(record: RunRecord, event: str) -> Curve:
+    """Return the positions of all events of one type as a curve without values."""
+    return locate_rows(record, (row for row in record.events if row.get("event") == event))
+
+
+def compute_tokens_per_step(record: RunRecord) -> float:
+    """Return the tokens of an optimizer step; NaN before the first row of metrics.jsonl."""
+    if not record.metrics:
+        return float("nan")
+    return get_number(record.metrics[-1], "tokens") / max(get_number(record.metrics[-1], "step"), 1)
+
+
+def compute_max_points(num_curves: int) -> int:
+    """Return the maximum number of points of each curve in a figure."""
+    return min(MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE // max(1, num_curves))
+
+
+def downsample_min_max(curve: Curve, max_points: int = MAX_POINTS_PER_CURVE) -> Curve:
+    """Return a curve with the smallest and largest value of each of `max_points / 2` windows."""
+    if len(curve.values) <= max_points:
+        return curve
+    values = _split_into_windows(curve.values, max_points // 2)
+    first = np.arange(len(values)) * values.shape[1]
+    lowest = first + np.where(np.isnan(values), np.inf, values).argmin(axis=1)
+    highest = first + np.where(np.isnan(values), -np.inf, values).argmax(axis=1)
+    return curve.select(np.unique(np.concatenate([lowest, highest])))
+
+
+def downsample_mean(curve: Curve, max_points: int = MAX_POINTS_PER_CURVE) -> Curve:
+    """Return a curve with the mean, without NaN, of each window of `downsample_min_max`."""
+    if len(curve.values) <= max_points:
+        return curve
+    values = _split_into_windows(curve.values, max_points // 2)
+    known = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        mean = np.where(known, values, 0).sum(axis=1) / known.sum(axis=1)
+    middle = np.arange(len(values)) * values.shape[1] + values.shape[1] // 2
+    return replace(curve.select(np.minimum(middle, len(curve.values) - 1)), values=mean)
+
+
+def _get_standard_errors(curve: Curve, score_rows: Mapping[int, Row]) -> NDArray[np.float64]:
+    rows = [get_numbers(score_rows[int(step)], "stderr") for step in curve.steps]
+    return np.array([row.get(curve.label, np.nan) for row in rows])
+
+
+def _split_into_windows(values: NDArray[np.float64], num_windows: int) -> NDArray[np.float64]:
+    """Return values with shape (windows, length), padded with NaN."""
+    length = -(-len(values) // num_windows)
+    padded = np.full(-(-len(values) // length) * length, np.nan)
+    padded[: len(values)] = values
+    return padded.reshape(-1, length)
+
+
+def _build_curves_by_name(record: RunRecord, rows: Mapping[int, Row], key: str) -> list[Curve]:
+    """Return a curve for each name in the dictionaries `key` of events, in alphabetical order."""
+    by_step = {step: get_numbers(row, key) for step, row in rows.items()}
+    curves = []
+    for name in sorted({name for numbers in by_step.values() for name in numbers}):
+        curve = locate_rows(
+            record, (rows[step] for step, numbers in by_step.items() if name in numbers)
+        )
+        values = np.array([numbers[name] for numbers in by_step.values() if name in numbers])
+        finite = np.where(np.isfinite(values), values, np.nan)
+        curves.append(replace(curve, label=name, values=finite))
+    return curves

@@ -1,0 +1,101 @@
+"""Planned and measured memory and step time of a run."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from matplotlib.figure import Figure
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.redacted_config import parse_run_config
+from hlat.plan.memory_estimate import estimate_memory
+from hlat.plan.step_time import predict_step_time
+from hlat.report.figures import ReportFigure
+from hlat.report.plan_figure import MEMORY_TITLE, TIME_TITLE, draw_reference_line, draw_waterfalls
+from hlat.report.plan_text import MEMORY_LABELS, TIME_LABELS
+from hlat.report.run_record import RunRecord
+from hlat.report.text_format import format_percent, format_short
+
+FIGURE_NAME = "plan"
+"""File name without extension."""
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """A planned and measured quantity.
+
+    Attributes:
+        name: Name with unit.
+        planned: Planned value of each term; empty if the planner cannot predict it.
+        measured: Measured value; NaN if not measured.
+        note: Remark on the comparison.
+    """
+
+    name: str
+    planned: dict[str, float]
+    measured: float
+    note: str
+
+
+def compare_with_plan(record: RunRecord) -> list[PlanComparison]:
+    """Return planned and measured memory and step time.
+
+    Raises:
+        ConfigError: The configuration of the run cannot be planned.
+    """
+    config = parse_run_config(record.config)
+    terms = asdict(estimate_memory(config))
+    memory = {MEMORY_LABELS[name]: size / 2**30 for name, size in terms.items()}
+    peak = max(record.get_finite_values("memory_bytes").tolist(), default=math.nan) / 2**30
+    wait = record.compute_median("data_wait_seconds")
+    note = f"Measured: the median, including {format_short(wait)} s of waiting for data."
+    time: dict[str, float] = {}
+    try:
+        step = asdict(predict_step_time(config))
+        time = {label: step[key] for key, label in TIME_LABELS.items()}
+    except ConfigError as error:
+        note = f"The step time is not planned: {'; '.join(error.problems)}."
+    return [
+        PlanComparison(MEMORY_TITLE, memory, peak, "Measured: the peak memory of rank 0."),
+        PlanComparison(TIME_TITLE, time, record.compute_median("step_seconds"), note),
+    ]
+
+
+def build_plan_comparison_figure(comparisons: list[PlanComparison]) -> ReportFigure:
+    """Return a figure of the planned terms, with the measured values as lines."""
+    planned = [comparison for comparison in comparisons if comparison.planned]
+    charts = [(comparison.name, comparison.planned) for comparison in planned]
+
+    def draw(colours: Mapping[str, str]) -> Figure:
+        figure, panels = draw_waterfalls(charts, (6.0, 0.6 * len(charts), 0.25), colours)
+        for axes, comparison in zip(panels, planned, strict=True):
+            if not math.isnan(comparison.measured):
+                label = f"measured {format_short(comparison.measured)}"
+                draw_reference_line(axes, comparison.measured, label, colours)
+        return figure
+
+    return ReportFigure(FIGURE_NAME, " ".join(map(format_alt_text, planned)), draw)
+
+
+def format_alt_text(comparison: PlanComparison) -> str:
+    """Return a sentence with the planned and measured value."""
+    name = f"{comparison.name[0].upper()}{comparison.name[1:]}"
+    planned, measured = format_short(_sum_terms(comparison)), format_short(comparison.measured)
+    return f"{name}: planned {planned}, measured {measured}."
+
+
+def build_plan_comparison_table(comparisons: list[PlanComparison]) -> list[tuple[str, ...]]:
+    """Return name, term, planned and measured value, and error of the plan."""
+    rows: list[tuple[str, ...]] = []
+    for one in comparisons:
+        terms = one.planned.items()
+        rows += [(one.name, label, format_short(value), "", "") for label, value in terms if value]
+        total = _sum_terms(one)
+        error = total / one.measured - 1 if one.measured else math.nan
+        values = format_short(total), format_short(one.measured), format_percent(100 * error)
+        rows.append((one.name, "all", *values))
+    return rows
+
+
+def _sum_terms(comparison: PlanComparison) -> float:
+    return sum(comparison.planned.values()) if comparison.planned else math.nan

@@ -1,0 +1,66 @@
+"""Length of gradient spikes (HLAT paper, figure 2).
+
+A spike is a logged step whose gradient norm exceeds its running average by a margin (HLAT paper,
+section IV-A). Spikes at consecutive logged steps count as one spike of that length.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from hlat.report.figures import FIGURE_SIZE, SERIES, ReportFigure
+from hlat.report.run_record import RunRecord, get_number
+from hlat.report.text_format import format_count, format_percent
+from hlat.tracking.lost_work import exclude_rolled_back_events
+
+TITLE = "Length of gradient spikes"
+CAPTION = "Spike: the gradient norm exceeds its running average by recovery.spike_margin."
+
+
+def count_spike_lengths(record: RunRecord) -> dict[int, int]:
+    """Return the number of spikes of each length, in logged steps, in ascending order."""
+    events = exclude_rolled_back_events(record.events)
+    spike_steps = sorted({row["step"] for row in events if row.get("event") == "spike"})
+    logged_steps = np.array([get_number(row, "step") for row in record.metrics])
+    counts: Counter[int] = Counter()
+    last, length = -1, 0
+    for index in np.searchsorted(logged_steps, spike_steps).tolist():
+        if length and index != last + 1:
+            counts[length] += 1
+            length = 0
+        last, length = index, length + 1
+    if length:
+        counts[length] += 1
+    return dict(sorted(counts.items()))
+
+
+def build_spike_figure(counts: dict[int, int]) -> ReportFigure:
+    """Return a bar chart of the spike lengths."""
+
+    def draw(colours: Mapping[str, str]) -> Figure:
+        figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        positions = range(len(counts))
+        bars = axes.bar(positions, [*counts.values()], width=0.7, color=colours[SERIES[0]])
+        axes.bar_label(bars, fontsize=9)
+        axes.set_xticks(positions, [str(length) for length in counts])
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel("consecutive logged steps")
+        axes.set_ylabel("occurrences")
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        return figure
+
+    return ReportFigure("spikes", format_alt_text(counts), draw)
+
+
+def format_alt_text(counts: dict[int, int]) -> str:
+    """Return the alternative text of the figure."""
+    total = sum(counts.values())
+    single = format_percent(100 * counts.get(1, 0) / total)
+    return (
+        f"{format_count(total)} gradient spikes; {single} lasted a single logged step, the longest "
+        f"{max(counts)}."
+    )

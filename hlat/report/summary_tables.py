@@ -1,0 +1,132 @@
+"""Tables of a run: summary, held-out text, data and events."""
+
+import math
+
+import numpy as np
+
+from hlat.recovery.goodput import END_EVENTS
+from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
+from hlat.report.text_format import (
+    UNKNOWN,
+    format_count,
+    format_decimal,
+    format_duration,
+    format_percent,
+    format_short,
+    format_timestamp,
+    format_value,
+)
+from hlat.tracking.lost_work import exclude_scores
+
+_POSITION_KEYS = {"time", "attempt", "step", "event"}
+_LEDGER_KEYS = {"began", "lost_by_attempt"}
+
+
+def build_summary_table(record: RunRecord) -> list[tuple[str, str]]:
+    """Return the names and values of the summary."""
+    last = record.metrics[-1] if record.metrics else {}
+    times = record.get_finite_values("time").tolist()
+    times += _get_finite_values(exclude_scores(record.events), "time")
+    attempts = {
+        *record.get_finite_values("attempt").tolist(),
+        *_get_finite_values(record.events, "attempt"),
+    }
+    wait, step = (np.nansum(record.get_column(f"{key}_seconds")) for key in ("data_wait", "step"))
+    share = float(100 * wait / step) if step else math.nan
+    wall_time = format_duration(max(times) - min(times)) if times else UNKNOWN
+    rows = [
+        ("Steps", format_count(get_number(last, "step"))),
+        ("Tokens", _format_tokens(get_number(last, "tokens"))),
+        ("Started (UTC)", format_timestamp(min(times, default=math.nan))),
+        ("Wall time, first to last row", wall_time),
+        ("Tokens per second, median", format_count(record.compute_median("tokens_per_second"))),
+        ("Model FLOP utilisation, median", format_percent(100 * record.compute_median("mfu"))),
+        ("Step time waiting for data", format_percent(share)),
+        ("Final training loss (nats per token)", format_decimal(get_number(last, "loss"))),
+        ("Attempts", str(len(attempts) or UNKNOWN)),
+        ("Uptime", format_percent(100 * record.time_ledger.uptime)),
+        ("Goodput", format_percent(100 * record.time_ledger.goodput)),
+        ("Ended", _format_exit(record)),
+    ]
+    if record.num_unreadable:
+        rows.append(("Unreadable lines", format_count(record.num_unreadable)))
+    return rows
+
+
+def build_heldout_table(record: RunRecord) -> list[tuple[str, ...]]:
+    """Return source, and loss and bits per byte at the first and the last evaluation."""
+    evaluations = list(record.evaluations.values())
+    if not evaluations:
+        return []
+    loss, bits = (
+        [get_numbers(row, key) for row in (evaluations[0], evaluations[-1])]
+        for key in ("loss", "bits_per_byte")
+    )
+    names = sorted(
+        {*loss[0], *loss[1], *bits[0], *bits[1]}, key=lambda name: (name == "mean", name)
+    )
+    return [
+        (name, *(format_decimal(values.get(name, math.nan)) for values in (*loss, *bits)))
+        for name in names
+    ]
+
+
+def build_data_table(record: RunRecord) -> list[tuple[str, ...]]:
+    """Return phase, source, tokens, share of the phase, documents and epochs."""
+    rows: list[tuple[str, ...]] = []
+    for stage in record.data_ledger:
+        sources = stage["sources"]
+        total = sum(get_number(entry, "tokens") for entry in sources.values())
+        for name, entry in sources.items():
+            tokens = get_number(entry, "tokens")
+            share = format_percent(100 * tokens / total) if total else UNKNOWN
+            documents = format_count(get_number(entry, "documents"))
+            epochs = format_decimal(get_number(entry, "epochs"))
+            rows.append((stage["name"], name, format_count(tokens), share, documents, epochs))
+    return rows
+
+
+def build_event_table(record: RunRecord) -> list[tuple[str, ...]]:
+    """Return UTC time, attempt, step, name and further fields of each event."""
+    return [
+        (
+            format_timestamp(get_number(row, "time")),
+            format_value(row.get("attempt")),
+            format_count(row["step"]),
+            format_value(row.get("event")),
+            _format_details(row),
+        )
+        for row in record.events
+        if row.get("event") != "ledger"  # see build_data_table
+    ]
+
+
+def _get_finite_values(rows: list[Row], key: str) -> list[float]:
+    return [value for row in rows if math.isfinite(value := get_number(row, key))]
+
+
+def _format_tokens(value: float) -> str:
+    return f"{format_count(value)} ({format_short(value)})" if value >= 1e4 else format_count(value)
+
+
+def get_run_state(record: RunRecord) -> str:
+    """Return the last end event of the last attempt, or "running or killed"."""
+    end = _find_end_event(record)
+    return format_value(end["event"]) if end else "running or killed"
+
+
+def _format_exit(record: RunRecord) -> str:
+    end = _find_end_event(record)
+    if end is None:
+        return "no end is recorded: running or killed"
+    return "; ".join(filter(None, [format_value(end["event"]), _format_details(end)]))
+
+
+def _find_end_event(record: RunRecord) -> Row | None:
+    ends = [row for row in record.last_attempt_events if row.get("event") in END_EVENTS]
+    return ends[-1] if ends else None
+
+
+def _format_details(row: Row) -> str:
+    keys = [key for key in row if key not in _POSITION_KEYS | _LEDGER_KEYS]
+    return "; ".join(f"{key}: {format_value(row[key])}" for key in keys)

@@ -1,0 +1,86 @@
+"""Paths on local disks and in object stores, and the operations that both kinds share."""
+
+import os
+import re
+from pathlib import Path
+
+from hlat.config.config_errors import ConfigError
+from hlat.storage import durable_files
+from hlat.storage.remote_path import RemotePath, format_reason
+
+StoragePath = Path | RemotePath
+"""A local path or a path in an object store."""
+
+TEMPORARY_PREFIX = ".tmp-"
+"""Prefix of the names of directories that are being written or removed."""
+
+
+def parse_storage_path(location: str, config_key: str | None = None) -> StoragePath:
+    """Return the path for a local path or URL.
+
+    Args:
+        location: Path or URL.
+        config_key: Configuration key of `location`, for error messages.
+
+    Raises:
+        ConfigError: If no installed driver opens the URL, or the URL contains a password.
+    """
+    if "://" not in location:
+        return Path(location).expanduser()
+    if re.match(r"[^/]*://[^/]*:[^/]*@", location):
+        raise ConfigError(
+            f"{config_key or 'the URL'} contains a password, which records and messages would "
+            "repeat; pass it to the driver in a file of ~/.config/fsspec or a variable"
+        )
+    from fsspec.core import url_to_fs  # deferred: local paths do not need it
+
+    name = location if config_key is None else f"{config_key}={location}"
+    try:
+        filesystem, path = url_to_fs(location.rstrip("/"))
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} needs a package that is not installed ({error}); pip install it beside hlat"
+        ) from error
+    except Exception as error:  # drivers raise the exceptions of their client libraries
+        raise build_unusable_error(name, error) from error
+    return RemotePath(location.rstrip("/"), filesystem, path.rstrip("/"))
+
+
+def build_unusable_error(location: str, error: Exception) -> ConfigError:
+    """Return the error for a location that cannot be accessed."""
+    return ConfigError(
+        f"{location} cannot be used ({format_reason(error)}); check it, and the credentials that "
+        "this machine has for it"
+    )
+
+
+def validate_writable(directory: StoragePath) -> None:
+    """Write, read and remove a small file in `directory`, creating the directory.
+
+    Raises:
+        OSError: If one of these operations fails.
+    """
+    probe = directory / f"{TEMPORARY_PREFIX}probe-{os.getpid()}"
+    if isinstance(directory, Path):
+        durable_files.make_directory(directory)
+    if isinstance(probe, Path):
+        probe.unlink(missing_ok=True)
+    durable_files.write_file(probe, [b"hlat"])
+    if probe.read_bytes() != b"hlat":
+        raise OSError(f"{probe} does not contain the bytes that were written")
+    probe.unlink()
+
+
+def list_sizes(path: StoragePath) -> dict[str, int | None]:
+    """Return the size in bytes of each file in a directory by name; None for other entries."""
+    if isinstance(path, RemotePath):
+        return path.list_sizes()
+    return {
+        entry.name: entry.stat().st_size if entry.is_file(follow_symlinks=False) else None
+        for entry in os.scandir(path)
+    }
+
+
+def get_modified_time(path: StoragePath) -> float:
+    """Return the modification time of a file in seconds since 1970."""
+    return path.modified() if isinstance(path, RemotePath) else path.stat().st_mtime

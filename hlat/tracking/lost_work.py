@@ -1,0 +1,137 @@
+"""Steps that a run repeats after a rewind or a restart, and the time they took.
+
+Rows of repeated steps are removed from metrics.jsonl. Their time is summed up first and recorded in
+the event of the rewind or restart.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Row = dict[str, Any]
+
+START_EVENTS = ("start", "resume")
+"""Events that start an attempt; their step is its first step."""
+_SUPERVISOR_EVENTS = ("restart", "give_up")
+SCORE_EVENT = "score"
+"""Event of an evaluation outside the run, at any time; it does not belong to an attempt."""
+STALL_KEYS = {
+    "evaluate": "seconds",
+    "checkpoint": "stall_seconds",
+    "checkpoint_failed": "stall_seconds",
+}
+"""Events that interrupt training, with the key of their duration in seconds."""
+
+
+def compute_steps_per_row(
+    steps: NDArray[np.float64],
+    attempts: NDArray[np.float64],
+    events: Iterable[Row],
+    after: int = 0,
+) -> NDArray[np.float64]:
+    """Return the number of steps that each row of metrics.jsonl averages over, shape (rows,).
+
+    Args:
+        steps: Step of each row, in file order.
+        attempts: Attempt of each row.
+        events: Rows of events.jsonl, which contain the first step of each attempt.
+        after: Last step before the first row.
+    """
+    first_steps = {
+        event.get("attempt"): max(after, event["step"])
+        for event in events
+        if event["event"] in START_EVENTS
+    }
+    previous_in_file = np.concatenate([[after], steps[:-1]])
+    order = np.argsort(attempts, kind="stable")
+    previous = np.concatenate([[after], steps[order][:-1]])
+    is_first = np.diff(attempts[order], prepend=np.nan) != 0
+    for index in np.flatnonzero(is_first):
+        row = order[index]
+        previous[index] = first_steps.get(int(attempts[row]), previous_in_file[row])
+    num_steps = np.empty_like(steps)
+    num_steps[order] = np.maximum(0, steps[order] - previous)
+    return num_steps
+
+
+def exclude_scores(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows written by the run itself."""
+    return [row for row in rows if row.get("event") != SCORE_EVENT]
+
+
+def exclude_rolled_back_events(events: Iterable[Row]) -> list[Row]:
+    """Return the events without those at steps that were rolled back later."""
+    remaining: list[Row] = []
+    for event in events:
+        if "lost_steps" in event:
+            remaining = [earlier for earlier in remaining if earlier["step"] <= event["step"]]
+        remaining.append(event)
+    return remaining
+
+
+def compute_attempt_seconds(rows: Iterable[Row]) -> float:
+    """Return the total duration of all attempts, each from its `began` to its last row.
+
+    Args:
+        rows: Rows of metrics.jsonl and events.jsonl, in any order.
+    """
+    start: dict[int, float] = {}
+    end: dict[int, float] = {}
+    for row in exclude_scores(rows):
+        attempt = row["attempt"]
+        if row.get("event") in START_EVENTS:
+            start[attempt] = row.get("began") or row["time"]
+        end[attempt] = max(row["time"], end.get(attempt, 0.0))
+    return sum(max(0.0, end[attempt] - since) for attempt, since in start.items())
+
+
+def find_events_after_last_attempt(events: list[Row]) -> list[Row]:
+    """Return the supervisor and score events after the last event of an attempt."""
+    external = (*_SUPERVISOR_EVENTS, SCORE_EVENT)
+    internal = [i for i, row in enumerate(events) if row["event"] not in external]
+    return events[internal[-1] + 1 if internal else 0 :]
+
+
+def get_stall_seconds(event: Row) -> float:
+    """Return the duration in seconds for which an event interrupted training; 0 if unknown."""
+    seconds = event.get(STALL_KEYS.get(event["event"], ""))
+    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
+        return 0.0
+    return float(seconds)
+
+
+def compute_lost_work(removed_rows: list[Row], events: list[Row], step: int) -> Row:
+    """Return the work lost by going back to `step`, as fields of an event.
+
+    Args:
+        removed_rows: Rows of metrics.jsonl after `step`.
+        events: All earlier events.
+        step: Step from which the run continues.
+
+    Returns:
+        `lost_steps` and `lost_seconds`: the steps of `removed_rows`, and the evaluations and saves
+        after `step`; `lost_by_attempt`: for each attempt that ran them, the `seconds`, and `until`
+        and `last_step`, the Unix time and step of its last row.
+    """
+    by_attempt: dict[str, Row] = {}
+    steps, attempts = (
+        np.array([row[key] for row in removed_rows], dtype=np.float64)
+        for key in ("step", "attempt")
+    )
+    num_steps = compute_steps_per_row(steps, attempts, events, step).astype(int).tolist()
+    for row, count in zip(removed_rows, num_steps, strict=True):
+        entry = by_attempt.setdefault(str(row["attempt"]), {"seconds": 0.0})
+        entry["seconds"] += count * row["step_seconds"]
+        entry |= {"until": row["time"], "last_step": row["step"]}
+    for event in exclude_rolled_back_events(events):
+        if event["step"] > step and get_stall_seconds(event):
+            entry = by_attempt.setdefault(str(event["attempt"]), {"seconds": 0.0})
+            entry["seconds"] += get_stall_seconds(event)
+    return {
+        "lost_steps": sum(num_steps),
+        "lost_seconds": sum(entry["seconds"] for entry in by_attempt.values()),
+        "lost_by_attempt": by_attempt,
+    }

@@ -1,0 +1,108 @@
+"""The interface between the Tracker and the services that display a run.
+
+The Tracker appends each row to metrics.jsonl or events.jsonl and then passes it to every
+MetricLogger, in the same order. Loggers return nothing, so an unavailable service does not
+change the results or the timing of a run.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+MODEL_METRICS = ("loss", "grad_norm", "param_norm", "learning_rate")
+"""Columns of metrics.jsonl about the model; plotted over tokens (HLAT paper, figure 1)."""
+_POSITION_KEYS = ("step", "tokens", "attempt", "time")
+ALERT_EVENTS = (
+    *("spike", "rollback", "diverge", "restart"),
+    *("give_up", "stall", "interrupt", "finish"),
+)
+"""Events that trigger an alert of the service."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Description of an attempt when it starts.
+
+    Attributes:
+        run_dir: Run directory.
+        name: Name of the run.
+        service_run_id: Id of the run in the service, the same in all attempts.
+        attempt: Number of the attempt, from 1.
+        step: First step of the attempt; later rows of earlier attempts are logged again.
+        total_steps: Last step of the run.
+        config: Redacted configuration (`hlat.config.redacted_config`).
+        code_revision: Git revision of the code; None if unknown.
+    """
+
+    run_dir: Path
+    name: str
+    service_run_id: str
+    attempt: int
+    step: int
+    total_steps: int
+    config: dict[str, Any]
+    code_revision: str | None
+
+
+class MetricLogger:
+    """Base class of loggers for one attempt of a run; all methods do nothing by default."""
+
+    def start(self, run_info: RunInfo) -> None:
+        """Start logging an attempt."""
+
+    def log_metrics(self, row: Row) -> None:
+        """Log a row of metrics.jsonl."""
+
+    def log_event(self, row: Row) -> None:
+        """Log a row of events.jsonl."""
+
+    def rewind(self, step: int) -> None:
+        """Discard the rows after `step`, which will be logged again."""
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        """Log the summary metrics of the run and close the logger."""
+
+    def abort(self) -> None:
+        """Stop immediately, after a failure or a timeout of `finish`."""
+
+
+def extract_scalars(row: Row) -> dict[str, float]:
+    """Return the finite numbers of a row of metrics.jsonl, named `train/...` or `speed/...`."""
+    return {
+        f"{'train' if key in MODEL_METRICS else 'speed'}/{key}": float(value)
+        for key, value in row.items()
+        if key not in _POSITION_KEYS and _is_number(value)
+    }
+
+
+def extract_event_scalars(row: Row) -> dict[str, float]:
+    """Return the finite numbers of an event: held-out metrics, scores, tokens read per source."""
+    scalars: dict[str, float] = {}
+    if row["event"] == "evaluate":
+        for metric in ("bits_per_byte", "loss", "accuracy"):
+            values = row.get(metric, {}).items()
+            scalars |= {f"heldout/{metric}/{name}": value for name, value in values}
+    elif row["event"] == "score":
+        scalars |= {f"eval/{name}": value for name, value in row["scores"].items()}
+    elif row["event"] == "ledger":
+        for stage in row["stages"]:
+            for source, counts in stage["sources"].items():
+                name = f"data/tokens/{source}"
+                scalars[name] = scalars.get(name, 0.0) + counts["tokens"]
+    return {name: float(value) for name, value in scalars.items() if _is_number(value)}
+
+
+def format_alert(row: Row) -> str:
+    """Return the text of an alert."""
+    keys = ("reason", "grad_norm", "to", "signal", "seconds", "count")
+    details = "; ".join(f"{key}: {row[key]}" for key in keys if key in row)
+    return f"step {row['step']}" + (f": {details}" if details else "")
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)

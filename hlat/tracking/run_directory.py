@@ -1,0 +1,107 @@
+"""The run directory: creation, locking and metadata files.
+
+Two processes in one directory would log every step twice and remove each other's checkpoints. The
+directory is therefore locked until the process exits.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.run import RunConfig
+
+EVALUATIONS_DIR = "evaluations"
+"""Directory of scores in a run directory or a model directory."""
+
+
+@contextmanager
+def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
+    """Create `<run.root>/<run.name>` and lock it for this process and its child processes.
+
+    Args:
+        run: Configuration of the run.
+        is_rank0: Create and lock the directory; the other ranks only get its path.
+
+    Raises:
+        ConfigError: The directory is not writable, or locked by another process.
+    """
+    assert run.name is not None, "resolve names every run"
+    path = Path(run.root) / run.name
+    if not is_rank0:
+        yield path
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = lock_run_dir(path)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"run.name={run.name}: another process is training in {path}; wait until it has "
+            "finished, or choose another run.name"
+        ) from error
+    except OSError as error:
+        raise _build_unwritable_error(path, error) from error
+    with lock:
+        yield path
+
+
+def lock_run_dir(run_dir: Path) -> IO[str]:
+    """Lock a run directory until the returned file is closed.
+
+    Raises:
+        BlockingIOError: Another process holds the lock.
+        OSError: The directory is not writable.
+    """
+    lock = (run_dir / ".lock").open("w")
+    try:
+        lock.write("locked by the training process of this run\n")
+        lock.flush()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
+
+
+def write_run_metadata(
+    run_dir: Path, config_yaml: str, overrides: list[str], provenance: dict[str, Any]
+) -> None:
+    """Write config.yaml, overrides.yaml and provenance.json of the latest attempt.
+
+    Interpolations such as `${oc.env:...}` are not resolved, as their values may be secrets.
+
+    Raises:
+        ConfigError: The files cannot be written.
+    """
+    files = {
+        "config.yaml": config_yaml,
+        # A list of JSON strings is valid YAML
+        "overrides.yaml": "".join(f"- {json.dumps(override)}\n" for override in overrides),
+        "provenance.json": json.dumps(provenance, indent=2) + "\n",
+    }
+    try:
+        for name, text in files.items():
+            replace_file(run_dir / name, text.encode())
+    except OSError as error:
+        raise _build_unwritable_error(run_dir, error) from error
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file atomically: readers see the old or the new content.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _build_unwritable_error(run_dir: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"run.root={run_dir.parent}: cannot write to {run_dir} ({error.strerror}); "
+        "set run.root to a writable directory with free space"
+    )

@@ -1,0 +1,52 @@
+"""Summary metrics of a run, used to compare runs."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+Row = dict[str, Any]
+
+_COUNTED_EVENTS = {
+    "spike": "spikes",
+    "skip": "skips",
+    "rollback": "rollbacks",
+    "restart": "restarts",
+}
+
+
+def compute_summary_metrics(rows: Iterable[Row], events: Iterable[Row]) -> dict[str, float]:
+    """Return the known summary metrics: last step, losses, throughput, cost and event counts.
+
+    Args:
+        rows: Rows of metrics.jsonl.
+        events: Rows of events.jsonl.
+    """
+    rows, events = list(rows), list(events)
+    summary: dict[str, float] = {}
+    if rows:
+        last = rows[-1]
+        summary |= {
+            key: last[key] for key in ("step", "tokens", "cost_usd") if _is_finite(last, key)
+        }
+        if losses := _get_finite_values(rows, "loss"):
+            summary |= {"final_loss": losses[-1], "best_loss": min(losses)}
+        for key in ("tokens_per_second", "mfu"):
+            if values := _get_finite_values(rows, key):
+                summary[f"median_{key}"] = median(values)
+    evaluations = [row for row in events if row["event"] == "evaluate"]
+    bits = evaluations[-1].get("bits_per_byte") if evaluations else None
+    if isinstance(bits, dict) and _is_finite(bits, "mean"):
+        summary["heldout_bits_per_byte"] = bits["mean"]
+    counts = Counter(row["event"] for row in events)
+    return summary | {name: counts[event] for event, name in _COUNTED_EVENTS.items()}
+
+
+def _get_finite_values(rows: Iterable[Row], key: str) -> list[float]:
+    return [row[key] for row in rows if _is_finite(row, key)]
+
+
+def _is_finite(row: Row, key: str) -> bool:
+    value = row.get(key)
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,76 @@
+"""The points of a sweep: `sweep.jsonl` in the sweep directory, one row per point.
+
+    number run_folder overrides     a point that was started or submitted, with the planner's
+                                    prediction and the job id of a submitted point
+    overrides problems              a point that was skipped
+
+A run has no reference to its sweep and may belong to several sweeps.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hlat.tracking.jsonl_log import JsonlLog
+
+_SWEEP_FILE = "sweep.jsonl"
+
+
+def is_sweep_dir(directory: Path) -> bool:
+    """Return True if `directory` is a sweep directory."""
+    return (directory / _SWEEP_FILE).is_file()
+
+
+def list_run_dirs(sweep_dir: Path) -> list[Path]:
+    """Return the distinct run directories of a sweep, in the order of its points."""
+    rows = JsonlLog(sweep_dir / _SWEEP_FILE).read_rows()
+    return [*dict.fromkeys(Path(row["run_folder"]) for row in rows if "run_folder" in row)]
+
+
+def list_skipped_points(sweep_dir: Path) -> list[str]:
+    """Return a line with overrides and reason for each distinct skipped point of a sweep."""
+    rows = JsonlLog(sweep_dir / _SWEEP_FILE).read_rows()
+    lines = (
+        f"[{' '.join(row['overrides'])}] {'; '.join(row['problems'])}"
+        for row in rows
+        if "problems" in row
+    )
+    return [*dict.fromkeys(lines)]
+
+
+def find_run_dir(sweep_dir: Path, overrides: Sequence[str]) -> Path | None:
+    """Return the run directory of a point; None if the point is unknown or was skipped."""
+    for row in reversed(JsonlLog(sweep_dir / _SWEEP_FILE).read_rows()):
+        if row["overrides"] == [*overrides] and "run_folder" in row:
+            return Path(row["run_folder"])
+    return None
+
+
+def log_point(
+    sweep_dir: Path,
+    number: int,
+    run_dir: Path,
+    overrides: Sequence[str],
+    details: Mapping[str, Any],
+) -> None:
+    """Append a point to the log.
+
+    Args:
+        sweep_dir: Sweep directory.
+        number: Number of the point.
+        run_dir: Run directory of the point.
+        overrides: Overrides of the point.
+        details: Further fields of the row.
+    """
+    row = {"number": number, "run_folder": str(run_dir.absolute()), "overrides": [*overrides]}
+    _append(sweep_dir, {**row, **details})
+
+
+def log_skipped_point(sweep_dir: Path, overrides: Sequence[str], problems: Sequence[str]) -> None:
+    """Append a point that cannot run to the log, with the reasons."""
+    _append(sweep_dir, {"overrides": [*overrides], "problems": [*problems]})
+
+
+def _append(sweep_dir: Path, row: dict[str, Any]) -> None:
+    sweep_dir.mkdir(parents=True, exist_ok=True)
+    JsonlLog(sweep_dir / _SWEEP_FILE).append(row)

@@ -1,0 +1,193 @@
+"""Weights & Biases logging, online or offline.
+
+Without an API key the run is stored in the run directory in W&B's offline format and can be
+uploaded later with `wandb sync`. All attempts resume the same W&B run. Model metrics are plotted
+over tokens, as in the figures of the HLAT paper, and throughput metrics over steps.
+"""
+
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hlat.config import tracking
+from hlat.tracking.metric_logger import (
+    ALERT_EVENTS,
+    MetricLogger,
+    Row,
+    RunInfo,
+    extract_event_scalars,
+    extract_scalars,
+    format_alert,
+)
+
+if TYPE_CHECKING:
+    import wandb
+
+_LOGGER = logging.getLogger("hlat")
+_BLOCK_BYTES = 32_768
+"""Block size of W&B's files."""
+_Mode = Literal["online", "offline", "disabled"]
+_CONNECT_TIMEOUT_S = 30.0
+"""Timeout of the connection to W&B's servers; after it the run is stored offline."""
+_STEP_METRICS = {
+    **dict.fromkeys(("train/*", "heldout/*", "eval/*"), "tokens"),
+    **dict.fromkeys(("speed/*", "data/*"), "step"),
+}
+"""Horizontal axis of each group of metrics."""
+_EXIT_EVENTS = ("finish", "interrupt", "diverge", "fail")
+_ALERT_LEVELS = {"finish": "INFO", "interrupt": "INFO", "diverge": "ERROR", "give_up": "ERROR"}
+
+
+class WandbLogger(MetricLogger):
+    """Logger for a W&B run.
+
+    Args:
+        settings: W&B project, entity and other properties of the run.
+        tokens_per_step: Tokens of an optimizer step, used to compute the tokens of an event.
+        print_message: Function that prints a message for the user.
+    """
+
+    def __init__(
+        self,
+        settings: tracking.WandbConfig,
+        tokens_per_step: int,
+        print_message: Callable[[str], None],
+    ) -> None:
+        self._settings, self._print_message = settings, print_message
+        self._tokens_per_step = tokens_per_step
+        self._exit_event, self._is_disk_full = "", False
+
+    def start(self, run_info: RunInfo) -> None:
+        """Open the W&B run, online if there is an API key and the servers respond, else offline.
+
+        Raises:
+            OSError: The run directory is not writable.
+        """
+        self._wandb_dir = run_info.run_dir / "wandb"
+        self._wandb_dir.mkdir(exist_ok=True)
+        # W&B silently uses a temporary directory if this one is not writable
+        probe = self._wandb_dir / ".writable"
+        probe.touch()
+        probe.unlink()
+        self._run = self._open_run(run_info)
+        for pattern, axis in _STEP_METRICS.items():
+            self._run.define_metric(pattern, step_metric=axis)
+        attempt = {"code_revision": run_info.code_revision, "attempt": run_info.attempt}
+        config: Any = self._run.config  # its methods are not typed
+        config.update({**run_info.config, **attempt}, allow_val_change=True)
+
+    def log_metrics(self, row: Row) -> None:
+        """Log the scalars of a row of metrics.jsonl."""
+        self._run.log({"step": row["step"], "tokens": row["tokens"], **extract_scalars(row)})
+        self._check_disk_space()
+
+    def log_event(self, row: Row) -> None:
+        """Log the scalars of an event; send an alert for events in `ALERT_EVENTS`."""
+        name, step = row["event"], row["step"]
+        if name in _EXIT_EVENTS:
+            self._exit_event = name
+        if scalars := extract_event_scalars(row):
+            self._run.log({"step": step, "tokens": step * self._tokens_per_step, **scalars})
+        if name in ALERT_EVENTS:
+            title, level = f"{self._run.name}: {name}", _ALERT_LEVELS.get(name, "WARN")
+            self._run.alert(title, format_alert(row), level, wait_duration=60)
+        if name == "phase":
+            self._run.summary["phase"] = row["name"]
+
+    def rewind(self, step: int) -> None:
+        """Record the rewind in the summary, as W&B cannot delete rows."""
+        self._run.summary["rewound_to"] = step
+
+    def finish(self, summary: Mapping[str, float]) -> None:
+        """Log the summary metrics and finish the W&B run; mark an interrupted run as preempting."""
+        self._run.summary.update(dict(summary))
+        if self._exit_event == "interrupt":
+            self._run.mark_preempting()
+        self._run.finish(exit_code=0 if self._exit_event == "finish" else 1)
+        self._check_disk_space()
+        _teardown()
+
+    def abort(self) -> None:
+        """Kill W&B's service process, which would otherwise block the exit of this process."""
+        for pid in _find_wandb_core_pids():
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        with suppress(Exception):  # teardown raises various errors without its service process
+            _teardown()
+
+    def _check_disk_space(self) -> None:
+        """Warn once if the disk is full, which W&B does not report."""
+        if self._is_disk_full or shutil.disk_usage(self._wandb_dir).free >= _BLOCK_BYTES:
+            return
+        self._is_disk_full = True
+        _LOGGER.warning(
+            f"the disk of {self._wandb_dir} is full; W&B may lack rows that metrics.jsonl contains"
+        )
+
+    def _open_run(self, run_info: RunInfo) -> "wandb.Run":
+        import wandb
+
+        wandb.setup(wandb.Settings(silent=True))
+        mode = os.environ.get("WANDB_MODE", "online")
+        reason = f"is configured by WANDB_MODE={mode}"
+        if mode == "disabled":
+            return self._init_run(run_info, "disabled")
+        if mode == "online":
+            try:
+                if wandb.login(prompt=False):
+                    return self._init_run(run_info, "online")
+                reason = "has no API key (wandb login, or WANDB_API_KEY)"
+            except wandb.Error as error:
+                reason = f"cannot be reached ({str(error).splitlines()[0]})"
+        offline_run = self._wandb_dir / f"offline-run-*-{run_info.service_run_id}"
+        self._print_message(
+            f"W&B {reason}; the run is stored offline; upload it with: wandb sync {offline_run}"
+        )
+        return self._init_run(run_info, "offline")
+
+    def _init_run(self, run_info: RunInfo, mode: _Mode) -> "wandb.Run":
+        import wandb
+
+        settings = self._settings
+        return wandb.init(
+            project=settings.project,
+            entity=settings.entity,
+            group=settings.group,
+            notes=settings.notes,
+            job_type=settings.job_type,
+            tags=settings.tags or None,
+            id=run_info.service_run_id,
+            name=run_info.name,
+            resume="allow",
+            mode=mode,
+            dir=run_info.run_dir,
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                init_timeout=_CONNECT_TIMEOUT_S,
+                login_timeout=_CONNECT_TIMEOUT_S,
+            ),
+        )
+
+
+def _teardown() -> None:
+    import wandb
+
+    wandb.teardown()
+
+
+def _find_wandb_core_pids() -> Iterator[int]:
+    """Yield the W&B service processes started by this process; requires /proc."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError):
+            name, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
+            if name == "wandb-core" and int(rest.split()[1]) == os.getpid():
+                yield int(stat.parent.name)

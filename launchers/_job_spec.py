@@ -1,0 +1,140 @@
+"""Scheduler-independent specification of a job, built on a login node without torch.
+
+Every job uses whole nodes. On each node, one process starts and supervises the processes that train
+or evaluate, with the environment variables of the node type.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+
+from hlat import neuron_compile_cache, neuron_environment
+from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
+from hlat.config.run import Config
+from hlat.jobs.evaluation_job import EvaluationJob
+
+
+class Accelerator(Enum):
+    """Resource that a scheduler counts on a node."""
+
+    neuron = "neuron"
+    """Trainium chips."""
+    gpu = "gpu"
+    """NVIDIA GPUs."""
+
+
+@dataclass(frozen=True)
+class NodeType:
+    """Resources of one type of node.
+
+    Attributes:
+        accelerator: Type of the accelerators.
+        num_chips: Number of accelerators; several processes share a chip of Trainium.
+        num_efa_interfaces: Interfaces of the Elastic Fabric Adapter.
+    """
+
+    accelerator: Accelerator
+    num_chips: int
+    num_efa_interfaces: int
+
+
+NODE_TYPES = {
+    "trn1.32xlarge": NodeType(Accelerator.neuron, num_chips=16, num_efa_interfaces=8),
+    "trn1n.32xlarge": NodeType(Accelerator.neuron, num_chips=16, num_efa_interfaces=16),
+    "trn2.48xlarge": NodeType(Accelerator.neuron, num_chips=16, num_efa_interfaces=16),
+    "p4d.24xlarge": NodeType(Accelerator.gpu, num_chips=8, num_efa_interfaces=4),
+    "p5.48xlarge": NodeType(Accelerator.gpu, num_chips=8, num_efa_interfaces=32),
+}
+"""Known node types by hardware.name. Source: EC2 instance types, specifications of accelerated
+computing; for trn1 and trn1n also the Neuron documentation, setup-trn1-multi-node."""
+
+MAX_OPEN_FILES = 131071
+"""Open files per process, where the hard limit allows it (run_llama.sh of awslabs/HLAT)."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """Specification of a training or evaluation job.
+
+    The command runs once on every node with the variables of `environment` and the rendezvous
+    variables of hlat.engine.launch_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
+    index of this node; and HLAT_RDZV_ENDPOINT, host and port on the first node.
+
+    Attributes:
+        name: Name of the run or evaluation.
+        run_dir: Absolute path, the same on all nodes.
+        working_directory: Directory of the command and of relative paths in the configuration.
+        instance_type: Instance type, or another name of the node type.
+        node_type: Resources of a node; None if unknown.
+        neuron_sdk: Required release of the Neuron SDK; None if no SDK is needed.
+        num_nodes: Number of exclusive nodes.
+        processes_per_node: Processes that the command starts on each node.
+        command: Command and arguments.
+        environment: Environment variables.
+        host_memory_gib: Main memory of a node; None if unknown.
+        entry_point: Entry point of the command: train or evaluate.
+    """
+
+    name: str
+    run_dir: Path
+    working_directory: Path
+    instance_type: str
+    node_type: NodeType | None
+    neuron_sdk: str | None
+    num_nodes: int
+    processes_per_node: int
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    host_memory_gib: float | None = None
+    entry_point: str = "train"
+
+
+def build_job(config: Config, command: tuple[str, ...], working_directory: Path) -> JobSpec:
+    """Return the job of a run with a resolved configuration; see `JobSpec` for the arguments."""
+    assert config.run.name is not None, "resolve_config sets the name"
+    return JobSpec(
+        name=config.run.name,
+        run_dir=working_directory / config.run.root / config.run.name,
+        working_directory=working_directory,
+        instance_type=config.hardware.name,
+        node_type=NODE_TYPES.get(config.hardware.name),
+        neuron_sdk=config.compiler.neuron_sdk,
+        num_nodes=config.hardware.nodes,
+        processes_per_node=config.num_processes // config.hardware.nodes,
+        command=command,
+        environment=build_job_environment(config),
+        host_memory_gib=config.hardware.host_memory_gib,
+    )
+
+
+def build_evaluation_job(
+    evaluation: EvaluationJob, command: tuple[str, ...], working_directory: Path
+) -> JobSpec:
+    """Return the job of an evaluation; see `JobSpec` for the arguments."""
+    job = build_job(evaluation.config, command, working_directory)
+    return replace(job, name=evaluation.job_name, entry_point="evaluate")
+
+
+def get_compiled_graphs_dir(config: Config, working_directory: Path) -> Path | None:
+    """Return the directory of graphs to compile before a run, or None if there are none."""
+    compiles_ahead = ENGINE_CAPABILITIES[config.engine.name].compiles_ahead
+    if not compiles_ahead or config.compiler.neuron_sdk is None:
+        return None
+    return neuron_compile_cache.get_shared_cache_dir(working_directory / config.run.root)
+
+
+def build_job_environment(config: Config) -> dict[str, str]:
+    """Return the environment variables of a run on its nodes.
+
+    Variables of the configuration override those of the node type. Sources: the scripts of
+    awslabs/HLAT for Trainium (hlat.neuron_environment); AWS's guide to EFA and NCCL for GPUs.
+    """
+    node_type = NODE_TYPES.get(config.hardware.name)
+    variables = {"PYTHONUNBUFFERED": "1"}  # writes log lines immediately
+    if node_type is not None:
+        variables |= {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+        if node_type.accelerator is Accelerator.gpu:
+            variables["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"  # not reachable from other hosts
+    return variables | neuron_environment.build_neuron_environment(
+        config.compiler, config.precision
+    )

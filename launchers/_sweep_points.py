@@ -1,0 +1,179 @@
+"""Composition and validation of all points of a sweep before the first one starts."""
+
+import copy
+import inspect
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.entry_point import build_config_dir_flags
+from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.resolve import resolve_config
+from hlat.config.run import Config
+from hlat.plan import step_time
+from hlat.plan.feasibility import validate_feasibility
+from hlat.tracking import sweep_log
+
+_WANDB_GROUP_VARIABLE = "WANDB_RUN_GROUP"
+"""Environment variable of W&B (its documentation)."""
+
+
+@dataclass
+class PruningConfig:
+    """Treatment of invalid points."""
+
+    prune: bool = False
+    """Skip and list invalid points instead of rejecting the whole sweep; with hardware known to the
+    planner, run the other points in order of predicted speed, fastest first."""
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """A valid point of a sweep.
+
+    Attributes:
+        overrides: Overrides of the point.
+        composed: Its configuration, with the name of the run.
+        config: The same, resolved.
+        hydra_config: Hydra's section of the configuration.
+    """
+
+    overrides: Sequence[str]
+    composed: DictConfig
+    config: Config
+    hydra_config: DictConfig
+
+    @property
+    def planned_tokens_per_second(self) -> float | None:
+        """Predicted throughput; None if the planner does not know the hardware."""
+        try:
+            seconds = step_time.predict_step_time(self.config).total
+        except ConfigError:
+            return None
+        return self.config.batch.tokens_per_step / seconds
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory of the run."""
+        assert self.config.run.name is not None, "resolve_config sets the name"
+        return Path(self.config.run.root) / self.config.run.name
+
+
+def validate_points(
+    context: HydraContext, config: DictConfig, job_overrides: Sequence[Sequence[str]], prune: bool
+) -> list[SweepPoint]:
+    """Return the composed points, each with a separate run directory.
+
+    Args:
+        context: Hydra's context.
+        config: Configuration of the sweep.
+        job_overrides: Overrides of each point.
+        prune: Skip invalid points if there is a valid one, and sort the others by predicted speed.
+
+    Raises:
+        ConfigError: All problems of all points, after the point's overrides.
+    """
+    problems: list[tuple[Sequence[str], Sequence[str]]] = []
+    points: dict[Path, SweepPoint] = {}
+    for overrides in job_overrides:
+        try:
+            point = _compose_point(context, config, overrides)
+        except ConfigError as error:
+            problems.append((overrides, error.problems))
+            continue
+        if (first := points.setdefault(point.run_dir, point)) is not point:
+            problem = (
+                f"has the run directory {point.run_dir} of [{' '.join(first.overrides)}]; omit "
+                "run.name, or give each point its own"
+            )
+            problems.append((overrides, [problem]))
+    lines = [f"[{' '.join(overrides)}] {line}" for overrides, lines in problems for line in lines]
+    if lines and not (prune and points):
+        raise ConfigError(*lines)
+    for line in lines:
+        print(f"skipped: {line}")
+    for overrides, point_problems in problems:
+        sweep_log.log_skipped_point(Path(config.hydra.sweep.dir), overrides, point_problems)
+    if prune:
+        return sorted(points.values(), key=lambda p: -(p.planned_tokens_per_second or 0.0))
+    return [*points.values()]
+
+
+def get_hydra_flags(config: DictConfig) -> list[str]:
+    """Return the command-line arguments for Hydra itself, which all points share."""
+    overrides: Any = OmegaConf.to_container(config.hydra.overrides.hydra, resolve=False)
+    shared = [arg for arg in overrides if not arg.startswith("hydra.mode=")]
+    return [*build_config_dir_flags(config.hydra), *shared]
+
+
+def build_group_environment(sweep_dir: Path, points: Sequence[SweepPoint]) -> dict[str, str]:
+    """Return the variable that groups the runs of a sweep in W&B.
+
+    Empty for a single run, or if the user has set the variable.
+    """
+    if len(points) == 1 or _WANDB_GROUP_VARIABLE in os.environ:
+        return {}
+    return {_WANDB_GROUP_VARIABLE: sweep_dir.name}
+
+
+def get_entry_point(task_function: TaskFunction) -> str:
+    """Return the name of the entry point, such as "train", from the file of its task."""
+    file = Path(inspect.unwrap(task_function).__code__.co_filename)
+    return file.parent.name if file.stem == "__main__" else file.stem
+
+
+def record_point(
+    sweep_dir: Path, number: int, point: SweepPoint, run_dir: Path, job_id: str | None = None
+) -> None:
+    """Log a point to the sweep directory, with the job id of the scheduler."""
+    details = {"job": job_id, "planned_tokens_per_second": point.planned_tokens_per_second}
+    details = {key: value for key, value in details.items() if value is not None}
+    sweep_log.log_point(sweep_dir, number, run_dir, point.overrides, details)
+
+
+def build_job_return(point: SweepPoint, number: int, job_id: str, receipt: Any = None) -> JobReturn:
+    """Return Hydra's record of a point that was run or submitted.
+
+    Args:
+        point: The point.
+        number: Its index in the sweep.
+        job_id: Job id of the scheduler.
+        receipt: Return value: job id and paths.
+    """
+    hydra_config = copy.deepcopy(point.hydra_config)
+    with open_dict(hydra_config):
+        hydra_config.job.num, hydra_config.job.id = number, job_id
+    job_return = JobReturn(
+        overrides=list(point.overrides),
+        cfg=point.composed,
+        hydra_cfg=OmegaConf.create({"hydra": hydra_config}),
+        working_dir=str(point.run_dir),
+        task_name=hydra_config.job.name,
+        status=JobStatus.COMPLETED,
+    )
+    job_return.return_value = receipt
+    return job_return
+
+
+def _compose_point(
+    context: HydraContext, config: DictConfig, overrides: Sequence[str]
+) -> SweepPoint:
+    try:
+        composed = context.config_loader.load_sweep_config(config, list(overrides))
+        with open_dict(composed):
+            hydra_config = composed.pop("hydra")
+        composed = OmegaConf.create(composed)
+        resolved = resolve_config(composed)
+    except OmegaConfBaseException as error:
+        raise convert_hydra_error(error) from error
+    validate_feasibility(resolved)
+    composed.run.name = resolved.run.name
+    return SweepPoint(overrides, composed, resolved, hydra_config)

@@ -1,0 +1,1 @@
+"""Launcher of processes on this machine."""

@@ -1,0 +1,162 @@
+"""Launcher that runs the points of a sweep on this machine, one process each.
+
+Points in separate processes are independent (docs/adr/0030-points-share-a-machine.md).
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from hlat.config.bounds import bounded, find_bounds_violations
+from hlat.config.config_errors import ConfigError, ExitCode
+
+from .._sweep_points import (
+    PruningConfig,
+    SweepPoint,
+    build_group_environment,
+    build_job_return,
+    get_entry_point,
+    get_hydra_flags,
+    record_point,
+    validate_points,
+)
+from ._core_budget import (
+    EMPTY_REQUEST,
+    SEQUENTIAL_BUDGET,
+    ResourceBudget,
+    ResourceRequest,
+    build_budget,
+    compute_request,
+    find_budget_violations,
+    uses_accelerators,
+)
+from ._process_pool import ProcessPool
+from ._sweep_console import SweepConsole, SweepTask
+
+
+@dataclass
+class LocalLauncherConfig(PruningConfig):
+    """Resources of concurrent runs."""
+
+    _target_: str = "hydra_plugins.hlat_launchers.local._local_launcher.LocalLauncher"
+    jobs: int = bounded(1, min=1)
+    """Maximum number of concurrent runs, within the budget. 1: each run has the whole machine and
+    the console, as a single run does."""
+    cores: int | None = bounded(None, min=1)
+    """Cores of all concurrent runs; null: the cores available to this process."""
+    memory_gib: float | None = bounded(None, above=0)
+    """Main memory of all concurrent runs, as estimated by the planner; null: the machine's."""
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher", name="local", node=LocalLauncherConfig, provider="hlat"
+)
+
+
+class LocalLauncher(Launcher):
+    """Hydra launcher that starts `python -m hlat.<entry point> <overrides>` for every point."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings: LocalLauncherConfig = OmegaConf.to_object(  # type: ignore[assignment]
+            OmegaConf.merge(OmegaConf.structured(LocalLauncherConfig), settings)
+        )
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Store the context of the sweep.
+
+        Raises:
+            ConfigError: The settings are invalid.
+        """
+        entry_point = get_entry_point(task_function)
+        validate_local_settings(self.settings, entry_point)
+        self.context, self.config = hydra_context, config
+        self.command = [sys.executable, "-m", f"hlat.{entry_point}", *get_hydra_flags(config)]
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Validate all points, run them, and exit with the first failure's code.
+
+        After a failed point the sweep continues; after an interrupted point it stops.
+
+        Raises:
+            ConfigError: A point is invalid, or exceeds the budget. No point is started then.
+        """
+        points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
+        budget, requests = compute_requests(points, self.settings)
+        sweep_dir = Path(self.config.hydra.sweep.dir)
+        tasks = []
+        for number, point in enumerate(points, initial_job_idx):
+            log = sweep_dir / f"{number}.log" if self.settings.jobs > 1 else None
+            tasks.append(SweepTask(number, point, log))
+            record_point(sweep_dir, number, point, point.run_dir)
+        environment = build_group_environment(sweep_dir, points)
+        pool = ProcessPool(self.command, environment, budget, SweepConsole())
+        codes = pool.run([*zip(tasks, requests, strict=True)])
+        if unfinished := _format_unfinished(codes, len(tasks)):
+            print(f"hlat: of {len(tasks)} points {unfinished}", file=sys.stderr)
+            sys.exit(next((codes[i] for i in sorted(codes) if codes[i]), ExitCode.PREEMPTED))
+        return [build_job_return(task.point, task.number, str(task.number)) for task in tasks]
+
+
+def validate_local_settings(settings: LocalLauncherConfig, entry_point: str) -> None:
+    """Raise ConfigError if the settings are invalid."""
+    problems = [*find_bounds_violations(settings, "hydra.launcher.")]
+    for key in ("cores", "memory_gib"):
+        value = getattr(settings, key)
+        if value is not None and settings.jobs == 1:
+            problems.append(
+                f"hydra.launcher.{key}={value} applies to concurrent runs, and "
+                "hydra.launcher.jobs=1; set jobs too"
+            )
+    if settings.jobs > 1 and entry_point != "train":
+        problems.append(
+            f"hydra.launcher.jobs={settings.jobs} is for hlat.train; hlat.{entry_point} uses the "
+            "whole machine"
+        )
+    if problems:
+        raise ConfigError(*problems)
+
+
+def compute_requests(
+    points: Sequence[SweepPoint], settings: LocalLauncherConfig
+) -> tuple[ResourceBudget, list[ResourceRequest]]:
+    """Return the budget of the sweep and the request of each point.
+
+    Raises:
+        ConfigError: A point exceeds the budget.
+    """
+    if settings.jobs == 1:
+        return SEQUENTIAL_BUDGET, [EMPTY_REQUEST for _ in points]
+    accelerators = any(uses_accelerators(point.config) for point in points)
+    budget = build_budget(settings.jobs, settings.cores, settings.memory_gib, accelerators)
+    requests = [compute_request(point.config, budget) for point in points]
+    problems = [
+        f"[{' '.join(point.overrides)}] {problem}"
+        for point, request in zip(points, requests, strict=True)
+        for problem in find_budget_violations(point.config, request, budget)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    return budget, requests
+
+
+def _format_unfinished(exit_codes: dict[int, int], num_tasks: int) -> str:
+    """Return the numbers of unfinished points by reason; empty if all points finished."""
+    interrupted = sum(code == ExitCode.PREEMPTED for code in exit_codes.values())
+    counts = {
+        "failed": sum(code != 0 for code in exit_codes.values()) - interrupted,
+        "were interrupted": interrupted,
+        "were not started": num_tasks - len(exit_codes),
+    }
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)

@@ -1,0 +1,154 @@
+"""Concurrent processes of a sweep on this machine, within a resource budget.
+
+Each process runs in a new session, so that it receives a signal once, forwarded by the pool.
+"""
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from hlat.config.config_errors import ExitCode
+from hlat.config.entry_point import get_user_environment
+
+from ._core_budget import ResourceBudget, ResourceRequest
+from ._sweep_console import SweepConsole, SweepTask
+
+_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+_SIGINT_EXIT_CODE = 130
+"""Exit code of a run that receives SIGINT before it can save a checkpoint."""
+_POLL_INTERVAL_S = 0.1
+
+
+@dataclass(frozen=True)
+class RunningProcess:
+    """A running point.
+
+    Attributes:
+        task: The point.
+        request: Its part of the budget.
+        device_ids: Its devices.
+        process: Its process.
+        start_time: time.monotonic() at the start.
+    """
+
+    task: SweepTask
+    request: ResourceRequest
+    device_ids: Sequence[str]
+    process: "subprocess.Popen[bytes]"
+    start_time: float
+
+
+class ProcessPool:
+    """Pool of processes that share a resource budget.
+
+    Args:
+        command: Command of each process, before the overrides of the point.
+        environment: Environment variables in addition to those of the user.
+        budget: Resources of all processes.
+        console: Output of the progress.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        budget: ResourceBudget,
+        console: SweepConsole,
+    ) -> None:
+        self._command, self._environment = command, environment
+        self._budget, self._console = budget, console
+        self._running: list[RunningProcess] = []
+        self._exit_codes: dict[int, int] = {}
+        self._signals: list[int] = []
+
+    def run(self, tasks: Sequence[tuple[SweepTask, ResourceRequest]]) -> dict[int, int]:
+        """Run points in order, and return the exit codes of the started ones by number.
+
+        After a signal, or after an interrupted point, no further point starts.
+        """
+        waiting, num_forwarded = deque(tasks), 0
+        with _record_signals(self._signals), self._terminate_on_error():
+            while self._running or (waiting and not self._is_stopping):
+                for number in self._signals[num_forwarded:]:
+                    num_forwarded += 1
+                    self._send_signal(number)
+                while waiting and not self._is_stopping and self._can_start(waiting[0][1]):
+                    self._start(*waiting.popleft())
+                self._console.print_progress([p.task for p in self._running], len(waiting))
+                time.sleep(_POLL_INTERVAL_S)
+                self._collect_finished()
+        return self._exit_codes
+
+    @contextlib.contextmanager
+    def _terminate_on_error(self) -> Iterator[None]:
+        """Terminate the running processes, which save their state, after an exception."""
+        try:
+            yield
+        except BaseException:
+            self._send_signal(signal.SIGTERM)
+            for running in self._running:
+                running.process.wait()
+            raise
+
+    def _send_signal(self, number: int) -> None:
+        for running in self._running:
+            running.process.send_signal(number)
+
+    @property
+    def _is_stopping(self) -> bool:
+        return bool(self._signals) or ExitCode.PREEMPTED in self._exit_codes.values()
+
+    def _can_start(self, request: ResourceRequest) -> bool:
+        return self._budget.can_start(request, [running.request for running in self._running])
+
+    def _start(self, task: SweepTask, request: ResourceRequest) -> None:
+        used = {name for running in self._running for name in running.device_ids}
+        free = [name for name in self._budget.devices.device_ids if name not in used]
+        device_ids = free[: request.num_devices]
+        self._console.print_start(task)
+        variables = {**get_user_environment(), **self._environment}
+        variables |= self._budget.build_environment(request, device_ids)
+        with contextlib.ExitStack() as stack:
+            output = None
+            if task.log is not None:
+                output = stack.enter_context(task.log.open("ab"))
+                variables["PYTHONUNBUFFERED"] = "1"  # writes log lines immediately
+            process = subprocess.Popen(
+                [*self._command, *task.point.overrides],
+                env=variables,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._running.append(RunningProcess(task, request, device_ids, process, time.monotonic()))
+
+    def _collect_finished(self) -> None:
+        for running in [*self._running]:
+            code = running.process.poll()
+            if code is None:
+                continue
+            self._running.remove(running)
+            if self._signals and code in (_SIGINT_EXIT_CODE, *(-n for n in self._signals)):
+                code = ExitCode.PREEMPTED  # before the first checkpoint
+            self._exit_codes[running.task.number] = code
+            self._console.print_end(running.task, code, time.monotonic() - running.start_time)
+
+
+@contextlib.contextmanager
+def _record_signals(received: list[int]) -> Iterator[None]:
+    """Append signals to `received` instead of terminating."""
+
+    def record(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    previous = {number: signal.signal(number, record) for number in _FORWARDED_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Configuration and node scripts of AWS ParallelCluster."""

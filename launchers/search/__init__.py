@@ -1,0 +1,1 @@
+"""Sweeper that searches hyperparameters with Optuna."""

@@ -1,0 +1,289 @@
+"""Tests of the metric loggers: their files are read back and compared with metrics.jsonl.
+
+The libraries are not mocked; W&B runs offline, as without an API key.
+"""
+
+import json
+import math
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.tracking.metric_logger import RunInfo, extract_event_scalars, extract_scalars
+from hlat.tracking.tracker import Tracker
+
+NUMBERS = {"learning_rate": 0.1, "grad_norm": 1.0, "param_norm": 3.0}
+BLOCK, HEADER = 32768, 7
+"""Sizes in bytes of LevelDB's log format, which W&B uses."""
+
+
+@pytest.fixture(autouse=True)
+def without_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def wandb_records(folder: Path) -> Iterator[Any]:
+    """Yield all records of W&B's files in order; fail on a truncated record."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        content, at, parts = file.read_bytes(), HEADER, b""
+        assert content[:4] == b":W&B"
+        while at + HEADER <= len(content):
+            if BLOCK - at % BLOCK < HEADER:
+                at += BLOCK - at % BLOCK
+            _, size, kind = struct.unpack_from("<IHB", content, at)
+            part = content[at + HEADER : at + HEADER + size]
+            parts, at = (part if kind in (1, 2) else parts + part), at + HEADER + size
+            if kind in (1, 4):
+                yield Record.FromString(parts)
+        assert at == len(content)
+
+
+def _key(item: Any) -> str:
+    return item.key or ".".join(item.nested_key)
+
+
+def _from_wandb(folder: Path) -> list[dict[str, float]]:
+    rows = []
+    for record in wandb_records(folder):
+        if record.WhichOneof("record_type") == "history":
+            row = {_key(item): json.loads(item.value_json) for item in record.history.item}
+            rows.append({key: value for key, value in row.items() if not key.startswith("_")})
+    return rows
+
+
+def _from_tensorboard(folder: Path) -> list[dict[str, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    read.Reload()
+    steps: dict[int, dict[str, float]] = {}
+    for tag in read.Tags()["scalars"]:
+        for scalar in read.Scalars(tag):
+            steps.setdefault(scalar.step, {"step": scalar.step})[tag] = scalar.value
+    return [steps[step] for step in sorted(steps)]
+
+
+def _from_jsonl(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{"step": row["step"], **extract_scalars(row)} for row in map(json.loads, lines)]
+
+
+READERS = {"wandb": _from_wandb, "tensorboard": _from_tensorboard, None: _from_jsonl}
+
+
+@pytest.fixture
+def tracker_of(compose, tmp_path: Path) -> Callable[..., Tracker]:
+    def build(service: str | None, *overrides: str) -> Tracker:
+        services = f"tracking.services=[{service or ''}]"
+        composed = compose("run.name=x", "hardware=trn1_32xl", services, *overrides)
+        config = OmegaConf.to_object(composed)
+        return Tracker(tmp_path, config, config_yaml=OmegaConf.to_yaml(composed))
+
+    return build
+
+
+def _log(tracker: Tracker, *steps: int, loss: float | None = None) -> None:
+    for step in steps:
+        value = 10.0 / step if loss is None else loss
+        tracker.log_metrics(step, "base", loss=value, **NUMBERS)
+
+
+@pytest.mark.parametrize("service", READERS, ids=str)
+def test_rows_can_be_read_back(service: str | None, tracker_of, tmp_path: Path) -> None:
+    tracker = tracker_of(service)
+    tracker.start_attempt(0)
+    _log(tracker, 1, 2, 3)
+    _log(tracker, 4, loss=math.nan)
+    tracker.log_event("finish", 4)
+    tracker.close()
+    rows = [row for row in READERS[service](tmp_path) if "train/grad_norm" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    losses = [row.get("train/loss") for row in rows]
+    assert losses == [pytest.approx(10.0), pytest.approx(5.0), pytest.approx(10 / 3), None]
+    assert all(row["speed/tokens_per_second"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize("service", READERS, ids=str)
+def test_second_attempt_resumes_the_same_run(
+    service: str | None, tracker_of, tmp_path: Path
+) -> None:
+    first = tracker_of(service)
+    first.start_attempt(0)
+    _log(first, 1, 2, 3)
+    first.log_event("interrupt", 3, signal="SIGTERM")
+    first.close()
+    second = tracker_of(service)
+    second.start_attempt(2)
+    _log(second, 3, 4, loss=0.5)
+    second.log_event("finish", 4)
+    second.close()
+    assert second.service_run_ids == first.service_run_ids
+    rows = [row for row in READERS[service](tmp_path) if "train/loss" in row]
+    # W&B cannot delete rows: repeated steps occur twice
+    again = [1, 2, 3, 3, 4] if service == "wandb" else [1, 2, 3, 4]
+    assert [row["step"] for row in rows] == again
+    assert [row["train/loss"] for row in rows[-2:]] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("service", READERS, ids=str)
+def test_a_rewind_within_an_attempt(service: str | None, tracker_of, tmp_path: Path) -> None:
+    tracker = tracker_of(service)
+    tracker.start_attempt(0)
+    _log(tracker, 1, 2, 3)
+    tracker.rewind(1)
+    _log(tracker, 2, 3, loss=0.5)
+    tracker.close()
+    rows = [row for row in READERS[service](tmp_path) if "train/loss" in row]
+    assert [row["step"] for row in rows][-2:] == [2, 3]
+    assert [row["train/loss"] for row in rows][-2:] == [0.5, 0.5]
+    assert len(rows) == (5 if service == "wandb" else 3)
+
+
+@pytest.mark.parametrize("service", ["wandb", "tensorboard"])
+def test_evaluations_and_sources_are_curves(service: str, tracker_of, tmp_path: Path) -> None:
+    tracker = tracker_of(service)
+    tracker.start_attempt(0)
+    bits = {"code": 1.5, "mean": 1.25}
+    tracker.log_event("evaluate", 2, bits_per_byte=bits, loss=bits, seconds=0.1)
+    counts = {"tokens": 7, "documents": 1, "epochs": 0.5}
+    stages = [{"name": n, "start": 0, "sources": {"code": counts}} for n in ("base", "more")]
+    tracker.log_event("ledger", 2, stages=stages)
+    tracker.close()
+    scalars: dict[str, float] = {}
+    for row in READERS[service](tmp_path):
+        scalars |= row
+    assert scalars["heldout/bits_per_byte/code"] == 1.5
+    assert scalars["heldout/loss/mean"] == 1.25
+    assert scalars["data/tokens/code"] == 14
+    assert scalars["step"] == 2
+
+
+@pytest.mark.parametrize("service", [None, "wandb", "tensorboard"], ids=str)
+def test_training_continues_if_the_directory_is_not_writable(
+    service: str | None, tracker_of, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Use a file in place of the directory, as root can write to read-only directories."""
+    if service is not None:
+        (tmp_path / service).write_text("in the way")
+    tracker = tracker_of(service)
+    tracker.start_attempt(0)
+    _log(tracker, *range(1, 40))
+    tracker.close()
+    assert [row["step"] for row in _from_jsonl(tmp_path)] == [*range(1, 40)]
+    printed = capsys.readouterr().out
+    assert printed.count("is disabled after FileExistsError") == (service is not None)
+
+
+def test_wandb_run_has_settings_config_axes_and_alerts(tracker_of, tmp_path: Path) -> None:
+    settings = ["group=lr", "job_type=ablation", "tags=[a,b]", "notes=why", "project=p", "entity=e"]
+    tracker = tracker_of("wandb", *(f"tracking.wandb.{setting}" for setting in settings))
+    tracker.start_attempt(0)
+    _log(tracker, 1, 2)
+    tracker.log_event("spike", 2, grad_norm=9.0)
+    tracker.log_event("finish", 2)
+    tracker.close()
+    records = {r.WhichOneof("record_type"): r for r in wandb_records(tmp_path)}
+    run = records["run"].run
+    assert (run.run_group, run.job_type, [*run.tags], run.notes) == (
+        "lr",
+        "ablation",
+        ["a", "b"],
+        "why",
+    )
+    assert (run.project, run.entity, run.display_name) == ("p", "e", tmp_path.name)
+    assert run.run_id == json.loads((tmp_path / "services.json").read_text())["wandb"]
+    updates = [u for r in wandb_records(tmp_path) for u in (*r.config.update, *r.run.config.update)]
+    config = {_key(update): json.loads(update.value_json) for update in updates}
+    assert config["optimizer"]["lr"] == 0.003
+    assert "code_revision" in config
+    assert config["model"]["name"] == "tiny"
+    axes = {
+        r.metric.glob_name: r.metric.step_metric
+        for r in wandb_records(tmp_path)
+        if r.metric.glob_name
+    }
+    assert axes == {
+        **dict.fromkeys(("train/*", "heldout/*", "eval/*"), "tokens"),
+        **dict.fromkeys(("speed/*", "data/*"), "step"),
+    }
+    alerts = [
+        r.alert.title for r in wandb_records(tmp_path) if r.WhichOneof("record_type") == "alert"
+    ]
+    assert alerts == [f"{tmp_path.name}: spike", f"{tmp_path.name}: finish"]
+    summary = {
+        _key(u): json.loads(u.value_json) for r in wandb_records(tmp_path) for u in r.summary.update
+    }
+    assert summary["best_loss"] == 5.0
+    assert summary["spikes"] == 1
+
+
+def test_supervisor_events_are_sent_by_the_next_attempt(tracker_of, tmp_path: Path) -> None:
+    first = tracker_of("wandb")
+    first.start_attempt(0)
+    _log(first, 1)
+    first.close()
+    event = {
+        "event": "restart",
+        "step": 1,
+        "attempt": 1,
+        "time": time.time(),
+        "reason": "rank 1 hangs",
+    }
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    second = tracker_of("wandb")
+    second.start_attempt(0)
+    second.close()
+    alerts = [r.alert for r in wandb_records(tmp_path) if r.WhichOneof("record_type") == "alert"]
+    assert [alert.text for alert in alerts] == ["step 1: reason: rank 1 hangs"]
+
+
+def test_libraries_are_imported_only_if_configured(tracker_of) -> None:
+    before = set(sys.modules)
+    tracker = tracker_of(None)
+    tracker.start_attempt(0)
+    tracker.close()
+    assert not {name.partition(".")[0] for name in set(sys.modules) - before} & {
+        "wandb",
+        "tensorboard",
+    }
+
+
+def test_scalar_names() -> None:
+    row = {"step": 1, "tokens": 2, "loss": 1.0, "mfu": None, "phase": "base", "step_seconds": 2}
+    assert extract_scalars(row) == {"train/loss": 1.0, "speed/step_seconds": 2.0}
+    assert extract_event_scalars({"event": "spike", "step": 1}) == {}
+    score = {
+        "event": "score",
+        "step": 1,
+        "tokens": 9,
+        "scores": {"cr": 50.0},
+        "stderr": {"cr": 2.0},
+    }
+    assert extract_event_scalars(score) == {"eval/cr": 50.0}
+
+
+def test_console_lines(compose, capsys: pytest.CaptureFixture[str]) -> None:
+    from hlat.config.tracking import ConsoleStyle
+    from hlat.tracking.console_logger import ConsoleLogger
+
+    console = ConsoleLogger(ConsoleStyle.lines)
+    console.start(RunInfo(Path(), "x", "", 1, 0, 2, {}, None))
+    for step in (1, 2):
+        console.log_metrics(
+            {"step": step, "loss": math.nan, "grad_norm": 1.0, "tokens_per_second": 1.0}
+        )
+    console.rewind(1)
+    console.log_event({"event": "spike", "step": 2})
+    console.finish({"step": 2.0})
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()] == ["1/2", "2/2"]

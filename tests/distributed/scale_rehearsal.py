@@ -1,0 +1,185 @@
+"""One rank of any layout, built and stepped without memory, processes or arithmetic.
+
+torch's fake tensors have shapes only, and its fake process group answers for all other ranks. So
+the very code that trains tells, on a desk, what a rank of thousands holds and says.
+
+Usage: python tests/distributed/scale_rehearsal.py RANK OVERRIDE ...   (as of hlat.train)
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hlat.config.compose import register_configs
+from hlat.config.package_dirs import find_package_dir
+from hlat.config.resolve import resolve_config
+from hlat.config.run import Config
+from hlat.data.packed_sequences import PackedSequences
+from hlat.engine.mesh_axis import MeshAxis
+from hlat.engine.native.native_engine import NativeEngine
+from hlat.engine.native.pipeline_parallel import DeviceBatch, LossFn, PipelinedStages
+from hlat.model.llama import Llama
+
+
+@dataclasses.dataclass(frozen=True)
+class Rehearsal:
+    """What one rank holds, and says in a step.
+
+    Attributes:
+        parameters: Shape of its part of each parameter of llama.Llama.
+        weight_bytes: Bytes of the weights that the model reads.
+        state_bytes: Bytes of what the optimizer keeps: moments, and master weights if there are.
+        collectives: Calls and bytes given to them in a step, by axis and operation. What stages
+            send to one another is not among them.
+        build_seconds: Taken to build the rank.
+        peak_bytes: Most memory that this process has had.
+    """
+
+    parameters: dict[str, tuple[int, ...]]
+    weight_bytes: int
+    state_bytes: int
+    collectives: dict[str, tuple[int, int]]
+    build_seconds: float
+    peak_bytes: int
+
+
+def rehearse(config: Config, rank: int) -> Rehearsal:
+    """Build a rank of a run and let it run a step."""
+    with _pretending(config, rank):
+        begun = time.perf_counter()
+        engine = NativeEngine()
+        engine.build(config)
+        build_seconds = time.perf_counter() - begun
+        tokens = np.zeros(
+            (config.batch.global_batch_size // engine.world.dp_size, config.batch.sequence_length),
+            np.int32,
+        )
+        engine.params.sync_model_params()
+        engine._params_stale = False  # as in every step but the first
+        with _Listener(engine) as said:
+            engine.train_step(PackedSequences(tokens, tokens), 0.0)
+        weights = engine.params
+        kept = [
+            tensor
+            for name in weights.optimizer_params
+            for key, tensor in weights.get_state(name).items()
+            if key != "weights"
+        ]
+        if config.precision.master_weights is not None:
+            kept += weights.optimizer_params.values()
+        return Rehearsal(
+            {name: tuple(weight.param.shape) for name, weight in weights.local_params.items()},
+            sum(weight.param.nbytes for weight in weights.local_params.values()),
+            sum(tensor.nbytes for tensor in kept),
+            {key: (said.calls[key], said.bytes[key]) for key in sorted(said.calls)},
+            build_seconds,
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+
+
+@contextmanager
+def _pretending(config: Config, rank: int) -> Iterator[None]:
+    """A world of this process alone that believes to be one rank of all."""
+    size = config.num_processes
+    place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
+    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    try:
+        with (
+            mock.patch.dict(os.environ, place),
+            mock.patch.object(NativeEngine, "_init_weights"),
+            mock.patch("hlat.engine.native.native_engine.PipelinedStages", OneStage),
+            FakeTensorMode(),
+        ):
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+class OneStage(PipelinedStages):
+    """A pipeline's rank without its neighbours: each of its stages, one micro batch at a time."""
+
+    def __init__(
+        self, parts: dict[int, Llama], config: Config, axis: MeshAxis, loss: LossFn
+    ) -> None:
+        with mock.patch("hlat.engine.native.pipeline_parallel._select_schedule"):
+            super().__init__(parts, config, axis, loss)
+        self._micro_batch_size = config.micro_batch_size
+
+    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
+        total = torch.zeros(())
+        for micro in batch.split(self._micro_batch_size):
+            for number, part in self._model_parts.items():
+                received = None
+                if number > 0:
+                    received = torch.empty_like(
+                        self._boundary_activation, device="cpu", requires_grad=True
+                    )
+                y = part(micro.tokens, micro.documents, received)
+                if number == self._last_stage:
+                    y = self._loss_fn(part, y, micro.targets, scale)
+                    total += y.detach()
+                y.backward(torch.empty_like(y))
+        return total
+
+
+class _Listener(TorchDispatchMode):
+    """Counts collectives by axis and operation."""
+
+    NAMES = {
+        "allreduce_": "all_reduce",
+        "_allgather_base_": "all_gather",
+        "_reduce_scatter_base_": "reduce_scatter",
+    }
+
+    def __init__(self, engine: NativeEngine) -> None:
+        super().__init__()
+        mesh = engine._mesh
+        self._axes = {
+            axis.group.group_name: name
+            for name, axis in (("kv", mesh.kv), ("tp", mesh.tp), ("dp", mesh.dp), ("pp", mesh.pp))
+            if axis.group is not None
+        }
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        name = function.overloadpacket.__name__
+        if function.namespace == "c10d" and name in self.NAMES:
+            given = args[1] if name.startswith("_") else args[0][0]
+            group = next(arg for arg in args if isinstance(arg, torch.ScriptObject))
+            axis = self._axes[dist.ProcessGroup.unbox(group).group_name]
+            key = f"{axis} {self.NAMES[name]}"
+            self.calls[key] += 1
+            self.bytes[key] += given.nbytes
+        return function(*args, **(kwargs or {}))
+
+
+def main() -> None:
+    rank, *overrides = sys.argv[1:]
+    register_configs()
+    with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+        config = resolve_config(compose("config", overrides))
+    print(json.dumps(dataclasses.asdict(rehearse(config, int(rank))), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Lets a run of hlat suffer what HLAT_FAULTS says, a JSON object of any of these.
+
+    step_s            each step takes this much longer, idle, as if a device worked
+    first_step_s      the first step of an attempt does
+    save_s            each save does, in whoever writes it
+    evaluation_s      each evaluation during training does
+    nan               a file with a step per line, at which the gradients of `rank` are NaN
+    rank              of `nan`; default 0
+    spike             [first, last]: steps that are reported with a gradient norm 1000 higher
+    garbage           [first, last]: steps whose batches are noise, whenever they come
+    once              `spike` counts steps as this process trains them, so a repeated one is good
+    raise             [rank, step, file]: a rank raises there unless the file exists, and makes it;
+                      no file: whenever it comes there
+    hang              [rank, step, way, file]: a rank hangs there in one of `WAYS` unless the file
+                      exists, and makes it
+    disk              [errno, seconds]: of every other save one call fails, the n-th of the n-th
+                      such save, or takes seconds if errno is 0; the rest of the calls work
+
+Python imports it before anything else; it waits for hlat's modules to be loaded.
+"""
+
+import ctypes
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+FAULTS = {}
+RANK = 0
+
+
+class Step:
+    """The step that is being trained, and how many this process has trained."""
+
+    number = 0
+    trained = 0
+
+
+def patch_tracker(module):
+    tracker = module.Tracker
+    ready, rewind = tracker.ready, tracker.rewind
+
+    def set_ready(self, step):
+        Step.number = step
+        return ready(self, step)
+
+    def set_rewind(self, step):
+        Step.number = step
+        return rewind(self, step)
+
+    tracker.ready, tracker.rewind = set_ready, set_rewind
+
+
+def nan_steps():
+    try:
+        with open(FAULTS["nan"]) as file:
+            return {int(line) for line in file.read().split()}
+    except (KeyError, OSError):
+        return set()
+
+
+class NotFinite:
+    """Passes micro batches through the layers, with a loss scale that is NaN."""
+
+    def __init__(self, passage):
+        self.passage = passage
+
+    def backward(self, batch, scale):
+        return self.passage.backward(batch, scale * float("nan"))
+
+
+def raise_once():
+    rank, step, *files = FAULTS.get("raise", (None, None))
+    if (rank, step) != (RANK, Step.number) or any(map(os.path.exists, files)):
+        return
+    for file in files:
+        open(file, "x").close()
+    raise RuntimeError("injected")
+
+
+def wait_for_peers():
+    import torch.distributed
+
+    torch.distributed.barrier()
+
+
+def hold_the_gil():
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def stop_data_worker():
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    for number in children:
+        os.kill(int(number), signal.SIGSTOP)
+
+
+WAYS = {
+    "waits for peers that do not come": wait_for_peers,
+    "holds the GIL": hold_the_gil,
+    "data worker stopped": stop_data_worker,
+}
+
+
+def hang_once():
+    rank, step, way, file = FAULTS.get("hang", (None, None, None, ""))
+    if (rank, step) == (RANK, Step.number) and not os.path.exists(file):
+        open(file, "x").close()
+        WAYS[way]()
+
+
+def patch_engine(module):
+    import numpy as np
+
+    engine = module.NativeEngine
+    train_step, read = engine.train_step, engine.read
+    bad = set()
+
+    def spoil(sequences):
+        """Let the tokens of bad batches be noise, the same on all ranks."""
+        first, last = FAULTS["garbage"]
+        key = sequences.tokens.tobytes()
+        if first <= Step.trained <= last:
+            bad.add(key)
+        if key in bad:
+            noise = np.random.default_rng(Step.number)
+            sequences.tokens[...] = noise.integers(0, 4096, sequences.tokens.shape, dtype=np.int32)
+
+    def step(self, sequences, rate):
+        Step.number += 1
+        Step.trained += 1
+        time.sleep(FAULTS.get("step_s", 0))
+        if Step.trained == 1:
+            time.sleep(FAULTS.get("first_step_s", 0))
+        raise_once()
+        hang_once()
+        if "garbage" in FAULTS:
+            spoil(sequences)
+        passage = self._passage
+        if FAULTS.get("rank", 0) == RANK and Step.number in nan_steps():
+            self._passage = NotFinite(passage)
+        try:
+            return train_step(self, sequences, rate)
+        finally:
+            self._passage = passage
+
+    def read_numbers(self, pending):
+        numbers = read(self, pending)
+        if "grad_norm" in pending and "spike" in FAULTS:
+            first, last = FAULTS["spike"]
+            if first <= (Step.trained if FAULTS.get("once") else Step.number) <= last:
+                return replace(numbers, grad_norm=numbers.grad_norm + 1000)
+        return numbers
+
+    engine.train_step, engine.read = step, read_numbers
+
+
+def patch_store(module):
+    save = module.save
+
+    def slow(*arguments, **keywords):
+        time.sleep(FAULTS.get("save_s", 0))
+        Disk.begin()
+        return save(*arguments, **keywords)
+
+    module.save = slow
+
+
+class Disk:
+    """Counts the calls of a save that touch the disk, and lets one of them fail.
+
+    `calls` is of the save under way, `most` the most that any save has made.
+    """
+
+    saves = calls = most = 0
+
+    @classmethod
+    def begin(cls):
+        cls.saves += 1
+        cls.calls = 0
+
+    @classmethod
+    def touch(cls):
+        cls.calls += 1
+        cls.most = max(cls.most, cls.calls)
+        number, seconds = FAULTS["disk"]
+        if cls.saves % 2 == 0 and cls.calls == cls.saves // 2:
+            time.sleep(seconds)
+            if number:
+                raise OSError(number, os.strerror(number))
+
+
+def touching(call):
+    def touched(*arguments, **keywords):
+        Disk.touch()
+        return call(*arguments, **keywords)
+
+    return touched
+
+
+class File:
+    """A file whose writes are counted."""
+
+    def __init__(self, *arguments):
+        Disk.touch()
+        self.file = open(*arguments)
+        self.tell, self.fileno, self.read = self.file.tell, self.file.fileno, self.file.read
+        self.write, self.flush = touching(self.file.write), touching(self.file.flush)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.file.close()
+
+
+class System:
+    """The module os, some of whose calls are counted."""
+
+    def __init__(self):
+        self.fsync, self.replace = touching(os.fsync), touching(os.replace)
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+
+def patch_durable(module):
+    if "disk" in FAULTS:
+        module.os = System()
+        module.open = lambda *words: open(*words) if words[1] == "rb" else File(*words)
+
+
+def patch_evaluation(module):
+    evaluate = module.evaluate_heldout
+
+    def slow(engine, heldout, tracker, step):
+        if step:
+            time.sleep(FAULTS.get("evaluation_s", 0))
+        return evaluate(engine, heldout, tracker, step)
+
+    module.evaluate_heldout = slow
+
+
+PATCHES = {
+    "hlat.tracking.tracker": patch_tracker,
+    "hlat.engine.native.native_engine": patch_engine,
+    "hlat.storage.durable_files": patch_durable,
+    "hlat.evaluate.heldout_evaluation": patch_evaluation,
+    "hlat.checkpoint.checkpoint_store": patch_store,
+}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Patches modules when they have been loaded."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in PATCHES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        loader = spec.loader
+        execute = loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            PATCHES[name](module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def read_environment():
+    global RANK
+    FAULTS.update(json.loads(os.environ.get("HLAT_FAULTS", "{}")))
+    RANK = int(os.environ.get("RANK", 0))
+
+
+def patch(modules):
+    """Patch modules that are loaded already, if there are faults at all."""
+    patched = bool(FAULTS)  # the process that forked this one
+    read_environment()
+    if FAULTS and not patched:
+        for name, change in PATCHES.items():
+            change(modules[name] if name in modules else importlib.import_module(name))
+
+
+if __name__ == "sitecustomize":
+    read_environment()
+    sys.meta_path.insert(0, Finder())

@@ -1,0 +1,97 @@
+"""The fault trials of tests/faults, a few of each kind: what their committed figures say holds."""
+
+import random
+
+import pytest
+
+from tests.faults import bad_numbers, disk, kills, layouts, round_trips, signals, soak
+from tests.faults.trials import Place
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("processes")]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path / "trials")
+
+
+@pytest.mark.parametrize("arm", kills.ARMS)
+def test_kills_cost_nothing_but_time(place, arm):
+    *_, found = kills.trials(place, arm, 3, seed=1)
+    assert found["kills"] == 3
+    assert not found["problems"]
+    assert found["most_steps_run_again"] <= 2 * kills.EVERY_STEPS
+
+
+def test_a_layout_that_changes_at_every_kill_reads_the_same_data(place):
+    found = layouts.Found()
+    whole, seconds = layouts.uninterrupted(place, found)
+    run = place.run("changing", *layouts.RUN)
+    layouts.kill_and_change(run, seconds, 3, random.Random(1), found)
+    layouts.compare(run, whole, found)
+    assert not found.problems
+
+
+@pytest.mark.parametrize("kind", signals.KINDS)
+def test_signals_cost_at_most_a_step(place, kind):
+    found = signals.terminations(place, kind, 3, random.Random(2))
+    assert not found.problems
+    assert found.steps_run_again == 0
+    assert all(steps <= 2 for steps in found.steps_until_saved)
+
+
+@pytest.mark.parametrize(("kind", "way"), signals.HANGS)
+def test_a_process_that_hangs_is_noticed(place, kind, way):
+    found = signals.hangs(place, kind, way, 1, random.Random(3))
+    assert found["hung"] == 1
+    assert not found["problems"]
+    assert found["over_timeout_dump_and_1_s"] == 0
+
+
+def test_what_is_slow_does_not_hang(place):
+    for title, found in signals.patience(place).items():
+        assert found == {"exit_code": 0, "restarts": 0}, title
+
+
+def test_a_disk_that_fails_at_a_call_costs_one_save(place):
+    found = disk.each_call(place, "ENOSPC", disk.ERRORS["ENOSPC"], 0.0, calls=8)
+    assert found["exit_codes"] == [0, 0]
+    assert found["failed"] == found["told_on_the_console"] == 8
+    assert not found["failed_and_the_next_one_too"]
+    assert not found["losses"]
+    assert not found["lost_or_damaged"]
+    assert not found["left"]
+    assert not found["traceback"]
+
+
+@pytest.mark.parametrize("recipe", round_trips.RECIPES)
+def test_what_is_restored_is_what_was_saved(place, recipe):
+    config = round_trips.configuration(place.folder / "corpus", recipe)
+    found = round_trips.go(config, place.folder / recipe, 5)
+    assert not found["other_bytes"]
+    assert not found["another_next_loss"]
+
+
+@pytest.mark.parametrize("kind", bad_numbers.KINDS)
+def test_bad_numbers_are_dealt_with(place, kind):
+    whole = place.run("whole", *bad_numbers.RUN, "parallelism.tp=2", "checkpoint.every_steps=3")
+    assert whole.finish() == 0
+    lot = random.Random(4)
+    for number in range(2):
+        found = bad_numbers.KINDS[kind](place, number, lot)
+        assert all(found["good"].values()), found
+
+
+def test_a_minute_of_faults_is_accounted_for(place):
+    soaked = soak.Soak(place, mean_s=12, seed=5)
+    try:
+        soaked.go(60)
+        found = soak.tell(soaked, compared_steps=50)
+    finally:
+        soaked.run.kill_all()
+    assert found["ledger"]["is_closed"]
+    assert found["steps_without_gaps_or_duplicates"]
+    assert not found["checkpoints_lost_or_damaged"]
+    assert not found["losses_differ"]
+    assert not found["orphans"]
+    assert not found["leftovers_at_end"]

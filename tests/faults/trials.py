@@ -1,0 +1,364 @@
+"""What fault trials share: a run of seconds, its processes, its checkpoints, and what it leaves.
+
+A trial starts hlat as a user does, in a folder of its own with a TMPDIR of its own, so that what is
+left there is the trial's. What a checkpoint is worth is asked of the store, byte by byte.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch: a fork would lose the threads
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.common import describe_machine
+from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.data import row_index
+from tests.faults.forked import Forked, import_all
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+INJECTED = Path(__file__).resolve().parent / "injected"
+Row = dict[str, Any]
+
+SMALL = (
+    "model.num_layers=2",
+    "model.hidden_size=64",
+    "model.intermediate_size=176",
+    "batch.global_batch_size=4",
+    "batch.micro_batch_size=2",
+    "batch.sequence_length=64",
+    "data.sources.code.paths=[code.arrow]",
+    "data.sources.prose.paths=[prose.arrow]",
+    "data.sources.data.paths=[data.arrow]",
+    "data.heldout_documents=8",
+    "data.workers=0",
+    "evaluation.sequences_per_source=1",
+    "schedule.warmup_steps=5",
+    "checkpoint.keep_last=2",
+    "run.root=runs",
+)
+"""A run of a second or two on the frozen corpus of the tests, but for steps and saves."""
+SUPERVISED = ("recovery.max_restarts=100000", "recovery.max_same_failures=100000")
+KEPT = 2
+"""checkpoint.keep_last of `SMALL`."""
+
+
+def write_corpus(folder: Path) -> None:
+    """The frozen corpus of the tests as three Arrow files with their row indexes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (REPOSITORY / "tests/data/corpus.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for source in ("code", "prose", "data"):
+        texts = [row["text"] for row in rows if row["source"] == source]
+        written = pa.table({"text": texts, "source": [source] * len(texts)})
+        path = folder / f"{source}.arrow"
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, written.schema) as writer:
+            writer.write_table(written)
+        row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
+
+
+class Place:
+    """A folder for trials: the corpus, and a folder per run below runs/.
+
+    Args:
+        folder: Where.
+        forks: Whether its runs are forked; see `forked`.
+    """
+
+    def __init__(self, folder: Path, forks: bool = False) -> None:
+        self.folder, self.forks = folder, forks
+        self.tmp = folder / "tmp"
+        self.tmp.mkdir(parents=True)
+        self._shared = {*Path("/dev/shm").iterdir()}
+        write_corpus(folder / "corpus")
+
+    def run(self, name: str, *overrides: str) -> "Run":
+        """A run that has not been started."""
+        return Run(self, name, overrides)
+
+    def leftovers(self) -> list[str]:
+        """What lies in TMPDIR but torch's own cache, and in /dev/shm since the first trial."""
+        made = {path for path in self.tmp.iterdir() if not path.name.startswith("torchinductor_")}
+        return sorted(map(str, made | ({*Path("/dev/shm").iterdir()} - self._shared)))
+
+
+class Run:
+    """A run, its command, and the process of the command that was started last."""
+
+    def __init__(self, place: Place, name: str, overrides: tuple[str, ...]) -> None:
+        self.place, self.name = place, name
+        self.folder = place.folder / "runs" / name
+        self.printed = place.folder / f"{name}.log"
+        self.words = [*SMALL, f"data.root={place.folder / 'corpus'}", f"run.name={name}"]
+        self.words += overrides
+        self.variables: dict[str, str] = {}
+        self.forks = place.forks
+        self.process: subprocess.Popen[bytes] | Forked
+
+    def inject(self, **faults: Any) -> None:
+        """Let injected/sitecustomize.py do what its docstring says."""
+        self.variables["HLAT_FAULTS"] = json.dumps(faults)
+
+    def start(self, *overrides: str) -> None:
+        """Start the command; what it prints is added to a file."""
+        path = [str(REPOSITORY), *([str(INJECTED)] if self.variables else [])]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(path),
+            "TMPDIR": str(self.place.tmp),
+            "OMP_NUM_THREADS": "1",
+            **self.variables,
+        }
+        words, cwd = [*self.words, *overrides], self.place.folder
+        with self.printed.open("ab") as printed:
+            if self.forks:
+                out = printed.fileno()
+                self.process = Forked(words, environment, cwd, out, out)
+                return
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hlat.train", *words],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                start_new_session=True,
+            )
+
+    def finish(self, *overrides: str, timeout_s: float = 300) -> int:
+        """Start the command, wait for it, and return its exit code."""
+        self.start(*overrides)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 300) -> int:
+        """Wait for the command and return its exit code; one that takes too long is killed."""
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            raise
+
+    def kill_all(self) -> None:
+        """Kill the command and everything that it has started."""
+        for number in [self.process.pid, *descendants(self.process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self.process.wait()
+
+    def ranks(self) -> dict[int, int]:
+        """Process ids of those that train, by rank."""
+        return ranks(self.process.pid)
+
+    def rows(self, file: str) -> list[Row]:
+        """Whole lines of metrics.jsonl or events.jsonl."""
+        path = self.folder / file
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def events(self, *kinds: str) -> list[Row]:
+        """Events of some kinds."""
+        return [row for row in self.rows("events.jsonl") if row["event"] in kinds]
+
+    def last_step(self) -> int:
+        """Step of the last row; 0 before the first."""
+        return last_step(self.folder / "metrics.jsonl")
+
+    def losses(self) -> list[tuple[int, float]]:
+        """Step and loss of every row."""
+        return [(row["step"], row["loss"]) for row in self.rows("metrics.jsonl")]
+
+    def remove(self) -> None:
+        """Remove the folder and the log of the run."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.printed.unlink(missing_ok=True)
+
+
+def last_step(metrics: Path) -> int:
+    """Step of the last whole row of a file, without reading all of it; 0 if there is none."""
+    if not metrics.exists():
+        return 0
+    with metrics.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        lines = file.read().split(b"\n")[:-1]
+    try:
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+    except ValueError:
+        return 0
+
+
+def processes() -> dict[int, tuple[int, str]]:
+    """Parent and state of every process that is there."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                found[int(entry.name)] = (int(fields[1]), fields[0])
+    return found
+
+
+def descendants(number: int) -> list[int]:
+    """Processes that a process has started, and theirs."""
+    there = processes()
+    found, waiting = [], [number]
+    while waiting:
+        parent = waiting.pop()
+        children = [one for one, (above, _) in there.items() if above == parent]
+        found += children
+        waiting += children
+    return found
+
+
+def ranks(command: int) -> dict[int, int]:
+    """Processes that train, by rank: the command's children that have one, or the command."""
+    found = {}
+    for number in descendants(command):
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{number}/comm").read_text()
+            if name.startswith("hlat rank"):
+                found[int(name.split()[2])] = number
+                continue
+            variables = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
+            words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
+            told = [word[5:] for word in variables if word.startswith(b"RANK=")]
+            if told and b"hlat.train" in words:
+                found[int(told[0])] = number
+    return found
+
+
+def gone(numbers: list[int], within_s: float = 10) -> list[int]:
+    """Those processes that are still there some seconds later; the dead that nobody buried, not."""
+    deadline = time.monotonic() + within_s
+    while True:
+        there = processes()
+        left = [number for number in numbers if number in there and there[number][1] != "Z"]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.02)
+
+
+class Keeper:
+    """Watches over the checkpoints of a run: what was committed stays, whole, or is outlived.
+
+    Args:
+        folder: The run's checkpoints.
+
+    Attributes:
+        problems: What was lost or damaged.
+        verified: How many checkpoints were read in full.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.problems: list[str] = []
+        self.verified = 0
+        self._left: set[str] = set()
+
+    def committed(self) -> list[int]:
+        """Steps of the folders that bear a checkpoint's name, newest first."""
+        with contextlib.suppress(FileNotFoundError):
+            found = [checkpoint_store.parse_step(path) for path in self.folder.iterdir()]
+            return sorted((step for step in found if step is not None), reverse=True)
+        return []
+
+    def was_writing(self) -> bool:
+        """Whether a checkpoint is being written or removed, or was when a kill fell just now.
+
+        What earlier calls have seen is what kills left behind.
+        """
+        unfinished = self.unfinished()
+        new, self._left = unfinished - self._left, unfinished
+        return bool(new)
+
+    def unfinished(self) -> set[str]:
+        """Names of folders that are being written or removed, or whose writer was killed."""
+        with contextlib.suppress(FileNotFoundError):
+            names = {path.name for path in self.folder.iterdir()}
+            return {name for name in names if name.startswith(checkpoint_store.TEMPORARY_PREFIX)}
+        return set()
+
+    def check(self, before: list[int]) -> None:
+        """Verify all that is there, and look for those of `before` that should be.
+
+        A run may be going on: a checkpoint may be pruned meanwhile if enough newer ones are there.
+        """
+        valid = set()
+        for step in self.committed():
+            path = self.folder / checkpoint_store.format_step_name(step)
+            try:
+                checkpoint_store.verify_checkpoint(path)
+                valid.add(step)
+            except CorruptCheckpointError as error:
+                if path.exists():
+                    self.problems.append(f"damaged: {error}")
+            self.verified += 1
+        for step in before[:KEPT]:
+            newer = [one for one in {*valid, *self.committed()} if one > step]
+            if step not in valid and len(newer) < KEPT:
+                self.problems.append(f"lost: {self.folder} step {step} of {before}, has {valid}")
+
+
+def differing(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> str:
+    """How the losses of a run differ from those of the uninterrupted one; empty if not at all."""
+    steps = [step for step, _ in found]
+    if steps != [step for step, _ in expected]:
+        return f"steps are {steps}"
+    unequal = [
+        step for (step, one), (_, other) in zip(found, expected, strict=True) if one != other
+    ]
+    return f"losses differ at steps {unequal}" if unequal else ""
+
+
+def say(text: str) -> None:
+    """Tell of progress on stderr."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def arguments(description: str, trials: int) -> argparse.ArgumentParser:
+    """What every script of trials asks."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--trials", type=int, default=trials, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn by lot")
+    parser.add_argument("--output", type=Path, help="where the result goes; default: printed only")
+    parser.add_argument("--forks", action="store_true", help="start runs by forking; see forked.py")
+    parser.add_argument("--folder", type=Path, help="keep everything there; default: nothing")
+    return parser
+
+
+@contextlib.contextmanager
+def somewhere(folder: Path | None, forks: bool = False) -> Iterator[Place]:
+    """A place for trials, removed afterwards unless it was named."""
+    if forks:
+        import_all()
+    if folder is not None:
+        yield Place(folder.resolve(), forks)
+        return
+    with tempfile.TemporaryDirectory(prefix="trials-", ignore_cleanup_errors=True) as made:
+        yield Place(Path(made), forks)
+
+
+def conclude(result: Row, output: Path | None) -> None:
+    """Print a result, and write it if asked."""
+    text = json.dumps({**result, "machine": describe_machine(["torch"])}, indent=1)
+    print(text)
+    if output is not None:
+        output.write_text(text + "\n")
+
+
+def note(result: Row, output: Path | None) -> None:
+    """Write what there is so far, should the trials be ended."""
+    if output is not None:
+        told = {**result, "machine": describe_machine(["torch"])}
+        output.write_text(json.dumps(told, indent=1) + "\n")

@@ -1,0 +1,83 @@
+"""Checkpoint roots by path, URL or recorded location, and errors of unusable locations."""
+
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from hlat.checkpoint import checkpoint_directory
+from hlat.config.config_errors import ConfigError
+from hlat.storage import storage_path
+
+
+def refusal(location: str, key: str | None = None) -> str:
+    with pytest.raises(ConfigError) as refused:
+        storage_path.parse_storage_path(location, key)
+    return str(refused.value)
+
+
+def test_paths_are_paths() -> None:
+    assert storage_path.parse_storage_path("a/b") == Path("a/b")
+    assert storage_path.parse_storage_path("~/x") == Path.home() / "x"
+
+
+def test_urls_that_nothing_can_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refusal("nowhere://x", "checkpoint.start_from").startswith(
+        "checkpoint.start_from=nowhere://x cannot be used (ValueError: Protocol not known: nowhere"
+    )
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    message = refusal("s3://bucket/x", "checkpoint.destination")
+    assert message.startswith("checkpoint.destination=s3://bucket/x needs a package that is not")
+    assert "s3fs" in message
+
+
+def test_a_password_is_refused_and_not_repeated() -> None:
+    for key in ("checkpoint.destination", None):
+        message = refusal("ftp://me:hunter2@host/x", key)
+        assert message.startswith(key or "the URL")
+        assert "hunter2" not in message
+
+
+def test_the_place_of_a_run() -> None:
+    run = Path("runs/x")
+    assert checkpoint_directory.build_checkpoint_root(run, None) == run
+    assert checkpoint_directory.build_checkpoint_root(run, "/fast") == Path("/fast/x")
+    assert (
+        str(checkpoint_directory.build_checkpoint_root(run, "memory://fast/")) == "memory://fast/x"
+    )
+
+
+def test_the_run_tells_where_its_checkpoints_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    assert checkpoint_directory.load_checkpoint_root(run) == run
+    for there in (
+        storage_path.parse_storage_path("memory://bucket/run"),
+        storage_path.parse_storage_path("/fast/run"),
+    ):
+        checkpoint_directory.save_checkpoint_root(run, there)
+        assert checkpoint_directory.load_checkpoint_root(run) == there
+    checkpoint_directory.save_checkpoint_root(run, Path("fast/run"))
+    assert checkpoint_directory.load_checkpoint_root(run) == tmp_path / "fast/run"
+    checkpoint_directory.save_checkpoint_root(run, run)
+    assert list(run.iterdir()) == []
+
+
+@pytest.mark.parametrize("location", ["memory", "file", "disk"])
+def test_trying_a_place_out_leaves_nothing(tmp_path: Path, location: str) -> None:
+    urls = {"memory": f"memory://{uuid.uuid4()}", "file": f"file://{tmp_path}", "disk": tmp_path}
+    folder = storage_path.parse_storage_path(f"{urls[location]}/a/b")
+    for _ in range(2):
+        storage_path.validate_writable(folder)
+        assert list(folder.iterdir()) == []
+
+
+def test_a_place_that_takes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for location in (f"{tmp_path}/file", f"file://{tmp_path}/file", "file:///proc/x"):
+        with pytest.raises(OSError, match=location.removeprefix("file://")):
+            storage_path.validate_writable(storage_path.parse_storage_path(location))

@@ -1,0 +1,137 @@
+"""Serialization of manifests, and rejection of invalid ones."""
+
+import json
+
+import pytest
+
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_manifest import (
+    CheckpointManifest,
+    FileRecord,
+    SliceRecord,
+    TensorRecord,
+    format_slice_key,
+    merge_tensor_records,
+    parse_manifest,
+    serialize_manifest,
+)
+from hlat.checkpoint.tensor_slice import TensorSlice
+
+
+def half(begin: int, file: str, dtype: str = "F32") -> TensorRecord:
+    return TensorRecord((4, 2), dtype, (SliceRecord((begin, 0), (2, 2), file),))
+
+
+MANIFEST = CheckpointManifest(
+    7,
+    {
+        "rank_00000.safetensors": FileRecord(16, "aa"),
+        "rank_00001.safetensors": FileRecord(16, "bb"),
+    },
+    merge_tensor_records(
+        [("w", half(0, "rank_00000.safetensors")), ("w", half(2, "rank_00001.safetensors"))]
+    ),
+)
+
+
+def test_slices_of_many_files_join_to_one_tensor() -> None:
+    files = [piece.file for piece in MANIFEST.tensors["w"].slices]
+    assert files == ["rank_00000.safetensors", "rank_00001.safetensors"]
+
+
+def test_a_manifest_survives_json() -> None:
+    assert parse_manifest(serialize_manifest(MANIFEST)) == MANIFEST
+
+
+def test_a_slice_has_its_own_key_and_a_whole_tensor_its_name() -> None:
+    assert format_slice_key("w", (4, 2), TensorSlice((0, 0), (4, 2))) == "w"
+    assert format_slice_key("w", (4, 2), TensorSlice((2, 0), (2, 2))) == "w@2,0"
+
+
+def test_entries_that_disagree_are_refused() -> None:
+    with pytest.raises(ValueError, match="w has chunks of shape"):
+        merge_tensor_records([("w", half(0, "a")), ("w", half(2, "b", dtype="BF16"))])
+    with pytest.raises(ValueError, match="do not cover"):
+        merge_tensor_records([("w", half(0, "a"))])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x80\x04.",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 100_000,
+        b'{"format": 1}',
+        b'{"format": 1, "step": 1, "files": [], "tensors": {}}',
+        b'{"format": 1, "step": 1, "files": {"a": {}}, "tensors": {}}',
+        b'{"format": 1, "step": 1, "files": {"../a": {"size": 1, "sha256": ""}}, "tensors": {}}',
+        b'{"format": 1, "step": 1, "files": {"/a": {"size": 1, "sha256": ""}}, "tensors": {}}',
+    ],
+)
+def test_anything_else_is_refused(content: bytes) -> None:
+    with pytest.raises(CorruptCheckpointError):
+        parse_manifest(content)
+
+
+def test_more_than_a_file_can_hold_is_refused() -> None:
+    document = json.loads(serialize_manifest(MANIFEST))
+    document["files"]["rank_00001.safetensors"]["size"] = 15
+    with pytest.raises(
+        CorruptCheckpointError, match=r"assigns more bytes to rank_00001\.safetensors"
+    ):
+        parse_manifest(json.dumps(document).encode())
+
+
+def test_another_format_is_refused_by_its_number() -> None:
+    document = {**json.loads(serialize_manifest(MANIFEST)), "format": 2}
+    with pytest.raises(CorruptCheckpointError, match="format 2; this version reads 1"):
+        parse_manifest(json.dumps(document).encode())
+
+
+FALSEHOODS = [
+    ("shape", [4, 3], "invalid shape or slices of w"),
+    ("shape", [2, 2], "invalid shape or slices of w"),
+    ("shape", [4], "invalid shape or slices of w"),
+    ("shape", [4, -2], "invalid shape or slices of w"),
+    ("shape", [4, 2.0], "invalid shape or slices of w"),
+    ("shape", ["4", 2], "invalid shape or slices of w"),
+    ("shape", None, "is invalid"),
+    ("dtype", ["F32"], "is invalid"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "complaint"), FALSEHOODS)
+def test_tensors_that_cannot_be_are_refused(field: str, value: object, complaint: str) -> None:
+    document = json.loads(serialize_manifest(MANIFEST))
+    document["tensors"]["w"][field] = value
+    with pytest.raises(CorruptCheckpointError, match=complaint):
+        parse_manifest(json.dumps(document).encode())
+
+
+def test_a_tensor_larger_than_its_files_is_refused_before_there_is_room_for_it() -> None:
+    document = json.loads(serialize_manifest(MANIFEST))
+    piece = {"offset": [0], "size": [10**15], "file": "rank_00000.safetensors"}
+    document["tensors"]["w"] |= {"shape": [10**15], "slices": [piece]}
+    with pytest.raises(CorruptCheckpointError, match="than the file has"):
+        parse_manifest(json.dumps(document).encode())
+
+
+def test_names_and_sizes_that_are_none_are_refused() -> None:
+    document = json.loads(serialize_manifest(MANIFEST))
+    document["tensors"]["\x1b[2J"] = document["tensors"]["w"]
+    with pytest.raises(CorruptCheckpointError, match="an invalid tensor name"):
+        parse_manifest(json.dumps(document).encode())
+    document = json.loads(serialize_manifest(MANIFEST))
+    document["files"]["rank_00000.safetensors"]["size"] = "10"
+    with pytest.raises(CorruptCheckpointError, match="not a size and a hash"):
+        parse_manifest(json.dumps(document).encode())
+
+
+def test_a_slice_in_an_unlisted_file_is_refused() -> None:
+    document = json.loads(serialize_manifest(MANIFEST))
+    document["tensors"]["w"]["slices"][0]["file"] = "/etc/passwd"
+    with pytest.raises(CorruptCheckpointError, match="which it does not list"):
+        parse_manifest(json.dumps(document).encode())

@@ -1,0 +1,256 @@
+"""Exports load in transformers, and are complete or absent."""
+
+import builtins
+import errno
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from hlat.checkpoint import checkpoint_store, hugging_face_export
+from hlat.checkpoint.hugging_face_export import export_weights, split_into_shards
+from hlat.checkpoint.pretrained_weights import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    load_pretrained,
+)
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.config_errors import ConfigError
+from hlat.config.model import ModelConfig
+from hlat.config.precision import Dtype
+from hlat.model.canonical_views import iter_canonical_views
+from hlat.model.hugging_face_config import build_hf_config
+from hlat.model.llama import Llama
+from hlat.model.parameter_specs import list_parameter_specs
+
+transformers = pytest.importorskip("transformers")
+
+MODELS = {
+    "mha": ModelConfig("mha", 2, 64, 96, 4, 4, 131, rms_norm_eps=1e-6),
+    "gqa": ModelConfig("gqa", 2, 96, 104, 6, 2, 1031, rope_theta=500000.0),
+    "one_kv_head": ModelConfig("one_kv_head", 2, 64, 88, 4, 1, 131),
+    "head_dim_48": ModelConfig("head_dim_48", 2, 192, 352, 4, 2, 1031),
+    "tied": ModelConfig("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
+}
+MODEL = MODELS["mha"]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def llama(model: ModelConfig) -> Llama:
+    ours = Llama(model)
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.2)
+    return ours
+
+
+def chunks(model: ModelConfig, ours: Llama) -> list[TensorChunk]:
+    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
+    views = iter_canonical_views(model, {n: p.detach() for n, p in ours.named_parameters()})
+    return [
+        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+        for name, view in views
+    ]
+
+
+def exported(
+    folder: Path,
+    model: ModelConfig,
+    saved: list[TensorChunk],
+    dtype: Dtype = Dtype.fp32,
+    max_bytes: int = 10**9,
+    tell: Callable[[Any], None] = lambda _: None,
+) -> Path:
+    checkpoint = checkpoint_store.save_checkpoint(folder / "checkpoints", 1, saved, {})
+    documents = {"config.json": json.dumps(build_hf_config(model, 32, 7, dtype)).encode()}
+    files = split_into_shards(model, dtype, max_bytes)
+    export_weights(folder / "out", checkpoint, files, dtype, documents, tell)
+    return folder / "out"
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != "checkpoints")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("max_bytes", [10**9, 60_000])
+def test_transformers_loads_every_weight_and_gives_the_same_logits(
+    tmp_path: Path, name: str, max_bytes: int
+) -> None:
+    model, ours = MODELS[name], llama(MODELS[name])
+    out = exported(tmp_path, model, chunks(model, ours), max_bytes=max_bytes)
+    assert (out / (SAFE_WEIGHTS_NAME if max_bytes == 10**9 else SAFE_WEIGHTS_INDEX_NAME)).is_file()
+    theirs, message = transformers.AutoModelForCausalLM.from_pretrained(
+        out, output_loading_info=True
+    )
+    assert not any(message.values()), message
+    tokens = torch.randint(0, model.vocab_size, (2, 17))
+    with torch.no_grad():
+        found, expected = theirs(tokens).logits, ours.compute_logits(tokens)
+    assert found.dtype == torch.float32
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+    continued = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=4)
+    assert continued.shape[1] > 17
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_way_there_and_back_is_exact(tmp_path: Path, name: str) -> None:
+    model, ours, again = MODELS[name], llama(MODELS[name]), Llama(MODELS[name])
+    out = exported(tmp_path, model, chunks(model, ours), max_bytes=60_000)
+    load_pretrained(str(out), model, chunks(model, again))
+    for one, other in zip(ours.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_files_hold_at_most_what_was_asked_and_the_index_knows_them(tmp_path: Path) -> None:
+    message: list[Any] = []
+    out = exported(tmp_path, MODEL, chunks(MODEL, llama(MODEL)), Dtype.bf16, 30_000, message.append)
+    index = json.loads((out / SAFE_WEIGHTS_INDEX_NAME).read_text())
+    files = {path.name: load_file(path) for path in sorted(out.glob("*.safetensors"))}
+    assert list(files) == [
+        f"model-{i:05}-of-{len(files):05}.safetensors" for i in range(1, len(files) + 1)
+    ]
+    assert index["weight_map"] == {name: file for file in files for name in files[file]}
+    sizes = [sum(t.nbytes for t in tensors.values()) for tensors in files.values()]
+    assert max(sizes) <= 30_000
+    assert index["metadata"]["total_size"] == sum(sizes)
+    assert [(file.name, file.num_bytes) for file in message] == list(zip(files, sizes, strict=True))
+    assert {t.dtype for tensors in files.values() for t in tensors.values()} == {torch.bfloat16}
+    with safe_open(out / message[0].name, framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_a_parameter_larger_than_a_file_has_one_of_its_own() -> None:
+    files = split_into_shards(MODEL, Dtype.fp32, 1)
+    assert [len(file.parameters) for file in files] == [1] * len(list_parameter_specs(MODEL))
+
+
+def test_wide_weights_are_rounded_to_nearest(tmp_path: Path) -> None:
+    wide = llama(MODEL)
+    out = exported(tmp_path, MODEL, chunks(MODEL, wide), Dtype.bf16)
+    found = load_file(out / SAFE_WEIGHTS_NAME)["model.embed_tokens.weight"]
+    assert torch.equal(found, wide.embed_tokens.weight.bfloat16())
+
+
+def test_an_existing_output_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ConfigError) as refused:
+        exported(tmp_path, MODEL, chunks(MODEL, llama(MODEL)))
+    assert str(refused.value) == (
+        f"--output {tmp_path / 'out'} exists already; specify a new directory, or remove it"
+    )
+    assert left(tmp_path) == ["out"]
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    big = ModelConfig("big", 2, 192, 352, 4, 2, 1031)
+    with pytest.raises(ConfigError) as refused:
+        exported(tmp_path, big, chunks(big, llama(big)))
+    assert str(refused.value) == (f"--output {tmp_path / 'out'} needs 4 MB, the disk has 1 MB free")
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_disk_that_fills_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    checkpoint = checkpoint_store.save_checkpoint(
+        tmp_path / "checkpoints", 1, chunks(MODEL, llama(MODEL)), {}
+    )
+    real, calls = builtins.open, iter(range(100))
+
+    def full(path: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if "x" in mode and next(calls) == call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, mode, *rest, **named)
+
+    monkeypatch.setattr(builtins, "open", full)
+    files = split_into_shards(MODEL, Dtype.fp32, 300_000)
+    assert len(files) == 2
+    with pytest.raises(OSError, match="No space left"):
+        export_weights(
+            tmp_path / "out", checkpoint, files, Dtype.fp32, {"config.json": b"{}"}, lambda _: None
+        )
+    assert left(tmp_path) == []
+
+
+def killed_while_writing(tmp_path: Path, checkpoint: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        files = split_into_shards(MODEL, Dtype.fp32, 60_000)
+        export_weights(
+            tmp_path / "out", checkpoint, files, Dtype.fp32, {"config.json": b"{}"},
+            lambda _: os.kill(os.getpid(), signal.SIGKILL),
+        )  # fmt: skip
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+
+
+def test_a_kill_leaves_no_folder_of_that_name_and_the_next_export_cleans_up(tmp_path: Path) -> None:
+    saved = chunks(MODEL, llama(MODEL))
+    killed_while_writing(
+        tmp_path, checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
+    )
+    assert left(tmp_path) == [".tmp-out"]
+    assert [path.suffix for path in (tmp_path / ".tmp-out").iterdir()] == [".safetensors"]
+    out = exported(tmp_path, MODEL, saved)
+    assert left(tmp_path) == ["out"]
+    assert left(out) == ["config.json", SAFE_WEIGHTS_NAME]
+
+
+def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
+    saved = chunks(MODEL, llama(MODEL))
+    checkpoint = checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
+    refusals = []
+
+    def second(_: object) -> None:
+        with pytest.raises(ConfigError) as refused:
+            export_weights(
+                tmp_path / "out",
+                checkpoint,
+                split_into_shards(MODEL, Dtype.fp32, 10**9),
+                Dtype.fp32,
+                {},
+                print,
+            )
+        refusals.append(str(refused.value))
+
+    out = exported(tmp_path, MODEL, saved, tell=second)
+    assert refusals == [
+        f"--output {out}: another process is writing it; wait until it has finished"
+    ]
+    assert left(out) == ["config.json", SAFE_WEIGHTS_NAME]
+
+
+def test_only_one_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    real = hugging_face_export.safetensors_file.serialize_tensors
+
+    def watched(tensors: Any, metadata: Any) -> Any:
+        held.append(sum(values.nbytes for _, values in tensors.values()))
+        return real(tensors, metadata)
+
+    checkpoint = checkpoint_store.save_checkpoint(
+        tmp_path / "checkpoints", 1, chunks(MODEL, llama(MODEL)), {}
+    )
+    monkeypatch.setattr(hugging_face_export.safetensors_file, "serialize_tensors", watched)
+    files = split_into_shards(MODEL, Dtype.fp32, 60_000)
+    export_weights(tmp_path / "out", checkpoint, files, Dtype.fp32, {}, lambda _: None)
+    assert len(held) == len(files)
+    assert max(held) <= 60_000

@@ -1,0 +1,262 @@
+"""Hugging Face directories are read slice by slice; invalid ones are rejected with a message."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hlat.checkpoint.pretrained_weights import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    load_pretrained,
+    validate_pretrained,
+)
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.config_errors import ConfigError
+from hlat.config.model import ModelConfig
+from hlat.model.canonical_views import iter_canonical_views
+from hlat.model.llama import Llama
+from hlat.model.parameter_specs import list_parameter_specs
+
+transformers = pytest.importorskip("transformers")
+
+MODELS = {
+    "mha": ModelConfig("mha", 2, 64, 96, 4, 4, 131, rms_norm_eps=1e-6),
+    "gqa": ModelConfig("gqa", 2, 96, 104, 6, 2, 1031, rope_theta=500000.0),
+    "one_kv_head": ModelConfig("one_kv_head", 2, 64, 88, 4, 1, 131),
+    "head_dim_48": ModelConfig("head_dim_48", 2, 192, 352, 4, 2, 1031),
+    "tied": ModelConfig("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
+}
+MODEL = MODELS["gqa"]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def peer(model: ModelConfig) -> torch.nn.Module:
+    config = transformers.LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_key_value_heads,
+        rms_norm_eps=model.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        tie_word_embeddings=model.tie_embeddings,
+        initializer_range=0.2,
+        attn_implementation="eager",
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def chunks(model: ModelConfig, ours: Llama) -> list[TensorChunk]:
+    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
+    views = iter_canonical_views(model, dict(ours.named_parameters()))
+    return [
+        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
+        for name, view in views
+    ]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that transformers wrote in several files."""
+    peer(MODEL).save_pretrained(tmp_path / "llama", max_shard_size="200KB")
+    assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 2
+    return tmp_path / "llama"
+
+
+def refusals(folder: Path, model: ModelConfig = MODEL) -> list[str]:
+    with pytest.raises(ConfigError) as refused:
+        validate_pretrained(str(folder), model)
+    prefix = f"model.init_from={folder}: "
+    assert all(problem.startswith(prefix) for problem in refused.value.problems)
+    return [problem.removeprefix(prefix) for problem in refused.value.problems]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("size", ["5GB", "60KB"])
+def test_logits_are_those_of_transformers(tmp_path: Path, name: str, size: str) -> None:
+    model, theirs = MODELS[name], peer(MODELS[name])
+    theirs.save_pretrained(tmp_path / "llama", max_shard_size=size)
+    assert (
+        tmp_path / "llama" / (SAFE_WEIGHTS_NAME if size == "5GB" else SAFE_WEIGHTS_INDEX_NAME)
+    ).is_file()
+    ours = Llama(model)
+    load_pretrained(str(tmp_path / "llama"), model, chunks(model, ours))
+    tokens = torch.randint(0, model.vocab_size, (2, 17))
+    with torch.no_grad():
+        found, expected = ours.compute_logits(tokens), theirs(tokens).logits
+    assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_a_rank_reads_its_own_slice_and_other_kinds_are_left(folder: Path) -> None:
+    name, shape = "model.layers.1.mlp.down_proj.weight", (96, 104)
+    part, corner, moment = torch.zeros(96, 52), torch.zeros(24, 3), torch.zeros(96, 104)
+    load_pretrained(
+        str(folder),
+        MODEL,
+        [
+            TensorChunk(f"weights/{name}", shape, (0, 52), (96, 52), part),
+            TensorChunk(f"weights/{name}", shape, (48, 101), (24, 3), corner),
+            TensorChunk(f"exp_avg/{name}", shape, (0, 0), shape, moment),
+        ],
+    )
+    file = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"][name]
+    whole = load_file(folder / file)[name]
+    assert torch.equal(part, whole[:, 52:])
+    assert torch.equal(corner, whole[48:72, 101:])
+    assert not moment.any()
+
+
+def test_weights_are_rounded_to_nearest_for_a_narrower_run(folder: Path) -> None:
+    name, shape = "model.embed_tokens.weight", (1031, 96)
+    narrow = torch.zeros(shape, dtype=torch.bfloat16)
+    load_pretrained(
+        str(folder), MODEL, [TensorChunk(f"weights/{name}", shape, (0, 0), shape, narrow)]
+    )
+    file = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"][name]
+    assert torch.equal(narrow, load_file(folder / file)[name].bfloat16())
+
+
+def test_the_fingerprint_tells_models_apart_and_not_how_they_are_cut(tmp_path: Path) -> None:
+    one, other = peer(MODEL), peer(MODEL)
+    one.save_pretrained(tmp_path / "one")
+    one.save_pretrained(tmp_path / "cut", max_shard_size="60KB")
+    other.save_pretrained(tmp_path / "other")
+    found = {
+        name: load_pretrained(str(tmp_path / name), MODEL, []) for name in ("one", "cut", "other")
+    }
+    assert found["one"] == found["cut"] != found["other"]
+
+
+def test_what_transformers_skips_is_skipped(tmp_path: Path) -> None:
+    model = MODELS["tied"]
+    peer(model).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
+    validate_pretrained(str(tmp_path), model)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    advice = "there is no such directory; specify a directory with config.json and *.safetensors"
+    assert refusals(tmp_path / "nowhere") == [advice]
+    assert refusals(Path("meta-llama/Llama-2-7b-hf")) == [
+        f"{advice}; if it is a model of the hub: hf download meta-llama/Llama-2-7b-hf "
+        "--local-dir Llama-2-7b-hf"
+    ]
+
+
+def test_a_folder_of_something_else(tmp_path: Path) -> None:
+    assert refusals(tmp_path) == [
+        f"it has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}; specify a Hugging Face Llama directory"
+    ]
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
+def test_a_pickle(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert refusals(tmp_path) == [
+        f"{name} is a pickle, which can run code when it is loaded; convert the directory where you "
+        "trust it, with transformers: AutoModelForCausalLM.from_pretrained(DIR)"
+        ".save_pretrained(NEW_DIR)"
+    ]
+
+
+def test_another_shape_is_told_before_its_tensors(folder: Path) -> None:
+    model = dataclasses.replace(MODEL, hidden_size=192, num_layers=3)
+    assert refusals(folder, model) == [
+        "config.json has num_hidden_layers=2, this run has model.num_layers=3; set model.num_layers=2",
+        "config.json has hidden_size=96, this run has model.hidden_size=192; set model.hidden_size=96",
+        "to set them all: model.num_layers=2 model.hidden_size=96",
+    ]
+
+
+def test_a_config_that_cannot_be_read(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+    assert refusals(folder) == ["config.json is not a JSON object"]
+    (folder / "config.json").write_text("{")
+    assert refusals(folder)[0].startswith("config.json is not JSON (")
+    (folder / "config.json").unlink()
+    assert refusals(folder) == ["config.json cannot be read (No such file or directory)"]
+
+
+def test_tensors_that_are_missing_extra_misshapen_or_of_another_dtype(tmp_path: Path) -> None:
+    peer(MODEL).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(96)
+    tensors["model.norm.weight"] = torch.ones(95)
+    tensors["lm_head.weight"] = torch.ones((1031, 96), dtype=torch.float8_e4m3fn)
+    save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
+    assert refusals(tmp_path) == [
+        "it lacks model.layers.1.mlp.up_proj.weight",
+        "it has model.layers.0.self_attn.q_proj.bias, which this model lacks",
+        "model.norm.weight has shape [95], this run [96]",
+        "lm_head.weight has dtype F8_E4M3; hlat reads F32, BF16, F16",
+    ]
+
+
+def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
+    peer(MODEL).save_pretrained(tmp_path)
+    save_file({"model.norm.weight": torch.ones(96)}, tmp_path / SAFE_WEIGHTS_NAME)
+    assert refusals(tmp_path) == [
+        "it lacks model.embed_tokens.weight, model.layers.0.input_layernorm.weight, "
+        "model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight, "
+        "model.layers.0.self_attn.v_proj.weight and 15 more"
+    ]
+
+
+def test_files_that_are_missing_cut_off_or_not_what_the_index_says(folder: Path) -> None:
+    index = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())
+    name = "model.norm.weight"
+    file = index["weight_map"][name]
+
+    moved = index["weight_map"] | {name: index["weight_map"]["model.embed_tokens.weight"]}
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps({"weight_map": moved}))
+    assert refusals(folder) == [
+        f"{SAFE_WEIGHTS_INDEX_NAME} lists {name} in {moved[name]}, which does not exist"
+    ]
+
+    outside = index["weight_map"] | {name: "../x.safetensors"}
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps({"weight_map": outside}))
+    assert refusals(folder) == [
+        f"{SAFE_WEIGHTS_INDEX_NAME} names ../x.safetensors, which is outside of the directory"
+    ]
+
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text("{}")
+    assert refusals(folder) == [
+        f"{SAFE_WEIGHTS_INDEX_NAME} has no weight_map from tensors to files"
+    ]
+
+    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index))
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content[:-1])
+    assert refusals(folder)[0].startswith(f"{file} cannot be read (")
+    (folder / file).unlink()
+    assert refusals(folder)[0].startswith(f"{file} cannot be read (")
+
+
+def test_a_login_node_without_torch_can_look(folder: Path) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from hlat.checkpoint.pretrained_weights import validate_pretrained\n"
+        "from hlat.config.model import ModelConfig\n"
+        f"validate_pretrained({str(folder)!r}, ModelConfig{dataclasses.astuple(MODEL)[:8]!r})\n"
+        "print('looked')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "looked\n", done.stderr

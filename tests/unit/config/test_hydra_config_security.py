@@ -1,0 +1,109 @@
+"""A configuration that somebody else wrote cannot make Hydra run code: the file that every one of
+these would make is never made."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.hydra_config_security import find_code_references
+
+Entry = Callable[..., "subprocess.CompletedProcess[str]"]
+
+TOUCH = "{_target_: pathlib.Path.touch, self: {_target_: pathlib.Path, _args_: [TRACE]}}"
+LOG = '{version: 1, root: {level: INFO}, formatters: {x: {"()": pathlib.Path.touch, self: TRACE}}}'
+LAUNCHER = "hydra_plugins.hlat_launchers.local._local_launcher.LocalLauncher"
+
+FILES: dict[str, tuple[dict[str, str], list[str], str]] = {
+    "callback": (
+        {"experiment/x": f"# @package _global_\nhydra: {{callbacks: {{x: {TOUCH}}}}}"},
+        ["experiment=x"],
+        "hydra.callbacks.x",
+    ),
+    "callback of a group": (
+        {
+            "hydra/callbacks/x": f"x: {TOUCH}",
+            "experiment/x": "# @package _global_\ndefaults: [override /hydra/callbacks: x]",
+        },
+        ["experiment=x"],
+        "hydra.callbacks.x",
+    ),
+    "logging": (
+        {"experiment/x": f"# @package _global_\nhydra: {{job_logging: {LOG}}}"},
+        ["experiment=x"],
+        "hydra.job_logging.formatters",
+    ),
+    "logging of a group": (
+        {"hydra/hydra_logging/x": LOG},
+        ["hydra/hydra_logging=x"],
+        "hydra.hydra_logging.formatters",
+    ),
+    "logging elsewhere": (
+        {"hydra/job_logging/x": "{version: 1, root: '${hydra.sweeper}'}"},
+        ["hydra/job_logging=x"],
+        "hydra.job_logging.root",
+    ),
+    "launcher": (
+        {"hydra/launcher/x": f"_target_: {LAUNCHER}\nx: [{TOUCH}]"},
+        ["-m", "hydra/launcher=x"],
+        "hydra.launcher.x.0._target_",
+    ),
+    "launcher that is computed": (
+        {"hydra/launcher/x": f"_target_: {LAUNCHER}\nx: ${{oc.create:{{a:b}}}}"},
+        ["-m", "hydra/launcher=x"],
+        "hydra.launcher.x",
+    ),
+    "sweeper": (
+        {"hydra/sweeper/x": f"_target_: hydra._internal.x\nx: {TOUCH}"},
+        ["-m", "hydra/sweeper=x"],
+        "hydra.sweeper.x._target_",
+    ),
+    "variable": (
+        {"experiment/x": "# @package _global_\nhydra: {job: {env_set: {LD_PRELOAD: TRACE}}}"},
+        ["experiment=x"],
+        "hydra.job.env_set.LD_PRELOAD",
+    ),
+    "another root": ({"config": f"x: {TOUCH}"}, ["--config-name=config"], "x._target_"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_configuration_that_names_code_is_refused_before_it_runs(
+    tmp_path: Path, hlat: Entry, case: str
+) -> None:
+    files, words, key = FILES[case]
+    trace = tmp_path / "trace"
+    for name, content in files.items():
+        file = tmp_path / "theirs" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content.replace("TRACE", str(trace)))
+    flag = "--config-path" if case == "another root" else "--config-dir"
+    done = hlat("train", f"{flag}={tmp_path / 'theirs'}", *words)
+    assert not trace.exists()
+    assert done.returncode == 2, done.stderr
+    assert f"hlat: {key}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_so_is_what_is_typed(hlat: Entry) -> None:
+    done = hlat("train", "+hydra.callbacks.x._target_=pathlib.Path.cwd")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hydra.callbacks.x" in done.stderr
+
+
+def test_settings_of_hydra_still_work(hlat: Entry) -> None:
+    words = ["hydra.verbose=true", "hydra.job_logging.root.level=DEBUG", "hydra.sweep.subdir=x"]
+    done = hlat("train", "--cfg", "hydra", *words)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_stands_elsewhere_may_be_meant() -> None:
+    plugin = {"_target_": LAUNCHER, "x": ["${run.name}-${now:%Y-%m-%d}-${oc.env:HOME,}"]}
+    logging = {"version": 1, "root": None}
+    section = {"launcher": plugin, "sweeper": {"params": {"run.name": "a,b"}}, "job": {}}
+    section |= {"hydra_logging": logging, "job_logging": logging}
+    assert list(find_code_references(OmegaConf.create({"hydra": section}))) == []
+    plugin["y"] = "${oc.${run.name}:x}"
+    assert len(list(find_code_references(OmegaConf.create({"hydra": section})))) == 1

@@ -1,0 +1,105 @@
+"""The same run is found again by the same command; another run never is."""
+
+import json
+
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.config.run_identity import (
+    INITIAL_WEIGHTS_DEFAULTS,
+    build_default_run_name,
+    build_saved_model_config,
+    collect_adjustable_settings,
+    collect_fixed_settings,
+)
+from hlat.training_state import find_differences
+
+SAME = [
+    "run.steps=7",
+    "run.root=/elsewhere",
+    "run.log_every=3",
+    "batch.micro_batch_size=2",
+    "checkpoint.every_steps=9",
+    "data.encoder=fast",
+]
+SINGLE = ["hardware=cpu", "parallelism=single", "precision=fp32"]
+OTHER = [
+    "optimizer.lr=1e-2",
+    "run.seed=1",
+    "model.num_layers=3",
+    "precision=bf16",
+    "data.sources.code.weight=0.4",
+    "data.document_mask=true",
+    "data.loss_mask=true",
+    "schedule.name=linear",
+    "optimizer.decay_norms=false",
+    "phase.timeline=[{name: base, lr: 1e-3}]",
+    "model.init_from=folder",
+    "model.init_copies=first",
+]
+
+
+@pytest.mark.parametrize("override", SAME)
+def test_length_layout_and_place_do_not_make_another_run(compose, override):
+    assert build_default_run_name(resolve_config(compose(override))) == build_default_run_name(
+        resolve_config(compose())
+    )
+
+
+@pytest.mark.parametrize("override", OTHER)
+def test_what_changes_the_numbers_makes_another_run(compose, override):
+    assert build_default_run_name(resolve_config(compose(override))) != build_default_run_name(
+        resolve_config(compose())
+    )
+
+
+def test_a_given_name_is_kept(compose):
+    assert resolve_config(compose("run.name=x")).run.name == "x"
+
+
+def test_no_setting_is_both_fixed_and_adjustable(compose):
+    config = resolve_config(compose())
+    assert not set(collect_fixed_settings(config)) & set(collect_adjustable_settings(config))
+
+
+@pytest.mark.parametrize("key", ["data.document_mask", "data.loss_mask"])
+def test_a_mask_may_change_when_a_run_goes_on(compose, key):
+    before, after = (resolve_config(compose(f"{key}={value}")) for value in ("false", "true"))
+    assert collect_fixed_settings(before) == collect_fixed_settings(after)
+    assert find_differences(
+        collect_adjustable_settings(before), collect_adjustable_settings(after)
+    ) == [f"{key} was False, is True"]
+
+
+def test_a_stages_own_rate_may_change_when_a_run_goes_on_and_is_told(compose):
+    before, after = (
+        resolve_config(compose(f"phase.timeline=[{{name: base, lr: {rate}}}]"))
+        for rate in (1e-3, 2e-3)
+    )
+    assert collect_fixed_settings(before) == collect_fixed_settings(after)
+    (line,) = find_differences(
+        collect_adjustable_settings(before), collect_adjustable_settings(after)
+    )
+    assert line.startswith("phase.timeline was [{'name': 'base'")
+    assert "'lr': 0.001" in line
+    assert "'lr': 0.002" in line
+
+
+def test_runs_from_before_init_from_keep_their_names(compose):
+    assert (
+        not INITIAL_WEIGHTS_DEFAULTS.keys()
+        & collect_fixed_settings(resolve_config(compose())).keys()
+    )
+    settings = collect_fixed_settings(resolve_config(compose("model.init_from=folder")))
+    assert {key: settings[key] for key in INITIAL_WEIGHTS_DEFAULTS if key in settings} == {
+        "model.init_from": "folder"
+    }
+
+
+def test_a_saved_model_comes_back_from_what_is_fixed(compose):
+    config = resolve_config(compose("model=70b", *SINGLE, "model.scaled_init=layer"))
+    saved = json.loads(json.dumps(collect_fixed_settings(config)))
+    assert build_saved_model_config(saved) == config.model
+    with pytest.raises(ConfigError, match="was saved by another version of hlat"):
+        build_saved_model_config(saved | {"model.num_experts": 8})

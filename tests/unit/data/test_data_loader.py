@@ -1,0 +1,260 @@
+"""Test that global batches do not depend on ranks, prefetch and resumes."""
+
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from hlat.config.batch import BatchConfig
+from hlat.config.config_errors import ConfigError
+from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.data import data_loader as loader_module
+from hlat.data.data_loader import merge_state_dicts
+from hlat.data.packed_sequences import compute_document_ids
+
+WEIGHTS = {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
+SWITCH = PhaseConfig(
+    "switch",
+    [StageConfig("first", 20 * 128), StageConfig("second", None, {"beta": 1.0, "gamma": 1})],
+)
+
+
+def global_batches(loaders, steps):
+    """Read batches from the loaders of all ranks and interleave their rows."""
+    batches = []
+    for _ in range(steps):
+        parts = [one.next_batch().tokens for one in loaders]
+        batch = np.empty((sum(map(len, parts)), parts[0].shape[1]), np.int32)
+        for rank, part in enumerate(parts):
+            batch[rank :: len(parts)] = part
+        batches.append(batch)
+    return batches
+
+
+@pytest.fixture
+def open_ranks(corpora, open_loader):
+    def open_(num_ranks: int = 1, prefetch: int = 0, phase: PhaseConfig = SWITCH):
+        data = corpora.data(prefetch=prefetch)
+        return [
+            open_loader(data, phase, dp_rank=r, dp_world_size=num_ranks) for r in range(num_ranks)
+        ]
+
+    return open_
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("prefetch", [0, 1, 5])
+def test_global_batches_do_not_depend_on_ranks_or_prefetch(open_ranks, num_ranks, prefetch) -> None:
+    expected = global_batches(open_ranks(), 50)
+    ranks = open_ranks(num_ranks, prefetch)
+    np.testing.assert_array_equal(global_batches(ranks, 50), expected)
+    (whole,) = open_ranks()
+    global_batches([whole], 50)
+    assert merge_state_dicts([one.state_dict() for one in ranks]) == whole.state_dict()
+
+
+def test_a_batch_has_the_promised_shape(open_ranks) -> None:
+    ranks = open_ranks(2)
+    batch = ranks[1].next_batch().tokens
+    assert batch.shape == (2, 32)
+    assert batch.dtype == np.int32
+    assert batch.min() >= 0
+    assert batch.max() < ranks[1].vocab_size
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_resumes_equal_the_uninterrupted_run(open_ranks, seed: int) -> None:
+    """Resume repeatedly with other ranks and prefetch, also across stages."""
+    expected = global_batches(open_ranks(), 60)
+    rng = random.Random(seed)
+    step, found, state = 0, [], None
+    while step < 60:
+        ranks = open_ranks(rng.choice([1, 2, 4]), rng.choice([0, 1, 3]))
+        for one in ranks:
+            if state is not None:
+                one.load_state_dict(json.loads(state))
+        steps = min(rng.randint(0, 15), 60 - step)
+        found += global_batches(ranks, steps)
+        state = json.dumps(merge_state_dicts([one.state_dict() for one in ranks]))
+        step += steps
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_prefetched_batches_do_not_count(open_ranks) -> None:
+    (eager,), (lazy,) = open_ranks(prefetch=8), open_ranks()
+    for _ in range(5):
+        eager.next_batch()
+        lazy.next_batch()
+        assert eager.state_dict() == lazy.state_dict()
+        assert eager.compute_ledger() == lazy.compute_ledger()
+    assert eager.state_dict()["step"] == 5
+
+
+def test_restore_goes_back_as_well(open_ranks) -> None:
+    (one,) = open_ranks(prefetch=2)
+    start = one.state_dict()
+    first = global_batches([one], 30)
+    one.load_state_dict(start)
+    np.testing.assert_array_equal(global_batches([one], 30), first)
+
+
+def test_the_stage_is_that_of_the_last_batch_also_after_a_resume(open_ranks) -> None:
+    (one,), (other,) = open_ranks(prefetch=3), open_ranks(2)[:1]
+    stages = []
+    for _ in range(22):
+        one.next_batch()
+        stages.append(one.stage_name)
+    assert stages == ["first"] * 20 + ["second"] * 2
+    assert other.stage_name == "first"
+    other.load_state_dict(one.state_dict())
+    assert other.stage_name == "second"
+
+
+def test_a_mixture_changed_at_a_resume_counts_from_there(open_ranks) -> None:
+    before = PhaseConfig("before", [StageConfig("main")])
+    after = PhaseConfig(
+        "after", [StageConfig("main", 30 * 128), StageConfig("late", None, {"gamma": 1.0})]
+    )
+    (one,), (other,) = open_ranks(phase=before), open_ranks(phase=after)
+    global_batches([one], 30)
+    other.load_state_dict(one.state_dict())
+    read = other.compute_ledger()
+    global_batches([other], 10)
+    gained = {
+        name: entry["tokens"] - read[name]["tokens"]
+        for name, entry in other.compute_ledger().items()
+    }
+    assert gained == {"alpha": 0, "beta": 0, "gamma": 10 * 128}
+
+
+def test_the_ledger_adds_up(corpora, open_loader) -> None:
+    corpora.write("gamma", ["", *corpora.texts["gamma"]])
+    one = open_loader(corpora.data(prefetch=2))
+    assert one.compute_ledger()["alpha"] == {"tokens": 0, "documents": 0, "epochs": 0.0}
+    global_batches([one], 100)
+    ledger = one.compute_ledger()
+    assert sum(entry["tokens"] for entry in ledger.values()) == 100 * 4 * 32
+    for name, share in WEIGHTS.items():
+        assert abs(ledger[name]["tokens"] - share * 12_800) <= 4 * 4 * 32
+        rows = len(corpora.texts[name]) - 3
+        assert ledger[name]["epochs"] == ledger[name]["documents"] / rows
+
+
+def test_the_state_is_small_and_plain(open_ranks) -> None:
+    (one,) = open_ranks()
+    global_batches([one], 60)
+    text = json.dumps(one.state_dict())
+    assert json.loads(text) == one.state_dict()
+    assert len(json.dumps(one.state_dict()["streams"])) < 4 * 100
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"heldout_documents": 4}, "data.heldout_documents"),
+        ({"weights": {"alpha": 1.0, "beta": 1.0}}, "data.sources.gamma"),
+    ],
+)
+def test_other_data_is_refused(corpora, open_loader, change, key: str) -> None:
+    one, other = open_loader(corpora.data()), open_loader(corpora.data(**change))
+    with pytest.raises(ConfigError) as error:
+        other.load_state_dict(one.state_dict())
+    assert error.value.problems[-1].startswith(f"{key}: the checkpoint was written with ")
+    assert len(error.value.problems) == 1
+
+
+def test_other_sizes_seeds_and_texts_are_refused_with_both_values(corpora, open_loader) -> None:
+    one = open_loader(corpora.data())
+    corpora.write("beta", corpora.texts["beta"][:-1])
+    other = open_loader(corpora.data(), batch=BatchConfig(4, 1, 16), seed=2)
+    with pytest.raises(ConfigError) as error:
+        other.load_state_dict(one.state_dict())
+    lengths, texts, seeds = error.value.problems
+    assert lengths == (
+        "batch.sequence_length: the checkpoint was written with 32, this run has 16; "
+        "restore the former, or start a new run"
+    )
+    assert texts.startswith("data.sources.beta: the checkpoint was written with {'files': 2, ")
+    assert "'rows': 23" in texts
+    assert "'rows': 22" in texts
+    assert seeds.startswith("run.seed: the checkpoint was written with 1, this run has 2")
+
+
+def test_states_of_other_ranks_or_versions_are_refused(open_ranks) -> None:
+    first, second = open_ranks(2)
+    with pytest.raises(ConfigError, match="lacks streams 1, 3 of this rank; merge the states"):
+        second.load_state_dict(first.state_dict())
+    with pytest.raises(ConfigError, match="has version 99, not 2"):
+        first.load_state_dict({**first.state_dict(), "version": 99})
+
+
+def test_weights_may_change_at_a_resume(corpora, open_loader) -> None:
+    one = open_loader(corpora.data())
+    other = open_loader(corpora.data({"alpha": 1.0, "beta": 1.0, "gamma": 0.0}))
+    one.next_batch()
+    other.load_state_dict(one.state_dict())
+    other.next_batch()
+    assert other.compute_ledger()["gamma"] == one.compute_ledger()["gamma"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_an_error_in_the_background_surfaces_and_the_batch_can_be_asked_for_again(
+    open_ranks, monkeypatch, prefetch: int
+) -> None:
+    expected = global_batches(open_ranks(), 40)
+    (one,) = open_ranks(prefetch=prefetch)
+    found = global_batches([one], 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(one._training_data.tokenizer, "encode_chunks", lambda texts: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            found.extend(one.next_batch().tokens for _ in expected)
+    np.testing.assert_array_equal(found, expected[: len(found)])
+    rest = global_batches([one], 40 - len(found))
+    np.testing.assert_array_equal(rest, expected[len(found) :])
+
+
+def test_close_ends_the_thread(corpora) -> None:
+    def threads() -> int:
+        return sum(t.name.startswith("hlat-data") for t in threading.enumerate())
+
+    phase, batch = PhaseConfig("p", [StageConfig("main")]), BatchConfig(4, 1, 32)
+    before = threads()
+    one = loader_module.build_data_loader(corpora.data(prefetch=4), phase, batch, 1)
+    one.next_batch()
+    assert threads() == before + 1
+    one.close()
+    assert threads() == before
+
+
+def test_waiting_is_measured(open_ranks) -> None:
+    (one,) = open_ranks(prefetch=1)
+    assert one.wait_seconds == 0.0
+    one.next_batch()
+    assert 0 < one.wait_seconds < 60
+
+
+def test_heldout_is_the_same_on_every_rank_and_seed(corpora, open_loader) -> None:
+    data = corpora.data(heldout_documents=8)
+    one, other = open_loader(data), open_loader(data, seed=2, dp_rank=1, dp_world_size=2)
+    expected = one.build_heldout_sequences(4)
+    for name, found in other.build_heldout_sequences(4).items():
+        np.testing.assert_array_equal(found.sequences.tokens, expected[name].sequences.tokens)
+    assert set(expected) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("option", ["document_mask", "loss_mask"])
+def test_documents_are_told_where_an_option_asks(corpora, open_loader, option: str) -> None:
+    plain, asked = open_loader(corpora.data()), open_loader(corpora.data(**{option: True}))
+    assert plain.next_batch().document_ids is None
+    asked.load_state_dict(plain.state_dict())
+    expected, found = plain.next_batch(), asked.next_batch()
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    np.testing.assert_array_equal(
+        found.document_ids, compute_document_ids(found.tokens, asked.eos_token_id)
+    )
+    assert all(
+        held.sequences.document_ids is not None
+        for held in asked.build_heldout_sequences(1).values()
+    )

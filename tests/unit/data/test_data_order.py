@@ -1,0 +1,189 @@
+"""Compare the data order with a reference implementation of ten lines."""
+
+import functools
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Phase_
+from hypothesis import strategies as st
+
+from hlat.config.batch import BatchConfig
+from hlat.config.data import DataConfig, SourceConfig
+from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.data import token_streams, training_data
+from hlat.data.data_loader import build_data_loader, merge_state_dicts
+from hlat.data.training_data import open_training_data
+
+Tokenizer = functools.cache(training_data.Tokenizer)  # loading it takes longer than a run
+LENGTH = 16
+SEGMENT = 4 * LENGTH
+WORDS = ["red", "blue", "été", "木曜日", "x+y", "\n\n", "  two", "\ud7ff", "3.14", "<|endoftext|>"]
+
+
+def reference(documents, stages, point, num_tokens):
+    """One stream by lists and loops. `documents`: by source, its documents' tokens in order;
+    `stages`: tokens and shares of each stage; `point`: where on their line the stream begins."""
+    left, out = {name: [] for name in documents}, []
+    for length, shares in stages:
+        read, begin = dict.fromkeys(documents, 0), len(out)
+        source = next(n for n in shares if point < sum(s for m, s in shares.items() if m <= n))
+        while len(out) < min(begin + length, num_tokens):
+            left[source] = left[source] or next(documents[source])
+            room = min(len(out) // LENGTH * LENGTH + SEGMENT, begin + length) - len(out)
+            out, gone = out + left[source][:room], min(room, len(left[source]))
+            left[source], read[source] = left[source][gone:], read[source] + gone
+            due = [n for n in shares if read[n] <= shares[n] * sum(read.values()) + 1e-3]
+            source = min(due, key=lambda n: (read[n] + SEGMENT) / shares[n])
+    return out[:num_tokens]
+
+
+texts = st.lists(
+    st.one_of(
+        st.none(),
+        st.just(""),
+        st.integers(1, 900).map(lambda n: "木" * n),
+        st.lists(st.sampled_from(WORDS), max_size=30).map(" ".join),
+        st.integers(200, 1500).map(lambda n: "long story " * n),
+    ),
+    min_size=2,
+    max_size=12,
+).map(lambda some: [*some, "never", "empty"])
+
+
+@st.composite
+def runs(draw):
+    """Generate a corpus, a timeline, a number of streams and the attempts of a run."""
+    names = ["a", "b", "c"][: draw(st.integers(1, 3))]
+    weight = st.integers(1, 9)
+    streams = draw(st.sampled_from([1, 2, 4, 6]))
+    stages = draw(
+        st.lists(st.tuples(st.integers(1, 12), st.tuples(*[weight] * len(names))), max_size=2)
+    )
+    divisors = [d for d in (1, 2, 3, 4, 6) if streams % d == 0]
+    attempt = st.tuples(
+        st.sampled_from(divisors), st.integers(0, 3), st.integers(1, 3), st.integers(0, 12)
+    )
+    return {
+        "texts": {name: draw(texts) for name in names},
+        "weights": dict(zip(names, draw(st.tuples(*[weight] * len(names))), strict=True)),
+        "stages": [(n, dict(zip(names, w, strict=True))) for n, w in stages],
+        "streams": streams,
+        "seed": draw(st.integers(0, 3)),
+        "attempts": draw(st.lists(attempt, min_size=1, max_size=4)),
+    }
+
+
+def write(root, texts):
+    for name, rows in texts.items():
+        table = pa.table({"text": pa.array(rows, pa.string())})
+        with (
+            pa.OSFile(str(root / f"{name}.arrow"), "wb") as sink,
+            pa.ipc.new_file(sink, table.schema) as writer,
+        ):
+            writer.write_table(table, max_chunksize=5)
+
+
+class Case:
+    """A generated run on disk with its expected and actual tokens."""
+
+    def __init__(self, root, drawn, workers=0):
+        write(root, drawn["texts"])
+        self.attempts, self.seed, self.workers = drawn["attempts"], drawn["seed"], workers
+        self.batch = BatchConfig(drawn["streams"], 1, LENGTH)
+        per_step = drawn["streams"] * LENGTH
+        self.stages = [(n * LENGTH, weights) for n, weights in drawn["stages"]]
+        self.stages.append((10**9, drawn["weights"]))
+        timeline = [
+            StageConfig(str(i), n * per_step, w) for i, (n, w) in enumerate(drawn["stages"])
+        ]
+        self.phase = PhaseConfig("p", [*timeline, StageConfig("last", None, drawn["weights"])])
+        self.root, self.sources = root, {n: SourceConfig([f"{n}.arrow"]) for n in drawn["texts"]}
+
+    def data(self, prefetch):
+        return DataConfig(
+            "x", str(self.root), self.sources, tokenizer="embedded", eos_token="<|endoftext|>",
+            heldout_documents=1, workers=self.workers, prefetch=prefetch,
+        )  # fmt: skip
+
+    def found(self):
+        """Read with consecutive attempts, each resumed from the JSON of the previous one."""
+        rows, state = [], None
+        for ranks, prefetch, micro_batch_size, steps in self.attempts:
+            batch = BatchConfig(self.batch.global_batch_size, micro_batch_size, LENGTH)
+            loaders = [
+                build_data_loader(self.data(prefetch), self.phase, batch, self.seed, rank, ranks)
+                for rank in range(ranks)
+            ]
+            for one in loaders:
+                if state is not None:
+                    one.load_state_dict(json.loads(state))
+            for _ in range(steps):
+                step = np.empty((batch.global_batch_size, LENGTH), np.int32)
+                for rank, one in enumerate(loaders):
+                    step[rank::ranks] = one.next_batch().tokens
+                rows.append(step)
+            state = json.dumps(merge_state_dicts([one.state_dict() for one in loaders]))
+            for one in loaders:
+                one.close()
+        empty = np.empty((batch.global_batch_size, 0), np.int32)
+        return np.concatenate([empty, *rows], axis=1).tolist()
+
+    def expected(self, num_tokens):
+        opened = open_training_data(self.data(0), self.phase, self.batch, self.seed)
+        streams = self.batch.global_batch_size
+        stages = [
+            (length, {n: weights[n] / sum(weights.values()) for n in sorted(weights)})
+            for length, weights in self.stages
+        ]
+
+        def documents(source, number):
+            position = number
+            while True:
+                text = str(source.read_training_document(position), "utf-8")
+                (tokens,) = opened.tokenizer.encode([text])
+                if len(tokens):
+                    yield tokens.tolist()
+                position += streams
+
+        return [
+            reference(
+                {name: documents(source, number) for name, source in opened.sources.items()},
+                stages,
+                (number + 0.5) / streams,
+                num_tokens,
+            )
+            for number in range(streams)
+        ]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(drawn=runs())
+def test_any_run_is_the_definition(tmp_path_factory, drawn) -> None:
+    """Vary corpora, weights, phases, ranks, micro batches, prefetch and resumes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_streams, "CHUNK_BYTES", 600)
+        patch.setattr(training_data, "Tokenizer", Tokenizer)
+        case = Case(tmp_path_factory.mktemp("run"), drawn)
+        found = case.found()
+        assert found == case.expected(len(found[0]))
+
+
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase_.explicit, Phase_.generate],  # an example takes a second: do not shrink
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(drawn=runs(), workers=st.integers(1, 3))
+def test_any_run_with_workers_is_the_definition(tmp_path_factory, drawn, workers) -> None:
+    drawn["attempts"] = drawn["attempts"][:2]
+    case = Case(tmp_path_factory.mktemp("run"), drawn, workers)
+    found = case.found()
+    assert found == case.expected(len(found[0]))

@@ -1,0 +1,32 @@
+"""Test that a preview shows the training text and its document boundaries."""
+
+from hlat.config.batch import BatchConfig
+from hlat.config.phase import PhaseConfig, StageConfig
+from hlat.data.data_preview import render_preview
+
+
+def test_sequences_are_shown_with_the_borders_of_their_documents(corpora, open_loader, eos) -> None:
+    corpora.write("alpha", [f"document {i}" for i in range(40)])
+    data = corpora.data({"alpha": 1.0}, preview=5, workers=2)
+    phase, batch = PhaseConfig("p", [StageConfig("s")]), BatchConfig(4, 1, 32)
+    shown = render_preview(data, phase, batch, 1)
+    loader = open_loader(corpora.data({"alpha": 1.0}), phase, batch)
+    rows = [*loader.next_batch().tokens, loader.next_batch().tokens[0]]
+    blocks = shown.split("== sequence ")[1:]
+    assert len(blocks) == 5
+    for number, (block, row) in enumerate(zip(blocks, rows, strict=True), 1):
+        title, *lines = block.splitlines()
+        texts = loader._training_data.tokenizer.decode(row).split(eos)
+        assert title.startswith(f"{number}: 32 tokens, {len(list(filter(None, texts)))} documents")
+        assert [line for line in lines if line.startswith("document")] == [
+            text for text in texts if text.startswith("document")
+        ]
+        assert sum(line.startswith(f"-- {eos} -") for line in lines) == len(texts) - 1
+    assert shown.endswith("tokens of each source in the batches of these rows: alpha 256")
+
+
+def test_training_does_not_begin(hlat, small, tmp_path) -> None:
+    done = hlat("train", *small, "data.preview=1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("== sequence 1: 64 tokens, ")
+    assert not (tmp_path / "runs").exists()

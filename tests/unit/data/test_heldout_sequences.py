@@ -1,0 +1,129 @@
+"""Test that held-out sequences represent all held-out documents."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.data.data_source import open_data_sources
+from hlat.data.heldout_sequences import pack_heldout_sequences
+from hlat.data.packed_sequences import compute_loss_mask
+from hlat.data.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def tokenizer(eos) -> Tokenizer:
+    return Tokenizer("embedded", ".", eos)
+
+
+def test_all_sequences_are_the_packed_documents(corpora, tokenizer: Tokenizer) -> None:
+    source = open_data_sources(corpora.data(heldout_documents=10), 1)["beta"]
+    texts = list(source.read_heldout_documents())
+    heldout = pack_heldout_sequences(source, tokenizer, 10**6, 32, corpora.data())
+    packed = np.concatenate(tokenizer.encode(texts))
+    assert heldout.sequences.tokens.dtype == np.int32
+    assert heldout.sequences.tokens.shape == (len(packed) // 32, 32)
+    np.testing.assert_array_equal(
+        heldout.sequences.tokens.ravel(), packed[: heldout.sequences.tokens.size]
+    )
+    # All but the first token of each sequence is predicted; a token stands for some bytes of text
+    spelled = b"".join(text.encode() for text in texts)
+    assert heldout.tokens_per_byte == pytest.approx(len(packed) / len(spelled), rel=0.05)
+
+
+def test_tokens_per_byte_counts_the_bytes_of_exactly_the_predicted_tokens(
+    corpora, tokenizer: Tokenizer
+) -> None:
+    source = open_data_sources(corpora.data(heldout_documents=10), 1)["beta"]
+    heldout = pack_heldout_sequences(source, tokenizer, 3, 32, corpora.data())
+    # A byte-level token is spelled with one character for each of its bytes
+    num_bytes = sum(
+        len(tokenizer._backend_tokenizer.id_to_token(token))
+        for token in heldout.sequences.tokens[:, 1:].ravel().tolist()
+        if token != tokenizer.eos_token_id
+    )
+    assert heldout.tokens_per_byte == pytest.approx(
+        3 * 31 / num_bytes, rel=0.1
+    )  # characters cut at the edges of short rows
+
+
+def test_fewer_sequences_are_spread_over_all_documents(corpora, tokenizer: Tokenizer) -> None:
+    source = open_data_sources(corpora.data(heldout_documents=10), 1)["beta"]
+    every = pack_heldout_sequences(source, tokenizer, 10**6, 32, corpora.data())
+    some = pack_heldout_sequences(source, tokenizer, 5, 32, corpora.data())
+    rows = [
+        np.flatnonzero((every.sequences.tokens == row).all(axis=1))[0]
+        for row in some.sequences.tokens
+    ]
+    assert len(rows) == 5
+    assert np.ptp(np.diff(rows)) <= 1
+    assert rows[-1] >= len(every.sequences.tokens) * 4 // 5 - 1
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_too_little_text_is_an_error(corpora, tokenizer: Tokenizer, count: int) -> None:
+    source = open_data_sources(corpora.data(heldout_documents=count), 1)["gamma"]
+    with pytest.raises(ConfigError) as error:
+        pack_heldout_sequences(source, tokenizer, 1, 10_000, corpora.data())
+    assert str(error.value).startswith(
+        f"data.heldout_documents={count}: those of data.sources.gamma hold "
+    )
+    assert "less than one sequence of 10000; hold out more" in str(error.value)
+
+
+def test_with_the_loss_mask_the_first_token_of_a_document_brings_neither_token_nor_bytes(
+    corpora, tokenizer: Tokenizer
+) -> None:
+    data = corpora.data(heldout_documents=10, loss_mask=True)
+    source = open_data_sources(data, 1)["alpha"]
+    heldout = pack_heldout_sequences(source, tokenizer, 10**6, 32, data)
+    rows = heldout.sequences.tokens.tolist()
+    counted = [b for row in rows for a, b in itertools.pairwise(row) if a != tokenizer.eos_token_id]
+    num_joints = len(rows) * 31 - len(counted)
+    assert num_joints >= 5
+    # A byte-level token is spelled with one character for each of its bytes
+    spelled = [
+        tokenizer._backend_tokenizer.id_to_token(token)
+        for token in counted
+        if token != tokenizer.eos_token_id
+    ]
+    exact = len(counted) / sum(map(len, spelled))
+    # The characters cut at the edges of short rows are the tolerance
+    assert heldout.tokens_per_byte == pytest.approx(exact, rel=0.05)
+
+
+def test_a_loss_that_is_the_same_for_every_byte_gives_the_same_bits_per_byte_with_the_mask(
+    corpora, tokenizer: Tokenizer
+) -> None:
+    """A model that pays one bit for each byte, and nothing for eos, has 1 bit per byte either way.
+
+    First tokens are left out of loss and bytes together; out of the loss alone, the mask would
+    flatter.
+    """
+    corpora.write(
+        "alpha", [f"{word} five six seven" for word in ["one", "two", "three", "four"] * 9]
+    )
+    for loss_mask in (False, True):
+        data = corpora.data(heldout_documents=10, loss_mask=loss_mask)
+        source = open_data_sources(data, 1)["alpha"]
+        heldout = pack_heldout_sequences(source, tokenizer, 10**6, 16, data)
+        counted = compute_loss_mask(heldout.sequences, loss_mask)
+        bits = [
+            0
+            if token == tokenizer.eos_token_id
+            else len(tokenizer._backend_tokenizer.id_to_token(token))
+            for token in heldout.sequences.tokens[counted].tolist()
+        ]
+        assert np.mean(bits) * heldout.tokens_per_byte == pytest.approx(1.0, abs=1e-12)
+
+
+def test_held_out_documents_of_single_tokens_leave_nothing_to_measure(
+    corpora, tokenizer: Tokenizer
+) -> None:
+    corpora.write("alpha", ["a"] * 40)
+    data = corpora.data(heldout_documents=10, loss_mask=True)
+    with pytest.raises(
+        ConfigError, match=r"leave the loss no text .* or set data\.loss_mask=false"
+    ):
+        pack_heldout_sequences(open_data_sources(data, 1)["alpha"], tokenizer, 1, 8, data)

@@ -1,0 +1,109 @@
+"""Test that AutoTokenizer gives the ids of training for an exported tokenizer."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from hlat.data.hugging_face_tokenizer import build_tokenizer_files, find_tokenizer_file
+from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE, Tokenizer
+
+transformers = pytest.importorskip("transformers")
+
+TEXTS = [
+    "def main():\n\treturn 1  # été\r\n",
+    "   leading and trailing   ",
+    "木 😀 \u200b e\u0301 don't , stop .",
+    "a",
+]
+
+
+def bytes_tokenizer(**parts: Any) -> tokenizers.Tokenizer:
+    """Build a tokenizer of all bytes and the special tokens <s> and </s>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    rust = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    rust.add_special_tokens(["<s>", "</s>"])
+    rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    rust.decoder = decoders.ByteLevel()
+    for name, part in parts.items():
+        setattr(rust, name, part)
+    return rust
+
+
+BOS = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+TOKENIZERS = {
+    "embedded": None,
+    "bos": bytes_tokenizer(post_processor=BOS),
+    "bos after offsets": bytes_tokenizer(
+        post_processor=processors.Sequence([processors.ByteLevel(), BOS])
+    ),
+    "prefix space": bytes_tokenizer(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
+}
+
+
+@pytest.fixture(params=TOKENIZERS)
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    rust = TOKENIZERS[request.param]
+    if rust is None:
+        return EMBEDDED_FILE
+    rust.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def exported(file: Path, folder: Path, eos: str) -> Any:
+    folder.mkdir()
+    for name, content in build_tokenizer_files(file, eos, 64).items():
+        (folder / name).write_bytes(content)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def test_the_ids_are_those_of_training_without_a_bos(file: Path, tmp_path: Path) -> None:
+    eos = EMBEDDED_EOS_TOKEN if file == EMBEDDED_FILE else "</s>"
+    ours = Tokenizer(str(file), ".", eos)
+    theirs = exported(file, tmp_path / "out", eos)
+    for text, ids in zip(TEXTS, ours.encode_chunks(TEXTS), strict=True):
+        found = theirs(text)
+        assert found["input_ids"] == ids.tolist()
+        assert set(found) == {"input_ids", "attention_mask"}
+        assert theirs.decode(ids) == ours.decode(ids.tolist())
+    assert theirs.eos_token_id == ours.eos_token_id
+    assert theirs.bos_token is None
+    assert theirs.model_max_length == 64
+
+
+def test_a_tokenizer_that_adds_nothing_is_copied_byte_for_byte() -> None:
+    assert (
+        build_tokenizer_files(EMBEDDED_FILE, EMBEDDED_EOS_TOKEN, 64)["tokenizer.json"]
+        == EMBEDDED_FILE.read_bytes()
+    )
+
+
+def test_cutting_and_filling_stay_behind(tmp_path: Path) -> None:
+    rust = bytes_tokenizer()
+    rust.enable_truncation(4)
+    rust.enable_padding(length=8)
+    rust.save(str(tmp_path / "tokenizer.json"))
+    found = json.loads(
+        build_tokenizer_files(tmp_path / "tokenizer.json", "</s>", 64)["tokenizer.json"]
+    )
+    assert (found["truncation"], found["padding"]) == (None, None)
+    assert (
+        len(exported(tmp_path / "tokenizer.json", tmp_path / "out", "</s>")("abcdef").input_ids)
+        == 6
+    )
+
+
+def test_a_file_is_found_by_its_hash_alone(tmp_path: Path) -> None:
+    sha256 = hashlib.sha256(EMBEDDED_FILE.read_bytes()).hexdigest()
+    other = tmp_path / "tokenizer.json"
+    other.write_text("{}")
+    assert (
+        find_tokenizer_file(sha256, [tmp_path, other, tmp_path / "nowhere", EMBEDDED_FILE])
+        == EMBEDDED_FILE
+    )
+    assert find_tokenizer_file(sha256, [tmp_path, other]) is None

@@ -1,0 +1,82 @@
+"""What is made small stays what decides the code that runs."""
+
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.config_validation import VALIDATORS
+from hlat.config.resolve import resolve_config
+from hlat.doctor.reduced_config import move_axis_to_dp, reduce_config, to_single_process
+from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.model.parameter_specs import count_parameters
+
+RUNS = {
+    "quickstart": [],
+    "1b": ["model=1b", "parallelism.dp=4", "parallelism.zero=2"],
+    "7b": ["model=7b", "parallelism.tp=8"],
+    "70b": ["model=70b", "parallelism.tp=4", "parallelism.pp=4", "parallelism.dp=1"],
+    "copies of heads": ["parallelism.tp=4", "parallelism.sequence_parallel=true"],
+    "unequal stages": ["model.num_layers=6", "parallelism.pp=4", "batch.micro_batch_size=1"],
+    "odd vocabulary": ["model.vocab_size=4099", "parallelism.tp=4"],
+    "interleaved": [
+        *("parallelism.pp=2", "parallelism.stages_per_rank=2", "batch.micro_batch_size=1"),
+        "parallelism.pipeline_schedule=interleaved",
+    ],
+    "nxd": ["model=7b", "engine=nxd", "compiler=neuron_2_28", "parallelism.tp=8"],
+}
+
+
+def _broken(config) -> list[str]:
+    return [problem for rule in VALIDATORS for problem in rule(config)]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_small_run_is_one_that_can_run(compose, name: str) -> None:
+    config = resolve_config(compose(*RUNS[name]))
+    small = reduce_config(config)
+    others = [to_single_process(small)]
+    others += [move_axis_to_dp(small, "tp")] if small.parallelism.tp > 1 else []
+    others += [move_axis_to_dp(small, "pp")] if small.parallelism.pp > 1 else []
+    for one in (small, *others):
+        assert not _broken(one)
+        assert one.num_processes in (1, small.num_processes)
+    assert count_parameters(small.model) < 500_000
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_relations_to_the_layout_stay(compose, name: str) -> None:
+    config = resolve_config(compose(*RUNS[name]))
+    small, tp = reduce_config(config), config.parallelism.tp
+    assert count_kv_replicas(small.model, tp) == count_kv_replicas(config.model, tp)
+    assert (small.model.num_key_value_groups > 1) == (config.model.num_key_value_groups > 1)
+    assert small.model.vocab_size % tp == config.model.vocab_size % tp
+    assert (small.num_micro_batches < small.parallelism.pp) == (
+        config.num_micro_batches < config.parallelism.pp
+    )
+    stages = config.parallelism.pp * config.parallelism.stages_per_rank
+    if small.model.num_layers > 2:
+        unequal = config.model.num_layers % stages > 0
+        assert (small.model.num_layers % stages > 0) == unequal
+    assert (small.precision, small.optimizer, small.schedule, small.compiler) == (
+        *(config.precision, config.optimizer, config.schedule, config.compiler),
+    )
+
+
+def test_alone_it_takes_two_replicas_and_under_torchrun_all_that_there_are(compose) -> None:
+    config = resolve_config(compose("parallelism.dp=8", "parallelism.tp=2"))
+    assert reduce_config(config).num_processes == 4
+    assert reduce_config(config, num_started_processes=16).num_processes == 16
+
+
+def test_what_no_machine_should_start_is_refused_with_what_to_do(compose) -> None:
+    config = resolve_config(compose("model=70b", "parallelism.dp=4"))
+    with pytest.raises(ConfigError, match=r"tp=32 x pp=8 x dp=2 needs 512 .* srun or torchrun"):
+        reduce_config(config)
+
+
+def test_nothing_is_read_from_or_written_to_the_run(compose) -> None:
+    small = reduce_config(
+        resolve_config(compose("run.root=there", "checkpoint.start_from=elsewhere"))
+    )
+    assert small.run.root == "there/doctor"
+    assert small.checkpoint.start_from is None
+    assert small.model.init_from is None

@@ -1,0 +1,103 @@
+"""Multiple-choice probes: tokenization, accuracy, and rejected files."""
+
+import json
+import math
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.config_errors import ConfigError
+from hlat.data.tokenizer import EMBEDDED, EMBEDDED_EOS_TOKEN, Tokenizer
+from hlat.evaluate import multiple_choice_probes
+
+SUM = {"context": "2 + 2 =", "choices": [" 4", " 1000"], "answer": 0}
+
+
+class FakeModel:
+    """Model with given log-probabilities."""
+
+    def __init__(self, log_probs):
+        self._log_probs = log_probs
+        self._tokenizer = Tokenizer(EMBEDDED, ".", EMBEDDED_EOS_TOKEN)
+
+    def score(self, requests):
+        for context, _ in requests:
+            assert context[0] == self._tokenizer.eos_token_id
+        return [(self._log_probs[self._text(*request)], False) for request in requests]
+
+    def _text(self, context, continuation):
+        return self._tokenizer.decode([*context[1:], *continuation])
+
+
+@pytest.fixture
+def read(compose, tmp_path):
+    def read(*lines):
+        (tmp_path / "some.jsonl").write_text("\n".join(lines))
+        overrides = (f"data.root={tmp_path}", "+evaluation.probes.some=some.jsonl")
+        return multiple_choice_probes.load_probes(OmegaConf.to_object(compose(*overrides)))
+
+    return read
+
+
+def test_answer_has_the_highest_log_prob_per_byte(read):
+    probes = read(json.dumps(SUM), "", json.dumps(SUM | {"answer": 1}))
+    assert [len(questions) for questions in probes.values()] == [2]
+    log_probs = {"2 + 2 = 4": -3.0, "2 + 2 = 1000": -8.0}  # per byte -1.5 and -1.6
+    assert multiple_choice_probes.compute_accuracy(FakeModel(log_probs), probes) == {"some": 0.5}
+    log_probs = {"2 + 2 = 4": -3.0, "2 + 2 = 1000": -7.0}
+    (questions,) = probes.values()
+    assert multiple_choice_probes.compute_accuracy(
+        FakeModel(log_probs), {"first": questions[:1]}
+    ) == {"first": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("context", "choice"), [("a", "b"), ("wor", "ld"), ("x ", "y"), ("é", "é")]
+)
+def test_context_and_choice_are_tokenized_together(read, context, choice):
+    """A token may span the boundary."""
+    row = {"context": context, "choices": [choice, choice + "?"], "answer": 0}
+    ((question,),) = read(json.dumps(row)).values()
+    tokenizer = Tokenizer(EMBEDDED, ".", EMBEDDED_EOS_TOKEN)
+    for (prefix, suffix), choice_text in zip(question.choices, row["choices"], strict=True):
+        expected = tokenizer.encode_chunks([context + choice_text])[0].tolist()
+        assert [*prefix, *suffix] == [tokenizer.eos_token_id, *expected]
+        assert prefix
+        assert suffix
+    assert question.num_bytes == [len(choice.encode()), len(choice.encode()) + 1]
+
+
+def test_no_probes(compose):
+    assert multiple_choice_probes.load_probes(OmegaConf.to_object(compose())) == {}
+
+
+BAD = {
+    "{": "line 1: JSONDecodeError",
+    "[]": "line 1: TypeError",
+    '{"context": "a"}': "line 1: KeyError('choices')",
+    json.dumps(SUM | {"context": ""}): "line 1: context=''",
+    json.dumps(SUM | {"choices": [" 4"]}): "choices=[' 4']; give two texts or more",
+    json.dumps(SUM | {"choices": " 4"}): "choices=' 4'",
+    json.dumps(
+        SUM | {"answer": 2}
+    ): "answer=2 and 2 choices; use the index of the correct one, 0 to 1",
+    json.dumps(SUM | {"answer": True}): "answer=True",
+    json.dumps(SUM | {"answer": math.nan}): "answer=nan",
+    " ": "contains no question",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BAD.items())
+def test_invalid_question_is_rejected_with_its_location(read, line, message):
+    with pytest.raises(ConfigError) as error:
+        read(line)
+    assert "evaluation.probes.some=" in str(error.value)
+    assert message in str(error.value)
+
+
+def test_missing_file_is_rejected(compose, tmp_path):
+    config = OmegaConf.to_object(
+        compose(f"data.root={tmp_path}", "+evaluation.probes.x=none.jsonl")
+    )
+    with pytest.raises(ConfigError, match=r"evaluation\.probes\.x=.*none\.jsonl cannot be read"):
+        multiple_choice_probes.load_probes(config)

@@ -1,0 +1,89 @@
+"""Operators with a backward pass of their own, against autograd through torch's in double precision."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import grad
+from torch.nn.functional import rms_norm as torch_rms_norm
+from torch.nn.functional import silu
+from torch.utils.checkpoint import checkpoint
+
+from hlat.model.autograd_functions import rms_norm, swiglu
+
+TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
+EPS = 1e-5
+
+
+@pytest.fixture(params=TOLERANCES, ids=["fp32", "bf16"])
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
+def some(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape).to(dtype).requires_grad_()
+
+
+def double(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+
+def compare(result: tuple[Tensor, ...], wanted: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    for one, other in zip(result, wanted, strict=True):
+        assert one.dtype == dtype
+        assert (one.double() - other).norm() <= TOLERANCES[dtype] * other.norm()
+
+
+def reference_swiglu(blocks: Tensor, block: int) -> Tensor:
+    gate, up = blocks.unflatten(-1, (-1, 2, block)).unbind(-2)
+    return (silu(gate) * up).flatten(-2)
+
+
+def test_a_norm_and_its_gradients(dtype) -> None:
+    x, weight, upstream = some(dtype, 3, 5, 24), some(dtype, 24), some(dtype, 3, 5, 24)
+    y = rms_norm(x, weight, EPS)
+    x64, weight64, upstream64 = double(x, weight, upstream)
+    y64 = torch_rms_norm(x64, (24,), weight64, EPS)
+    result, wanted = grad(y, (x, weight), upstream), grad(y64, (x64, weight64), upstream64)
+    compare((y, *result), (y64, *wanted), dtype)
+
+
+def test_a_norm_is_torchs_to_the_last_bit(dtype) -> None:
+    x, weight = some(dtype, 3, 5, 24), some(dtype, 24)
+    assert torch.equal(rms_norm(x, weight, EPS), torch_rms_norm(x, (24,), weight, EPS))
+
+
+@pytest.mark.parametrize("block", [1, 3, 24])
+def test_a_gated_product_and_its_gradient(dtype, block) -> None:
+    blocks, upstream = some(dtype, 3, 5, 48), some(dtype, 3, 5, 24)
+    y = swiglu(blocks, block)
+    blocks64, upstream64 = double(blocks, upstream)
+    y64 = reference_swiglu(blocks64, block)
+    result, wanted = grad(y, blocks, upstream), grad(y64, blocks64, upstream64)
+    compare((y, *result), (y64, *wanted), dtype)
+
+
+def test_only_inputs_and_a_number_per_position_are_kept(dtype) -> None:
+    x, weight, blocks = some(dtype, 3, 5, 24), some(dtype, 24), some(dtype, 3, 5, 48)
+    saved: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)), id):
+        rms_norm(x, weight, EPS)
+        swiglu(blocks, 3)
+    assert saved == [(3, 5, 24), (24,), (3, 5, 1), (3, 5, 48)]
+
+
+def test_gradients_are_the_same_when_recomputed(dtype) -> None:
+    x, weight = some(dtype, 3, 5, 24), some(dtype, 24)
+
+    def both(x: Tensor, weight: Tensor) -> Tensor:
+        return swiglu(rms_norm(x, weight, EPS), 3)
+
+    plain = grad(both(x, weight).sum(), (x, weight))
+    again = grad(checkpoint(both, x, weight, use_reentrant=False).sum(), (x, weight))
+    assert all(torch.equal(*pair) for pair in zip(plain, again, strict=True))

@@ -1,0 +1,160 @@
+"""AdamW, norm and clipping compared with PyTorch and with the update in float64."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hlat.config.optimizer import OptimizerConfig
+from hlat.optim.adamw import (
+    build_adamw,
+    build_param_groups,
+    clip_grads_with_norm_,
+    compute_global_norm,
+)
+
+SHAPES = [(7,), (33, 5), (4, 3, 2)]
+SETTINGS = OptimizerConfig(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+
+
+def tensors(seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(scale * torch.randn(shape, generator=generator)).to(dtype) for shape in SHAPES]
+
+
+def update_in_float64(
+    weights: list[Tensor], gradients: list[list[Tensor]], rates: list[float]
+) -> None:
+    """Apply algorithm 2 of Loshchilov and Hutter, arXiv 1711.05101, in float64."""
+    first = [torch.zeros_like(w) for w in weights]
+    second = [torch.zeros_like(w) for w in weights]
+    for step, (rate, step_gradients) in enumerate(zip(rates, gradients, strict=True), start=1):
+        for w, g, m, v in zip(weights, step_gradients, first, second, strict=True):
+            w.mul_(1 - rate * 0.1)
+            m.mul_(0.9).add_(0.1 * g.double())
+            v.mul_(0.95).add_(0.05 * g.double() ** 2)
+            corrected = (v / (1 - 0.95**step)).sqrt() + 1e-8
+            w.sub_(rate * m / (1 - 0.9**step) / corrected)
+
+
+def test_update_is_adamw_with_decay_on_every_parameter() -> None:
+    parameters = [torch.nn.Parameter(w) for w in tensors(0)]
+    expected = [w.double() for w in tensors(0)]
+    gradients = [tensors(seed) for seed in range(1, 6)]
+    rates = [3e-3, 2e-3, 1e-3, 0.0, 5e-3]
+    optimizer = build_adamw(SETTINGS, parameters)
+    for rate, step_gradients in zip(rates, gradients, strict=True):
+        for parameter, gradient in zip(parameters, step_gradients, strict=True):
+            parameter.grad = gradient.clone()
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+    update_in_float64(expected, gradients, rates)
+    for parameter, weight in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.detach().double(), weight, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("decay_norms", [True, False])
+def test_decay_of_norms_equals_torch_with_two_groups(decay_norms: bool) -> None:
+    """Vary decay of vectors; matrices decay in both cases."""
+    settings = dataclasses.replace(SETTINGS, decay_norms=decay_norms)
+    ours, theirs = ([torch.nn.Parameter(w) for w in tensors(0)] for _ in range(2))
+    peer = torch.optim.AdamW(
+        [
+            {"params": theirs[1:], "weight_decay": 0.1},
+            {"params": theirs[:1], "weight_decay": 0.1 if decay_norms else 0.0},
+        ],
+        lr=3e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    optimizer = build_adamw(settings, ours)
+    for seed in range(1, 6):
+        for mine, other, gradient in zip(ours, theirs, tensors(seed), strict=True):
+            mine.grad, other.grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        peer.step()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_model_without_norms_or_without_matrices_has_one_group() -> None:
+    apart = dataclasses.replace(SETTINGS, decay_norms=False)
+    vector, matrix = torch.ones(3), torch.ones(3, 3)
+    assert [group["weight_decay"] for group in build_param_groups(apart, [vector])] == [0.0]
+    assert [group["weight_decay"] for group in build_param_groups(apart, [matrix])] == [0.1]
+    assert [group["weight_decay"] for group in build_param_groups(SETTINGS, [vector, matrix])] == [
+        0.1
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_moments_take_the_dtype_of_the_tensors(dtype: torch.dtype) -> None:
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=dtype))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = build_adamw(SETTINGS, [parameter])
+    optimizer.step()
+    state = optimizer.state[parameter]
+    assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == dtype
+
+
+def test_fused_where_pytorch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [torch.nn.Parameter(torch.ones(1))]
+    assert build_adamw(SETTINGS, weights).defaults["fused"]
+
+    class Unfused(torch.optim.AdamW):
+        def __init__(self, *arguments: Any, fused: bool = False, **settings: Any) -> None:
+            if fused:
+                raise RuntimeError("`fused=True` requires params of supported devices")
+            super().__init__(*arguments, **settings)
+
+    monkeypatch.setattr(torch.optim, "AdamW", Unfused)
+    assert not build_adamw(SETTINGS, weights).defaults["fused"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_is_accumulated_in_fp32(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    large = [torch.randn((4096, 1100), generator=generator).to(dtype) for _ in range(3)]
+    found = compute_global_norm(iter(large))
+    expected = sum(float(t.double().square().sum()) for t in large) ** 0.5
+    assert found.dtype == torch.float32
+    assert found.shape == ()
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1.0, 1e6])
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_clipping_equals_pytorch(max_norm: float, scale: float) -> None:
+    gradients = tensors(0, scale=scale)
+    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    expected_norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+    norm = compute_global_norm(gradients)
+    torch.testing.assert_close(norm, expected_norm)
+    clip_grads_with_norm_(gradients, max_norm, norm)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad)
+
+
+def test_clipped_gradients_have_the_largest_norm() -> None:
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        gradients = tensors(0, dtype, scale=100.0)
+        clip_grads_with_norm_(gradients, 1.0, compute_global_norm(gradients))
+        assert gradients[0].dtype == dtype
+        assert float(compute_global_norm(gradients)) == pytest.approx(1.0, rel=tolerance)
+
+
+def test_zero_clips_nothing() -> None:
+    gradients = tensors(0, scale=100.0)
+    clip_grads_with_norm_(gradients, 0.0, compute_global_norm(gradients))
+    for gradient, expected in zip(gradients, tensors(0, scale=100.0), strict=True):
+        assert torch.equal(gradient, expected)
+
+
+def test_not_finite_norm_reaches_the_gradients() -> None:
+    gradients = [torch.tensor([1.0, float("nan")])]
+    clip_grads_with_norm_(gradients, 1.0, compute_global_norm(gradients))
+    assert bool(gradients[0].isnan().all())

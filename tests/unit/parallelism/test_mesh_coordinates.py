@@ -1,0 +1,44 @@
+"""Degrees and coordinates of ranks."""
+
+from hlat.config.parallelism import ParallelismConfig
+from hlat.parallelism.mesh_coordinates import (
+    MeshCoordinates,
+    ParallelDegrees,
+    compute_global_rank,
+    compute_mesh_coordinates,
+    compute_parallel_degrees,
+)
+
+
+def test_dp_follows_from_tp_and_pp() -> None:
+    assert compute_parallel_degrees(ParallelismConfig(), 1) == ParallelDegrees(1, 1, 1)
+    assert compute_parallel_degrees(ParallelismConfig(tp=8), 64 * 32) == ParallelDegrees(
+        dp=256, tp=8
+    )
+    assert compute_parallel_degrees(ParallelismConfig(tp=32, pp=8), 256 * 32) == ParallelDegrees(
+        dp=32, tp=32, pp=8
+    )
+    assert compute_parallel_degrees(ParallelismConfig(tp=2, dp=3), 6) == ParallelDegrees(dp=3, tp=2)
+
+
+def test_order_is_pp_dp_tp() -> None:
+    mesh = ParallelDegrees(dp=2, tp=2, pp=2)
+    coordinates = [compute_mesh_coordinates(rank, mesh) for rank in range(mesh.world_size)]
+    assert [(p.pp, p.dp, p.tp) for p in coordinates] == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 1, 0),
+        (0, 1, 1),
+        (1, 0, 0),
+        (1, 0, 1),
+        (1, 1, 0),
+        (1, 1, 1),
+    ]
+
+
+def test_rank_inverts_coordinates() -> None:
+    mesh = ParallelDegrees(dp=3, tp=4, pp=5)
+    assert [
+        compute_global_rank(compute_mesh_coordinates(rank, mesh), mesh) for rank in range(60)
+    ] == list(range(60))
+    assert compute_global_rank(MeshCoordinates(dp=2, tp=3, pp=4), mesh) == 59

@@ -1,0 +1,20 @@
+"""The bytes of a checkpoint, against files that were written."""
+
+import pytest
+
+from hlat.checkpoint import checkpoint_store
+from hlat.config.resolve import resolve_config
+from hlat.engine.native.native_engine import NativeEngine
+from hlat.plan.checkpoint_size import compute_checkpoint_bytes
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "bf16", "mixed", "bf16_sr_master"])
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_a_checkpoint_is_as_large_as_planned(compose, small, tmp_path, recipe, tied) -> None:
+    config = resolve_config(compose(*small, f"precision={recipe}", f"model.tie_embeddings={tied}"))
+    engine = NativeEngine()
+    engine.build(config)
+    path = checkpoint_store.save_checkpoint(tmp_path, 1, engine.chunks(), {})
+    size = sum(file.stat().st_size for file in path.iterdir())
+    planned = compute_checkpoint_bytes(config)
+    assert planned < size < 1.02 * planned

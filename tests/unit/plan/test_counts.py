@@ -1,0 +1,50 @@
+"""The planner's parameters and arithmetic against torch's own count."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from hlat.model.llama import Llama
+from hlat.model.parameter_specs import compute_flops_per_token, count_parameters
+from hlat.parallelism.mesh_coordinates import ParallelDegrees
+from hlat.plan.stage_shards import build_stage_shards
+from hlat.plan.step_time import compute_forward_backward_flops
+
+
+@pytest.mark.parametrize("choice", ["tiny", "160m", "7b", "70b"])
+def test_parameters_are_those_that_torch_has(choice, compose):
+    model = OmegaConf.to_object(compose(f"model={choice}")).model
+    with torch.device("meta"):
+        count = sum(weight.numel() for weight in Llama(model).parameters())
+    assert count_parameters(model) == count
+    assert sum(stage.numel for stage in build_stage_shards(model, ParallelDegrees(pp=4))) == count
+
+
+@pytest.mark.parametrize("choice", ["tiny", "7b"])
+def test_arithmetic_is_what_torch_counts(choice, compose, monkeypatch):
+    """torch counts attention's two products whole, where half of a causal one is masked out."""
+    config = OmegaConf.to_object(compose(f"model={choice}", "parallelism=single"))
+    config.batch.micro_batch_size = 1
+    config.batch.sequence_length = length = 256
+    # On the meta device there is no fused attention: the products as they are
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", _attention)
+    with torch.device("meta"):
+        model = Llama(config.model)
+        tokens = torch.zeros(1, length, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model.compute_logits(tokens).sum().backward()
+    masked = 6 * length * config.model.hidden_size * config.model.num_layers * length
+    planned = compute_forward_backward_flops(
+        config, ParallelDegrees(), build_stage_shards(config.model, ParallelDegrees())[0]
+    )
+    assert counter.get_total_flops() - masked == planned
+    assert planned == length * compute_flops_per_token(config.model, length)
+
+
+def _attention(q, k, v, is_causal, enable_gqa):
+    assert is_causal
+    copies = q.shape[1] // k.shape[1] if enable_gqa else 1
+    k, v = (x.repeat_interleave(copies, 1) for x in (k, v))
+    return torch.softmax(q @ k.transpose(-1, -2), -1) @ v

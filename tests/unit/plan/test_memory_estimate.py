@@ -1,0 +1,204 @@
+"""Memory terms against cases worked by hand, and refusals that name the terms."""
+
+import dataclasses
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
+from hlat.plan.memory_estimate import estimate_memory, get_device_memory_bytes
+
+
+@pytest.fixture
+def config(compose):
+    return lambda *overrides: OmegaConf.to_object(compose(*overrides))
+
+
+def test_7b_in_bf16_costs_8_bytes_a_parameter_over_8_ranks(config):
+    memory = estimate_memory(config("experiment=hlat_7b"))
+    # 6,738,415,616 x 8 / 8, and the norms, which every rank holds whole: 65 x 4096 x 7/8 x 8
+    held = memory.weights + memory.accumulation + memory.moments
+    assert held == 6_738_415_616 + 65 * 4096 * 7
+    assert memory.gradients == memory.master_weights == 0
+
+
+def test_70b_shards_its_optimizer_over_dp(config):
+    memory = estimate_memory(config("experiment=hlat_70b"))
+    layer = 8192 * (2 * 8192 + 3 * 28672) / 32 + 2 * 128 * 8192 + 2 * 8192  # one kv head a rank
+    first_stage = 10 * layer + 32000 * 8192 / 32
+    assert memory.weights == pytest.approx(2 * (first_stage + 8192), abs=2 * 8192)
+    assert memory.gradients == memory.weights  # NxD's own, beside their sums
+    assert memory.accumulation == 2 * memory.weights
+    assert memory.master_weights == pytest.approx(memory.weights / 2 * 4 / 32)
+    assert memory.moments == 2 * memory.master_weights
+
+
+def test_70b_at_the_papers_layout_keeps_eight_micro_batches_of_ten_layers(config):
+    memory = estimate_memory(config("experiment=hlat_70b"))
+    # Norm and matrix inputs 4 h, o_proj's input and q twice 3 h, gate and up 2 I, over 32 ranks;
+    # k twice and v of one head of 128
+    token = (7 * 8192 + 2 * 28672) / 32 + 3 * 128
+    assert memory.activations == 8 * 10 * 4096 * token * 2
+    assert memory.collectives == 2 * 4096 * 8192 * 2 + 2 * 130e6 + 4 * 4096 * 8192 * 2 / 32
+    assert memory.reserve == 3 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("overrides", "saved"),
+    [
+        # h 128, I 352, one of four kv heads of 32: what tp cuts, and what it does not
+        (("parallelism.tp=2", "parallelism.dp=1"), 4 * 128 + (3 * 128 + 3 * 352) / 2 + 3 * 32),
+        (
+            (
+                "parallelism.tp=2",
+                "parallelism.dp=1",
+                "parallelism.sequence_parallel=true",
+            ),
+            3 * 128 + (3 * 128 + 3 * 352) / 2 + 3 * 32,
+        ),
+    ],
+)
+def test_sequence_parallelism_cuts_the_inputs_of_norms(config, overrides, saved):
+    wanted = config(*overrides)
+    assert estimate_memory(wanted).activations == 8 * 256 * 4 * saved * 4
+
+
+def test_a_layers_work_counts_beyond_that_of_the_head(config):
+    few = ("model.vocab_size=4096", "batch.sequence_length=256", "model.intermediate_size=4096")
+    memory = estimate_memory(config(*few))
+    assert memory.logits == (512 * 4096 + 4096 * 128) * 4  # of 512 positions at a time
+    assert memory.working == 8 * 256 * 7 * 4096 * 4 - memory.logits
+
+
+def test_attention_that_is_not_fused_makes_its_probabilities(config):
+    overrides = ("experiment=hlat_70b", "hardware.nodes=8")
+    memory = estimate_memory(config(*overrides))  # the first stage, which has no head
+    scores = 2 * 4096 * (2 + 2 * 4)  # of two heads: in bf16, and twice in the softmax's fp32
+    assert memory.working == 4096 * ((7 + 1) * 28672 / 32 * 2 + scores)
+    saved = estimate_memory(
+        config(*overrides, "parallelism.activation_checkpointing=none")
+    ).activations
+    more = 8 * 10 * 4096 * (28672 / 32 + 2 * 4096) * 2
+    assert saved == memory.activations + more
+
+
+def test_several_stages_of_a_rank_keep_more(config):
+    overrides = ("parallelism.pp=4", "batch.micro_batch_size=1", "model.num_layers=8")
+    one = estimate_memory(config(*overrides))
+    several = estimate_memory(
+        config(
+            *overrides,
+            "parallelism.pipeline_schedule=interleaved",
+            "parallelism.stages_per_rank=2",
+        )
+    )
+    assert several.activations == one.activations * (4 + 3 / 2) / 4
+
+
+def test_activations_and_logits_of_the_tiny_model(config):
+    memory = estimate_memory(config())
+    tokens = config().micro_batch_size * config().batch.sequence_length
+    assert memory.activations == tokens * 4 * (7 * 128 + 3 * 64 + 3 * 352) * 4
+    assert memory.logits == (512 + 128) * 4096 * 4  # and the gradient of the head
+
+
+def test_a_save_beside_training_copies_what_it_writes_where_host_and_device_are_one(config):
+    held = 4096 * 128 * 2 + 4 * (128 * (128 + 64 + 64 + 128) + 3 * 128 * 352 + 2 * 128) + 128
+    assert estimate_memory(config()).saving == held * 12
+    assert estimate_memory(config("precision=bf16")).saving == held * 6
+    assert estimate_memory(config("checkpoint.asynchronous=false")).saving == 0
+    assert estimate_memory(config("experiment=hlat_7b")).saving == 0
+
+
+def test_a_document_mask_is_kept_once_for_all_layers(config):
+    batch = config().batch
+    mask = config().micro_batch_size * batch.sequence_length**2 * 4
+    masked = estimate_memory(config("data.document_mask=true"))
+    assert masked.activations == estimate_memory(config()).activations + mask
+
+
+def test_a_pipelines_first_stage_keeps_pp_micro_batches(config):
+    overrides = ("experiment=hlat_70b", "hardware.nodes=8")
+    full = estimate_memory(config(*overrides))
+    single = estimate_memory(config(*overrides, "batch.global_batch_size=1"))
+    assert full.activations == 8 * single.activations
+
+
+def test_memory_is_the_hardwares_or_the_machines(config):
+    assert get_device_memory_bytes(config("hardware=trn1_32xl")) == 16 * 2**30
+    assert get_device_memory_bytes(config()) > 2**30
+    shared = get_device_memory_bytes(config("parallelism.tp=2", "parallelism.pp=2"))
+    assert shared == get_device_memory_bytes(config()) / 4
+
+
+def test_a_model_that_does_not_fit_is_refused_with_every_term(config):
+    wanted = config("model=70b", "parallelism=single", "precision=fp32", "hardware.memory_gib=24")
+    with pytest.raises(ConfigError) as caught:
+        validate_feasibility(wanted)
+    message = str(caught.value)
+    assert message.startswith("model=70b needs 1,")
+    assert "hardware=cpu has 24.0" in message
+    for term in ("weights 257.0", "accumulation 257.0", "moments 513.9", "activations", "logits"):
+        assert term in message
+    assert "run.force=true skips this" in message
+    validate_feasibility(
+        dataclasses.replace(wanted, run=dataclasses.replace(wanted.run, force=True))
+    )
+
+
+def test_what_fits_is_accepted(config):
+    validate_feasibility(config())
+
+
+def test_a_variable_that_the_pinned_sdk_dropped_is_refused_with_its_replacement(config):
+    wanted = config("compiler=neuron_2_31", "+compiler.environment.XLA_USE_BF16='1'")
+    with pytest.raises(
+        ConfigError, match=r"compiler\.environment\.XLA_USE_BF16 was removed .* precision=bf16_sr"
+    ):
+        validate_feasibility(wanted)
+
+
+@pytest.mark.parametrize(
+    "preset", ["none", "neuron_2_20", "neuron_2_28", "neuron_2_31", "neuron_2_33"]
+)
+def test_presets_name_no_dropped_variable(config, preset):
+    validate_feasibility(config(f"compiler={preset}"))
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(config):
+    model = dataclasses.replace(config().model, vocab_size=100)
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is smaller than the 4096 ids"):
+        validate_vocab_size(model, 4096)
+    validate_vocab_size(model, 100)
+
+
+def test_weights_to_begin_from_are_looked_at_unless_the_run_has_saved(compose, tmp_path):
+    wanted = resolve_config(
+        compose("model.init_from=nowhere", f"run.root={tmp_path}", "run.name=x")
+    )
+    with pytest.raises(ConfigError) as caught:
+        validate_feasibility(wanted)
+    assert str(caught.value) == (
+        "model.init_from=nowhere: there is no such directory; specify a directory with config.json and "
+        "*.safetensors"
+    )
+    (tmp_path / "x/checkpoints/step_00000005").mkdir(parents=True)
+    validate_feasibility(wanted)
+
+
+def test_zero_takes_one_copy_after_the_other_apart(config):
+    def terms(stage, recipe):
+        overrides = (f"parallelism.zero={stage}", "parallelism.dp=4", f"precision={recipe}")
+        memory = estimate_memory(config(*overrides))
+        optimizer = memory.master_weights + memory.moments
+        return memory.weights, memory.accumulation, optimizer
+
+    count = terms(0, "fp32")[0] / 4
+    assert terms(0, "mixed") == (2 * count, 4 * count, 12 * count)
+    assert terms(1, "mixed") == (2 * count, 4 * count, 3 * count)
+    assert terms(2, "mixed") == (2 * count, count, 3 * count)
+    assert terms(2, "fp32") == (5 * count, count, 2 * count)  # own rows beside what is joined
+    layer = 128 * (2 * 128 + 2 * 64 + 3 * 352 + 2)
+    assert terms(3, "fp32") == (5 * count - 2 * 4 * layer, count, 2 * count)

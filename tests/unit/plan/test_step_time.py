@@ -1,0 +1,199 @@
+"""Each part of a step's time against a case worked by hand, and arithmetic against the model's."""
+
+from dataclasses import replace
+
+import pytest
+from omegaconf import OmegaConf
+
+from hlat.config.config_errors import ConfigError
+from hlat.mfu import compute_mfu
+from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
+from hlat.plan import step_time
+from hlat.plan.hardware_efficiency import HardwareEfficiency
+from hlat.plan.stage_shards import build_stage_shards
+
+TINY = ("parallelism.dp=1",)
+PAPER = ("experiment=hlat_70b",)
+ALL = HardwareEfficiency(1, 1, 1, "the data sheet")
+
+
+@pytest.fixture
+def config(compose):
+    return lambda *overrides: OmegaConf.to_object(compose(*overrides))
+
+
+def _of(config, name, *rest):
+    """What a formula says of the first stage."""
+    mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
+    first = build_stage_shards(config.model, mesh)[0]
+    return getattr(step_time, name)(config, mesh, *(rest or (first,)))
+
+
+def test_arithmetic_of_one_rank_is_that_of_mfu(config):
+    for model in ("7b", "70b"):
+        entire = config(f"model={model}", "parallelism=single")
+        one = _of(entire, "compute_forward_backward_flops")
+        assert one == 4096 * compute_flops_per_token(entire.model, 4096)
+
+
+def test_recomputing_costs_attention_or_the_layer(config):
+    def flops(mode):
+        return _of(
+            config(
+                "model=7b", "parallelism=single", f"parallelism.activation_checkpointing={mode}"
+            ),
+            "compute_forward_backward_flops",
+        )
+
+    attention = 4096 * 32 * 2 * 4096 * 4096
+    assert flops("selective") - flops("none") == attention
+    matrices = 4096 * 32 * 2 * (4 * 4096 * 4096 + 3 * 4096 * 11008)
+    assert flops("full") - flops("none") == attention + matrices
+
+
+def test_copies_of_heads_are_computed_on_each_rank(config):
+    # 70b, tp 32: q and o 2 x 8192 x 256, one kv head 2 x 8192 x 128, the MLP 3 x 8192 x 896
+    matrices = 8192 * (2 * 256 + 2 * 128 + 3 * 896)
+    attention = 2 * 4096 * 8192 / 32
+    assert _of(config(*PAPER), "compute_forward_backward_flops") == 4096 * 10 * (
+        3 * (2 * matrices + attention) + attention
+    )
+
+
+def test_a_layer_talks_four_times_each_way(config):
+    activations = 8 * 256 * 128 * 4
+    plain = config("parallelism.tp=2", *TINY)
+    assert _of(plain, "compute_tensor_parallel_bytes") == activations / 2 * (4 * 8 + 2 * 2)
+    full = config("parallelism.tp=2", "parallelism.activation_checkpointing=full", *TINY)
+    assert _of(full, "compute_tensor_parallel_bytes") == activations / 2 * (4 * 12 + 2 * 2)
+    # NxD gathers twice more; the first of eight stages has no head
+    assert _of(config(*PAPER), "compute_tensor_parallel_bytes") == 4096 * 8192 * 2 * 31 / 32 * (
+        10 * 10 + 2
+    )
+
+
+def test_stages_send_their_share_of_the_sequence_both_ways(config):
+    wanted = config(*PAPER)
+    mesh = compute_parallel_degrees(wanted.parallelism, wanted.num_processes)
+    assert step_time.compute_pipeline_bytes(wanted, mesh) == 2 * 4096 * 8192 * 2 / 32
+    assert (
+        step_time.compute_pipeline_bytes(
+            config(), compute_parallel_degrees(config().parallelism, 1)
+        )
+        == 0
+    )
+
+
+def test_zero_decides_what_travels(config):
+    def sent(zero):
+        wanted = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
+        wanted = replace(wanted, batch=replace(wanted.batch, micro_batch_size=1))
+        return _of(wanted, "compute_data_parallel_bytes", 1000)
+
+    # 1,000 weights of 2 bytes, sums of 4; 3/4 of each; two micro batches
+    assert [sent(zero) for zero in range(4)] == [6000, 4500, 7500, 12000]
+
+
+def test_the_update_touches_every_copy(config):
+    def touched(*overrides):
+        return _of(config(*overrides), "compute_optimizer_bytes", 1000)
+
+    assert touched("precision=bf16_sr") == 1000 * (2 + 2 * 2 + 2 * 4)
+    assert touched("precision=mixed") == 1000 * (4 + 2 * 4 + 2 * 8 + 2)
+    assert touched("precision=mixed", "parallelism.dp=4", "parallelism.zero=1") == 250 * 30
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rings"),
+    [
+        (("experiment=hlat_7b",), 8),  # four of a node's ranks in each
+        (PAPER, 32),
+        (("experiment=hlat_7b", "hardware.nodes=8", "parallelism.pp=16"), 16),
+    ],
+)
+def test_rings_share_the_network_of_a_node(config, overrides, rings):
+    wanted = config(*overrides)
+    mesh = compute_parallel_degrees(wanted.parallelism, wanted.num_processes)
+    assert step_time.count_rings_per_node(wanted, mesh) == rings
+
+
+def test_parts_of_hlat_70b_at_the_speeds_of_its_data_sheet(config):
+    wanted = config(*PAPER)
+    step = step_time.compute_step_time(wanted, step_time.compute_achieved_speed(wanted, ALL))
+    mesh = compute_parallel_degrees(wanted.parallelism, wanted.num_processes)
+    first, *_, last = build_stage_shards(wanted.model, mesh)
+    flops = step_time.compute_forward_backward_flops(wanted, mesh, last)
+    assert step.compute == pytest.approx(32 * flops / 95e12)
+    talk = step_time.compute_tensor_parallel_bytes(wanted, mesh, last)
+    assert step.tensor_parallel == pytest.approx(32 * talk / 384e9)
+    # Stages are a quarter of the nodes apart: 100 GB/s of a node over 32 ranks
+    pass_on = 2 * 4096 * 8192 * 2 / 32 / (100e9 / 32)
+    assert step.sends == pytest.approx(32 * pass_on)
+    middle = step_time.compute_forward_backward_flops(wanted, mesh, first) / 95e12 + pass_on
+    inner = 100 * 4096 * 8192 * 2 * 31 / 32 / 384e9
+    ends = 2 * 4096 * 8192 * 2 * 31 / 32 / 384e9
+    assert step.bubble == pytest.approx(7 * (middle + inner) + ends)
+    assert step.reduction == pytest.approx(
+        max(first.numel, last.numel) * 6 * 31 / 32 / (100e9 / 32)
+    )
+    assert step.hidden == 0  # NxD reduces after the backward pass
+    assert step.total == pytest.approx(
+        step.compute
+        + step.tensor_parallel
+        + step.sends
+        + step.bubble
+        + step.reduction
+        + step.optimizer
+    )
+
+
+def test_the_native_engine_hides_what_it_can_behind_the_last_backward_pass(config):
+    def step(nodes):
+        args = ("model=7b", "hardware=a100_p4d", f"hardware.nodes={nodes}", "parallelism.tp=4")
+        return step_time.predict_step_time(config(*args, "precision=mixed", "parallelism.zero=1"))
+
+    few = step(4)
+    backward = (few.compute + few.tensor_parallel) / 128 * 2 / 3
+    assert few.hidden == pytest.approx(backward)
+    assert few.reduction > 0
+    assert step(1).reduction == pytest.approx(0, abs=0.1)
+
+
+def test_schedules_shrink_the_bubble(config):
+    def bubble(*overrides):
+        args = ("hardware=trn2_48xl", "hardware.processes_per_node=4", "precision=bf16")
+        layout = ("parallelism.pp=4", "model.num_layers=8", "batch.micro_batch_size=1")
+        wanted = config(*args, *layout, *overrides)
+        return step_time.compute_step_time(
+            wanted, step_time.compute_achieved_speed(wanted, ALL)
+        ).bubble
+
+    once = bubble()
+    twice = ("parallelism.stages_per_rank=2",)
+    sends = 2 * 256 * 128 * 2 / 1280e9 * 3
+    interleaved = bubble("parallelism.pipeline_schedule=interleaved", *twice)
+    assert interleaved == pytest.approx(once / 2 + sends / 2)
+    zero = bubble("parallelism.pipeline_schedule=zero_bubble", *twice)
+    assert zero == pytest.approx(interleaved / 3)
+
+
+def test_what_is_not_known_of_the_hardware_is_named(config):
+    with pytest.raises(ConfigError, match=r"hardware=cpu has no constants in .*; available: trn1"):
+        step_time.predict_step_time(config())
+    unknown = config("hardware=trn1_32xl", "parallelism.tp=4")  # fp32 has no peak there
+    with pytest.raises(
+        ConfigError, match=r"hardware\.peak_tflops\.fp32 is unknown, so is the step time"
+    ):
+        step_time.predict_step_time(unknown)
+
+
+def test_mfu_of_a_plan_is_that_of_the_tracker(config):
+    from hlat.plan.forecast import forecast_run
+
+    wanted = config("experiment=hlat_7b")
+    throughput = forecast_run(wanted).throughput
+    flops = compute_flops_per_token(wanted.model, 4096)
+    assert throughput.mfu == compute_mfu(
+        4_194_304 / throughput.step.total, flops, wanted.hardware, 2048, wanted.precision.compute
+    )

@@ -1,0 +1,70 @@
+"""Every change to a prepared directory is detected and named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.prepare import corpus_manifest, input_files, preparation
+
+
+@pytest.fixture
+def folder(tmp_path: Path, make_texts) -> Path:
+    """Two prepared sources."""
+    for name in ("arxiv", "github"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        rows = [json.dumps({"text": text}) for text in make_texts(name, 20)]
+        (tmp_path / "in" / name / "a.jsonl").write_text("\n".join(rows))
+    found = input_files.find_input_files([str(tmp_path / "in")])
+    sources, _ = preparation.plan_sources(tmp_path / "data", found, "text", "redpajama")
+    preparation.prepare_sources(sources, 1, False, lambda _: None)
+    return tmp_path / "data"
+
+
+def test_what_is_whole_is_found_so(folder: Path) -> None:
+    size = sum(path.stat().st_size for path in folder.glob("*/part-*"))
+    assert corpus_manifest.verify_corpus(folder) == (size, [])
+    assert corpus_manifest.verify_corpus(folder / "arxiv")[1] == []
+    manifests = corpus_manifest.load_complete_manifests(folder)
+    assert [one.source for one in manifests.values()] == ["arxiv", "github"]
+    assert [one.layout for one in manifests.values()] == ["redpajama"] * 2
+
+
+def test_every_file_that_differs_is_named(folder: Path) -> None:
+    flipped = folder / "arxiv/part-00000.arrow"
+    content = bytearray(flipped.read_bytes())
+    content[len(content) // 2] ^= 1
+    flipped.write_bytes(content)
+    cut = folder / "github/part-00000.arrow"
+    cut.write_bytes(cut.read_bytes()[:-1])
+    (folder / "github/part-00001.arrow").write_bytes(content)
+    size = cut.stat().st_size
+    assert corpus_manifest.verify_corpus(folder)[1] == [
+        f"{flipped}: its bytes have changed",
+        f"{cut}: has {size:,} bytes, not {size + 1:,}",
+        f"{folder}/github/part-00001.arrow: is not in the manifest, but a run that reads the directory "
+        "would read it",
+    ]
+    flipped.unlink()
+    assert corpus_manifest.verify_corpus(folder / "arxiv")[1] == [f"{flipped}: is missing"]
+
+
+def test_what_is_not_finished_or_not_prepared_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"in: it and its directories have no manifest"):
+        corpus_manifest.verify_corpus(tmp_path / "in")
+    with pytest.raises(ConfigError, match="no manifest"):
+        corpus_manifest.verify_corpus(tmp_path / "nowhere")
+    (folder / "c4" / corpus_manifest.WORK_DIR).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="c4: not finished; run the command that prepares"):
+        corpus_manifest.verify_corpus(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{", "is not a manifest"), ('{"format": 9}', "has format 9, not 1"), ("[]", "is not a mani")],
+)
+def test_damaged_manifests_are_refused(folder: Path, content: str, reason: str) -> None:
+    (folder / "arxiv/manifest.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"arxiv/manifest.json: {reason}"):
+        corpus_manifest.load_complete_manifests(folder)

@@ -1,0 +1,205 @@
+"""Documents of every file format, and locations and reasons of damaged ones."""
+
+import bz2
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.prepare import document_reader
+from hlat.prepare.document_reader import DamagedDocument
+from hlat.prepare.input_files import InputReader
+
+TEXTS = [f'document {i}: été 木 \u2028 \x00 \\ "' + "x" * (i * 97 % 5000) for i in range(700)]
+
+
+def _zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+COMPRESS = {
+    "": lambda content: content,
+    ".gz": gzip.compress,
+    ".zst": _zstd,
+    ".bz2": bz2.compress,
+}
+
+
+def _lines(texts: list[str], ascii_: bool = True) -> bytes:
+    rows = [json.dumps({"meta": {"n": 1}, "text": text}, ensure_ascii=ascii_) for text in texts]
+    return "\n".join(rows).encode() + b"\n"
+
+
+def _read(path: Path, column: str = "text") -> list[bytes | DamagedDocument]:
+    with InputReader(str(path)) as reader:
+        return list(document_reader.parse_documents(reader, str(path), column))
+
+
+def _texts(path: Path, column: str = "text") -> list[str]:
+    return [one.decode() for one in _read(path, column) if isinstance(one, bytes)]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_lines_come_out_as_they_are_whatever_the_compression(tmp_path: Path, suffix: str) -> None:
+    compress, half = COMPRESS[suffix], len(TEXTS) // 2
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(compress(_lines(TEXTS, ascii_=False)))
+    assert _texts(path) == TEXTS
+    several = [
+        _lines(TEXTS[:3]),
+        _lines(TEXTS[3:half])[:-9],
+        _lines(TEXTS[3:half])[-9:],
+        _lines(TEXTS[half:]),
+    ]
+    path.write_bytes(b"".join(map(compress, several)))
+    assert _texts(path) == TEXTS
+
+
+def test_blank_lines_ends_of_windows_and_a_mark_at_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "a.ndjson"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}')
+    assert _texts(path) == ["a", "b"]
+
+
+def test_a_document_of_50_megabytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.zst"
+    text = "0123456789" * 5_000_000
+    path.write_bytes(_zstd(_lines(["before", text, "after"])))
+    assert _texts(path) == ["before", text, "after"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "a"', "is not JSON"),
+        (b"hello", "is not JSON (Expecting value: line 1 column 1 (char 0))"),
+        (b"[" * 100_000, "is not JSON"),
+        (b'["a"]', "is a list, not an object"),
+        (b"12", "is a number, not an object"),
+        (b"null", "is null, not an object"),
+        (b'{"content": "a", "url": 1}', "has no field 'text' (--text-column); it has content, url"),
+        (b'{"text": 12}', "has a number in 'text', not a string"),
+        (b'{"text": ["a"]}', "has a list in 'text', not a string"),
+        (b'{"text": "a\xff"}', "is not UTF-8 (byte 0xff at position 11)"),
+        (b'{"text": "ab\\ud800"}', "has half of a surrogate pair ('\\ud800' at character 2)"),
+    ],
+)
+def test_damaged_lines_say_where_and_what(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'{"text": "one"}\n' + line + b'\n{"text": null}\n{"text": "\\ud83d\\ude00"}\n'
+    )
+    one, damage, empty, pair = _read(path)
+    assert (one, empty, pair) == (b"one", b"", "😀".encode())
+    assert isinstance(damage, DamagedDocument)
+    assert damage.location == "line 2"
+    assert damage.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
+def test_a_file_that_is_cut_off_gives_what_came_before(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    dice = random.Random(1)
+    texts = [dice.randbytes(1500).hex() for _ in range(1500)]
+    whole = COMPRESS[suffix](_lines(texts))
+    for length in (len(whole) - 1, len(whole) // 2, 5, 0):
+        path.write_bytes(whole[:length])
+        *before, damage = _read(path)
+        assert isinstance(damage, DamagedDocument)
+        assert damage.location == f"after line {len(before)}"
+        assert damage.reason.startswith("the rest is truncated or damaged (")
+        assert before == [text.encode() for text in texts[: len(before)]]
+    path.write_bytes(whole[: len(whole) // 2])
+    assert len(_read(path)) > 250
+
+
+@pytest.mark.parametrize(
+    "type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+)
+def test_parquet_and_arrow_of_every_kind(tmp_path: Path, type_: pa.DataType) -> None:
+    array = pa.array([*TEXTS, None, ""], pa.string()).cast(type_)
+    table = pa.table({"number": range(len(array)), "body": array})
+    paths = [tmp_path / "a.parquet"]
+    pq.write_table(table, paths[0], row_group_size=300)
+    for new in (pa.ipc.new_file, pa.ipc.new_stream):
+        for compression in (None, "zstd", "lz4"):
+            paths.append(tmp_path / f"{new.__name__}-{compression}.arrow")
+            options = pa.ipc.IpcWriteOptions(compression=compression)
+            with paths[-1].open("wb") as file, new(file, table.schema, options=options) as writer:
+                writer.write_table(table, max_chunksize=97)
+    for path in paths:
+        assert _texts(path, "body") == [*TEXTS, "", ""], path.name
+
+
+def test_rows_that_are_not_utf8_say_where(tmp_path: Path) -> None:
+    bad = pa.array([b"good", b"a\xff", b"", None]).cast(pa.binary())
+    texts = pa.StringArray.from_buffers(4, bad.buffers()[1], bad.buffers()[2], bad.buffers()[0])
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    assert _read(tmp_path / "a.parquet") == [
+        b"good",
+        DamagedDocument("row 1", "is not UTF-8 (byte 0xff at position 1)"),
+        b"",
+        b"",
+    ]
+
+
+def test_columns_that_are_not_there_or_not_text_are_refused(tmp_path: Path) -> None:
+    table = pa.table({"id": [1], "content": ["a"], "raw": [b"a"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        with pytest.raises(
+            ConfigError, match=r"'text' does not exist; its text columns are: content; "
+        ):
+            _read(tmp_path / name)
+        with pytest.raises(ConfigError, match=f"{name}: its column 'raw' is binary"):
+            _read(tmp_path / name, "raw")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
+def test_truncated_and_flipped_files_never_do_more_than_say_so(
+    tmp_path: Path, name: str, write_arrow, make_texts
+) -> None:
+    texts, path = make_texts("cut", 60), tmp_path / name
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": texts}), path)
+    else:
+        write_arrow(path, texts, stream=name.startswith("stream"))
+    whole, dice = path.read_bytes(), random.Random(3)
+    for length in (0, 3, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert isinstance(_read(path)[-1], DamagedDocument), length
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(dice.choice([1, 5, 30])):
+            damaged[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            _read(path)
+        except ConfigError as error:
+            assert name in str(error)  # noqa: PT017 - most flips only change a letter
+
+
+def test_a_disk_that_fails_is_no_damage_of_the_document(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(_lines(TEXTS)))
+
+    class Failing:
+        def read(self, *_: object) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("fsspec.implementations.local.LocalFileSystem.open", lambda *_: Failing())
+    with pytest.raises(ConfigError, match=r"a.jsonl.gz: cannot be read \(Input/output error\)"):
+        _read(path)

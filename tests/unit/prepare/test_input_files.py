@@ -1,0 +1,149 @@
+"""Discovery of document files, without metadata, caches and hidden files."""
+
+import json
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.prepare import input_files
+
+
+def _touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+
+
+def _names(root: Path, *patterns: str, output: Path | None = None) -> list[str]:
+    found = input_files.find_input_files([str(root / pattern) for pattern in patterns], output)
+    return [one.path.removeprefix(f"{root}/") for one in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.jsonl", ("lines", None)),
+        ("a.JSON.GZ", ("lines", "gzip")),
+        ("a.ndjson.bz2", ("lines", "bz2")),
+        ("s3://b/en_middle_0104.json.gz.dedup.classifier.jsonl.zst", ("lines", "zstd")),
+        ("c4-train.00857-of-01024.jsonl", ("lines", None)),
+        ("train-0000-of-0136.zst", ("lines", "zstd")),
+        ("a.parquet", ("parquet", None)),
+        ("a.arrow", ("arrow", None)),
+        ("a.tar.gz", None),
+        ("a.arrow.rows.npy", None),
+        ("README.md", None),
+        ("urls.txt", None),
+    ],
+)
+def test_names_tell_what_a_file_holds(name: str, kind: object) -> None:
+    assert input_files.detect_format(name) == kind
+
+
+def test_folders_files_and_globs_are_found_once_and_sorted(tmp_path: Path) -> None:
+    _touch(tmp_path, "b/c/2.jsonl", "b/1.jsonl.zst", "b/README.md", "a.parquet", "b/.cache/3.jsonl")
+    expected = ["a.parquet", "b/1.jsonl.zst", "b/c/2.jsonl"]
+    assert _names(tmp_path, "") == expected
+    assert _names(tmp_path, "b", "*.parquet", "b/**/*.jsonl", "b/1.jsonl.zst") == expected
+
+
+def test_a_path_with_a_globs_letters_is_itself_first(tmp_path: Path) -> None:
+    _touch(tmp_path, "[a].jsonl", "a.jsonl")
+    assert _names(tmp_path, "[a].jsonl") == ["[a].jsonl"]
+
+
+def test_links_are_followed_to_the_size_and_time_of_what_they_lead_to(tmp_path: Path) -> None:
+    _touch(tmp_path, "blobs/0a1b")
+    (tmp_path / "blobs/0a1b").write_text("four")
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot/1.jsonl").symlink_to("../blobs/0a1b")
+    (found,) = input_files.find_input_files([str(tmp_path / "snapshot")])
+    assert found.bytes == 4
+    assert found.version == str((tmp_path / "blobs/0a1b").stat().st_mtime_ns)
+
+
+def test_urls_of_other_file_systems(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/inputs/b/2.jsonl", b"{}")
+    memory.pipe("/inputs/1.jsonl", b"{}\n")
+    _touch(tmp_path, "x.jsonl")
+    found = input_files.find_input_files(["memory://inputs", f"file://{tmp_path}"])
+    assert [one.path for one in found] == [
+        str(tmp_path / "x.jsonl"),
+        "memory:///inputs/1.jsonl",
+        "memory:///inputs/b/2.jsonl",
+    ]
+    assert [one.bytes for one in found] == [1, 3, 2]
+    with input_files.InputReader(found[1].path) as file:
+        assert file.read() == b"{}\n"
+
+
+def test_a_saved_data_set_is_what_its_state_lists(tmp_path: Path) -> None:
+    _touch(
+        tmp_path,
+        "saved/data-00000-of-00001.arrow",
+        "saved/cache-1f.arrow",
+        "saved/dataset_info.json",
+    )
+    state = tmp_path / "saved/state.json"
+    state.write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+    assert _names(tmp_path, "saved") == ["saved/data-00000-of-00001.arrow"]
+    state.write_text(json.dumps({"_data_files": [], "_indices_data_files": [{"filename": "i"}]}))
+    with pytest.raises(ConfigError, match="flatten_indices"):
+        _names(tmp_path, "saved")
+    for name in ("../outside.arrow", "/outside.arrow", ".."):
+        state.write_text(json.dumps({"_data_files": [{"filename": name}]}))
+        with pytest.raises(
+            ConfigError, match="is not in the directory" if name != ".." else "saved"
+        ):
+            _names(tmp_path, "saved")
+
+
+def test_splits_are_not_mixed_unawares(tmp_path: Path) -> None:
+    _touch(tmp_path, "d/train/1.arrow", "d/test/1.arrow")
+    (tmp_path / "d/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(
+        ConfigError, match=r"splits train, test; specify the directory of one, such as .*/d/train"
+    ):
+        _names(tmp_path, "d")
+    assert _names(tmp_path, "d/train") == ["d/train/1.arrow"]
+
+
+def test_the_output_is_no_input(tmp_path: Path) -> None:
+    _touch(tmp_path, "1.jsonl", "out/part-00000.arrow")
+    assert _names(tmp_path, "", output=tmp_path / "out") == ["1.jsonl"]
+    with pytest.raises(ConfigError, match="is in --output"):
+        _names(tmp_path, "out", output=tmp_path / "out")
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    _touch(tmp_path, "a.csv", "b/readme.md", "t/x.jsonl", "t/x.jsonl.zst")
+    with pytest.raises(ConfigError) as error:
+        input_files.find_input_files(
+            [str(tmp_path / name) for name in ("no", "*.no", "a.csv", "b", "t")]
+            + ["s4://x", "nofs://x"]
+        )
+    message = "\n".join(error.value.problems)
+    assert len(error.value.problems) == 7
+    assert "no: there is no such file or directory" in message
+    assert "a.csv: has an unknown suffix; supported: .jsonl" in message
+    assert "b: contains no document file" in message
+    assert "x.jsonl.zst: the same documents, by their names" in message
+    assert "s4://x: cannot be read" in message
+
+
+def test_a_driver_that_fails_is_told_with_the_path(monkeypatch, tmp_path: Path) -> None:
+    _touch(tmp_path, "1.jsonl")
+    memory = fsspec.filesystem("memory")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(type(memory), "exists", refuse)
+    with pytest.raises(ConfigError, match=r"memory://x: cannot be listed \(no credentials\)"):
+        input_files.find_input_files(["memory://x"])
+    (tmp_path / "1.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"1.jsonl: cannot be read \(No such file or directory\)"):
+        input_files.InputReader(str(tmp_path / "1.jsonl"))

@@ -1,0 +1,85 @@
+"""Who is wrong, by what all ranks tell of copies that differ."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from hlat.engine.interface import ReplicaMismatch, World
+from hlat.recovery import replica_verification
+
+NAMES = [f"weights/{letter}" for letter in "abcde"]
+
+
+class Engine:
+    """One rank of several, of which all have found the same."""
+
+    def __init__(self, size: int, found: list[ReplicaMismatch]) -> None:
+        self.size, self.found = size, found
+        self.world = World(world_group=self)
+        self.is_rank0 = True
+
+    def find_replica_mismatches(self) -> list[ReplicaMismatch]:
+        return self.found
+
+    def gather_object(self, value: Any) -> list[Any]:
+        return [value] * self.size
+
+    def broadcast(self, message: bytes) -> bytes:
+        return message
+
+
+class Tracker:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int, dict[str, Any]]] = []
+
+    def log_event(self, event: str, step: int, **details: Any) -> None:
+        self.events.append((event, step, details))
+
+
+def test_copies_that_agree_are_saved() -> None:
+    tracker = Tracker()
+    assert replica_verification.verify_replicas(Engine(4, []), tracker, 7)
+    assert not tracker.events
+
+
+def test_the_rank_that_most_others_contradict_is_told_with_its_node(capsys, monkeypatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "trn-7")
+    tracker = Tracker()
+    found = [ReplicaMismatch(name, [0, 2, 4, 6], [4]) for name in NAMES]
+    assert not replica_verification.verify_replicas(Engine(8, found), tracker, 7)
+    told = capsys.readouterr().err
+    sentence = (
+        "rank 4: its replicas of weights/a, weights/b, weights/c and 2 more differ from those of "
+        "most other ranks"
+    )
+    assert told == (
+        f"hlat: node trn-7 is unhealthy: {sentence}; exclude it and start the same command again\n"
+    )
+    detail = {"host": "trn-7", "ranks": [4], "reasons": [sentence]}
+    assert tracker.events == [("exclude", 7, detail)]
+
+
+def test_of_two_nobody_is_accused() -> None:
+    tracker = Tracker()
+    with pytest.raises(replica_verification.ReplicaMismatchError) as error:
+        replica_verification.verify_replicas(
+            Engine(4, [ReplicaMismatch(NAMES[0], [1, 3], [])]), tracker, 7
+        )
+    assert str(error.value) == (
+        "ranks 1, 3 have different replicas of weights/a; step 7 was not saved"
+    )
+    assert not tracker.events
+
+
+def test_who_is_known_to_be_wrong_ends_the_run_whatever_else_differs() -> None:
+    some = [ReplicaMismatch(NAMES[0], [0, 1], []), ReplicaMismatch(NAMES[1], [1, 3, 5], [3])]
+    told = json.loads(
+        json.dumps([[f"n{rank}", [asdict(one) for one in some]] for rank in range(6)])
+    )
+    found, unclear = replica_verification.find_mismatched_ranks(told)
+    assert {(one.host, one.rank) for one in found} == {("n3", 3)}
+    assert unclear == "ranks 0, 1 have different replicas of weights/a"

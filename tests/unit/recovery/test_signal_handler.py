@@ -1,0 +1,46 @@
+"""The first signal is remembered, the second obeyed, and handlers come back."""
+
+import signal
+
+import pytest
+
+from hlat.recovery.signal_handler import SignalHandler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_the_first_signal_is_remembered(number):
+    before = signal.getsignal(number)
+    with SignalHandler() as interruption:
+        assert interruption.signal_name is None
+        signal.raise_signal(number)
+        assert interruption.signal_name == number.name
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.usefixtures("_ctrl_c_acts")
+def test_an_echo_is_not_a_second_signal(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("hlat.recovery.signal_handler.time.monotonic", lambda: now[0])
+    with SignalHandler(duplicate_window_s=2.0) as interruption:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+            now[0] += 0.9
+        assert interruption.signal_name == "SIGTERM"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def _ctrl_c_acts():
+    """As in a terminal; a process that a shell started in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_acts")
+def test_the_second_ctrl_c_acts():
+    with SignalHandler():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -1,0 +1,414 @@
+"""The pages as Chromium shows them: with the mouse, the keyboard and neither; in light and dark,
+on a phone and on paper."""
+
+import base64
+import io
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from hlat.report import __main__ as report
+from hlat.report.report_server import build_server
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt install chromium)"),
+]
+ATTACK = "\"'><script>document.title='owned'</script><img src=x onerror=document.title='owned'>"
+STEPS = 60
+LOSS = "figure[data-plot=loss]"
+
+
+class Tab:
+    """A page of a browser that is spoken to through a pipe, in the DevTools protocol."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, its_output = os.pipe()
+        its_input, self._speak = os.pipe()
+        isolated = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--proxy-server=127.0.0.1:9",  # nobody answers there: pages need no network
+            "--proxy-bypass-list=127.0.0.1",
+            "--remote-debugging-pipe",
+        ]
+        shell = 'exec "$@" 3<&"$IN" 4>&"$OUT"'  # the browser looks for its pipe at 3 and 4
+        self._process = subprocess.Popen(
+            ["bash", "-c", shell, "-", str(CHROMIUM), *isolated, f"--user-data-dir={folder}"],
+            pass_fds=(its_input, its_output),
+            env=os.environ | {"IN": str(its_input), "OUT": str(its_output)},
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(its_input)
+        os.close(its_output)
+        self._answers = os.fdopen(ours, "rb")
+        self._count, self._session = 0, ""
+        target = self("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self("Page.enable")
+
+    def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Ask for something, and wait for the answer."""
+        self._count += 1
+        asked = {"id": self._count, "method": method, "params": parameters}
+        if self._session:
+            asked["sessionId"] = self._session
+        os.write(self._speak, json.dumps(asked).encode() + b"\0")
+        while (answer := self._heard()).get("id") != self._count:
+            pass
+        assert "error" not in answer, answer["error"]
+        return answer["result"]
+
+    def close(self) -> None:
+        self._session = ""
+        self("Browser.close")
+        os.close(self._speak)
+        self._answers.close()
+        self._process.wait(30)
+
+    def look(self, place: Path | str, width: int = 1000, dark: bool = False, scripts: bool = True, medium: str = "") -> None:  # fmt: skip
+        """Open a page of its own, whatever was looked at before."""
+        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        self("Emulation.setEmulatedMedia", media=medium, features=features)
+        self("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 500,
+        )
+        self("Page.navigate", url=place.as_uri() if isinstance(place, Path) else place)
+        self.wait("document.readyState === 'complete'")
+
+    def tell(self, expression: str) -> Any:
+        """What a JavaScript expression is on the page."""
+        told = self("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in told, told["exceptionDetails"]
+        return told["result"].get("value")
+
+    def wait(self, expression: str, seconds: float = 60) -> None:
+        ends = time.monotonic() + seconds
+        while not self.tell(expression):
+            assert time.monotonic() < ends, expression
+            time.sleep(0.05)
+
+    def mouse(self, kind: str, share: float, held: int = 0, modifiers: int = 0, on: str = LOSS) -> None:  # fmt: skip
+        """Move or press at a share of the width of a figure's axis."""
+        where = f"document.querySelector('{on} svg.plot')"
+        self.tell(f"{where}.scrollIntoView({{block: 'center'}})")
+        left, top, width, height = self.tell(
+            f"(() => {{ const r = {where}.getBoundingClientRect(); return [r.x, r.y, r.width, r.height] }})()"
+        )
+        self(
+            "Input.dispatchMouseEvent",
+            type=kind,
+            x=left + 62 + share * (width - 62 - 12),
+            y=top + height / 2,
+            button="left" if kind != "mouseMoved" or held else "none",
+            buttons=held,
+            clickCount=1,
+            modifiers=modifiers,
+        )
+
+    def drag(self, begin: float, end: float, modifiers: int = 0) -> None:
+        self.mouse("mousePressed", begin, 1, modifiers)
+        self.mouse("mouseMoved", (begin + end) / 2, 1, modifiers)
+        self.mouse("mouseMoved", end, 1, modifiers)
+        self.mouse("mouseReleased", end, 0, modifiers)
+
+    def key(self, key: str, modifiers: int = 0) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self("Input.dispatchKeyEvent", type=kind, key=key, modifiers=modifiers)
+
+    def read(self, on: str = LOSS) -> str:
+        """What a figure reads out; nothing if it does not."""
+        return self.tell(
+            f"(o => o.hidden ? '' : o.innerText)(document.querySelector('{on} output'))"
+        )
+
+    def ticks(self, on: str = LOSS) -> list[str]:
+        """All that is written in a figure."""
+        return self.tell(
+            f"[...document.querySelectorAll('{on} svg.plot text')].map(t => t.textContent)"
+        )
+
+    def pixels(self) -> np.ndarray:
+        shot = self("Page.captureScreenshot", format="png")
+        return image.imread(io.BytesIO(base64.b64decode(shot["data"])))[..., :3]
+
+    def _heard(self) -> dict[str, Any]:
+        told = bytearray()
+        while (byte := self._answers.read(1)) != b"\0":
+            assert byte, "the browser has gone"
+            told += byte
+        return json.loads(told)
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    found = Tab(tmp_path_factory.mktemp("user"))
+    yield found
+    found.close()
+
+
+def write_run(folder: Path, steps: int = STEPS) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"step": step, "tokens": 512 * step, "loss": 5 / step, "grad_norm": 1.0, "attempt": 1, "time": 1e9 + 60 * step}
+        for step in range(1, steps + 1)
+    ]  # fmt: skip
+    rows[29]["loss"] = 9.0
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "config.yaml").write_text(
+        f"optimizer: {{lr: {len(folder.name)}}}\nphase: {{name: {'x' * 300}}}\n"
+    )
+    events = [{"event": "spike", "step": step} for step in (3, 4, 9)]
+    events += [
+        {"event": "evaluate", "step": step, "bits_per_byte": {"code": 3 - step / 60, ATTACK: 1 + step / 60, "mean": 2.0}}
+        for step in (0, 30, 60)
+    ]  # fmt: skip
+    stamp = {"attempt": 1, "time": 1e9}
+    (folder / "events.jsonl").write_text(
+        "".join(json.dumps(event | stamp) + "\n" for event in events)
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("a-run-with-a-rather-long-name-as-sweeps-give-them", "b"):
+        assert report.main([str(write_run(root / name))]) == 0
+    assert report.main([str(root)]) == 0
+    return {"report": root / "b/report.html", "comparison": root / "comparison.html"}
+
+
+@pytest.fixture
+def at(tab: Tab, pages: dict[str, Path]) -> Callable[..., Tab]:
+    """Opens a page as somebody does who has chosen nothing yet."""
+
+    def look(name: str = "report", **how: Any) -> Tab:
+        tab.look(pages[name])
+        tab.tell("sessionStorage.clear()")
+        tab.look(pages[name], **how)
+        return tab
+
+    return look
+
+
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_light_and_dark_are_both_drawn(name: str, at: Callable[..., Tab]) -> None:
+    brightness = {}
+    for dark in (False, True):
+        tab = at(name, dark=dark)
+        tab.tell(f"document.querySelector('{LOSS}').scrollIntoView()")
+        pixels = tab.pixels()
+        paper = np.median(pixels, axis=(0, 1))
+        brightness[dark] = float(paper.mean())
+        assert float((np.abs(pixels - paper).max(-1) > 0.2).mean()) > 0.01, "curves and text"
+    assert brightness[False] > 0.95
+    assert brightness[True] < 0.2
+
+
+@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_a_phone_need_not_scroll_sideways(name: str, width: int, at: Callable[..., Tab]) -> None:
+    tab = at(name, width=width)
+    assert tab.tell("document.documentElement.scrollWidth") <= width
+    assert (
+        tab.tell(f"getComputedStyle(document.querySelector('{LOSS} svg.plot text')).fontSize")
+        == "12px"
+    )
+
+
+def test_the_mouse_reads_what_was_logged(at: Callable[..., Tab]) -> None:
+    tab = at()
+    tab.mouse("mouseMoved", 0.5)
+    assert tab.read() == "step 30, 15,360 tokens, 0.5000 h\n9 nats per token"
+    tab.mouse("mouseMoved", 0.0)
+    assert tab.read().startswith("step 1, 512 tokens, 0.01667 h\n5 ")
+    tab.mouse("mouseMoved", 0.5, on="figure[data-plot=heldout]")
+    assert tab.read() == ""
+    read = tab.read("figure[data-plot=heldout]").split("\n")
+    assert sorted(read[1:]) == sorted(["code: 2.5", f"{ATTACK}: 1.5", "mean: 2"])
+
+
+def test_a_drag_enlarges_all_figures_and_escape_shows_the_whole_run(at: Callable[..., Tab]) -> None:
+    tab = at()
+    whole = {name: tab.ticks(f"figure[data-plot={name}]") for name in ("loss", "grad_norm")}
+    tab.drag(0.6, 0.8)
+    for name, ticks in whole.items():
+        assert tab.ticks(f"figure[data-plot={name}]") != ticks
+    assert "20k" in tab.ticks()
+    assert "10k" not in tab.ticks()
+    assert "6" not in tab.ticks(), "the peak at the middle is not there, so the height follows"
+    tab.mouse("mouseMoved", 0.0)
+    assert tab.read().startswith("step 37,")
+    tab.drag(0.5, 0.75, modifiers=8)
+    tab.mouse("mouseMoved", 0.0)
+    assert tab.read().startswith("step 34,"), "with Shift the stretch moves"
+    tab.key("Escape")
+    tab.tell("document.querySelector('#controls button').click()")
+    assert {name: tab.ticks(f"figure[data-plot={name}]") for name in whole} == whole
+    assert tab.tell("document.querySelector('#controls button').disabled")
+
+
+def test_the_keyboard_does_all_that_the_mouse_does(at: Callable[..., Tab]) -> None:
+    tab = at()
+    tab.tell(f"document.querySelector('{LOSS} svg.plot').focus()")
+    tab.key("Home")
+    assert tab.read().startswith("step 1,")
+    for _ in range(29):
+        tab.key("ArrowRight")
+    assert tab.read() == "step 30, 15,360 tokens, 0.5000 h\n9 nats per token"
+    whole = tab.ticks()
+    tab.key("+")
+    assert tab.ticks() != whole
+    tab.key("Home")
+    assert tab.read().startswith("step 16,")
+    tab.key("ArrowRight", modifiers=8)
+    tab.key("Home")
+    assert tab.read().startswith("step 19,")
+    tab.key("0")
+    assert tab.ticks() == whole
+    tab.key("l")
+    assert tab.ticks() != whole
+    assert tab.tell(f"document.querySelector('{LOSS} .scale').ariaPressed") == "true"
+
+
+@pytest.mark.parametrize(
+    ("axis", "name", "last"), [("steps", "steps", "60"), ("hours", "hours since the run began", "1")]
+)  # fmt: skip
+def test_other_axes(axis: str, name: str, last: str, at: Callable[..., Tab]) -> None:
+    tab = at()
+    assert "tokens" in tab.ticks()
+    tab.tell(f"document.querySelector('input[value={axis}]').click()")
+    for figure in (LOSS, "figure[data-plot=heldout]"):
+        assert {name, last} <= set(tab.ticks(figure))
+
+
+def test_a_curve_can_be_left_out(at: Callable[..., Tab]) -> None:
+    tab = at()
+    figure = "figure[data-plot=heldout]"
+    curves = f"document.querySelectorAll('{figure} path.curve').length"
+    assert tab.tell(curves) == 3
+    button = f"document.querySelectorAll('{figure} .choices button')[0]"
+    assert tab.tell(f"{button}.innerText").strip() == ATTACK
+    tab.tell(f"{button}.click()")
+    assert tab.tell(curves) == 2
+    assert tab.tell(f"{button}.ariaPressed") == "false"
+    tab.mouse("mouseMoved", 0.5, on=figure)
+    assert ATTACK not in tab.read(figure)
+    tab.tell(f"{button}.click()")
+    assert tab.tell(curves) == 3
+
+
+def test_a_smoothed_loss_lies_over_the_raw_one(at: Callable[..., Tab]) -> None:
+    tab = at()
+    curves = f"[...document.querySelectorAll('{LOSS} path.curve')].map(p => [p.style.opacity, p.getAttribute('d')])"
+    ((strength, raw),) = tab.tell(curves)
+    assert strength == "1"
+    tab.tell(
+        "(s => { s.value = '0.1'; s.dispatchEvent(new Event('change')) })(document.querySelector('select'))"
+    )
+    (faint, same), (strong, smooth) = tab.tell(curves)
+    assert (float(faint), same, strong) == (0.3, raw, "1")
+    assert smooth != raw
+    # The mean of three on each side of the peak, at its place: none is shifted in time
+    mean = (9 + sum(5 / step for step in (27, 28, 29, 31, 32, 33))) / 7
+    heights = [float(point.split()[1]) for point in smooth[1:].split("L")]
+    raws = [float(point.split()[1]) for point in raw[1:].split("L")]
+    per_unit = (raws[0] - raws[29]) / (9 - 5)
+    assert heights[29] == pytest.approx(raws[29] + (9 - mean) * per_unit, abs=0.2)
+    tab.mouse("mouseMoved", 0.5)
+    assert "\n9 nats" in tab.read(), "what is read is what was logged"
+
+
+def test_a_choice_outlives_a_page_that_is_made_anew(
+    tab: Tab, tmp_path: Path, at: Callable[..., Tab]
+) -> None:
+    folder = write_run(tmp_path / "live")
+    with build_server(folder, 0) as serving:
+        thread = threading.Thread(target=serving.serve_forever, daemon=True)
+        thread.start()
+        tab.look(f"http://127.0.0.1:{serving.server_address[1]}/")
+        tab.drag(0.25, 0.75)
+        tab.tell(
+            "document.querySelectorAll('figure[data-plot=heldout] .choices button')[0].click()"
+        )
+        tab.tell(f"document.querySelector('{LOSS} .scale').click()")
+        before = tab.ticks()
+        write_run(folder, STEPS + 20)
+        tab("Page.reload")
+        tab.wait("document.body?.innerText.includes('Steps\\t80')")
+        assert tab.ticks() == before
+        assert (
+            tab.tell("document.querySelectorAll('figure[data-plot=heldout] path.curve').length")
+            == 2
+        )
+        tab.key("Escape")
+        tab.tell("document.querySelector('#controls button').click()")
+        assert "40k" in tab.ticks(), "the new rows are there"
+        tab.look("about:blank")
+        serving.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("how", [{"scripts": False}, {"medium": "print"}])
+def test_without_scripts_and_on_paper_the_figures_are_drawn(
+    how: dict[str, Any], at: Callable[..., Tab], tab: Tab
+) -> None:
+    at(**how)
+    tab("Emulation.setScriptExecutionDisabled", value=False)  # for this test's own questions
+    shown = "[...document.querySelectorAll('figure > svg')].every(s => s.getBoundingClientRect().height > 100)"
+    assert tab.tell(shown)
+    assert tab.tell("document.getElementById('controls').offsetHeight") == 0
+    assert tab.tell("[...document.querySelectorAll('svg.plot')].every(s => !s.clientHeight)")
+
+
+def test_hostile_texts_are_texts(at: Callable[..., Tab], tab: Tab) -> None:
+    at()
+    time.sleep(0.2)
+    assert tab.tell("document.title") == "b - run report"
+    assert tab.tell("document.querySelectorAll('img, iframe, object, link').length") == 0
+    assert tab.tell("document.querySelectorAll('script:not([type])').length") == 1
+
+
+def test_a_script_that_got_in_would_not_run(
+    pages: dict[str, Path], tab: Tab, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    html = pages["report"].read_text()
+    probes = (
+        "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
+    )
+    page.write_text(html.replace("</h1>", f"</h1>{probes}", 1))
+    tab.look(page)
+    tab.wait("document.querySelectorAll('figure.live').length > 0")
+    time.sleep(0.2)
+    assert tab.tell("document.title") == "b - run report"
+
+
+def test_tables_hold_what_figures_show(at: Callable[..., Tab], tab: Tab) -> None:
+    at()
+    tab.tell(f"document.querySelector('{LOSS} summary').click()")
+    rows = tab.tell(
+        f"[...document.querySelectorAll('{LOSS} tbody tr')].map(r => [...r.cells].map(c => c.innerText))"
+    )
+    assert len(rows) == 12
+    assert rows[0] == ["512", "1", "0.01667", "5"]
+    assert rows[-1] == ["30,720", "60", "1", "0.0833333"]

@@ -1,0 +1,246 @@
+"""Several runs beside each other: what differs, what came of it, one page."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from hlat.report import __main__ as report
+from hlat.report import run_comparison, seed_statistics
+from hlat.report.run_record import load_run_record
+from hlat.tracking import sweep_log as record
+
+CONFIG = """
+run: {{name: {name}, root: runs, seed: 1}}
+optimizer: {{lr: {lr}, same: '${{run.seed}}'}}
+data: {{root: '${{oc.env:A_SECRET}}'}}
+tracking: {{wandb: {{tags: {tags}}}}}
+"""
+
+
+def _run(
+    folder: Path, lr: float, loss: float, ending: str | None = "finish", tags: str = "[]"
+) -> None:
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "step": step,
+            "tokens": 512 * step,
+            "loss": loss / step,
+            "grad_norm": 1.0,
+            "param_norm": 2.0,
+            "learning_rate": lr,
+            "tokens_per_second": 100.0,
+            "mfu": 0.25,
+            "step_seconds": 1.0,
+            "data_wait_seconds": 0.0,
+            "cost_usd": 1.5 * step,
+            "attempt": 1,
+            "time": 1000.0 + step,
+        }
+        for step in range(1, 5)
+    ]
+    rows.append(rows[-1] | {"step": 5, "tokens": 2560, "loss": loss, "time": 1005.0})
+    events = [{"event": "start", "step": 0, "attempt": 1, "time": 1000.0, "began": 999.0}]
+    bits = {"code": 2.0, "mean": loss / 10}
+    events.append(
+        {
+            "event": "evaluate",
+            "step": 5,
+            "attempt": 1,
+            "time": 1005.0,
+            "bits_per_byte": bits,
+            "loss": bits,
+        }
+    )
+    events += [{"event": "spike", "step": step, "attempt": 1, "time": 1001.0} for step in (1, 3, 4)]
+    if ending is not None:
+        events.append({"event": ending, "step": 5, "attempt": 1, "time": 1006.0})
+    for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events)):
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in lines))
+    (folder / "config.yaml").write_text(CONFIG.format(name=folder.name, lr=lr, tags=tags))
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("A_SECRET", "canary-5f2d9c")
+    _run(tmp_path / "runs/a", 0.1, 10.0)
+    _run(tmp_path / "runs/b<i>", 0.2, 8.0, ending=None)
+    (tmp_path / "runs/sweeps").mkdir()
+    return tmp_path / "runs"
+
+
+def test_only_what_differs_is_a_column(sweep: Path) -> None:
+    records = run_comparison.load_run_records([sweep])
+    assert run_comparison.find_config_differences(records) == {"optimizer.lr": ["0.1", "0.2"]}
+
+
+def test_the_table_tells_what_came_of_each(sweep: Path) -> None:
+    heads, rows = run_comparison.build_comparison_table(run_comparison.load_run_records([sweep]))
+    first, second = (dict(zip(heads, row, strict=True)) for row in rows)
+    assert first == {
+        "Run": "a", "optimizer.lr": "0.1", "Step": "5", "Final loss": "10.000", "Best loss": "2.500",
+        "Held-out bits per byte": "1.000", "Spikes": "3", "Tokens/s, median": "100", "MFU, median": "25 %",
+        "Cost (USD)": "6.00", "Goodput": first["Goodput"], "State": "finish",
+    }  # fmt: skip
+    assert first["Goodput"].endswith(" %")
+    assert second["State"] == "running or killed"
+    assert second["Best loss"] == "2.000"
+
+
+def test_the_name_of_a_preset_says_what_is_in_it(tmp_path: Path) -> None:
+    for name, weights, rounding in (("a", "x", 1), ("b", "y", 1), ("c", "y", 2)):
+        _run(tmp_path / name, 0.1, 1.0)
+        more = f"precision: {{name: p{weights}, weights: {weights}, rounding: {rounding}}}\n"
+        with (tmp_path / name / "config.yaml").open("a") as file:
+            file.write(more)
+    records = run_comparison.load_run_records([tmp_path])
+    assert run_comparison.find_config_differences(records) == {
+        "precision.name": ["px", "py", "py"],
+        "precision.rounding": ["1", "1", "2"],
+    }
+
+
+def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
+    _run(tmp_path / "a", 0.1, 1.0, tags="[x, y]")
+    _run(tmp_path / "b", 0.1, 1.0)
+    (tmp_path / "b/config.yaml").write_text("run: {seed: 1}\n")
+    found = run_comparison.find_config_differences(
+        run_comparison.load_run_records([tmp_path / "a", tmp_path / "b"])
+    )
+    assert found["tracking.wandb.tags"] == ["x, y", "n/a"]
+    assert "run.seed" not in found
+
+
+def test_a_configuration_that_cannot_be_read_has_no_values(sweep: Path) -> None:
+    (sweep / "a/config.yaml").write_text("optimizer: {lr: ")
+    found = run_comparison.find_config_differences(run_comparison.load_run_records([sweep]))
+    assert found["optimizer.lr"] == ["n/a", "0.2"]
+
+
+def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(sweep)]) == 0
+    *lines, page = capsys.readouterr().out.splitlines()
+    assert page == str(sweep / "comparison.html")
+    assert len(lines) == 3
+    assert lines[0].index("optimizer.lr") == lines[1].index("0.1 ")
+    text = Path(page).read_text()
+    assert "b&lt;i&gt;" in text
+    assert "<i>" not in text
+    assert "canary" not in text
+    assert not re.findall(r"""(?:src|href)=["'](?!#)""", text)
+    HTMLParser().feed(text)
+    drawn = {file.stem for file in (sweep / "comparison").glob("*.svg")}
+    assert drawn == {
+        "loss",
+        "grad_norm",
+        "param_norm",
+        "learning_rate",
+        "heldout",
+        "tokens_per_second",
+    }
+    for file in (sweep / "comparison").glob("*.svg"):
+        label = ElementTree.parse(file).getroot().get("aria-label") or ""
+        assert "a: from" in label
+        assert "b<i>: from" in label
+    assert report.main([str(sweep)]) == 0, "what was written is no run"
+
+
+def test_several_folders_go_where_one_is_told(sweep: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new/place"
+    folders = [str(sweep / "b<i>"), str(sweep / "a"), str(sweep)]
+    assert report.main([*folders, "--output", str(out)]) == 0
+    text = (out / "comparison.html").read_text()
+    assert "2 runs" in text
+    assert text.index(">b&lt;i&gt;</th>") < text.index(">a</th>")
+
+
+def test_a_folder_without_runs_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report.main([str(tmp_path)]) == 2
+    assert "is not a run directory and contains none" in capsys.readouterr().err
+
+
+def test_lengths_of_spikes_count_logged_steps_in_a_row(sweep: Path) -> None:
+    from hlat.report import spike_figure
+
+    record = load_run_record(sweep / "a")
+    assert spike_figure.count_spike_lengths(record) == {1: 1, 2: 1}
+    assert (
+        spike_figure.format_alt_text(spike_figure.count_spike_lengths(record))
+        == "2 gradient spikes; 50 % lasted a single logged step, the longest 2."
+    )
+    assert report.main([str(sweep / "a")]) == 0
+    assert (sweep / "a/figures/spikes.svg").exists()
+    assert "Length of gradient spikes" in (sweep / "a/report.html").read_text()
+
+
+def test_runs_that_differ_in_their_seed_only_are_one_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for lr, losses in ((0.1, (10.0, 14.0, 99.0)), (0.2, (8.0, 8.0))):
+        for seed, loss in enumerate(losses, start=1):
+            folder = tmp_path / f"{lr}-{seed}"
+            _run(folder, lr, loss, ending="finish" if seed < 3 else "diverge")
+            (folder / "config.yaml").write_text(
+                f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
+            )
+    found = seed_statistics.build_seed_table(run_comparison.load_run_records([tmp_path]))
+    assert found is not None
+    heads, rows = found
+    first, second = (dict(zip(heads, row, strict=True)) for row in rows)
+    assert first == {
+        "optimizer.lr": "0.1", "Seeds": "3", "Final loss": "12.0000 ± 2.8284", "Best loss": "3.0000 ± 0.7071",
+        "Held-out bits per byte": "1.2000 ± 0.2828", "Spikes": "3.0 ± 0.0", "Tokens/s": "100 ± 0", "MFU": "0.2500 ± 0.0000",
+        "Cost (USD)": "6.00 ± 0.00", "States": "2 finish, 1 diverge",
+    }  # fmt: skip
+    assert second["Final loss"] == "8.0000 ± 0.0000"
+    assert report.main([str(tmp_path)]) == 0
+    assert (
+        "\nover seeds, mean ± standard deviation:\noptimizer.lr  Seeds" in capsys.readouterr().out
+    )
+    assert "12.0000 ± 2.8284" in (tmp_path / "comparison.html").read_text()
+
+
+def test_without_seeds_there_is_nothing_to_sum_up(sweep: Path) -> None:
+    assert seed_statistics.build_seed_table(run_comparison.load_run_records([sweep])) is None
+
+
+def test_what_a_sweep_left_out_is_listed_once(
+    sweep: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sweep / "sweeps/x"
+    for _ in range(2):
+        record.log_point(folder, 0, sweep / "a", ["optimizer.lr=0.1"], {})
+        record.log_skipped_point(folder, ["parallelism.tp=3"], ["3 does not divide <4>"])
+    assert report.main([str(folder)]) == 0
+    assert capsys.readouterr().out.count("[parallelism.tp=3] 3 does not divide <4>\n") == 1
+    page = (folder / "comparison.html").read_text()
+    assert page.count("<li>[parallelism.tp=3] 3 does not divide &lt;4&gt;</li>") == 1
+
+
+def test_runs_on_other_numbers_of_nodes_show_what_their_tokens_cost(
+    tmp_path: Path, compose: Callable[..., DictConfig]
+) -> None:
+    rates = {4: 100_000.0, 8: 160_000.0}
+    for nodes, rate in rates.items():
+        folder = tmp_path / f"on-{nodes}"
+        _run(folder, 0.1, 5.0)
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        told = [json.dumps(row | {"tokens_per_second": rate}) for row in rows]
+        (folder / "metrics.jsonl").write_text("\n".join(told) + "\n")
+        words = ("model=7b", "hardware=trn1_32xl", f"hardware.nodes={nodes}", "engine=nxd")
+        config = compose(*words, "compiler=neuron_2_28")
+        (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    assert report.main([str(tmp_path)]) == 0
+    page = (tmp_path / "comparison.html").read_text()
+    usd = 4 * 21.5 / 3600 / 1e5 * 4e6
+    assert f"100 % are {usd:.3g} USD" in page
+    assert "100 % on 4 nodes, 125 % on 8 nodes" in page
+    assert (tmp_path / "comparison/cost.svg").exists()

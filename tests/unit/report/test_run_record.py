@@ -1,0 +1,36 @@
+"""A record is read fast where it is whole, and line by line where it is not."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hlat.report import run_record
+from hlat.report.run_record import load_run_record
+
+
+@pytest.mark.parametrize(
+    "torn",
+    ['{"step": 1}, {"step": 2}', '{"step": 1', "[]", "3", '{"step": {}', '"x": {}}', "{" * 100_000],
+)
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+def test_what_cannot_be_read_is_counted_and_the_rest_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str, at_once: int
+) -> None:
+    monkeypatch.setattr(run_record, "_BATCH_LINES", at_once)
+    lines = ['{"step": 5}', torn, "", '{"step": 6}', '{"step": 7}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = load_run_record(tmp_path)
+    assert [row["step"] for row in found.metrics] == [5, 6, 7]
+    assert found.num_unreadable == 1
+
+
+def test_columns_hold_numbers_and_nothing_else(tmp_path: Path) -> None:
+    rows = ['{"a": 1}', '{"a": 2.5}', '{"a": null}', "{}", '{"a": "7"}', '{"a": [1]}', '{"a": NaN}']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    found = load_run_record(tmp_path)
+    expected = [1.0, 2.5, *[math.nan] * 5]
+    np.testing.assert_array_equal(found.get_column("a"), expected)
+    np.testing.assert_array_equal(found.get_column("b"), [math.nan] * 7)
+    assert found.get_column("a") is found.get_column("a")
