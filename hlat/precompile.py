@@ -126,7 +126,7 @@ def manage_cache(argv: Sequence[str]) -> int:
     if arguments.action == "verify" and (arguments.into is not None or len(arguments.caches) > 1):
         parser.error("verify takes one directory and no into=")
     interrupted = "interrupted; the same command continues"
-    return run_command(lambda: _manage_cache(arguments), "the cache", interrupted)
+    return run_command(lambda: _manage_cache(arguments), None, interrupted)
 
 
 def _manage_cache(arguments: argparse.Namespace) -> ExitCode:

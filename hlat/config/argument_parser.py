@@ -41,13 +41,13 @@ def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
 
 
 def run_command(
-    run: Callable[[], int], output: str, interrupted: str = "interrupted"
+    run: Callable[[], int], output: str | None, interrupted: str = "interrupted"
 ) -> ExitCode | int:
     """Return the exit code of `run`, with errors printed to standard error.
 
     Args:
         run: The work of a command.
-        output: Start of the message of an OSError: what cannot be written.
+        output: Start of the message of an OSError: what cannot be written; None: its file name.
         interrupted: The message after Ctrl-C.
     """
     try:
@@ -56,7 +56,7 @@ def run_command(
         print("\n".join(f"hlat: {problem}" for problem in error.problems), file=sys.stderr)
         return ExitCode.CONFIGURATION
     except OSError as error:
-        reason = f"{output}: {error.strerror}" if error.strerror else str(error)
+        reason = f"{output or error.filename}: {error.strerror}" if error.strerror else str(error)
         print(f"hlat: {reason}", file=sys.stderr)
         return ExitCode.FAILED
     except KeyboardInterrupt:

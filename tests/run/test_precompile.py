@@ -72,7 +72,7 @@ def test_a_node_compiles_nothing_that_another_one_has(
     monkeypatch.setenv("FAKE_FAILS", "train")
     done = do("engine=nxd")
     assert done.code == 0, done.err
-    assert f"{cache}: 4 modules added, 0 were there" in done.out
+    assert f"{cache}: 4 modules added, 0 already present" in done.out
 
 
 def test_failures_are_named_and_compiled_anew(
@@ -87,7 +87,7 @@ def test_failures_are_named_and_compiled_anew(
     monkeypatch.delenv("FAKE_FAILS")
     again = do("engine=nxd")
     assert again.code == 0
-    assert "was left incomplete by an earlier attempt" in again.out
+    assert "is incomplete after an earlier attempt" in again.out
 
 
 def test_a_lock_of_a_killed_compiler_blocks_nothing(cache: Path, do: Callable[..., Done]) -> None:
@@ -143,24 +143,24 @@ def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) ->
     do("engine=nxd")
     shared = cache.parent / "shared"
     done = do("merge", str(cache), "--into", str(shared))
-    assert (done.code, done.out) == (0, f"{shared}: 4 modules added, 0 were there\n")
+    assert (done.code, done.out) == (0, f"{shared}: 4 modules added, 0 already present\n")
     shutil.rmtree(cache)
     assert do("merge", str(shared)).code == 0
     done = do("verify")
     assert (done.code, done.out) == (0, f"{cache}: 4 of 4 modules are complete\n")
-    assert do("merge", str(shared)).out == f"{cache}: 0 modules added, 4 were there\n"
+    assert do("merge", str(shared)).out == f"{cache}: 0 modules added, 4 already present\n"
 
 
 @pytest.mark.parametrize(
     ("words", "result"),
     [
-        ("", "engine.name=native has no graphs to compile ahead; add engine=nxd"),
+        ("", "engine.name=native compiles no graphs ahead of a run; set engine=nxd"),
         ("engine=nxd modle=7b", "did you mean model?"),
         ("engine=nxd compiler.neuron_sdk=2.28 compiler.cc_flags=[--cache_dir=/x]", "--cache_dir"),
         ("experiment=hlat_7b hardware.nodes=2", "with srun --nodes=2 --ntasks-per-node=1"),
-        ("merge", "which folders to merge is missing"),
-        ("merge nowhere", "nowhere holds no neuronxcc-*/MODULE_*"),
-        ("verify a b", "verify takes one folder"),
+        ("merge", "merge needs one directory or more"),
+        ("merge nowhere", "nowhere has no neuronxcc-*/MODULE_*"),
+        ("verify a b", "verify takes one directory"),
     ],
 )
 def test_mistakes_are_told(cache: Path, do: Callable[..., Done], words: str, result: str) -> None:

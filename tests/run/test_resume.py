@@ -163,7 +163,7 @@ def test_a_refused_command_leaves_the_record_of_the_run_alone(runner, refused):
 def test_when_every_checkpoint_is_damaged_nothing_is_trained_over_them(runner, refused):
     runner.run("run.name=x", "run.steps=2")
     (runner.folder / "runs/x/checkpoints/step_00000002/manifest.json").write_text("{}")
-    refused(runner.run("run.name=x"), "contains no valid checkpoint; move runs/x/checkpoints away")
+    refused(runner.run("run.name=x"), "has no valid checkpoint; move runs/x/checkpoints away")
     assert len(runner.losses("x")) == 2
 
 
