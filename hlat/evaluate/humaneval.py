@@ -14,16 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
-from hlat.data.prompt_tokenizer import PromptTokenizer
 from hlat.evaluate import humaneval_rpc, sandbox
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.sandbox import ProgramResult, ResourceLimits
 from hlat.parallelism.process_group import broadcast_object
+
+if TYPE_CHECKING:
+    from hlat.data.prompt_tokenizer import PromptTokenizer
 
 STOP_SEQUENCES = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 """Strings after the end of a function (Chen et al., section 2.1)."""
@@ -89,7 +91,7 @@ class HumanEvalSettings:
 
 def run_humaneval(
     model: InferenceModel,
-    tokenizer: PromptTokenizer,
+    tokenizer: "PromptTokenizer",
     problems: Sequence[HumanEvalProblem],
     output_dir: Path,
     model_name: str,
@@ -201,7 +203,7 @@ def run_problem_tests(
 
 def _generate_samples(
     model: InferenceModel,
-    tokenizer: PromptTokenizer,
+    tokenizer: "PromptTokenizer",
     problems: Sequence[HumanEvalProblem],
     settings: HumanEvalSettings,
     existing_keys: set[_SampleKey],
@@ -247,7 +249,7 @@ def _derive_sample_id(task_id: str, temperature: float, number: int) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-def _is_function_complete(tokenizer: PromptTokenizer, tokens: list[int]) -> bool:
+def _is_function_complete(tokenizer: "PromptTokenizer", tokens: list[int]) -> bool:
     if tokens[-1] == tokenizer.eos_token_id:
         return True
     text = tokenizer.decode(tokens[-_STOP_WINDOW_TOKENS:])
@@ -255,7 +257,7 @@ def _is_function_complete(tokenizer: PromptTokenizer, tokens: list[int]) -> bool
 
 
 def _extract_completion(
-    tokenizer: PromptTokenizer, prompt: Sequence[int], tokens: list[int]
+    tokenizer: "PromptTokenizer", prompt: Sequence[int], tokens: list[int]
 ) -> str:
     """Return the text before the first stop sequence.
 

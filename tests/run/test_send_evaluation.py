@@ -117,7 +117,7 @@ def test_the_same_is_sent_once_and_something_else_beside_it(login, place):
         (["runs/whole", *SLURM, "hydra.launcher.prune=true"], "an evaluation is one job"),
         (["runs/whole", "hydra/launcher=slrm"], "did you mean slurm?"),
         (["runs/whole", "hydra.launcher.jobs=2"], "hydra/launcher=local does not use"),
-        (["runs/whole", *SLURM, "hydra.run.dir=x"], "hydra.run.dir=x is no setting"),
+        (["runs/whole", *SLURM, "hydra.run.dir=x"], "hydra.run.dir= is not a setting"),
         (["runs/whole", *SLURM, "parallelism.tp=3"], "parallelism.tp=3"),
         (["runs/whole", *SLURM, "hardware=h20"], "h200"),
         (["runs/whole", *SLURM, "--step", "7"], "has no such checkpoint, only 10, 15, 20"),
