@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("follow", "failed"):
         if getattr(arguments, name) and _SETTINGS_OF[action] != name:
             parser.error(f"{name}= is not a setting of {action}")
-    return run_command(lambda: _dispatch(action, arguments), "jobs")
+    return run_command(lambda: _dispatch(action, arguments), None)
 
 
 def _dispatch(action: str, arguments: argparse.Namespace) -> int:
