@@ -1,6 +1,7 @@
 """What all tests share: a frozen corpus, composition in process, a run small enough for a
 second."""
 
+import contextlib
 import copy
 import functools
 import json
@@ -19,6 +20,11 @@ from omegaconf import DictConfig
 from hlat.config import compose as composition
 from hlat.config.package_dirs import find_package_dir
 from hlat.data import row_index
+
+# absl, which tensorboard and rouge-score import, closes the stream that was stderr at its import
+# when Hydra configures logging. That stream must not be pytest's capture file.
+with contextlib.suppress(ImportError), contextlib.redirect_stderr(sys.__stderr__):
+    import absl.logging  # noqa: F401
 
 # As the entry sets it, but before any test module imports torch
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
