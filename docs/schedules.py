@@ -4,7 +4,6 @@ Usage: python docs/schedules.py
 """
 
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -16,24 +15,10 @@ from hlat.config.phase import PhaseConfig, StageConfig
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleConfig, ScheduleShape
 from hlat.optim.lr_schedule import compute_lr
+from hlat.report.figures import INK, MATPLOTLIB_STYLE, SERIES
 
-INK, MUTED, GRID = "#1c2024", "#5a6470", "#dfe3e8"
-COLOURS = ["#1c2024", "#c04f00", "#0072b2", "#007a5a", "#9b4a85"]
-STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "hlat",
-}
+COLOURS = [INK, SERIES[1], SERIES[0], *SERIES[2:4]]
+STYLE = MATPLOTLIB_STYLE | {"svg.hashsalt": "hlat"}
 WARMUP, TOTAL, FLOOR = 50, 1000, 0.1
 SHAPES = [
     ScheduleConfig(ScheduleShape.constant, WARMUP, TOTAL, None),

@@ -28,15 +28,9 @@ class FaultLocation:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check.
+    """Result of one check: message with the measured values, and fault locations, the worst first.
 
-    Attributes:
-        check: Name of the check.
-        status: Status of the check.
-        said: Message with the measured values.
-        culprits: Fault locations, the worst first.
-        numbers: Measured values and the tolerance.
-        seconds: Duration of the check.
+    `numbers` contains the measured values and the tolerance; `seconds` is the duration.
     """
 
     check: str

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from hlat.config.config_errors import ExitCode
 from hlat.config.run import Config
@@ -35,6 +34,7 @@ from hlat.engine import launch_environment
 from hlat.engine.interface import Engine
 from hlat.recovery import preflight
 from hlat.tracking.console_logger import print_line
+from hlat.tracking.run_directory import replace_file
 
 REPORT_FILE = "doctor.json"
 
@@ -61,22 +61,19 @@ CHECKS: Mapping[str, Check] = {
 def run_all_checks(config: Config, run_dir: Path, engine: Engine) -> ExitCode:
     """Run pre-flight and all checks, write doctor.json, and return the exit code.
 
-    Args:
-        config: Reduced configuration.
-        run_dir: Directory of doctor.json.
-        engine: New engine without process groups; closed on return.
+    `config` is the reduced configuration; `engine` has no process groups yet, and is closed on
+    return.
     """
-    start, results = time.perf_counter(), []
-    is_rank0 = launch_environment.read_rank_info().rank == 0
+    start, is_rank0 = time.perf_counter(), launch_environment.read_rank_info().rank == 0
     if is_rank0:
         # An aborted run must not leave the result of an earlier one
         (run_dir / REPORT_FILE).unlink(missing_ok=True)
-    result = _check_machine(config, run_dir, engine)
+    machine = _check_machine(config, run_dir, engine)
+    results = [machine] if is_rank0 else []
     if is_rank0:
-        _print_result(result)
-        results.append(result)
+        _print_result(machine)
     code = ExitCode.UNHEALTHY_NODE
-    if result.status is not CheckStatus.failed:
+    if machine.status is not CheckStatus.failed:
         harness = EngineHarness(config, engine)
         for result in run_checks(harness):
             _print_result(result)
@@ -140,26 +137,17 @@ def _print_summary(run_dir: Path, results: list[CheckResult], seconds: float) ->
 def _write_report(
     config: Config, run_dir: Path, device: str, results: list[CheckResult], seconds: float
 ) -> None:
-    record: dict[str, Any] = {
+    record = {
         "healthy": all(result.status is not CheckStatus.failed for result in results),
-        "engine": config.engine.name.value,
+        "engine": config.engine.name,
         "device": device,
         "precision": config.precision.name,
         "num_processes": config.num_processes,
-        "parallelism": _convert_enums(asdict(config.parallelism)),
-        "model": _convert_enums(asdict(config.model)),
-        "batch": _convert_enums(asdict(config.batch)),
+        "parallelism": asdict(config.parallelism),
+        "model": asdict(config.model),
+        "batch": asdict(config.batch),
         "seconds": round(seconds, 1),
-        "checks": [
-            asdict(result) | {"status": result.status.value, "symptom": SYMPTOMS[result.check]}
-            for result in results
-        ],
+        "checks": [asdict(result) | {"symptom": SYMPTOMS[result.check]} for result in results],
     }
-    temporary = run_dir / f".{REPORT_FILE}.tmp"
-    temporary.write_text(json.dumps(record, indent=2) + "\n")
-    temporary.replace(run_dir / REPORT_FILE)
-
-
-def _convert_enums(settings: dict[str, Any]) -> dict[str, Any]:
-    """Replace enum members by their values."""
-    return {key: getattr(value, "value", value) for key, value in settings.items()}
+    text = json.dumps(record, indent=2, default=lambda member: member.value)
+    replace_file(run_dir / REPORT_FILE, f"{text}\n".encode())

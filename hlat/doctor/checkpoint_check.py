@@ -7,7 +7,7 @@ import numpy as np
 from hlat.checkpoint import checkpoint_store
 from hlat.doctor import tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch, sample_weights
+from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch
 from hlat.doctor.gradient_check import format_parallel_axes
 from hlat.doctor.reduced_config import to_single_process
 from hlat.recovery.preflight_checks import format_first
@@ -21,8 +21,7 @@ StateTensors = dict[str, FullTensors]
 def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
     """Save, train a step, load: check the state bit for bit, and the loss of the next step."""
     config, world = harness.config, harness.engine.world
-    harness.load_weights(sample_weights(config))
-    harness.reset_optimizer_state()
+    harness.load_random_weights()
     for seed in range(2):
         harness.train_step(sample_batch(config, seed), _LEARNING_RATE)
     saved, tokens = _gather_state(harness), sample_batch(config, 2)

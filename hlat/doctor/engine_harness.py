@@ -8,7 +8,7 @@ zero.
 import base64
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.engine import EngineBackend
 from hlat.config.model import ScaledInit
 from hlat.config.run import Config
@@ -35,24 +36,14 @@ FullTensors = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of one step from zero moments.
-
-    Attributes:
-        metrics: Metrics of the step.
-        gradients: Gradients before clipping; empty on ranks other than 0.
-    """
+    """Metrics of one step from zero moments, and gradients before clipping, on rank 0 only."""
 
     metrics: StepMetrics
     gradients: FullTensors
 
 
 class EngineHarness:
-    """Engine with a reduced model; all methods are collective calls.
-
-    Args:
-        config: Reduced configuration.
-        engine: Engine on which the model is built.
-    """
+    """Engine on which a reduced model is built; all methods are collective calls."""
 
     def __init__(self, config: Config, engine: Engine) -> None:
         self.config, self.engine = config, engine
@@ -104,6 +95,13 @@ class EngineHarness:
         """Return the mean loss of some sequences, given on all ranks."""
         return self.engine.read(self.engine.eval_step(PackedSequences(tokens, documents))).loss
 
+    def load_random_weights(self, seed: int = 0) -> FullTensors:
+        """Load `sample_weights` with a zero optimizer state; return the weights."""
+        weights = sample_weights(self.config, seed)
+        self.load_weights(weights)
+        self.reset_optimizer_state()
+        return weights
+
     @torch.no_grad()
     def reset_optimizer_state(self) -> None:
         """Set the optimizer state to zero."""
@@ -126,21 +124,34 @@ class EngineHarness:
 
         Elements without a chunk are NaN.
         """
-        chunks = [
-            [chunk.name.partition("/")[2], chunk.offset, chunk.size, encode_tensor(chunk.tensor)]
-            for chunk in self.engine.chunks()
-            if chunk.is_main_replica and chunk.name.startswith(f"{state_key}/")
-        ]
-        gathered = self.engine.world.world_group.gather_object(chunks)
+        prefix = f"{state_key}/"
+        chunks = self.gather_chunks(
+            lambda chunk: chunk.is_main_replica and chunk.name.startswith(prefix)
+        )
         if not self.is_rank0:
             return {}
         full_tensors = {
             name: np.full(() if state_key == "updates" else spec.shape, np.nan, np.float32)
             for name, spec in self.parameters.items()
         }
-        for name, offset, size, content in (chunk for chunks in gathered for chunk in chunks):
-            full_tensors[name][_to_slices(offset, size)] = decode_tensor(content).reshape(size)
+        for name, offset, size, values in chunks:
+            full_tensors[name.removeprefix(prefix)][_to_slices(offset, size)] = values.reshape(size)
         return full_tensors
+
+    def gather_chunks(
+        self, select: Callable[[TensorChunk], bool]
+    ) -> list[tuple[str, list[int], list[int], NDArray[np.float32]]]:
+        """Return name, offset, size and values of the selected chunks of all ranks on rank 0."""
+        chunks = [
+            [chunk.name, chunk.offset, chunk.size, _encode_tensor(chunk.tensor)]
+            for chunk in self.engine.chunks()
+            if select(chunk)
+        ]
+        return [
+            (name, offset, size, np.frombuffer(base64.b64decode(content), np.float32))
+            for gathered in self.engine.world.world_group.gather_object(chunks)
+            for name, offset, size, content in gathered
+        ]
 
     def round_to_weight_dtype(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Round values to the dtype of the (master) weights."""
@@ -163,15 +174,10 @@ class EngineHarness:
             self.engine.world.world_group.any(False)  # barrier
 
 
-def encode_tensor(tensor: torch.Tensor) -> str:
+def _encode_tensor(tensor: torch.Tensor) -> str:
     """Encode a tensor as fp32 values in base64, for JSON."""
     values = tensor.detach().float().cpu().contiguous().numpy()
     return base64.b64encode(values.tobytes()).decode()
-
-
-def decode_tensor(content: str) -> NDArray[np.float32]:
-    """Return the flat values from the output of `encode_tensor`."""
-    return np.frombuffer(base64.b64decode(content), np.float32)
 
 
 def sample_weights(config: Config, seed: int = 0) -> FullTensors:

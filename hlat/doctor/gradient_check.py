@@ -21,7 +21,6 @@ from hlat.doctor.engine_harness import (
     FullTensors,
     StepResult,
     sample_batch,
-    sample_weights,
 )
 from hlat.doctor.reduced_config import move_axis_to_dp, to_single_process
 from hlat.engine.parameter_shards import count_kv_replicas
@@ -37,11 +36,8 @@ ExactGradients = dict[str, NDArray[np.float64]]
 class _GradientError:
     """Wrong gradient of a parameter.
 
-    Attributes:
-        name: Canonical name.
-        error: Norm of the error, relative to the norm of the exact gradient.
-        counts: Count of each micro batch in the gradient; empty if no sum explains it.
-        axis: Axis of the fault; empty while unknown.
+    `error` is the norm of the error, relative to the norm of the exact gradient. `counts` are those
+    of each micro batch in the gradient; empty if no sum explains it. `axis` is empty while unknown.
     """
 
     name: str
@@ -53,8 +49,7 @@ class _GradientError:
 def check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check loss and gradients of a step against the reference with the same weights."""
     config = harness.config
-    weights, tokens = sample_weights(config), sample_batch(config)
-    harness.load_weights(weights)
+    weights, tokens = harness.load_random_weights(), sample_batch(config)
     step = harness.step_with_gradients(tokens)
     exact: list[ExactGradients] = []
     errors: list[_GradientError] = []
@@ -81,15 +76,15 @@ def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
     if not harness.can_rebuild:
         yield skip_check("accumulation", "engine=nxd builds one model per process")
         return
-    dp = config.num_processes // (config.parallelism.tp * config.parallelism.pp)
+    dp = config.parallelism.dp or 1
     num_micro_batches = 2 * max(2, config.num_micro_batches)
     batch = replace(config.batch, global_batch_size=num_micro_batches * dp)
     tokens = sample_batch(replace(config, batch=batch))
-    weights, steps = sample_weights(config), []
+    steps = []
     for size in (2, 1):
         variant = replace(config, batch=replace(batch, micro_batch_size=size))
         with harness.with_config(variant) as other:
-            other.load_weights(weights)
+            other.load_random_weights()
             steps.append(other.step_with_gradients(tokens))
     if not harness.is_rank0:
         return
@@ -117,8 +112,7 @@ def check_next_step(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check that the forward pass uses the updated weights on every rank."""
     config = harness.config
     tokens = sample_batch(config, 3)
-    harness.load_weights(sample_weights(config))
-    harness.reset_optimizer_state()
+    harness.load_random_weights()
     harness.train_step(tokens, 2.0**-6)
     metrics = harness.train_step(tokens, 0.0)
     weights = harness.gather_full_tensors("weights")
@@ -151,18 +145,15 @@ def _compute_micro_batch_gradients(
     config: Config, weights: FullTensors, tokens: NDArray[np.int32]
 ) -> tuple[list[ExactGradients], float]:
     """Return the exact gradients per data-parallel rank and micro batch, and the total loss."""
-    dp = config.num_processes // (config.parallelism.tp * config.parallelism.pp)
-    num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
-    exact, total_loss = [], 0.0
-    for rank in range(dp):
-        for rows in np.split(tokens[rank::dp], config.num_micro_batches):
-            rows = np.ascontiguousarray(rows)
-            loss, gradients = reference_model.compute_gradients(
-                config.model, weights, rows, num_targets
-            )
-            exact.append(gradients)
-            total_loss += loss
-    return exact, total_loss
+    dp, num_targets = config.parallelism.dp or 1, tokens.shape[0] * (tokens.shape[1] - 1)
+    results = [
+        reference_model.compute_gradients(
+            config.model, weights, np.ascontiguousarray(rows), num_targets
+        )
+        for rank in range(dp)
+        for rows in np.split(tokens[rank::dp], config.num_micro_batches)
+    ]
+    return [gradients for _, gradients in results], sum(loss for loss, _ in results)
 
 
 def _find_wrong_gradients(
@@ -224,9 +215,9 @@ def _find_axes(harness: EngineHarness, names: list[str]) -> dict[str, str]:
 
 def _find_wrong_names(harness: EngineHarness, config: Config) -> set[str]:
     """Return on all ranks the names of gradients that are wrong with another configuration."""
-    weights, tokens = sample_weights(config), sample_batch(config)
+    tokens = sample_batch(config)
     with harness.with_config(config) as other:
-        other.load_weights(weights)
+        weights = other.load_random_weights()
         step = other.step_with_gradients(tokens)
         names = []
         if other.is_rank0:
@@ -295,16 +286,12 @@ def _format_error(config: Config, error: _GradientError) -> str:
     if not error.counts:
         return text
     table = np.reshape(error.counts, (-1, config.num_micro_batches))
+    counts, subject = table.mean(keepdims=True)[0], "every sequence counts"
     if error.axis == "dp" and np.ptp(table.mean(1)) > _COUNT_TOLERANCE:
-        return f"{text}: sequences of data-parallel ranks count {_format_counts(table.mean(1))}"
-    if np.ptp(table.mean(0)) > _COUNT_TOLERANCE:
-        return f"{text}: micro batches count {_format_counts(table.mean(0))}"
-    return f"{text}: every sequence counts {_format_counts(table.mean(keepdims=True)[0])}"
-
-
-def _format_counts(counts: NDArray[Any]) -> str:
-    """Format counts as "1, 0 times"."""
-    return ", ".join(f"{abs(count):.3g}" for count in counts.round(2)) + " times"
+        counts, subject = table.mean(1), "sequences of data-parallel ranks count"
+    elif np.ptp(table.mean(0)) > _COUNT_TOLERANCE:
+        counts, subject = table.mean(0), "micro batches count"
+    return f"{text}: {subject} {', '.join(f'{abs(n):.3g}' for n in counts.round(2))} times"
 
 
 def _check_gradient_norm(config: Config, step: StepResult) -> CheckResult:

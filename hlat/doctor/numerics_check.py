@@ -10,6 +10,7 @@ from hlat.config.run import Config
 from hlat.doctor import reference_model
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
 from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_weights
+from hlat.doctor.optimizer_check import build_torch_adamw
 
 _NUM_STEPS = 12
 _MAX_LEARNING_RATE = 1e-3
@@ -21,8 +22,7 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
     """Compare the gradient norm at each step with that of the reference."""
     config = harness.config
     lr = min(config.optimizer.lr, _MAX_LEARNING_RATE)
-    harness.load_weights(sample_weights(config))
-    harness.reset_optimizer_state()
+    harness.load_random_weights()
     norms = [
         harness.train_step(sample_batch(config, seed), lr).grad_norm for seed in range(_NUM_STEPS)
     ]
@@ -45,22 +45,11 @@ def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
 
 def _train_fp64_reference(config: Config, learning_rate: float) -> list[float]:
     """Train the reference model in fp64; return its gradient norms."""
-    settings = config.optimizer
     weights = {
         name: torch.from_numpy(weight).double().requires_grad_()
         for name, weight in sample_weights(config).items()
     }
-    groups = [
-        {
-            "params": [weight],
-            "weight_decay": settings.weight_decay
-            if settings.decay_norms or weight.dim() > 1
-            else 0.0,
-        }
-        for weight in weights.values()
-    ]
-    betas = (settings.beta1, settings.beta2)
-    adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=settings.eps)
+    adamw = build_torch_adamw(config, [*weights.values()], learning_rate)
     norms = []
     for seed in range(_NUM_STEPS):
         tokens = sample_batch(config, seed)
@@ -68,7 +57,7 @@ def _train_fp64_reference(config: Config, learning_rate: float) -> list[float]:
         adamw.zero_grad()
         loss = reference_model.compute_loss_sum(config.model, weights, tokens) / num_targets
         loss.backward()
-        max_norm = settings.grad_clip or float("inf")
+        max_norm = config.optimizer.grad_clip or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)))
         adamw.step()
     return norms

@@ -4,7 +4,7 @@ The gradient follows from the first moment after a step if that was zero before.
 starts from a zero first moment, a given second moment, and a given number of updates.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,9 +44,8 @@ def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
         after = {key: harness.gather_full_tensors(key) for key in keys}
         for name in after["weights"]:
             updated = {key: tensors[name].astype(np.float64) for key, tensors in after.items()}
-            for part, error in _compute_errors(
-                config, weights[name], updated, num_updates, exp_avg_sq
-            ):
+            state = weights[name].astype(np.float64), num_updates, exp_avg_sq
+            for part, error in _compute_errors(config, updated, *state):
                 largest = max(largest, error)
                 if not error <= 1:
                     wrong.setdefault(f"{name} {part}", (error, num_updates + 1))
@@ -95,26 +94,19 @@ def _set_state(harness: EngineHarness, num_updates: int, exp_avg_sq: float) -> N
 
 
 def _compute_errors(
-    config: Config,
-    weight: NDArray[np.float32],
-    updated: dict[str, Array],
-    num_updates: int,
-    exp_avg_sq: float,
+    config: Config, updated: dict[str, Array], before: Array, num_updates: int, exp_avg_sq: float
 ) -> Iterator[tuple[str, float]]:
     """Yield each part of a parameter's update and its largest error over the tolerance."""
-    settings, before = config.optimizer, weight.astype(np.float64)
+    settings = config.optimizer
     gradient = updated["exp_avg"] / (1 - settings.beta1)
-    decays = settings.decay_norms or before.ndim > 1
-    expected, expected_sq = _run_torch_adamw(
-        config, before, gradient, num_updates, exp_avg_sq, decays
-    )
+    expected, expected_sq = _run_torch_adamw(config, before, gradient, num_updates, exp_avg_sq)
     roundoff = tolerances.compute_unit_roundoff(config.precision.optimizer_state)
     dtype = config.precision.master_weights or config.precision.weights
     spacing = np.abs(expected) * 2.0 ** (-7 if dtype is Dtype.bf16 else -22)
     gap = updated["weights"] - expected
     tolerance = spacing + _LEARNING_RATE * (8 * roundoff + 2.0**-13)
     yield "weights", float((np.abs(gap) / tolerance).max())
-    if decays and settings.weight_decay:
+    if settings.weight_decay and (settings.decay_norms or before.ndim > 1):
         square = (before * before).sum()
         slope = (gap * before).sum() / square / _LEARNING_RATE
         chance = 4 * np.sqrt((spacing**2).sum() / square / before.size) / _LEARNING_RATE
@@ -124,27 +116,29 @@ def _compute_errors(
     yield "updates", float(abs(updated["updates"] - num_updates - 1) * 2)
 
 
+def build_torch_adamw(
+    config: Config, weights: Sequence[torch.Tensor], learning_rate: float
+) -> torch.optim.AdamW:
+    """Return torch's plain AdamW for the weights, with the settings of the run."""
+    settings = config.optimizer
+    decay, norm_decay = settings.weight_decay, settings.weight_decay * settings.decay_norms
+    return torch.optim.AdamW(
+        [{"params": [w], "weight_decay": decay if w.dim() > 1 else norm_decay} for w in weights],
+        lr=learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.eps,
+        foreach=False,
+        fused=False,
+    )
+
+
 def _run_torch_adamw(
-    config: Config,
-    before: Array,
-    gradient: Array,
-    num_updates: int,
-    exp_avg_sq: float,
-    decays: bool,
+    config: Config, before: Array, gradient: Array, num_updates: int, exp_avg_sq: float
 ) -> tuple[Array, Array]:
     """Return weights and second moments after one step of torch's plain AdamW."""
     weight = torch.from_numpy(before.copy()).requires_grad_()
     weight.grad = torch.from_numpy(gradient)
-    settings = config.optimizer
-    adamw = torch.optim.AdamW(
-        [weight],
-        lr=_LEARNING_RATE,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.eps,
-        weight_decay=settings.weight_decay if decays else 0.0,
-        foreach=False,
-        fused=False,
-    )
+    adamw = build_torch_adamw(config, [weight], _LEARNING_RATE)
     adamw.state[weight] = {
         "step": torch.tensor(float(num_updates)),
         "exp_avg": torch.zeros_like(weight),

@@ -26,13 +26,9 @@ _CHECK_TIMEOUT_S = 900.0
 def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
     """Return a small configuration with the same code paths.
 
-    Args:
-        config: Resolved configuration.
-        num_started_processes: Processes started by torchrun or Slurm. With 1, the doctor starts its
-            own with at most two data-parallel ranks, which show the same faults as more.
-
-    Raises:
-        ConfigError: The layout needs more processes than the doctor starts.
+    Unless torchrun or Slurm has started several processes, the doctor starts its own with at most
+    two data-parallel ranks, which show the same faults as more. Raise ConfigError if there are too
+    many.
     """
     layout = config.parallelism
     replica_size = layout.tp * layout.pp

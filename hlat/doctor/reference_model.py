@@ -24,11 +24,8 @@ def compute_gradients(
 ) -> tuple[float, dict[str, NDArray[np.float64]]]:
     """Return the loss of sequences that are part of a batch, and the gradient of each weight.
 
-    Args:
-        model: Model configuration.
-        weights: Canonical weights.
-        tokens: Sequences [n, S], each a single document.
-        num_target_tokens: Target tokens of the batch, the divisor of the summed cross-entropy.
+    `tokens` are [n, S], each row a single document. The summed cross-entropy is divided by
+    `num_target_tokens`, the target tokens of the batch.
     """
     leaves = {name: torch.from_numpy(w).double().requires_grad_() for name, w in weights.items()}
     loss = compute_loss_sum(model, leaves, tokens) / num_target_tokens

@@ -8,13 +8,7 @@ from numpy.typing import NDArray
 
 from hlat.config.run import Config
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import (
-    EngineHarness,
-    decode_tensor,
-    encode_tensor,
-    sample_batch,
-    sample_weights,
-)
+from hlat.doctor.engine_harness import EngineHarness, sample_batch
 from hlat.parallelism.mesh_coordinates import compute_mesh_coordinates, compute_parallel_degrees
 
 _NUM_STEPS = 4
@@ -30,8 +24,7 @@ def check_replicas(harness: EngineHarness) -> Iterator[CheckResult]:
     if config.num_processes == config.parallelism.pp:
         yield skip_check("replicas", "no two ranks have replicas of the same tensor")
         return
-    harness.load_weights(sample_weights(config))
-    harness.reset_optimizer_state()
+    harness.load_random_weights()
     for seed in range(_NUM_STEPS):
         harness.train_step(sample_batch(config, seed), _LEARNING_RATE)
     engine = harness.engine
@@ -65,15 +58,9 @@ def _find_axis(config: Config, ranks: Iterable[int]) -> str:
 
 def _measure_drift(harness: EngineHarness, names: list[str]) -> float:
     """Return the largest difference between replicas of the named tensors."""
-    chunks = [
-        [chunk.name, chunk.offset, chunk.size, encode_tensor(chunk.tensor)]
-        for chunk in harness.engine.chunks()
-        if chunk.name in names
-    ]
     replicas: dict[str, list[NDArray[np.float32]]] = {}
-    gathered = harness.engine.world.world_group.gather_object(chunks)
-    for name, offset, size, content in (chunk for chunks in gathered for chunk in chunks):
-        replicas.setdefault(f"{name}{offset}{size}", []).append(decode_tensor(content))
+    for name, offset, size, values in harness.gather_chunks(lambda chunk: chunk.name in names):
+        replicas.setdefault(f"{name}{offset}{size}", []).append(values)
     differences = [
         float(np.abs(values[0] - other).max())
         for values in replicas.values()

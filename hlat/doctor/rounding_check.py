@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_weights
+from hlat.doctor.engine_harness import EngineHarness, sample_batch
 
 _NUM_STEPS = 6
 _LEARNING_RATE = 2.0**-14
@@ -27,8 +27,7 @@ Array = NDArray[np.float64]
 def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the fraction of small updates that is applied, and the drift of the weights."""
     config = harness.config
-    harness.load_weights(sample_weights(config))
-    harness.reset_optimizer_state()
+    harness.load_random_weights()
     tokens, samples = sample_batch(config), []
     before = harness.gather_full_tensors("weights")
     for _ in range(_NUM_STEPS):

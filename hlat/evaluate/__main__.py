@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from hlat.config.argument_parser import CommandLineParser, build_list_parser, parse_positive_int
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.engine import launch_environment
-from hlat.evaluate.evaluation_interrupt import InterruptHandler
+from hlat.evaluate.evaluation_interrupt import interrupt_on_signal
 
 if TYPE_CHECKING:
     from hlat.evaluate.eval_request import EvalRequest
-    from hlat.evaluate.model_source import ModelSource
 
 _EXAMPLES = """\
 sets of the paper's tasks:
@@ -45,7 +44,6 @@ Scores are written to evaluations/ beside the model; scores of a run's checkpoin
 the run's record, from which curves are drawn. After a signal, scores of finished tasks are kept and
 the exit code is 75. `hlat report tables` prints them beside the paper's."""
 
-_CONSENT_SETTINGS = ("run_generated_code", "accept_weak_sandbox")
 _LAUNCHER_PREFIXES = ("hydra/launcher=", "hydra.launcher.")
 """Prefixes of overrides that choose and configure a launcher."""
 
@@ -59,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _split_overrides(parser, arguments)
     if arguments.tasks is None:
         parser.error("no tasks; give tasks=hlat_table2, for example")
-    with InterruptHandler() as interrupt_handler:
+    with interrupt_on_signal() as received_signal:
         try:
             return _run_command(arguments, typed)
         except ConfigError as error:
@@ -70,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"the {what} cannot be written ({error})", file=sys.stderr)
             return ExitCode.FAILED
         except BaseException:
-            if not interrupt_handler.received:
+            if not received_signal.is_set():
                 raise
             return _report_interruption()
 
@@ -111,14 +109,13 @@ def _split_overrides(parser: CommandLineParser, arguments: argparse.Namespace) -
     """Move launcher overrides to `arguments.launcher_overrides`; exit if any is neither."""
     from hlat.evaluate.inference_config import OVERRIDABLE_GROUPS, parse_config_group
 
-    given = arguments.overrides
-    is_launcher = [word.lstrip("+~").startswith(_LAUNCHER_PREFIXES) for word in given]
-    arguments.launcher_overrides = [
-        w for w, is_own in zip(given, is_launcher, strict=True) if is_own
-    ]
-    arguments.overrides = [w for w, is_own in zip(given, is_launcher, strict=True) if not is_own]
-    for word in arguments.overrides:
-        if parse_config_group(word) not in OVERRIDABLE_GROUPS:
+    given, arguments.overrides, arguments.launcher_overrides = arguments.overrides, [], []
+    for word in given:
+        if word.lstrip("+~").startswith(_LAUNCHER_PREFIXES):
+            arguments.launcher_overrides.append(word)
+        elif parse_config_group(word) in OVERRIDABLE_GROUPS:
+            arguments.overrides.append(word)
+        else:
             parser.error_unknown(word)
 
 
@@ -141,65 +138,54 @@ def _parse_path(text: str) -> Path:
 def _run_command(arguments: argparse.Namespace, argv: list[str]) -> int:
     from hlat.config import compose
 
-    request = _build_request(arguments)
-    launcher_overrides = arguments.launcher_overrides
-    if (
-        not launcher_overrides
-        or (chosen := compose.instantiate_launcher(launcher_overrides)) is None
-    ):
-        return _evaluate_locally(arguments, request, arguments.overrides, argv)
+    request, launcher_overrides = _build_request(arguments), arguments.launcher_overrides
+    chosen = compose.instantiate_launcher(launcher_overrides) if launcher_overrides else None
+    if chosen is None:
+        return _evaluate_locally(arguments, request, argv)
     from hlat.evaluate.evaluation_launch import build_evaluation_job
 
     launcher, directory = chosen
     job_argv = [word for word in argv if word not in launcher_overrides]
-    job = build_evaluation_job(
-        arguments.source,
-        arguments.step,
-        request,
-        job_argv,
-        arguments.overrides,
-        launcher.shares_file_system,
-    )
+    shares_filesystem = launcher.shares_file_system
+    job = build_evaluation_job(request, job_argv, arguments.overrides, shares_filesystem)
     launcher.submit_evaluation(job, directory)
     return ExitCode.FINISHED
 
 
 def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
-    from hlat.evaluate import humaneval
     from hlat.evaluate.eval_request import EvalRequest
+    from hlat.evaluate.humaneval import HumanEvalSettings
 
-    followed_run = Path(arguments.source) if arguments.follow else None
-    settings = {name: getattr(arguments, name) for name in ("limit", "shots", "data")}
+    names = ("source", "step", "follow", "limit", "shots", "data", "output")
     return EvalRequest(
         tasks=tuple(filter(None, arguments.tasks)),
-        **{name: value for name, value in settings.items() if value is not None},
-        output=arguments.output,
-        followed_run=followed_run,
-        humaneval_settings=humaneval.HumanEvalSettings(
-            arguments.samples or humaneval.HumanEvalSettings.num_samples,
-            **{name: getattr(arguments, name) for name in _CONSENT_SETTINGS},
+        **{name: getattr(arguments, name) for name in names},
+        humaneval_settings=HumanEvalSettings(
+            arguments.samples or HumanEvalSettings.num_samples,
+            run_generated_code=arguments.run_generated_code,
+            accept_weak_sandbox=arguments.accept_weak_sandbox,
         ),
         # A job may be restarted at any time
-        skip_completed=followed_run is not None
-        or launch_environment.RDZV_ENDPOINT_ENV in os.environ,
+        skip_completed=arguments.follow or launch_environment.RDZV_ENDPOINT_ENV in os.environ,
     )
 
 
 def _evaluate_locally(
-    arguments: argparse.Namespace, request: "EvalRequest", overrides: Sequence[str], argv: list[str]
+    arguments: argparse.Namespace, request: "EvalRequest", argv: list[str]
 ) -> int:
-    from hlat.evaluate import checkpoint_watcher, lm_eval_tasks, model_metadata
+    from hlat.evaluate import checkpoint_watcher, lm_eval_tasks, model_metadata, model_source
     from hlat.evaluate.eval_request import validate_request
     from hlat.evaluate.evaluator import run_evaluation
     from hlat.evaluate.inference_config import build_inference_config
 
     if request.harness_tasks:
         lm_eval_tasks.validate_harness_installed()
-    validate_request(request, arguments.step)
-    source = None if request.followed_run is not None else _resolve_source(arguments)
-    config = build_inference_config(
-        source or model_metadata.load_run_metadata(Path(arguments.source)), overrides
-    )
+    validate_request(request)
+    run_dir, source = request.followed_run, None
+    if run_dir is None:
+        source = model_source.find_model(request.source, request.step, arguments.tokenizer)
+    metadata = source or model_metadata.load_run_metadata(Path(request.source))
+    config = build_inference_config(metadata, arguments.overrides)
     if launch_environment.must_launch_workers(config):
         from hlat.config import entry_point
         from hlat.recovery import supervisor
@@ -208,27 +194,15 @@ def _evaluate_locally(
         code = supervisor.launch_workers(config, [*command, *argv])
         return _report_interruption() if code is ExitCode.PREEMPTED else code
     if source is None:
-        source = checkpoint_watcher.wait_for_first_checkpoint(
-            Path(arguments.source), arguments.tokenizer
-        )
-        config = build_inference_config(source, overrides)
+        run_dir = Path(request.source)
+        source = checkpoint_watcher.wait_for_first_checkpoint(run_dir, arguments.tokenizer)
+        config = build_inference_config(source, arguments.overrides)
 
-    def print_scores(model: "ModelSource", row: dict[str, Any]) -> None:
+    def print_scores(row: dict[str, Any]) -> None:
         print(json.dumps(row) if arguments.json else "\n".join(_format_scores(row)), flush=True)
 
     return launch_environment.run_with_exit_record(
         lambda: run_evaluation(config, request, source, print_scores)
-    )
-
-
-def _resolve_source(arguments: argparse.Namespace) -> "ModelSource":
-    from hlat.evaluate import model_source
-
-    return model_source.find_model(
-        arguments.source,
-        arguments.step,
-        arguments.tokenizer,
-        lambda reason: print(f"WARNING: {reason}", file=sys.stderr),
     )
 
 

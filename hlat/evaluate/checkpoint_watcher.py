@@ -23,11 +23,7 @@ _END_EVENTS = ("finish", "diverge", "give_up")
 
 
 def list_permanent_checkpoints(run_dir: Path) -> list[StoragePath]:
-    """Return the complete permanent checkpoints of a run, sorted by step.
-
-    Raises:
-        ConfigError: The recorded configuration of the run cannot be read.
-    """
+    """Return the complete permanent checkpoints of a run, sorted by step."""
     root = checkpoint_lookup.find_checkpoint_root(run_dir)
     every, milestones = load_recorded_settings(
         run_dir, "checkpoint.keep_every_steps", "checkpoint.milestone_tokens"
@@ -44,8 +40,7 @@ def list_permanent_checkpoints(run_dir: Path) -> list[StoragePath]:
 def wait_for_first_checkpoint(run_dir: Path, tokenizer_path: Path | None) -> ModelSource:
     """Wait for the first permanent checkpoint of a run, and return its model.
 
-    Raises:
-        ConfigError: The run has ended without a checkpoint.
+    Raise ConfigError if the run has ended without a checkpoint.
     """
     while not (checkpoints := list_permanent_checkpoints(run_dir)):
         if has_run_ended(run_dir):

@@ -20,8 +20,6 @@ from hlat.jobs.evaluation_job import EvaluationJob
 
 
 def build_evaluation_job(
-    source: str,
-    step: int | None,
     request: EvalRequest,
     arguments: Sequence[str],
     overrides: Sequence[str],
@@ -30,22 +28,17 @@ def build_evaluation_job(
     """Return the job of an evaluation.
 
     Args:
-        source: Location of the model as given on the command line.
-        step: Checkpoint given on the command line; None: the newest.
-        request: Tasks and settings.
+        request: Model, tasks and settings.
         arguments: Command-line arguments without overrides of the launcher.
         overrides: Configuration overrides in `arguments`.
         shares_filesystem: The job reads the files of this machine, so that they are validated.
-
-    Raises:
-        ConfigError: The model, a task or its data does not exist, or the engine cannot run it.
     """
-    metadata = None
-    if shares_filesystem or Path(source).exists():
-        eval_request.validate_request(request, step)
-        metadata = model_metadata.load_metadata(source)
-        if request.followed_run is None and model_metadata.is_run_dir(Path(source)):
-            _validate_checkpoint_exists(Path(source), step)
+    source, metadata = Path(request.source), None
+    if shares_filesystem or source.exists():
+        eval_request.validate_request(request)
+        metadata = model_metadata.load_metadata(request.source)
+        if not request.follow and model_metadata.is_run_dir(source):
+            _validate_checkpoint_exists(source, request.step)
         if HUMANEVAL in request.tasks:
             eval_request.load_humaneval_problems(request)
     if metadata is None:
@@ -57,8 +50,8 @@ def build_evaluation_job(
     TaskLoader(request.data if shares_filesystem else None).resolve_tasks(names, request.shots)
     if base_dir.is_relative_to(Path.cwd()):
         base_dir = base_dir.relative_to(Path.cwd())
-    name = request.build_name(source, step)
-    return EvaluationJob(name, source, base_dir, tuple(arguments), config)
+    name = request.build_name()
+    return EvaluationJob(name, request.source, base_dir, tuple(arguments), config)
 
 
 def _validate_checkpoint_exists(run_dir: Path, step: int | None) -> None:

@@ -17,7 +17,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
 from hlat.storage import durable_files
-from hlat.tracking.run_directory import EVALUATIONS_DIR
+from hlat.tracking.run_directory import replace_file
 
 ScoreRow = dict[str, Any]
 
@@ -71,19 +71,10 @@ def parse_task_results(
     return results
 
 
-def build_scores_path(source: ModelSource) -> Path:
-    """Return the default path of a model's scores."""
-    return source.base_dir / EVALUATIONS_DIR / f"{source.name}.json"
-
-
 def save_scores(
     source: ModelSource, path: Path, results: Mapping[str, TaskResult], metadata: ScoreRow
 ) -> ScoreRow:
-    """Merge results into a scores file, and return its new content.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Merge results into a scores file, and return its new content."""
     previous = load_scores(path) if path.is_file() else {}
     tasks = previous.get("tasks", {}) | {
         name: {**vars(result), **metadata} for name, result in results.items()
@@ -107,9 +98,8 @@ def save_scores(
         "tasks": tasks,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(row, indent=2) + "\n")
-    durable_files.rename_durably(temporary, path)
+    replace_file(path, (json.dumps(row, indent=2) + "\n").encode())
+    durable_files.fsync_directory(path.parent)
     return row
 
 
@@ -143,9 +133,6 @@ def record_run_scores(
     """Append a `score` event to the run of a training state.
 
     There is no event if the new results complete no column of the paper's tables.
-
-    Raises:
-        OSError: The event cannot be written.
     """
     keys = {
         column.key
@@ -165,17 +152,14 @@ def record_run_scores(
         "stderr": {key: value for key, value in row["stderr"].items() if key in keys},
         **({"limit": max(limits)} if limits else {}),
     }
-    append_row(source.run_dir / "events.jsonl", event)
+    _append_row(source.run_dir / "events.jsonl", event)
 
 
-def append_row(path: Path, row: ScoreRow) -> None:
+def _append_row(path: Path, row: ScoreRow) -> None:
     """Append a row to a JSONL file that another process may write to.
 
     A partial line of a killed process is terminated first, so that the new row remains readable.
     The next process that trains in the directory removes the partial line.
-
-    Raises:
-        OSError: The row cannot be written.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     try:

@@ -28,11 +28,7 @@ class EvaluationData:
 
 
 def load_evaluation_data(config: Config, loader: DataLoader) -> EvaluationData:
-    """Load held-out sequences and probes.
-
-    Raises:
-        ConfigError: The held-out text is too short, or a file of questions is invalid.
-    """
+    """Load held-out sequences and probes; raise ConfigError if text or questions are invalid."""
     heldout = loader.build_heldout_sequences(config.evaluation.sequences_per_source)
     return EvaluationData(heldout, multiple_choice_probes.load_probes(config))
 

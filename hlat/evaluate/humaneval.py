@@ -13,14 +13,16 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import mean
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate import humaneval_rpc, sandbox
-from hlat.evaluate.inference_model import InferenceModel
+from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.evaluate.sandbox import ProgramResult, ResourceLimits
 from hlat.parallelism.process_group import broadcast_object
 
@@ -36,9 +38,6 @@ SAMPLES_FILE, VERDICTS_FILE = "samples.jsonl", "verdicts.jsonl"
 PASSED_EXIT_CODE = 67
 """Exit code of the test program after its last test."""
 _SAMPLES_PER_BATCH = 128
-_STOP_WINDOW_TOKENS = 16
-"""Trailing tokens searched for a stop sequence; the longest one has six characters."""
-_SampleKey = tuple[str, float, int]
 
 
 @dataclass(frozen=True)
@@ -51,21 +50,12 @@ class HumanEvalProblem:
     entry_point: str
 
 
-@dataclass(frozen=True)
-class HumanEvalSample:
-    """Generated completion of a problem.
-
-    Attributes:
-        task_id: Name of the problem.
-        temperature: Sampling temperature.
-        number: Index of the sample for this problem and temperature.
-        completion: Text after the prompt.
-    """
+class SampleKey(NamedTuple):
+    """Problem, sampling temperature, and index of a sample."""
 
     task_id: str
     temperature: float
     number: int
-    completion: str
 
 
 @dataclass(frozen=True)
@@ -74,8 +64,6 @@ class HumanEvalSettings:
 
     Attributes:
         num_samples: Samples per problem and temperature; pass@10 needs ten.
-        max_new_tokens: Maximum length of a completion.
-        seed: Seed of the samples.
         run_generated_code: Consent to execute generated code.
         accept_weak_sandbox: Consent to execute it without isolation.
         limits: Resource limits of each program.
@@ -99,20 +87,12 @@ def run_humaneval(
 ) -> dict[str, float]:
     """Generate and execute samples, and return pass@1 and pass@10. All ranks call this function.
 
-    Args:
-        model: The model.
-        tokenizer: Tokenizer of the model.
-        problems: HumanEval's problems.
-        output_dir: Directory of samples and verdicts on rank 0. Existing ones are reused.
-        model_name: Unique name of the model; files of other models are rejected.
-        settings: Sampling and execution settings.
+    Samples and verdicts in `output_dir` on rank 0 are reused; those of another `model_name` or of
+    other settings are rejected with a ConfigError, as is a machine that cannot isolate generated
+    code.
 
     Returns:
         `pass@1`, and `pass@10` with at least ten samples; empty without consent.
-
-    Raises:
-        ConfigError: The directory contains samples of other settings, or generated code cannot be
-            isolated on this machine.
     """
     settings = settings or HumanEvalSettings()
     world = model.world
@@ -137,31 +117,33 @@ def run_humaneval(
     if errors is not None:
         raise ConfigError(*errors)
 
-    samples = [HumanEvalSample(**row) for row in rows]
-    existing_keys = {_get_key(asdict(sample)) for sample in samples}
-    for batch in _generate_samples(model, tokenizer, problems, settings, existing_keys):
-        samples += batch
+    completions = {_get_key(row): row["completion"] for row in rows}
+    for batch in _generate_samples(model, tokenizer, problems, settings, {*completions}):
+        completions |= batch
         if world.is_rank0:
-            record.append([asdict(sample) for sample in batch])
+            record.append(key._asdict() | {"completion": text} for key, text in batch.items())
     if not settings.run_generated_code:
         if world.is_rank0:
             print(
-                f"{record.path}: {len(samples)} samples, not executed, since generated code needs "
-                "your consent; read docs/humaneval.md, then repeat with run_generated_code=true"
+                f"{record.path}: {len(completions)} samples, not executed, since generated code "
+                "needs your consent; read docs/humaneval.md, then repeat with "
+                "run_generated_code=true"
             )
         return {}
     scores: dict[str, float] = {}
     if world.is_rank0:
-        scores = _evaluate_samples(problems, samples, settings, output_dir, header)
+        passed = _execute_samples(problems, completions, settings, output_dir, header)
+        scores = _compute_pass_rates(problems, passed, settings.num_samples)
     return {name: float(v) for name, v in broadcast_object(world.world_group, scores).items()}
 
 
-def load_problems(data_file: Path) -> list[HumanEvalProblem]:
-    """Return the problems of HumanEval.jsonl or HumanEval.jsonl.gz.
+def list_ks(num_samples: int) -> list[int]:
+    """Return each k whose pass@k can be estimated from a number of samples."""
+    return [k for k in TEMPERATURES if k <= num_samples]
 
-    Raises:
-        ConfigError: The file is missing or invalid.
-    """
+
+def load_problems(data_file: Path) -> list[HumanEvalProblem]:
+    """Return the problems of HumanEval.jsonl(.gz); raise ConfigError if the file is invalid."""
     names = [field.name for field in fields(HumanEvalProblem)]
     try:
         content = data_file.read_bytes()
@@ -206,54 +188,47 @@ def _generate_samples(
     tokenizer: "PromptTokenizer",
     problems: Sequence[HumanEvalProblem],
     settings: HumanEvalSettings,
-    existing_keys: set[_SampleKey],
-) -> Iterator[list[HumanEvalSample]]:
-    """Yield batches of the missing samples."""
-    temperatures = [t for k, t in TEMPERATURES.items() if k <= settings.num_samples]
+    existing_keys: set[SampleKey],
+) -> Iterator[dict[SampleKey, str]]:
+    """Yield batches of the missing completions."""
     prompts = {problem.task_id: tokenizer.encode(problem.prompt) for problem in problems}
+    is_finished = build_stop_check(tokenizer, STOP_SEQUENCES)
+    temperatures = [TEMPERATURES[k] for k in list_ks(settings.num_samples)]
     total = len(temperatures) * settings.num_samples * len(problems)
     disable = None if model.world.is_rank0 else True  # None: show it on a terminal
     with tqdm(total=total, desc="HumanEval, sampling", unit="sample", disable=disable) as bar:
         bar.update(len(existing_keys))
         for temperature in temperatures:
-            keys = [
-                (problem.task_id, temperature, number)
-                for problem in problems
-                for number in range(settings.num_samples)
+            missing = [
+                key
+                for task_id, number in product(prompts, range(settings.num_samples))
+                if (key := SampleKey(task_id, temperature, number)) not in existing_keys
             ]
-            missing = [key for key in keys if key not in existing_keys]
             for start in range(0, len(missing), _SAMPLES_PER_BATCH):
                 batch = missing[start : start + _SAMPLES_PER_BATCH]
                 generated = model.generate(
-                    [prompts[task_id] for task_id, _, _ in batch],
+                    [prompts[key.task_id] for key in batch],
                     settings.max_new_tokens,
-                    is_finished=lambda tokens: _is_function_complete(tokenizer, tokens),
+                    is_finished=is_finished,
                     temperature=temperature,
                     top_p=TOP_P,
                     seed=settings.seed,
-                    sample_ids=[_derive_sample_id(*key) for key in batch],
+                    sample_ids=[_derive_sample_id(key) for key in batch],
                 )
-                yield [
-                    HumanEvalSample(*key, _extract_completion(tokenizer, prompts[key[0]], tokens))
+                yield {
+                    key: _extract_completion(tokenizer, prompts[key.task_id], tokens)
                     for key, tokens in zip(batch, generated, strict=True)
-                ]
+                }
                 bar.update(len(batch))
 
 
-def _get_key(row: Mapping[str, Any]) -> _SampleKey:
-    return row["task_id"], row["temperature"], row["number"]
+def _get_key(row: Mapping[str, Any]) -> SampleKey:
+    return SampleKey(*(row[name] for name in SampleKey._fields))
 
 
-def _derive_sample_id(task_id: str, temperature: float, number: int) -> int:
-    digest = hashlib.blake2b(f"{task_id} {temperature} {number}".encode(), digest_size=8)
+def _derive_sample_id(key: SampleKey) -> int:
+    digest = hashlib.blake2b(" ".join(map(str, key)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
-
-
-def _is_function_complete(tokenizer: "PromptTokenizer", tokens: list[int]) -> bool:
-    if tokens[-1] == tokenizer.eos_token_id:
-        return True
-    text = tokenizer.decode(tokens[-_STOP_WINDOW_TOKENS:])
-    return any(stop in text for stop in STOP_SEQUENCES)
 
 
 def _extract_completion(
@@ -270,47 +245,48 @@ def _extract_completion(
     return text[: min((text.find(s) for s in STOP_SEQUENCES if s in text), default=len(text))]
 
 
-def _evaluate_samples(
+def _execute_samples(
     problems: Sequence[HumanEvalProblem],
-    samples: Iterable[HumanEvalSample],
+    completions: Mapping[SampleKey, str],
     settings: HumanEvalSettings,
     output_dir: Path,
     header: Mapping[str, Any],
-) -> dict[str, float]:
-    """Execute the samples without a verdict, and return the pass rates."""
+) -> set[SampleKey]:
+    """Execute the samples without a verdict, and return those that passed."""
     by_id = {problem.task_id: problem for problem in problems}
     record = _JsonlRecord(output_dir / VERDICTS_FILE, {**header, "limits": asdict(settings.limits)})
-    rows = record.load_rows()
-    existing_keys = {_get_key(row) for row in rows}
-    missing = [sample for sample in samples if _get_key(asdict(sample)) not in existing_keys]
-    total = len(existing_keys) + len(missing)
+    verdicts = {_get_key(row): row["passed"] for row in record.load_rows()}
+    missing = [key for key in completions if key not in verdicts]
+    total = len(verdicts) + len(missing)
     with (
         tqdm(total=total, desc="HumanEval, execution", unit="sample", disable=None) as bar,
         ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool,
     ):
-        bar.update(len(existing_keys))
+        bar.update(len(verdicts))
         futures = {
-            pool.submit(run_problem_tests, by_id[s.task_id], s.completion, settings): s
-            for s in missing
+            pool.submit(run_problem_tests, by_id[key.task_id], completions[key], settings): key
+            for key in missing
         }
         for future in as_completed(futures):
-            row = asdict(futures[future]) | _format_verdict(future.result())
-            del row["completion"]
-            record.append([row])
-            rows.append(row)
+            key, verdict = futures[future], _format_verdict(future.result())
+            record.append([key._asdict() | verdict])
+            verdicts[key] = verdict["passed"]
             bar.update()
-    passed = {_get_key(row) for row in rows if row["passed"]}
-    scores = {}
-    for k, temperature in TEMPERATURES.items():
-        if k > settings.num_samples:
-            continue
+    return {key for key, passed in verdicts.items() if passed}
+
+
+def _compute_pass_rates(
+    problems: Sequence[HumanEvalProblem], passed: set[SampleKey], num_samples: int
+) -> dict[str, float]:
+    """Return pass@k by name, the mean over all problems."""
+    rates = {}
+    for k in list_ks(num_samples):
         counts = [
-            sum((problem.task_id, temperature, i) in passed for i in range(settings.num_samples))
-            for problem in problems
+            sum(SampleKey(one.task_id, TEMPERATURES[k], i) in passed for i in range(num_samples))
+            for one in problems
         ]
-        estimates = [compute_pass_at_k(k, settings.num_samples, count) for count in counts]
-        scores[f"pass@{k}"] = sum(estimates) / len(estimates)
-    return scores
+        rates[f"pass@{k}"] = mean(compute_pass_at_k(k, num_samples, count) for count in counts)
+    return rates
 
 
 def _format_verdict(result: ProgramResult) -> dict[str, Any]:
@@ -329,11 +305,7 @@ class _JsonlRecord:
         self.path, self._header = path, json.loads(json.dumps(header))
 
     def load_rows(self) -> list[dict[str, Any]]:
-        """Return the rows, and remove a partial last line.
-
-        Raises:
-            ConfigError: The header differs.
-        """
+        """Return the rows, and remove a partial last line; raise ConfigError for another header."""
         if not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self._header) + "\n")

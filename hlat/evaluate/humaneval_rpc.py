@@ -23,8 +23,7 @@ _CONTAINERS: dict[str, type[Any]] = {
 def encode_value(value: Any) -> Any:
     """Return plain data, also of subclasses, in a form that JSON supports.
 
-    Raises:
-        TypeError: The value contains other objects.
+    Raise TypeError if the value contains other objects.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -76,11 +75,7 @@ class PipeChannel:
         self._writer.flush()
 
     def receive(self) -> Any:
-        """Wait for a message.
-
-        Raises:
-            ChannelClosedError: The other program has ended, or the message is too long.
-        """
+        """Wait for a message; raise ChannelClosedError if there is none or it is too long."""
         line = self._reader.readline(MAX_LINE_LENGTH)
         if not line.endswith("\n"):
             raise ChannelClosedError(

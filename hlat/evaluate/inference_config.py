@@ -21,11 +21,7 @@ _PRECISION_RECIPES = {Dtype.fp32: "fp32", Dtype.bf16: "bf16"}
 
 
 def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) -> Config:
-    """Return the configuration of an engine for a model.
-
-    Raises:
-        ConfigError: An override is invalid, or does not fit the model.
-    """
+    """Return the configuration of an engine; raise ConfigError if an override does not fit."""
     groups = ", ".join(OVERRIDABLE_GROUPS)
     problems = [
         f"{override} has no effect on an evaluation; override one of {groups}"
@@ -34,12 +30,11 @@ def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) ->
     ]
     if problems:
         raise ConfigError(*problems)
-    all_overrides = ["recovery=desk", *_build_model_overrides(metadata)]
+    all_overrides = ["recovery=desk", *_build_model_overrides(metadata), *overrides]
     if not any(override.startswith("precision=") for override in overrides):
         operators = metadata.fp32_operators if metadata.dtype is Dtype.bf16 else ()
-        all_overrides.append(f"precision={_PRECISION_RECIPES[metadata.dtype]}")
-        all_overrides.append(f"precision.fp32_operators=[{','.join(operators)}]")
-    all_overrides += overrides
+        recipe = f"precision={_PRECISION_RECIPES[metadata.dtype]}"
+        all_overrides[1:1] = [recipe, f"precision.fp32_operators=[{','.join(operators)}]"]
     config = convert_to_dataclasses(compose_config(all_overrides))
     layout = config.parallelism
     num_replicas = max(1, config.num_processes // max(1, layout.tp * layout.pp))
@@ -49,11 +44,7 @@ def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) ->
 
 
 def build_unverified_config(overrides: Sequence[str]) -> Config:
-    """Return a configuration without the model; the job validates that the model fits.
-
-    Raises:
-        ConfigError: An override is invalid.
-    """
+    """Return a configuration without the model; the job validates that the model fits."""
     name = f"run.name={EVALUATIONS_DIR}"
     return convert_to_dataclasses(compose_config(["recovery=desk", name, *overrides]))
 

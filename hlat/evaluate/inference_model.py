@@ -7,7 +7,7 @@ sample id and the position.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from hlat.engine.interface import DecodeState, Engine, World
 from hlat.evaluate.prefix_tree import PrefixNode, ScoredSequence, TokenQuery, build_prefix_tree
 from hlat.parallelism.process_group import broadcast_object
+
+if TYPE_CHECKING:
+    from hlat.data.prompt_tokenizer import PromptTokenizer
 
 MAX_BATCH_TOKENS = 8192
 """Tokens in the KV cache of a batch, unless a single sequence is longer."""
@@ -51,11 +54,9 @@ class InferenceModel:
             roots = [(0, node) for node in build_prefix_tree(sequences)]
             self._score_nodes(self._engine.create_decode_state(), roots, log_probs, is_greedy)
         indices = {query.request for sequence in sequences for query in sequence.queries}
-        local_scores = [[i, float(log_probs[i]), bool(is_greedy[i])] for i in sorted(indices)]
-        scores = [(0.0, True)] * len(requests)
-        for i, *score in self._gather_results(local_scores):
-            scores[i] = (score[0], score[1])
-        return scores
+        local_scores = [[i, (float(log_probs[i]), bool(is_greedy[i]))] for i in sorted(indices)]
+        scores = dict(self._gather_results(local_scores))
+        return [tuple(scores.get(i, (0.0, True))) for i in range(len(requests))]
 
     def generate(
         self,
@@ -123,6 +124,22 @@ class InferenceModel:
         return [result for shard in broadcast_object(world_group, gathered) for result in shard]
 
 
+def build_stop_check(
+    tokenizer: "PromptTokenizer", stop_sequences: Sequence[str]
+) -> Callable[[list[int]], bool]:
+    """Return the `is_finished` of generation up to a stop sequence or the end of the document."""
+    # A token has at least one byte; up to three more may belong to a truncated character
+    num_tail_tokens = max((len(stop.encode()) for stop in stop_sequences), default=0) + 4
+
+    def is_finished(ids: list[int]) -> bool:
+        if ids[-1] == tokenizer.eos_token_id:
+            return True
+        text = tokenizer.decode(ids[-num_tail_tokens:])
+        return any(stop in text for stop in stop_sequences)
+
+    return is_finished
+
+
 def _add_scores(
     state: DecodeState,
     nodes: list[PrefixNode],
@@ -188,10 +205,9 @@ class _GenerationBatch:
         """Sample a token for each active sequence; return those of sequences still active."""
         random_bits = self._random_bits[self._active, position]
         sampled = state.sample(rows, random_bits, self._temperature, self._top_p)
-        is_active = []
         for i, token in zip(self._active.tolist(), sampled.tolist(), strict=True):
             self.tokens[i].append(token)
-            is_active.append(not self._is_finished(self.tokens[i]))
+        is_active = [not self._is_finished(self.tokens[i]) for i in self._active]
         self._active = self._active[is_active]
         return sampled[is_active]
 
@@ -199,11 +215,7 @@ class _GenerationBatch:
 def _build_sequences(
     requests: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> list[ScoredSequence]:
-    """Return the sorted unique sequences that answer the requests.
-
-    Raises:
-        ValueError: A context is empty.
-    """
+    """Return the sorted unique sequences; raise ValueError if a context is empty."""
     sequences: dict[tuple[int, ...], ScoredSequence] = {}
     for request, (context, continuation) in enumerate(requests):
         if not len(context):

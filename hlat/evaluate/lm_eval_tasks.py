@@ -30,13 +30,9 @@ def validate_harness_installed() -> None:
 
 
 class TaskLoader:
-    """Loader of tasks and their data sets.
+    """Loader of tasks and their data sets, from a local directory or the Hugging Face hub.
 
-    Args:
-        datasets_dir: Directory of local data sets; None: the Hugging Face hub.
-
-    Raises:
-        ConfigError: The directory does not exist.
+    Raise ConfigError if the directory does not exist.
     """
 
     def __init__(self, datasets_dir: Path | None) -> None:
@@ -53,14 +49,10 @@ class TaskLoader:
         return TaskManager()  # slow, since it lists thousands of tasks
 
     def resolve_tasks(self, names: Sequence[str], shots: int | None) -> list[TaskSpec]:
-        """Return the tasks of task sets, and other tasks of the harness, by name.
+        """Return the tasks of task sets, and other tasks or groups of the harness, by name.
 
-        Args:
-            names: Sets of the paper's tasks, or tasks and groups of the harness.
-            shots: Few-shot examples of the latter; None: the default of each task.
-
-        Raises:
-            ConfigError: A task does not exist; the message contains the closest match.
+        `shots` are the few-shot examples of the latter; None: the default of each task. Raise
+        ConfigError with the closest match if a task does not exist.
         """
         specs: dict[str, TaskSpec] = {}
         problems = []
@@ -83,11 +75,7 @@ class TaskLoader:
         return [*specs.values()]
 
     def load_task(self, spec: TaskSpec) -> Any:
-        """Return a task or group with its data in the format of the harness's evaluator.
-
-        Raises:
-            ConfigError: Its data set cannot be loaded.
-        """
+        """Return a task or group with its data in the format of the harness's evaluator."""
         with self._redirect_datasets(spec.name):
             loaded = self._task_manager.load([spec.name])
         for task in loaded["tasks"].values():

@@ -25,12 +25,8 @@ _CONFIG_KEYS = ("model", "batch.sequence_length", "precision.weights", "precisio
 class ModelMetadata:
     """Metadata of a model without its weights.
 
-    Attributes:
-        base_dir: Directory with the subdirectory `evaluations` of the scores.
-        model: Model configuration.
-        sequence_length: Sequence length in training, in tokens.
-        dtype: Dtype of the weights in the forward pass.
-        fp32_operators: Operators that compute in fp32.
+    The directory `base_dir` contains the scores in `evaluations`. `sequence_length` is that of the
+    training, and `dtype` that of the weights in the forward pass.
     """
 
     base_dir: Path
@@ -43,11 +39,7 @@ class ModelMetadata:
 def load_metadata(location: str) -> ModelMetadata | None:
     """Return the metadata of a local model, or None if the location is a URL.
 
-    Args:
-        location: A run, one of its checkpoints, an average, or a Hugging Face directory.
-
-    Raises:
-        ConfigError: The location is none of these.
+    Raise ConfigError if the location is no run, checkpoint, average or Hugging Face directory.
     """
     path = storage_path.parse_storage_path(location)
     if not isinstance(path, Path):
@@ -79,21 +71,13 @@ def is_hugging_face_dir(directory: Path) -> bool:
 
 
 def load_run_metadata(run_dir: Path) -> ModelMetadata:
-    """Return the metadata in the recorded configuration of a run.
-
-    Raises:
-        ConfigError: The recorded configuration cannot be read.
-    """
+    """Return the metadata in the recorded configuration of a run."""
     values = recorded_config.load_recorded_settings(run_dir, *_CONFIG_KEYS)
     return _build_metadata(run_dir.absolute(), values)
 
 
 def load_hugging_face_metadata(directory: Path) -> ModelMetadata:
-    """Return the metadata in a Hugging Face config.json.
-
-    Raises:
-        ConfigError: The model is not a Llama that an engine supports.
-    """
+    """Return the metadata in config.json; raise ConfigError if no engine supports the model."""
     config = json.loads((directory / "config.json").read_bytes())
     model, sequence_length, dtype = hugging_face_config.parse_hf_config(config, str(directory))
     # transformers computes Llama's norm and the softmax of its attention in fp32

@@ -34,11 +34,7 @@ class MultipleChoiceQuestion:
 
 
 def load_probes(config: Config) -> dict[str, list[MultipleChoiceQuestion]]:
-    """Return the questions of `evaluation.probes` by name.
-
-    Raises:
-        ConfigError: A file cannot be read, or a line is not a question.
-    """
+    """Return the questions of `evaluation.probes` by name; raise ConfigError for invalid files."""
     if not config.evaluation.probes:
         return {}
     data = config.data

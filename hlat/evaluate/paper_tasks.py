@@ -29,11 +29,7 @@ class TaskSpec:
 class TableColumn:
     """Column of the paper's tables: the mean of its tasks, in percent.
 
-    Attributes:
-        key: Key in scores files and events.
-        title: Title in the tables.
-        tasks: Tasks of the column.
-        num_datasets: Weight of the column in the average.
+    `key` is used in scores files and events; `num_datasets` is the weight in the average.
     """
 
     key: str
@@ -89,8 +85,7 @@ def compute_scores(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the columns with a result for every task, and their standard errors, in percent.
 
-    Args:
-        measured: Metric of each task and its standard error, if known, as fractions of 1.
+    `measured` contains the metric of each task and its standard error, if known, as fractions of 1.
     """
     scores, errors = {}, {}
     for column in COLUMNS:

@@ -13,13 +13,7 @@ MIN_SHARED_TOKENS = 16
 
 @dataclass(frozen=True)
 class TokenQuery:
-    """Request for the log-probability of a token.
-
-    Attributes:
-        request: Index of the request.
-        position: Position in the sequence of the token before it.
-        token: Token id.
-    """
+    """Request for the log-probability of a token; `position` is that of the token before it."""
 
     request: int
     position: int

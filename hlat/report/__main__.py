@@ -84,23 +84,22 @@ def _serve(directories: Sequence[Path], port: int) -> int:
 
 def _write_report(run_dir: Path) -> list[str]:
     from hlat.report.goodput_tables import format_goodput_summary
-    from hlat.report.report_writer import write_record_report
+    from hlat.report.report_writer import write_report
     from hlat.report.run_record import load_run_record
 
     record = load_run_record(run_dir)
-    page = write_record_report(record, run_dir)
-    return [format_goodput_summary(record.time_ledger), str(page)]
+    return [format_goodput_summary(record.time_ledger), str(write_report(run_dir, record))]
 
 
 def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[str]:
-    from hlat.report import run_comparison, seed_statistics
+    from hlat.report import run_comparison
     from hlat.report.report_writer import write_comparison
     from hlat.report.text_format import format_table
 
     records = run_comparison.load_run_records(directories)
     skipped = run_comparison.list_skipped_points(directories)
     lines = format_table(*run_comparison.build_comparison_table(records))
-    if seed_table := seed_statistics.build_seed_table(records):
+    if seed_table := run_comparison.build_seed_table(records):
         lines += ["\nover seeds, mean ± standard deviation:", *format_table(*seed_table)]
     if skipped:
         lines += ["\nskipped, because they cannot run:", *skipped]

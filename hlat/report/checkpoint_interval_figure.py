@@ -1,7 +1,6 @@
 """Goodput over the interval between checkpoints: formula, simulation and optimum."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,12 +27,12 @@ _NUM_SIMULATED_POINTS = 9
 
 @dataclass(frozen=True)
 class IntervalSweep:
-    """Goodput at different checkpoint intervals.
+    """Goodput at different checkpoint intervals in seconds.
 
     Attributes:
-        best_s: Best interval in seconds.
-        current_s: Interval of the scenario in seconds.
-        intervals_s: Intervals of `formula` in seconds, ascending.
+        best_s: Best interval.
+        current_s: Interval of the scenario.
+        intervals_s: Intervals of `formula`, ascending.
         formula: Goodput by the formula.
         simulated: Interval, goodput and standard error of each simulated point.
     """
@@ -70,18 +69,19 @@ def sweep_checkpoint_intervals(scenario: FailureScenario, trials: int, seed: int
 def build_interval_figure(sweep: IntervalSweep) -> ReportFigure:
     """Return a figure of the goodput over the checkpoint interval."""
 
-    def draw(colours: Mapping[str, str]) -> Figure:
-        line, points, muted = (colours[colour] for colour in (SERIES[0], SERIES[1], MUTED))
+    def draw() -> Figure:
         figure = Figure(figsize=(6.4, 3.8), layout="constrained")
         axes = figure.add_subplot()
-        axes.plot(sweep.intervals_s, [100 * g for g in sweep.formula], color=line, label="formula")
+        axes.plot(
+            sweep.intervals_s, [100 * g for g in sweep.formula], color=SERIES[0], label="formula"
+        )
         if sweep.simulated:
             intervals, values, errors = zip(*sweep.simulated, strict=True)
             axes.errorbar(
                 intervals,
                 [100 * value for value in values],
                 yerr=[200 * error for error in errors],
-                color=points,
+                color=SERIES[1],
                 linestyle="none",
                 marker="o",
                 markersize=4,
@@ -94,7 +94,7 @@ def build_interval_figure(sweep: IntervalSweep) -> ReportFigure:
         ):
             label = f"{name}: {format_duration(interval)}"
             axes.axvline(
-                interval, color=muted, linestyle=dashes, linewidth=1, zorder=1, label=label
+                interval, color=MUTED, linestyle=dashes, linewidth=1, zorder=1, label=label
             )
         axes.set_xscale("log")
         axes.set_xlabel("training between two checkpoints")

@@ -1,7 +1,7 @@
 """Cost per 4 million tokens over the number of nodes, relative to a baseline (HLAT, figure 5)."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -52,7 +52,7 @@ def get_baseline_usd(costs: Sequence[TokenCost]) -> float | None:
 def build_cost_figure(costs: Sequence[TokenCost], baseline_usd: float) -> ReportFigure:
     """Return a figure of the costs in percent of the baseline."""
 
-    def draw(colours: Mapping[str, str]) -> Figure:
+    def draw() -> Figure:
         figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
         axes = figure.add_subplot()
         lines = []
@@ -62,7 +62,7 @@ def build_cost_figure(costs: Sequence[TokenCost], baseline_usd: float) -> Report
             lines += axes.plot(
                 nodes,
                 shares,
-                color=colours[colour],
+                color=colour,
                 linestyle=dashes if len(points) > 1 else "none",
                 marker="o",
                 markersize=4,

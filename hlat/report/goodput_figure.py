@@ -4,7 +4,6 @@ All bars have the same length, so that short attempts, which may show what faile
 duration of an attempt is part of its label.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from hlat.recovery.goodput import AttemptTime, TimeLedger
+from hlat.report import goodput_tables
 from hlat.report.figures import FIGURE_SIZE, INK, MUTED, PAPER, SERIES, ReportFigure
 from hlat.report.goodput_tables import TIME_CATEGORY_LABELS, get_seconds_by_category
 from hlat.report.text_format import format_duration, format_percent
@@ -48,12 +48,12 @@ def build_goodput_figure(ledger: TimeLedger) -> ReportFigure:
         if any(share[category] > _MIN_SHARE for share in shares)
     ]
 
-    def draw(colours: Mapping[str, str]) -> Figure:
+    def draw() -> Figure:
         height = 0.85 + 0.33 * len(entries) + 0.22 * -(-len(categories) // 2)
         figure = Figure(figsize=(FIGURE_SIZE[0], height), layout="constrained")
         axes = figure.add_subplot()
         for row, share in enumerate(shares):
-            _draw_bar(axes, row, share, colours)
+            _draw_bar(axes, row, share)
         axes.set_yticks(range(len(entries)), [_format_bar_label(entry) for entry in entries])
         axes.invert_yaxis()
         axes.set_xlim(0, 100)
@@ -62,17 +62,19 @@ def build_goodput_figure(ledger: TimeLedger) -> ReportFigure:
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
         patches = [
-            Patch(label=TIME_CATEGORY_LABELS[category], **_get_bar_style(category, colours))
+            Patch(label=TIME_CATEGORY_LABELS[category], **_get_bar_style(category))
             for category in categories
         ]
         figure.legend(handles=patches, loc="outside upper left", ncols=2, fontsize=9)
         return figure
 
-    return ReportFigure(FIGURE_NAME, format_alt_text(ledger), draw)
+    caption = goodput_tables.format_accounting_note(ledger)
+    if len(ledger.attempts) > MAX_ATTEMPTS:
+        caption = f"The last {MAX_ATTEMPTS} of {len(ledger.attempts)} attempts. {caption}"
+    return ReportFigure(FIGURE_NAME, _format_alt_text(ledger), draw, caption=caption)
 
 
-def format_alt_text(ledger: TimeLedger) -> str:
-    """Return the alternative text of the figure."""
+def _format_alt_text(ledger: TimeLedger) -> str:
     shares = [item for item in _compute_shares(ledger).items() if item[1] > _MIN_SHARE]
     parts = ", ".join(
         f"{TIME_CATEGORY_LABELS[category].lower()} {format_percent(100 * share)}"
@@ -81,34 +83,22 @@ def format_alt_text(ledger: TimeLedger) -> str:
     return f"Wall time of {format_duration(ledger.wall_seconds)} by category: {parts}."
 
 
-def format_caption(ledger: TimeLedger) -> str:
-    """Return the caption; empty if the figure contains all attempts."""
-    if len(ledger.attempts) > MAX_ATTEMPTS:
-        return f"The last {MAX_ATTEMPTS} of {len(ledger.attempts)} attempts."
-    return ""
-
-
-def _draw_bar(axes: Axes, row: int, shares: dict[str, float], colours: Mapping[str, str]) -> None:
+def _draw_bar(axes: Axes, row: int, shares: dict[str, float]) -> None:
     left = 0.0
     for category, share in shares.items():
         if share <= 0:
             continue
-        style = _get_bar_style(category, colours)
+        style = _get_bar_style(category)
         axes.barh(row, 100 * share, left=100 * left, height=0.72, **style)
         if share >= _MIN_LABELLED_SHARE and style["hatch"] is None:
             middle, text = 100 * (left + share / 2), f"{100 * share:.0f}%"
-            axes.text(middle, row, text, color=colours[PAPER], ha="center", va="center", fontsize=9)
+            axes.text(middle, row, text, color=PAPER, ha="center", va="center", fontsize=9)
         left += share
 
 
-def _get_bar_style(category: str, colours: Mapping[str, str]) -> dict[str, Any]:
+def _get_bar_style(category: str) -> dict[str, Any]:
     colour, hatch = _BAR_STYLES[category]
-    return {
-        "facecolor": colours[colour],
-        "edgecolor": colours[PAPER],
-        "hatch": hatch,
-        "linewidth": 0.7,
-    }
+    return {"facecolor": colour, "edgecolor": PAPER, "hatch": hatch, "linewidth": 0.7}
 
 
 def _format_bar_label(entry: AttemptTime | TimeLedger) -> str:

@@ -21,8 +21,7 @@ TIME_CATEGORY_LABELS = {
     "down": "Down",
     "unaccounted": "Unaccounted",
 }
-ATTEMPT_HEADERS = ("Start (UTC)", "Wall time", *TIME_CATEGORY_LABELS.values())
-"""Columns of `build_attempt_table` after the number."""
+ATTEMPT_HEADERS = ("Attempt", "Start (UTC)", "Wall time", *TIME_CATEGORY_LABELS.values())
 
 
 def get_seconds_by_category(entry: AttemptTime | TimeLedger) -> dict[str, float]:
@@ -33,20 +32,17 @@ def get_seconds_by_category(entry: AttemptTime | TimeLedger) -> dict[str, float]
 def build_time_table(ledger: TimeLedger) -> list[tuple[str, ...]]:
     """Return category, time, share of the wall time and meaning; the last row is the sum."""
     meanings = {**TIME_CATEGORIES, "unaccounted": "time that was not measured"}
+    wall = ledger.wall_seconds
     rows = [
         (
             TIME_CATEGORY_LABELS[category],
             _format_seconds(seconds),
-            _format_fraction(seconds, ledger.wall_seconds),
+            _format_fraction(seconds, wall),
             meanings[category],
         )
         for category, seconds in get_seconds_by_category(ledger).items()
     ]
-    total = (
-        format_duration(ledger.wall_seconds),
-        _format_fraction(ledger.wall_seconds, ledger.wall_seconds),
-    )
-    return [*rows, ("Wall time", *total, "")]
+    return [*rows, ("Wall time", format_duration(wall), _format_fraction(wall, wall), "")]
 
 
 def build_attempt_table(ledger: TimeLedger) -> list[tuple[str, ...]]:

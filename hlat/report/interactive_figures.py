@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.report.figures import (
+    CSS_VARIABLES,
     Panel,
-    get_css_variable,
     get_line_style,
     has_values,
     locate_phase_starts,
@@ -43,12 +43,7 @@ MAX_TABLE_ROWS = 12
 
 
 def build_figure_data(panel: Panel, record: RunRecord | None) -> dict[str, Any]:
-    """Return the data of a panel for the script.
-
-    Args:
-        panel: Panel to draw.
-        record: Run with the restarts and phases to mark; None to mark none.
-    """
+    """Return the data of a panel for the script; mark the restarts and phases of `record`."""
     curves = filter(has_values, panel.curves)
     max_points = compute_max_points(len(panel.curves))
     marks = {}
@@ -96,7 +91,7 @@ def _build_series(index: int, curve: Curve, max_points: int, can_smooth: bool) -
     shown = downsample_min_max(curve, max_points)
     series: dict[str, Any] = {
         "label": curve.label,
-        "colour": get_css_variable(colour),
+        "colour": CSS_VARIABLES[colour],
         "dashes": dashes,
         **_serialize_positions(shown),
         "values": _serialize_values(shown.values),

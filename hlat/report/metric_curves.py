@@ -19,13 +19,9 @@ MAX_POINTS_PER_CURVE, MAX_POINTS_PER_FIGURE = 6000, 12_000
 class Curve:
     """A line of a figure; all arrays have the shape (points,).
 
-    Attributes:
-        label: Name in the legend.
-        tokens: Position in tokens.
-        values: Values; NaN if missing or not finite.
-        steps: Position in optimizer steps.
-        hours: Time since the start of the run.
-        errors: Standard errors of the values; None if the values have none.
+    `tokens`, `steps` (optimizer steps) and `hours` (since the start of the run) are positions.
+    Values are NaN if missing or not finite. `errors` are standard errors; None if the values have
+    none.
     """
 
     label: str

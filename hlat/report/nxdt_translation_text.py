@@ -16,12 +16,9 @@ _MAX_KEY_WIDTH = 44
 
 
 def format_translation(name: str, translation: Translation, problems: Sequence[str]) -> list[str]:
-    """Return the lines of the text.
+    """Return the lines of the translation of a NxD Training file.
 
-    Args:
-        name: Name of the NxD Training file.
-        translation: Translation of the file.
-        problems: Reasons why hlat.train rejects the command.
+    `problems` are the reasons why hlat.train rejects the command.
     """
     lines = []
     if missing := translation.missing_features:

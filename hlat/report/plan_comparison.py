@@ -1,7 +1,6 @@
 """Planned and measured memory and step time of a run."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from matplotlib.figure import Figure
@@ -22,13 +21,10 @@ FIGURE_NAME = "plan"
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """A planned and measured quantity.
+    """A planned and measured quantity, with its unit in the name and a remark.
 
-    Attributes:
-        name: Name with unit.
-        planned: Planned value of each term; empty if the planner cannot predict it.
-        measured: Measured value; NaN if not measured.
-        note: Remark on the comparison.
+    `planned` contains the terms, and is empty if the planner cannot predict it; `measured` is NaN
+    if it was not measured.
     """
 
     name: str
@@ -38,11 +34,7 @@ class PlanComparison:
 
 
 def compare_with_plan(record: RunRecord) -> list[PlanComparison]:
-    """Return planned and measured memory and step time.
-
-    Raises:
-        ConfigError: The configuration of the run cannot be planned.
-    """
+    """Return planned and measured memory and step time; raise ConfigError if there is no plan."""
     config = parse_run_config(record.config)
     terms = asdict(estimate_memory(config))
     memory = {MEMORY_LABELS[name]: size / 2**30 for name, size in terms.items()}
@@ -61,24 +53,35 @@ def compare_with_plan(record: RunRecord) -> list[PlanComparison]:
     ]
 
 
+def try_compare_with_plan(record: RunRecord) -> tuple[list[PlanComparison], str]:
+    """Return the comparison, or the reason why the run cannot be planned; both may be empty."""
+    if not record.config or not record.metrics:
+        return [], ""
+    try:
+        return compare_with_plan(record), ""
+    except ConfigError as error:
+        return [], "; ".join(error.problems)
+
+
 def build_plan_comparison_figure(comparisons: list[PlanComparison]) -> ReportFigure:
     """Return a figure of the planned terms, with the measured values as lines."""
     planned = [comparison for comparison in comparisons if comparison.planned]
     charts = [(comparison.name, comparison.planned) for comparison in planned]
 
-    def draw(colours: Mapping[str, str]) -> Figure:
-        figure, panels = draw_waterfalls(charts, (6.0, 0.6 * len(charts), 0.25), colours)
+    def draw() -> Figure:
+        figure, panels = draw_waterfalls(charts, (6.0, 0.6 * len(charts), 0.25))
         for axes, comparison in zip(panels, planned, strict=True):
             if not math.isnan(comparison.measured):
                 label = f"measured {format_short(comparison.measured)}"
-                draw_reference_line(axes, comparison.measured, label, colours)
+                draw_reference_line(axes, comparison.measured, label)
         return figure
 
-    return ReportFigure(FIGURE_NAME, " ".join(map(format_alt_text, planned)), draw)
+    alt_text = " ".join(map(_format_alt_text, planned))
+    caption = " ".join(comparison.note for comparison in comparisons)
+    return ReportFigure(FIGURE_NAME, alt_text, draw, caption=caption)
 
 
-def format_alt_text(comparison: PlanComparison) -> str:
-    """Return a sentence with the planned and measured value."""
+def _format_alt_text(comparison: PlanComparison) -> str:
     name = f"{comparison.name[0].upper()}{comparison.name[1:]}"
     planned, measured = format_short(_sum_terms(comparison)), format_short(comparison.measured)
     return f"{name}: planned {planned}, measured {measured}."

@@ -24,10 +24,10 @@ def build_plan_figure(config: Config, plan: RunForecast) -> ReportFigure:
             (TIME_TITLE, {TIME_LABELS[n]: s for n, s in step.items() if n in TIME_LABELS})
         )
 
-    def draw(colours: Mapping[str, str]) -> Figure:
-        figure, axes = draw_waterfalls(charts, (6.4, 1.4, 0.27), colours)
+    def draw() -> Figure:
+        figure, axes = draw_waterfalls(charts, (6.4, 1.4, 0.27))
         capacity = plan.device_memory_bytes / 2**30
-        draw_reference_line(axes[0], capacity, f"device memory {capacity:,.1f}", colours)
+        draw_reference_line(axes[0], capacity, f"device memory {capacity:,.1f}")
         return figure
 
     return ReportFigure("plan", _format_alt_text(config, plan), draw)
@@ -36,14 +36,12 @@ def build_plan_figure(config: Config, plan: RunForecast) -> ReportFigure:
 def draw_waterfalls(
     charts: Sequence[tuple[str, Mapping[str, float]]],
     size: tuple[float, float, float],
-    colours: Mapping[str, str],
 ) -> tuple[Figure, list[Axes]]:
     """Draw waterfall charts below each other.
 
     Args:
         charts: Title and terms of each chart; a term starts where the previous one ends.
         size: Width, height without rows, and height per row, in inches.
-        colours: Colour of each placeholder.
     """
     charts = [(title, {k: v for k, v in terms.items() if v > 0}) for title, terms in charts]
     rows = [len(terms) for _, terms in charts]
@@ -53,27 +51,27 @@ def draw_waterfalls(
     for axes, (title, terms), colour in zip(panels, charts, SERIES, strict=False):
         total, left = sum(terms.values()), 0.0
         for row, value in enumerate(terms.values()):
-            axes.barh(row, value, left=left, color=colours[colour], height=0.7)
+            axes.barh(row, value, left=left, color=colour, height=0.7)
             left += value
             axes.text(left + total / 100, row, f"{value:.3g}", va="center", fontsize=8)
         axes.set_yticks(range(len(terms)), list(terms))
         axes.invert_yaxis()
         axes.set_xlim(0, total * 1.1)
-        axes.tick_params(axis="y", length=0, labelcolor=colours[INK])
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.grid(axis="y", visible=False)
         axes.set_axisbelow(True)
         axes.set_title(f"{title}: {total:.4g} in total", loc="left", fontsize=10)
     return figure, panels
 
 
-def draw_reference_line(axes: Axes, value: float, label: str, colours: Mapping[str, str]) -> None:
+def draw_reference_line(axes: Axes, value: float, label: str) -> None:
     """Draw a vertical line at `value`; far outside the axis, only its label."""
     right = axes.get_xlim()[1]
     if value > 3 * right:
         axes.set_xlabel(label)
         return
     axes.set_xlim(0, max(right, value * 1.1))
-    axes.axvline(value, color=colours[MUTED], linestyle="dashed", linewidth=1)
+    axes.axvline(value, color=MUTED, linestyle="dashed", linewidth=1)
     transform = axes.get_xaxis_transform()
     axes.text(value, 0.92, f"{label} ", transform=transform, ha="right", fontsize=8)
 

@@ -8,11 +8,18 @@ from hlat.config.run import Config
 from hlat.mfu import compute_mfu, compute_peak_flops
 from hlat.model.parameter_specs import compute_flops_per_token
 from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
-from hlat.plan.forecast import CheckpointForecast, RunForecast, ThroughputForecast
+from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
-from hlat.report.text_format import UNKNOWN, format_count, format_duration, format_short
+from hlat.report.text_format import (
+    UNKNOWN,
+    format_count,
+    format_duration,
+    format_gib,
+    format_short,
+    render_text,
+)
 
 MEMORY_LABELS = {
     "weights": "weights",
@@ -35,8 +42,8 @@ TIME_LABELS = {
     "reduction": "data-parallel reduction",
     "optimizer": "optimizer",
 }
-_LABEL_WIDTH = 26
 _MAX_ROWS = 15
+_LAYOUT_FORMAT = "{:>5}{:>4}{:>4}{:>6}{:>6}  {:14}{:>4}{:>7}{:>15}{:>12}{:>7}"
 
 
 def summarize_plan(config: Config, plan: RunForecast) -> dict[str, Any]:
@@ -81,20 +88,38 @@ def summarize_layout(layout: LayoutCandidate) -> dict[str, Any]:
 
 def format_plan(config: Config, plan: RunForecast) -> list[str]:
     """Return the text of a plan."""
-    sections = [
-        [_format_headline(config), _format_layout_line(config)],
-        _format_memory(plan.memory, plan.device_memory_bytes),
-    ]
-    if plan.throughput is not None and plan.checkpointing is not None:
-        sections += [
-            _format_step_time(plan.throughput),
-            _format_run(config, plan, plan.throughput),
-            _format_saves(plan.checkpointing),
-        ]
-    else:
-        sections.append(list(plan.unknown_reasons))
-    sections.append(_format_notes(config))
-    return [line for section in sections if section for line in ("", *section)][1:]
+    memory = {MEMORY_LABELS[name]: size for name, size in asdict(plan.memory).items()}
+    return render_text(
+        "plan.txt.j2",
+        config=config,
+        headline=_format_headline(config),
+        mesh=compute_parallel_degrees(config.parallelism, config.num_processes),
+        plan=plan,
+        memory=memory | {"total": plan.memory.total},
+        time_labels=TIME_LABELS,
+        run_rows=_format_run(config, plan),
+        notes=_list_notes(config),
+    )
+
+
+def _format_run(config: Config, plan: RunForecast) -> dict[str, str]:
+    """Return speed and cost of a run by label."""
+    machine, throughput = config.hardware, plan.throughput
+    if throughput is None:
+        return {}
+    price = f" at {_format_usd(machine.price_usd_per_hour)} a node and hour ({machine.price_date})"
+    cost = throughput.cost_usd
+    peak = compute_peak_flops(machine, config.num_processes, config.precision.compute)
+    peak_text = UNKNOWN if peak is None else f"{peak / 1e12:,.0f} TFLOP/s"
+    limit = "" if machine.vcpus is None else f" of {machine.vcpus}"
+    return {
+        "tokens per second": format_count(throughput.tokens_per_second),
+        "MFU": UNKNOWN if throughput.mfu is None else f"{throughput.mfu:.1%} of {peak_text}",
+        f"days to {format_short(plan.tokens)} tokens": f"{throughput.days:,.2f} without failures",
+        "cost": UNKNOWN if cost is None else f"${cost:,.0f}" + (price if cost else ""),
+        "cost per 4 M tokens": _format_usd(throughput.cost_per_4m_tokens_usd),
+        "cores of a node to tokenise": f"{throughput.loader_cores:.2g}{limit}",
+    }
 
 
 def format_infeasible_plan(config: Config, memory: MemoryEstimate, device_bytes: float) -> str:
@@ -102,9 +127,9 @@ def format_infeasible_plan(config: Config, memory: MemoryEstimate, device_bytes:
     terms = asdict(memory)
     largest = max(terms, key=lambda name: terms[name])
     return (
-        f"infeasible: {_format_layout_keys(config)} needs {_format_gib(memory.total)} GiB of each "
-        f"device, {config.hardware.name} has {_format_gib(device_bytes)}; {MEMORY_LABELS[largest]} "
-        f"({_format_gib(terms[largest])} GiB) are the largest term"
+        f"infeasible: {_format_layout_keys(config)} needs {format_gib(memory.total)} GiB of each "
+        f"device, {config.hardware.name} has {format_gib(device_bytes)}; {MEMORY_LABELS[largest]} "
+        f"({format_gib(terms[largest])} GiB) are the largest term"
     )
 
 
@@ -112,14 +137,8 @@ def format_alternatives(layouts: Sequence[LayoutCandidate]) -> list[str]:
     """Return a table of the layouts that fit."""
     if not layouts:
         return ["", "no layout fits"]
-    return [
-        "",
-        "the nearest layouts that fit:",
-        "",
-        *_format_layouts(layouts),
-        "",
-        _format_command(layouts[0]),
-    ]
+    table = _format_layouts(layouts)
+    return ["", "the nearest layouts that fit:", "", *table, "", _format_command(layouts[0])]
 
 
 def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[str]:
@@ -138,16 +157,14 @@ def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[s
         least = min(layouts, key=lambda one: one.memory.total)
         capacity = get_device_memory_bytes(least.config)
         lines += ["", format_infeasible_plan(least.config, least.memory, capacity)]
-    notes = _format_notes(config)
+    notes = _list_notes(config)
     return [*lines, "", *notes] if notes else lines
 
 
 def _format_layouts(layouts: Sequence[LayoutCandidate]) -> list[str]:
-    header = (
-        f"{'nodes':>5}{'tp':>4}{'pp':>4}{'dp':>6}{'micro':>6}  {'checkpointing':14}{'zero':>4}"
-        f"{'GiB':>7}{'step':>15}{'tokens/s':>12}{'MFU':>7}"
-    )
-    return [header, *map(_format_layout_row, layouts)]
+    headers = ("nodes", "tp", "pp", "dp", "micro", "checkpointing", "zero")
+    rows = [(*headers, "GiB", "step", "tokens/s", "MFU"), *map(_build_layout_row, layouts)]
+    return [_LAYOUT_FORMAT.format(*row) for row in rows]
 
 
 def _format_command(layout: LayoutCandidate) -> str:
@@ -181,17 +198,6 @@ def _summarize_parallelism(config: Config) -> dict[str, Any]:
     }
 
 
-def _format_layout_line(config: Config) -> str:
-    layout = config.parallelism
-    mesh = compute_parallel_degrees(layout, config.num_processes)
-    suffix = " with sequence parallelism" if layout.sequence_parallel else ""
-    return (
-        f"tp {mesh.tp}{suffix}, pp {mesh.pp}, dp {mesh.dp}, zero {layout.zero}, "
-        f"{format_count(config.num_micro_batches)} micro batches of {config.micro_batch_size}, "
-        f"checkpointing {layout.activation_checkpointing.value}"
-    )
-
-
 def _format_layout_keys(config: Config) -> str:
     layout = config.parallelism
     return (
@@ -201,59 +207,7 @@ def _format_layout_keys(config: Config) -> str:
     )
 
 
-def _format_memory(memory: MemoryEstimate, device_bytes: float) -> list[str]:
-    lines = [f"{'memory, GiB':{_LABEL_WIDTH}}{'':>8}   of {_format_gib(device_bytes)}"]
-    terms = {MEMORY_LABELS[name]: size for name, size in asdict(memory).items() if size}
-    for label, size in {**terms, "total": memory.total}.items():
-        share = size / device_bytes
-        lines.append(f"{label:{_LABEL_WIDTH}}{_format_gib(size):>8}{share:>10.1%}")
-    return lines
-
-
-def _format_step_time(throughput: ThroughputForecast) -> list[str]:
-    step = throughput.step
-    lines = ["time of a step, s"]
-    for name, label in TIME_LABELS.items():
-        seconds = getattr(step, name)
-        hidden = ""
-        if name == "reduction" and step.hidden:
-            hidden = f"   and {format_duration(step.hidden)} behind the backward pass"
-        if seconds or hidden:
-            lines.append(
-                f"{label:{_LABEL_WIDTH}}{seconds:>8.3f}{seconds / step.total:>10.1%}{hidden}"
-            )
-    return [*lines, f"{'total':{_LABEL_WIDTH}}{step.total:>8.3f}"]
-
-
-def _format_run(config: Config, plan: RunForecast, throughput: ThroughputForecast) -> list[str]:
-    machine = config.hardware
-    price = f" at {_format_usd(machine.price_usd_per_hour)} a node and hour ({machine.price_date})"
-    cost = _format_usd(throughput.cost_usd, round_to_dollar=True)
-    mfu, cores = throughput.mfu, machine.vcpus
-    limit = "" if cores is None else f" of {cores}"
-    rows = {
-        "tokens per second": format_count(throughput.tokens_per_second),
-        "MFU": UNKNOWN if mfu is None else f"{mfu:.1%} of {_format_peak_flops(config)}",
-        f"days to {format_short(plan.tokens)} tokens": f"{throughput.days:,.2f} without failures",
-        "cost": cost + (price if throughput.cost_usd else ""),
-        "cost per 4 M tokens": _format_usd(throughput.cost_per_4m_tokens_usd),
-        "cores of a node to tokenise": f"{throughput.loader_cores:.2g}{limit}",
-    }
-    return [f"{label:{_LABEL_WIDTH + 4}}{value}" for label, value in rows.items()]
-
-
-def _format_saves(saves: CheckpointForecast) -> list[str]:
-    rows = {
-        "checkpoint": f"{saves.size / 1e9:,.2f} GB, {format_duration(saves.write_s)} to write, "
-        f"of which training stops for {format_duration(saves.stall_s)}",
-        "best interval": f"{format_count(saves.best_steps)} steps, "
-        f"goodput {saves.best_goodput:.1%}",
-        "this interval": f"{format_count(saves.every_steps)} steps, goodput {saves.goodput:.1%}",
-    }
-    return [f"{label:{_LABEL_WIDTH + 4}}{value}" for label, value in rows.items()]
-
-
-def _format_notes(config: Config) -> list[str]:
+def _list_notes(config: Config) -> list[str]:
     notes = []
     constants = EFFICIENCIES.get(config.hardware.name)
     if constants is not None:
@@ -266,7 +220,7 @@ def _format_notes(config: Config) -> list[str]:
     return notes
 
 
-def _format_layout_row(layout: LayoutCandidate) -> str:
+def _build_layout_row(layout: LayoutCandidate) -> tuple[Any, ...]:
     config, parallelism = layout.config, layout.config.parallelism
     mesh = compute_parallel_degrees(parallelism, config.num_processes)
     step = tokens = mfu = UNKNOWN
@@ -278,29 +232,16 @@ def _format_layout_row(layout: LayoutCandidate) -> str:
             rate, flops, config.hardware, config.num_processes, config.precision.compute
         )
         mfu = UNKNOWN if fraction is None else f"{fraction:.1%}"
-    return (
-        f"{config.hardware.nodes:>5}{mesh.tp:>4}{mesh.pp:>4}{mesh.dp:>6}"
-        f"{config.micro_batch_size:>6}  {parallelism.activation_checkpointing.value:14}"
-        f"{parallelism.zero:>4}{_format_gib(layout.memory.total):>7}{step:>15}{tokens:>12}{mfu:>7}"
-    )
+    checkpointing, size = parallelism.activation_checkpointing.value, layout.memory.total
+    degrees = (config.hardware.nodes, mesh.tp, mesh.pp, mesh.dp, config.micro_batch_size)
+    return (*degrees, checkpointing, parallelism.zero, format_gib(size), step, tokens, mfu)
 
 
 def _compute_tokens_per_second(layout: LayoutCandidate) -> float | None:
     return None if layout.step_s is None else layout.config.batch.tokens_per_step / layout.step_s
 
 
-def _format_peak_flops(config: Config) -> str:
-    peak = compute_peak_flops(config.hardware, config.num_processes, config.precision.compute)
-    return UNKNOWN if peak is None else f"{peak / 1e12:,.0f} TFLOP/s"
-
-
-def _format_usd(amount: float | None, round_to_dollar: bool = False) -> str:
+def _format_usd(amount: float | None) -> str:
     if amount is None:
         return UNKNOWN
-    if round_to_dollar:
-        return f"${amount:,.0f}"
     return f"${amount:,.3g}" if amount < 1 else f"${amount:,.2f}"
-
-
-def _format_gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:,.2f}"

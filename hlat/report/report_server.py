@@ -4,7 +4,6 @@ The server has a single page and opens no path from a request.
 """
 
 import threading
-from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,25 +21,11 @@ REFRESH_INTERVAL_S = 30
 def build_server(run_dir: Path, port: int) -> ThreadingHTTPServer:
     """Return a server that renders a run's page for each request; call its `serve_forever`.
 
-    Args:
-        run_dir: Run directory.
-        port: TCP port; 0 for any free port.
-
-    Raises:
-        ConfigError: The directory contains no run.
-        OSError: The port is in use.
+    Raise ConfigError if the directory contains no run. Port 0 is any free port.
     """
     load_run_record(run_dir)
     lock = threading.Lock()  # matplotlib's settings are global
 
-    def render_page() -> str:
-        with lock:
-            return render_report(load_run_record(run_dir))
-
-    return ThreadingHTTPServer((HOST, port), _build_handler(render_page))
-
-
-def _build_handler(render_page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Handler of GET and HEAD requests of `/`."""
 
@@ -55,14 +40,16 @@ def _build_handler(render_page: Callable[[], str]) -> type[BaseHTTPRequestHandle
             self._respond(with_body=False)
 
         def _respond(self, with_body: bool) -> None:
-            if not self._is_local_host():
+            # A Host header that is not local shows DNS rebinding
+            if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
                 self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
                 return
             if self.path != "/":
                 self.send_error(HTTPStatus.NOT_FOUND)
                 return
             try:
-                body = render_page().encode()
+                with lock:
+                    body = render_report(load_run_record(run_dir)).encode()
             except (ConfigError, OSError) as error:
                 self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
                 return
@@ -79,12 +66,7 @@ def _build_handler(render_page: Callable[[], str]) -> type[BaseHTTPRequestHandle
             if with_body:
                 self.wfile.write(body)
 
-        def _is_local_host(self) -> bool:
-            """Return True if the Host header is local, which prevents DNS rebinding."""
-            host = self.headers.get("Host", "").rpartition(":")[0]
-            return host in (HOST, "localhost")
-
         def log_message(self, format: str, *arguments: object) -> None:
             """Log nothing."""
 
-    return Handler
+    return ThreadingHTTPServer((HOST, port), Handler)

@@ -1,72 +1,73 @@
-"""Writing the report of a run, and the comparison of several runs, to files.
+"""Pages of a run and of several runs as HTML, and their figures.
 
-Files are replaced atomically, as a report may be open while it is written again.
+A page contains everything it needs, so that it can be mailed or archived with its run. It follows
+the dark scheme, and is legible on a phone, by a screen reader and without scripts. The templates
+escape all text from the files of a run, which may contain markup. Files are replaced atomically, as
+a report may be open while it is written again.
 """
 
+import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from hlat.config.config_errors import ConfigError
-from hlat.report import cost_figure, plan_comparison, seed_statistics, spike_figure
-from hlat.report.figures import build_run_panels, build_standalone_svg
-from hlat.report.goodput_figure import build_goodput_figure
-from hlat.report.goodput_figure import format_caption as format_goodput_caption
-from hlat.report.goodput_tables import format_accounting_note, format_goodput_summary
-from hlat.report.html_page import PageFigure, build_interactive_figure, render_report_page
-from hlat.report.run_comparison import build_comparison_panels, render_comparison_page
+from hlat.report import (
+    cost_figure,
+    goodput_figure,
+    goodput_tables,
+    interactive_figures,
+    plan_comparison,
+    run_comparison,
+    spike_figure,
+    summary_tables,
+)
+from hlat.report.figures import (
+    PALETTE_CSS,
+    ReportFigure,
+    build_panel_figure,
+    build_run_panels,
+    format_mark_legend,
+)
 from hlat.report.run_record import RunRecord, load_run_record
+from hlat.report.text_format import TEMPLATES, format_value
 from hlat.tracking.run_directory import replace_file
 
+TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+TEMPLATES.globals.update(interactive_figures=interactive_figures, palette_css=PALETTE_CSS)
 
-def write_report(run_dir: Path) -> Path:
-    """Write `report.html` and `figures/` into a run directory.
 
-    Args:
-        run_dir: Directory of a finished, killed or running run.
+def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
+    """Write `report.html` and `figures/` into a run directory; return the page.
 
-    Returns:
-        Path of the page.
-
-    Raises:
-        ConfigError: The directory contains no run.
-        OSError: The report cannot be written.
+    `record` is the content of the directory, if it is known. Raise ConfigError if it contains no
+    run.
     """
-    return write_record_report(load_run_record(run_dir), run_dir)
-
-
-def write_record_report(record: RunRecord, run_dir: Path) -> Path:
-    """Write `report.html` and `figures/` of a run into a directory; return the page.
-
-    Raises:
-        OSError: The report cannot be written.
-    """
+    record = record or load_run_record(run_dir)
     figures = _build_figures(record)
     _write_figures(run_dir / "figures", figures)
     page = run_dir / "report.html"
-    replace_file(page, render_report_page(record, figures).encode())
+    replace_file(page, _render_report(record, figures).encode())
     return page
 
 
 def try_write_report(run_dir: Path) -> str:
-    """Write the report of a finished run; print an error if it cannot be written.
+    """Write the report of a finished run, or print an error; return the uptime in one line.
 
-    Returns:
-        Uptime and goodput in one line; empty if the run had a single attempt.
+    The line is empty if the run had a single attempt.
     """
     record = load_run_record(run_dir)
     try:
-        write_record_report(record, run_dir)
+        write_report(run_dir, record)
     except OSError as error:
         print(f"hlat: cannot write the report: {error}", file=sys.stderr)
     ledger = record.time_ledger
-    return format_goodput_summary(ledger) if len(ledger.attempts) > 1 else ""
+    return goodput_tables.format_goodput_summary(ledger) if len(ledger.attempts) > 1 else ""
 
 
 def render_report(record: RunRecord) -> str:
     """Return the page of a run without writing files."""
-    return render_report_page(record, _build_figures(record))
+    return _render_report(record, _build_figures(record))
 
 
 def write_comparison(
@@ -74,15 +75,9 @@ def write_comparison(
 ) -> Path:
     """Write `comparison.html` and `comparison/` of several runs; return the page.
 
-    Args:
-        records: Runs.
-        output_dir: Directory of the page.
-        skipped_points: Points of their sweep that cannot run.
-
-    Raises:
-        OSError: The files cannot be written.
+    `skipped_points` are the points of their sweep that cannot run.
     """
-    figures = [build_interactive_figure(panel) for panel in build_comparison_panels(records)]
+    figures = [*map(build_panel_figure, run_comparison.build_comparison_panels(records))]
     costs = cost_figure.compute_measured_costs(records)
     baseline = cost_figure.get_baseline_usd(costs)
     if baseline is not None:
@@ -91,36 +86,81 @@ def write_comparison(
             "median throughput and the price."
         )
         figure = cost_figure.build_cost_figure(costs, baseline)
-        figures.append(PageFigure(figure, cost_figure.TITLE, caption))
+        figures.append(replace(figure, title=cost_figure.TITLE, caption=caption))
     _write_figures(output_dir / "comparison", figures)
+    headers, rows = run_comparison.build_comparison_table(records)
+    seed_headers, seed_rows = run_comparison.build_seed_table(records) or ([], [])
+    content = TEMPLATES.get_template("comparison.html.j2").render(
+        title="Comparison",
+        name=f"{len(records)} runs",
+        columns=_build_columns(headers, "row name"),
+        rows=rows,
+        seed_columns=_build_columns(seed_headers, "row name"),
+        seed_rows=seed_rows,
+        skipped_points=skipped_points,
+        figures=figures,
+    )
     page = output_dir / "comparison.html"
-    seed_table = seed_statistics.build_seed_table(records)
-    content = render_comparison_page(records, figures, seed_table, skipped_points)
     replace_file(page, content.encode())
     return page
 
 
-def _build_figures(record: RunRecord) -> list[PageFigure]:
-    figures = [build_interactive_figure(panel, record) for panel in build_run_panels(record)]
+def _build_figures(record: RunRecord) -> list[ReportFigure]:
+    """Return all figures of a run; those without a title have a section of their own."""
+    figures = [build_panel_figure(panel, record) for panel in build_run_panels(record)]
     if counts := spike_figure.count_spike_lengths(record):
-        figure = spike_figure.build_spike_figure(counts)
-        figures.append(PageFigure(figure, spike_figure.TITLE, spike_figure.CAPTION))
+        figures.append(spike_figure.build_spike_figure(counts))
     if record.time_ledger.attempts:
-        ledger = record.time_ledger
-        caption = f"{format_goodput_caption(ledger)} {format_accounting_note(ledger)}".strip()
-        figures.append(PageFigure(build_goodput_figure(ledger), caption=caption))
-    if record.config and record.metrics:
-        with suppress(ConfigError):  # the page contains the error
-            comparisons = plan_comparison.compare_with_plan(record)
-            figure = plan_comparison.build_plan_comparison_figure(comparisons)
-            caption = " ".join(comparison.note for comparison in comparisons)
-            figures.append(PageFigure(figure, caption=caption))
+        figures.append(goodput_figure.build_goodput_figure(record.time_ledger))
+    comparisons, _ = plan_comparison.try_compare_with_plan(record)
+    if comparisons:
+        figures.append(plan_comparison.build_plan_comparison_figure(comparisons))
     return figures
 
 
-def _write_figures(figures_dir: Path, figures: Sequence[PageFigure]) -> None:
+def _write_figures(figures_dir: Path, figures: Sequence[ReportFigure]) -> None:
     figures_dir.mkdir(parents=True, exist_ok=True)
-    for page_figure in figures:
-        file = figures_dir / page_figure.figure.name
-        replace_file(file.with_suffix(".svg"), build_standalone_svg(page_figure.svg).encode())
-        replace_file(file.with_suffix(".png"), page_figure.figure.render_png())
+    for figure in figures:
+        for suffix in (".svg", ".png"):
+            replace_file(figures_dir / f"{figure.name}{suffix}", figure.render_file(suffix))
+
+
+def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
+    ledger = record.time_ledger
+    by_name = {figure.name: figure for figure in figures if not figure.title}
+    steps = [f"step {step}" for step in record.evaluations]
+    comparisons, plan_error = plan_comparison.try_compare_with_plan(record)
+    details = [("Resolved configuration", record.config)] if record.config else []
+    provenance = []
+    for key, value in record.provenance.items():
+        label, text = key.replace("_", " ").capitalize(), format_value(value)
+        if len(text) > 200 or (isinstance(value, str) and "\n" in value):
+            long_text = value if isinstance(value, str) else json.dumps(value, indent=2)
+            details.append((label, long_text))
+        else:
+            provenance.append((label, text))
+    return TEMPLATES.get_template("run_report.html.j2").render(
+        title="Run report",
+        name=record.name,
+        figures=[figure for figure in figures if figure.title],
+        legend=format_mark_legend(record),
+        summary_rows=summary_tables.build_summary_table(record),
+        heldout_rows=summary_tables.build_heldout_table(record),
+        heldout_columns=_build_columns(["", *[*steps[:1], *steps[-1:]] * 2], "row"),
+        time_figure=by_name.get(goodput_figure.FIGURE_NAME),
+        time_rows=goodput_tables.build_time_table(ledger) if ledger.attempts else [],
+        attempt_columns=_build_columns(goodput_tables.ATTEMPT_HEADERS, "row number"),
+        attempt_rows=goodput_tables.build_attempt_table(ledger),
+        plan_figure=by_name.get(plan_comparison.FIGURE_NAME),
+        plan_rows=plan_comparison.build_plan_comparison_table(comparisons),
+        plan_error=plan_error,
+        data_rows=summary_tables.build_data_table(record),
+        event_rows=summary_tables.build_event_table(record),
+        provenance_rows=provenance,
+        details=details,
+    )
+
+
+def _build_columns(headers: Sequence[str], first_style: str) -> list[tuple[str, str]]:
+    """Return header and style of the columns of a table of numbers."""
+    return [(header, "number" if i else first_style) for i, header in enumerate(headers)]

@@ -4,17 +4,18 @@ Differences are computed from the configurations, not from the overrides, so tha
 sweep and runs that were started separately are compared in the same way.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.redacted_config import redact
 from hlat.report.figures import METRIC_PANELS, Panel, has_values
-from hlat.report.html_page import PageFigure, render_page
-from hlat.report.metric_curves import Curve, build_heldout_curves, build_metric_curve
+from hlat.report.metric_curves import build_heldout_curves, build_metric_curve
 from hlat.report.run_record import RunRecord, is_run_dir, load_run_record
 from hlat.report.summary_tables import get_run_state
 from hlat.report.text_format import (
@@ -29,18 +30,31 @@ from hlat.tracking.summary_metrics import compute_summary_metrics
 
 _IDENTITY_KEYS = ("run.name", "run.root")
 """Keys that differ between any two runs."""
-_RESULT_COLUMNS = (
-    *("Step", "Final loss", "Best loss", "Held-out bits per byte", "Spikes"),
-    *("Tokens/s, median", "MFU, median", "Cost (USD)", "Goodput", "State"),
-)
+_RESULT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "Step": ("step", format_count),
+    "Final loss": ("final_loss", format_decimal),
+    "Best loss": ("best_loss", format_decimal),
+    "Held-out bits per byte": ("heldout_bits_per_byte", format_decimal),
+    "Spikes": ("spikes", format_count),
+    "Tokens/s, median": ("median_tokens_per_second", format_count),
+    "MFU, median": ("median_mfu", lambda fraction: format_percent(100 * fraction)),
+    "Cost (USD)": ("cost_usd", "{:.2f}".format),
+}
+"""Summary metric and format of each column."""
+_SEED_COLUMNS = {
+    "Final loss": ("final_loss", 4),
+    "Best loss": ("best_loss", 4),
+    "Held-out bits per byte": ("heldout_bits_per_byte", 4),
+    "Spikes": ("spikes", 1),
+    "Tokens/s": ("median_tokens_per_second", 0),
+    "MFU": ("median_mfu", 4),
+    "Cost (USD)": ("cost_usd", 2),
+}
+"""Summary metric and number of decimals of each column."""
 
 
 def load_run_records(directories: Sequence[Path]) -> list[RunRecord]:
-    """Load the runs of run directories, sweep directories and directories that contain runs.
-
-    Raises:
-        ConfigError: A directory contains no run.
-    """
+    """Load the runs of run directories, sweep directories and directories that contain runs."""
     run_dirs: dict[Path, None] = {}
     for directory in directories:
         candidates = [directory] if is_run_dir(directory) else _list_run_dirs(directory)
@@ -94,19 +108,19 @@ def build_comparison_table(records: Sequence[RunRecord]) -> tuple[list[str], lis
         [record.name, *(values[i] for values in axes.values()), *_format_results(record)]
         for i, record in enumerate(records)
     ]
-    return ["Run", *axes, *_RESULT_COLUMNS], rows
+    return ["Run", *axes, *_RESULT_COLUMNS, "Goodput", "State"], rows
 
 
 def build_comparison_panels(records: Sequence[RunRecord]) -> list[Panel]:
     """Return the panels with curves of all runs that have values."""
 
     def build_panel(key: str, title: str, unit: str) -> Panel:
-        curves = [_relabel_curve(build_metric_curve(record, key), record) for record in records]
+        curves = [replace(build_metric_curve(run, key), label=run.name) for run in records]
         return Panel(key, title, unit, curves, can_smooth=key == "loss")
 
     loss, *others = [build_panel(*panel) for panel in METRIC_PANELS]
     means = [
-        _relabel_curve(curve, record)
+        replace(curve, label=record.name)
         for record in records
         for curve in build_heldout_curves(record)[-1:]
     ]
@@ -116,61 +130,51 @@ def build_comparison_panels(records: Sequence[RunRecord]) -> list[Panel]:
     return [panel for panel in panels if any(map(has_values, panel.curves))]
 
 
-def render_comparison_page(
-    records: Sequence[RunRecord],
-    figures: Sequence[PageFigure],
-    seed_table: tuple[Sequence[str], Sequence[Sequence[str]]] | None = None,
-    skipped_points: Sequence[str] = (),
-) -> str:
-    """Return the comparison as an HTML document.
+def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]] | None:
+    """Return the headers, and a row per configuration; None if there is one run of each.
 
-    Args:
-        records: Runs.
-        figures: Figures of the runs.
-        seed_table: Headers and rows of `seed_statistics.build_seed_table`.
-        skipped_points: Points of their sweep that cannot run.
+    A cell contains the mean and standard deviation over the finished runs.
     """
-    headers, rows = build_comparison_table(records)
-    seed_headers, seed_rows = seed_table or ([], [])
-    return render_page(
-        "comparison.html.j2",
-        "Comparison",
-        f"{len(records)} runs",
-        columns=_build_columns(headers),
-        rows=rows,
-        seed_columns=_build_columns(seed_headers),
-        seed_rows=seed_rows,
-        skipped_points=skipped_points,
-        figures=figures,
-    )
+    axes = find_config_differences(records)
+    seeds = axes.pop("run.seed", [])
+    points: dict[tuple[str, ...], list[RunRecord]] = {}
+    for index, record in enumerate(records):
+        points.setdefault(tuple(values[index] for values in axes.values()), []).append(record)
+    if not seeds or len(points) == len(records):
+        return None
+    rows = [[*point, str(len(runs)), *_format_seed_results(runs)] for point, runs in points.items()]
+    return [*axes, "Seeds", *_SEED_COLUMNS, "States"], rows
 
 
-def _build_columns(headers: Sequence[str]) -> list[tuple[str, str]]:
-    return [(header, "number" if i else "row name") for i, header in enumerate(headers)]
+def _format_seed_results(runs: Sequence[RunRecord]) -> list[str]:
+    states = [get_run_state(run) for run in runs]
+    summaries = [
+        compute_summary_metrics(run.metrics, run.events)
+        for run, state in zip(runs, states, strict=True)
+        if state == "finish"
+    ]
+    cells = [
+        _format_mean_and_std([one[key] for one in summaries if key in one], decimals)
+        for key, decimals in _SEED_COLUMNS.values()
+    ]
+    counts = (f"{format_count(count)} {state}" for state, count in Counter(states).items())
+    return [*cells, ", ".join(counts)]
+
+
+def _format_mean_and_std(values: Sequence[float], decimals: int) -> str:
+    if not values:
+        return UNKNOWN
+    deviation = f" ± {stdev(values):,.{decimals}f}" if len(values) > 1 else ""
+    return f"{mean(values):,.{decimals}f}{deviation}"
 
 
 def _format_results(record: RunRecord) -> list[str]:
     summary = compute_summary_metrics(record.metrics, record.events)
-
-    def get(key: str) -> float:
-        return summary.get(key, float("nan"))
-
-    return [
-        format_count(get("step")),
-        format_decimal(get("final_loss")),
-        format_decimal(get("best_loss")),
-        format_decimal(get("heldout_bits_per_byte")),
-        format_count(get("spikes")),
-        format_count(get("median_tokens_per_second")),
-        format_percent(100 * get("median_mfu")),
-        f"{summary['cost_usd']:.2f}" if "cost_usd" in summary else UNKNOWN,
-        format_percent(100 * record.time_ledger.goodput),
-        get_run_state(record),
+    cells = [
+        format_cell(summary[key]) if key in summary else UNKNOWN
+        for key, format_cell in _RESULT_COLUMNS.values()
     ]
-
-
-def _relabel_curve(curve: Curve, record: RunRecord) -> Curve:
-    return replace(curve, label=record.name)
+    return [*cells, format_percent(100 * record.time_ledger.goodput), get_run_state(record)]
 
 
 def _load_flat_config(record: RunRecord) -> dict[str, Any]:

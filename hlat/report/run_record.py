@@ -8,7 +8,7 @@ import gc
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,6 @@ from hlat.recovery import goodput
 
 Row = dict[str, Any]
 
-_BATCH_LINES = 10_000
-"""Lines that are parsed together."""
 _RUN_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "events.jsonl")
 
 
@@ -32,13 +30,8 @@ _RUN_FILES = ("config.yaml", "provenance.json", "metrics.jsonl", "events.jsonl")
 class RunRecord:
     """Content of a run directory.
 
-    Attributes:
-        name: Name of the run, which is the name of its directory.
-        metrics: Rows of metrics.jsonl, one per logged step.
-        events: Rows of events.jsonl.
-        config: Text of config.yaml.
-        provenance: Content of provenance.json.
-        num_unreadable: Number of lines and files that cannot be parsed.
+    `metrics` and `events` are rows of JSON lines files, and `config` is the text of config.yaml.
+    `num_unreadable` counts lines and files that cannot be parsed.
     """
 
     name: str
@@ -123,11 +116,7 @@ class RunRecord:
 
 
 def load_run_record(run_dir: Path) -> RunRecord:
-    """Return the content of a run directory.
-
-    Raises:
-        ConfigError: The directory contains no file of a run.
-    """
+    """Return the content of a run directory; raise ConfigError if it contains no file of a run."""
     if not is_run_dir(run_dir):
         raise ConfigError(
             f"{run_dir} is not a run directory: it has none of {', '.join(_RUN_FILES)}"
@@ -179,12 +168,8 @@ def _read_bytes(path: Path) -> bytes:
 
 def _parse_rows(text: bytes) -> tuple[list[Row], int]:
     lines = [line for line in text.split(b"\n") if line and not line.isspace()]
-    rows: list[Row] = []
     with _gc_disabled():
-        for start in range(0, len(lines), _BATCH_LINES):
-            batch = lines[start : start + _BATCH_LINES]
-            parsed = _parse_batch(batch) or [*map(_parse_row, batch)]
-            rows += [row for row in parsed if row is not None]
+        rows = [row for row in map(_parse_row, lines) if isinstance(row, dict)]
     return rows, len(lines) - len(rows)
 
 
@@ -200,21 +185,11 @@ def _gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-def _parse_batch(lines: list[bytes]) -> list[Row | None]:
-    """Parse lines as one JSON array, which is faster; return [] if a line is not an object."""
-    if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
-        return []
+def _parse_row(line: bytes) -> Any:
+    """Return the value of a line, which may contain NaN; None if it is damaged."""
     try:
-        rows = orjson.loads(b"[" + b",".join(lines) + b"]")
+        return orjson.loads(line)
     except ValueError:
-        return []
-    # A line with two objects is invalid, but yields two rows here
-    return rows if len(rows) == len(lines) else []
-
-
-def _parse_row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line.decode(errors="replace"))
-    except (RecursionError, ValueError):
-        return None
-    return row if isinstance(row, dict) else None
+        with suppress(RecursionError, ValueError):
+            return json.loads(line.decode(errors="replace"))
+    return None

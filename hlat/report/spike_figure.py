@@ -5,7 +5,6 @@ section IV-A). Spikes at consecutive logged steps count as one spike of that len
 """
 
 from collections import Counter
-from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,8 +15,7 @@ from hlat.report.run_record import RunRecord, get_number
 from hlat.report.text_format import format_count, format_percent
 from hlat.tracking.lost_work import exclude_rolled_back_events
 
-TITLE = "Length of gradient spikes"
-CAPTION = "Spike: the gradient norm exceeds its running average by recovery.spike_margin."
+_CAPTION = "Spike: the gradient norm exceeds its running average by recovery.spike_margin."
 
 
 def count_spike_lengths(record: RunRecord) -> dict[int, int]:
@@ -25,26 +23,20 @@ def count_spike_lengths(record: RunRecord) -> dict[int, int]:
     events = exclude_rolled_back_events(record.events)
     spike_steps = sorted({row["step"] for row in events if row.get("event") == "spike"})
     logged_steps = np.array([get_number(row, "step") for row in record.metrics])
-    counts: Counter[int] = Counter()
-    last, length = -1, 0
-    for index in np.searchsorted(logged_steps, spike_steps).tolist():
-        if length and index != last + 1:
-            counts[length] += 1
-            length = 0
-        last, length = index, length + 1
-    if length:
-        counts[length] += 1
-    return dict(sorted(counts.items()))
+    indices = np.searchsorted(logged_steps, spike_steps)
+    starts = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
+    lengths = np.diff(starts, append=len(indices)).tolist()
+    return dict(sorted(Counter(lengths).items()))
 
 
 def build_spike_figure(counts: dict[int, int]) -> ReportFigure:
     """Return a bar chart of the spike lengths."""
 
-    def draw(colours: Mapping[str, str]) -> Figure:
+    def draw() -> Figure:
         figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
         axes = figure.add_subplot()
         positions = range(len(counts))
-        bars = axes.bar(positions, [*counts.values()], width=0.7, color=colours[SERIES[0]])
+        bars = axes.bar(positions, [*counts.values()], width=0.7, color=SERIES[0])
         axes.bar_label(bars, fontsize=9)
         axes.set_xticks(positions, [str(length) for length in counts])
         axes.grid(visible=False, axis="x")
@@ -53,7 +45,8 @@ def build_spike_figure(counts: dict[int, int]) -> ReportFigure:
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         return figure
 
-    return ReportFigure("spikes", format_alt_text(counts), draw)
+    alt_text, title = format_alt_text(counts), "Length of gradient spikes"
+    return ReportFigure("spikes", alt_text, draw, title, _CAPTION)
 
 
 def format_alt_text(counts: dict[int, int]) -> str:

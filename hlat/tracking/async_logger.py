@@ -25,12 +25,7 @@ _MIN_STALL_S, _STALL_FACTOR = 300.0, 10.0
 
 
 class AsyncLogger(MetricLogger):
-    """Wrapper that never raises and never blocks the training loop.
-
-    Args:
-        name: Name of the service in warnings.
-        logger: Wrapped logger; called from a single thread.
-    """
+    """Wrapper of the logger of the service `name` that never raises and never blocks training."""
 
     def __init__(self, name: str, logger: MetricLogger) -> None:
         self._name, self._logger = name, logger

@@ -35,13 +35,9 @@ def get_attempt_start_time(
 ) -> float:
     """Return the start time of this process's attempt.
 
-    The start time of the parent process applies to its first attempt only. If the parent started
-    before the last record, an earlier attempt of the same parent wrote that record, and this
-    attempt started with this process.
-
-    Args:
-        last_record_time: Unix time of the last record of earlier attempts; None if there are none.
-        environment: Environment variables that may contain the parent's start time.
+    The start time of the parent process, in an environment variable, applies to its first attempt
+    only. If the parent started before the last record of earlier attempts, an earlier attempt of
+    the same parent wrote that record, and this attempt started with this process.
     """
     parent_start = environment.get(START_TIME_VARIABLE)
     if parent_start is not None and (

@@ -20,9 +20,6 @@ class ConsoleLogger(MetricLogger):
     """Progress display of a run.
 
     Events are not displayed: their source prints a message if the user needs one.
-
-    Args:
-        style: Style of the progress display.
     """
 
     def __init__(self, style: ConsoleStyle) -> None:

@@ -20,12 +20,7 @@ def print_summary(
 ) -> None:
     """Print the result of a run; the last line is the command that resumes it.
 
-    Args:
-        run_dir: Run directory.
-        exit_code: Exit code of the run.
-        step: Last step.
-        resume_command: Command that resumes the run.
-        uptime: Uptime of all attempts as a line of text; may be empty.
+    `uptime` is a line on all attempts, and may be empty.
     """
     print_line(f"\n{_HEADLINES[exit_code].format(step=step)}")
     events = JsonlLog(run_dir / "events.jsonl").read_rows()

@@ -34,11 +34,8 @@ def compute_steps_per_row(
 ) -> NDArray[np.float64]:
     """Return the number of steps that each row of metrics.jsonl averages over, shape (rows,).
 
-    Args:
-        steps: Step of each row, in file order.
-        attempts: Attempt of each row.
-        events: Rows of events.jsonl, which contain the first step of each attempt.
-        after: Last step before the first row.
+    `steps` and `attempts` are columns in file order, and `after` is the last step before the first
+    row. `events` contain the first step of each attempt.
     """
     first_steps = {
         event.get("attempt"): max(after, event["step"])
@@ -73,11 +70,7 @@ def exclude_rolled_back_events(events: Iterable[Row]) -> list[Row]:
 
 
 def compute_attempt_seconds(rows: Iterable[Row]) -> float:
-    """Return the total duration of all attempts, each from its `began` to its last row.
-
-    Args:
-        rows: Rows of metrics.jsonl and events.jsonl, in any order.
-    """
+    """Return the total duration of all attempts, each from its `began` to its last row."""
     start: dict[int, float] = {}
     end: dict[int, float] = {}
     for row in exclude_scores(rows):
@@ -105,11 +98,6 @@ def get_stall_seconds(event: Row) -> float:
 
 def compute_lost_work(removed_rows: list[Row], events: list[Row], step: int) -> Row:
     """Return the work lost by going back to `step`, as fields of an event.
-
-    Args:
-        removed_rows: Rows of metrics.jsonl after `step`.
-        events: All earlier events.
-        step: Step from which the run continues.
 
     Returns:
         `lost_steps` and `lost_seconds`: the steps of `removed_rows`, and the evaluations and saves

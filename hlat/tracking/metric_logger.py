@@ -27,15 +27,8 @@ ALERT_EVENTS = (
 class RunInfo:
     """Description of an attempt when it starts.
 
-    Attributes:
-        run_dir: Run directory.
-        name: Name of the run.
-        service_run_id: Id of the run in the service, the same in all attempts.
-        attempt: Number of the attempt, from 1.
-        step: First step of the attempt; later rows of earlier attempts are logged again.
-        total_steps: Last step of the run.
-        config: Redacted configuration (`hlat.config.redacted_config`).
-        code_revision: Git revision of the code; None if unknown.
+    `service_run_id` is the same in all attempts. Rows of earlier attempts after `step` are logged
+    again. The configuration is redacted (`hlat.config.redacted_config`).
     """
 
     run_dir: Path

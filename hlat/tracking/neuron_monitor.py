@@ -8,6 +8,7 @@ tools/neuron-sys-tools/neuron-monitor-user-guide.
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import threading
@@ -17,6 +18,22 @@ from typing import Any
 
 PROGRAM = "neuron-monitor"
 _TERMINATE_TIMEOUT_S = 2.0
+_RUNTIME, _DEVICE = (
+    r"/neuron_runtime_data/\d+/report",
+    "/system_data/neuron_hw_counters/neuron_devices",
+)
+_PATHS = {
+    metric: re.compile(path)
+    for metric, path in {
+        "neuroncore_utilization": rf"{_RUNTIME}/neuroncore_counters/neuroncores_in_use/[^/]+/"
+        "neuroncore_utilization",
+        "neuron_device_bytes": rf"{_RUNTIME}/memory_used/neuron_runtime_used_bytes/neuron_device",
+        "neuron_host_bytes": rf"{_RUNTIME}/memory_used/neuron_runtime_used_bytes/host",
+        "neuron_execution_errors": rf"{_RUNTIME}/execution_stats/error_summary/[^/]+",
+        "neuron_ecc_uncorrected": rf"{_DEVICE}/\d+/(mem|sram)_ecc_uncorrected",
+    }.items()
+}
+"""Path of each metric in a report."""
 
 
 class NeuronMonitor:
@@ -74,56 +91,21 @@ def parse_report(report: Any) -> dict[str, float]:
         during the report's period; `neuron_ecc_uncorrected`, uncorrected memory errors. Metrics
         that the report lacks are omitted.
     """
-    runtimes = [
-        _get_nested(runtime, "report") for runtime in _iterate_list(report, "neuron_runtime_data")
-    ]
-    cores = [_get_nested(one, "neuroncore_counters", "neuroncores_in_use") for one in runtimes]
-    utilization = [
-        percentage
-        for in_use in cores
-        for core in (in_use.values() if isinstance(in_use, dict) else ())
-        for percentage in _iterate_finite(core, "neuroncore_utilization")
-    ]
-    memory = [_get_nested(one, "memory_used", "neuron_runtime_used_bytes") for one in runtimes]
-    errors = [_get_nested(one, "execution_stats", "error_summary") for one in runtimes]
-    devices = _iterate_list(
-        _get_nested(report, "system_data", "neuron_hw_counters"), "neuron_devices"
-    )
-    sums = {
-        "neuron_device_bytes": [n for one in memory for n in _iterate_finite(one, "neuron_device")],
-        "neuron_host_bytes": [n for one in memory for n in _iterate_finite(one, "host")],
-        "neuron_execution_errors": [
-            n
-            for one in errors
-            if isinstance(one, dict)
-            for key in one
-            for n in _iterate_finite(one, key)
-        ],
-        "neuron_ecc_uncorrected": [
-            n
-            for device in devices
-            for key in ("mem_ecc_uncorrected", "sram_ecc_uncorrected")
-            for n in _iterate_finite(device, key)
-        ],
-    }
-    mean = math.fsum(utilization) / len(utilization) if utilization else None
-    return ({} if mean is None else {"neuroncore_utilization": mean}) | {
-        name: math.fsum(values) for name, values in sums.items() if values
-    }
+    values: dict[str, list[float]] = {}
+    for path, value in _iterate_finite(report, ""):
+        for metric, pattern in _PATHS.items():
+            if pattern.fullmatch(path):
+                values.setdefault(metric, []).append(value)
+    metrics = {metric: math.fsum(numbers) for metric, numbers in values.items()}
+    if cores := values.get("neuroncore_utilization"):
+        metrics["neuroncore_utilization"] /= len(cores)
+    return metrics
 
 
-def _get_nested(tree: Any, *keys: str) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, dict) else None
-    return tree
-
-
-def _iterate_list(tree: Any, key: str) -> Iterator[Any]:
-    values = _get_nested(tree, key)
-    yield from values if isinstance(values, list) else ()
-
-
-def _iterate_finite(tree: Any, key: str) -> Iterator[float]:
-    value = _get_nested(tree, key)
-    if isinstance(value, int | float) and math.isfinite(value):
-        yield float(value)
+def _iterate_finite(tree: Any, path: str) -> Iterator[tuple[str, float]]:
+    """Yield the path and value of each finite number in a report."""
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _iterate_finite(value, f"{path}/{key}")
+    elif isinstance(tree, int | float) and math.isfinite(tree):
+        yield path, float(tree)

@@ -22,12 +22,8 @@ EVALUATIONS_DIR = "evaluations"
 def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
     """Create `<run.root>/<run.name>` and lock it for this process and its child processes.
 
-    Args:
-        run: Configuration of the run.
-        is_rank0: Create and lock the directory; the other ranks only get its path.
-
-    Raises:
-        ConfigError: The directory is not writable, or locked by another process.
+    Ranks other than 0 only get the path. Raise ConfigError if the directory is not writable, or
+    locked by another process.
     """
     assert run.name is not None, "resolve names every run"
     path = Path(run.root) / run.name
@@ -51,9 +47,7 @@ def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
 def lock_run_dir(run_dir: Path) -> IO[str]:
     """Lock a run directory until the returned file is closed.
 
-    Raises:
-        BlockingIOError: Another process holds the lock.
-        OSError: The directory is not writable.
+    Raise BlockingIOError if another process holds the lock.
     """
     lock = (run_dir / ".lock").open("w")
     try:
@@ -71,10 +65,8 @@ def write_run_metadata(
 ) -> None:
     """Write config.yaml, overrides.yaml and provenance.json of the latest attempt.
 
-    Interpolations such as `${oc.env:...}` are not resolved, as their values may be secrets.
-
-    Raises:
-        ConfigError: The files cannot be written.
+    Interpolations such as `${oc.env:...}` are not resolved, as their values may be secrets. Raise
+    ConfigError if the files cannot be written.
     """
     files = {
         "config.yaml": config_yaml,
@@ -90,11 +82,7 @@ def write_run_metadata(
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old or the new content.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write a file atomically: readers see the old or the new content."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_bytes(content)
     temporary.replace(path)

@@ -19,9 +19,7 @@ _COUNTED_EVENTS = {
 def compute_summary_metrics(rows: Iterable[Row], events: Iterable[Row]) -> dict[str, float]:
     """Return the known summary metrics: last step, losses, throughput, cost and event counts.
 
-    Args:
-        rows: Rows of metrics.jsonl.
-        events: Rows of events.jsonl.
+    `rows` and `events` are those of metrics.jsonl and events.jsonl.
     """
     rows, events = list(rows), list(events)
     summary: dict[str, float] = {}

@@ -53,15 +53,7 @@ def log_point(
     overrides: Sequence[str],
     details: Mapping[str, Any],
 ) -> None:
-    """Append a point to the log.
-
-    Args:
-        sweep_dir: Sweep directory.
-        number: Number of the point.
-        run_dir: Run directory of the point.
-        overrides: Overrides of the point.
-        details: Further fields of the row.
-    """
+    """Append a point to the log; `details` are further fields of the row."""
     row = {"number": number, "run_folder": str(run_dir.absolute()), "overrides": [*overrides]}
     _append(sweep_dir, {**row, **details})
 

@@ -30,11 +30,7 @@ class TensorBoardLogger(MetricLogger):
     """Logger that writes one event file per attempt."""
 
     def start(self, run_info: RunInfo) -> None:
-        """Open the event file, which replaces later steps of earlier attempts.
-
-        Raises:
-            OSError: The run directory is not writable.
-        """
+        """Open the event file, which replaces later steps of earlier attempts."""
         from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 

@@ -23,17 +23,10 @@ from hlat.training_state import compute_total_steps
 
 
 class Tracker:
-    """Writer of metrics.jsonl and events.jsonl for one attempt of a run.
+    """Writer of metrics.jsonl and events.jsonl for one attempt; discards rows if not rank 0.
 
-    Args:
-        run_dir: Run directory.
-        config: Configuration of the run.
-        is_rank0: Write the files; the Tracker of another rank discards all rows.
-        config_yaml: Composed configuration, for tracking services.
-
-    Attributes:
-        attempt: Number of the attempt, from 1.
-        service_run_ids: Id of the run in each service; set by `start_attempt`.
+    `attempt` is its number, from 1; `service_run_ids` is set by `start_attempt`. `config_yaml` is
+    the composed configuration, for tracking services.
     """
 
     def __init__(
@@ -58,15 +51,11 @@ class Tracker:
     def start_attempt(
         self, step: int, service_run_ids: Mapping[str, str] | None = None, **details: Any
     ) -> None:
-        """Start the attempt at `step` and remove later rows of metrics.jsonl.
+        """Start the attempt after the completed `step` and remove later rows of metrics.jsonl.
 
-        The event contains the start time of the attempt (`began`) and the lost work
-        (`lost_work.compute_lost_work`).
-
-        Args:
-            step: Last completed step.
-            service_run_ids: Id of the run in each service, from the checkpoint.
-            details: Further fields of the event.
+        The event contains the start time of the attempt (`began`), the lost work
+        (`lost_work.compute_lost_work`) and `details`. `service_run_ids` are those in the
+        checkpoint.
         """
         events, removed = self._events_log.read_rows(), self._metrics_log.truncate_after(step)
         own_rows = lost_work.exclude_scores((*events, *removed))
@@ -155,11 +144,7 @@ class Tracker:
             print_line(text)
 
     def exclude_time(self, since: float) -> float:
-        """Exclude the time after `since` from the training time; return its length in seconds.
-
-        Args:
-            since: Value of time.perf_counter() at the start of the excluded time.
-        """
+        """Exclude the time after `since` (perf_counter) from the training time; return it."""
         seconds = time.perf_counter() - since
         self._last_time += seconds
         return seconds

@@ -41,10 +41,8 @@ def load_service_run_ids(
 ) -> dict[str, str]:
     """Return the run's id in each service that assigns ids, and store it in the run directory.
 
-    Args:
-        config: Configuration of the run.
-        run_dir: Run directory; its ids take precedence.
-        saved_ids: Ids in the checkpoint. An id that is in neither place is generated.
+    Ids in the run directory take precedence over `saved_ids`, those in the checkpoint. An id that
+    is in neither place is generated.
     """
     path = run_dir / _RUN_IDS_FILE
     stored = _read_run_ids(path)

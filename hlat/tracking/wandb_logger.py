@@ -46,10 +46,8 @@ _ALERT_LEVELS = {"finish": "INFO", "interrupt": "INFO", "diverge": "ERROR", "giv
 class WandbLogger(MetricLogger):
     """Logger for a W&B run.
 
-    Args:
-        settings: W&B project, entity and other properties of the run.
-        tokens_per_step: Tokens of an optimizer step, used to compute the tokens of an event.
-        print_message: Function that prints a message for the user.
+    `tokens_per_step` yields the tokens of an event, and `print_message` prints a message for the
+    user.
     """
 
     def __init__(
@@ -63,11 +61,7 @@ class WandbLogger(MetricLogger):
         self._exit_event, self._is_disk_full = "", False
 
     def start(self, run_info: RunInfo) -> None:
-        """Open the W&B run, online if there is an API key and the servers respond, else offline.
-
-        Raises:
-            OSError: The run directory is not writable.
-        """
+        """Open the W&B run, online if there is an API key and the servers respond, else offline."""
         self._wandb_dir = run_info.run_dir / "wandb"
         self._wandb_dir.mkdir(exist_ok=True)
         # W&B silently uses a temporary directory if this one is not writable

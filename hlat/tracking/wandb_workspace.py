@@ -18,14 +18,9 @@ _COST_METRICS = ("cost_usd", "cpt_usd")
 
 
 def build_workspace(entity: str, project: str) -> "Workspace":
-    """Return the layout of hlat's runs; call its `save()` to upload it.
+    """Return the layout of a user's or team's project; call its `save()` to upload it.
 
-    Args:
-        entity: User or team of the project.
-        project: Value of tracking.wandb.project.
-
-    Raises:
-        ImportError: wandb-workspaces is not installed (pip install 'hlat[wandb]').
+    Raise ImportError without wandb-workspaces (pip install 'hlat[wandb]').
     """
     from wandb_workspaces import workspaces
     from wandb_workspaces.reports.v2.interface import LinePlot

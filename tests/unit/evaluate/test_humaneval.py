@@ -36,7 +36,7 @@ CORRECT = {
     "Test/1": "    return {i: both for i, both in enumerate(zip(xs, xs[1:]))}\n",
 }
 CONSENT = HumanEvalSettings(
-    run_generated_code=True, limits=ResourceLimits(seconds=8.0, cpu_seconds=4)
+    run_generated_code=True, limits=ResourceLimits(seconds=8.0, cpu_seconds=1)
 )
 
 try:
@@ -201,21 +201,7 @@ TEN = HumanEvalSettings(num_samples=10, run_generated_code=True)
 
 
 @needs_sandbox
-def test_scores(model, tokenizer, problems, tmp_path):
-    scores = humaneval.run_humaneval(model, tokenizer, problems, tmp_path / "out", "m", TEN)
-    assert scores == {"pass@1": pytest.approx((0.2 + 1) / 2), "pass@10": pytest.approx(1.0)}
-    samples = [
-        json.loads(line) for line in (tmp_path / "out/samples.jsonl").read_text().splitlines()
-    ][1:]
-    assert {row["completion"] for row in samples if row["task_id"] == "Test/0"} == {
-        "    return x + y\n\n",
-        "    return 0\n\n",
-    }
-    assert len(set(model.sample_ids)) == 40
-
-
-@needs_sandbox
-def test_interrupted_evaluation_resumes(model, tokenizer, problems, tmp_path):
+def test_scores_of_an_interrupted_and_resumed_evaluation(model, tokenizer, problems, tmp_path):
     out = tmp_path / "out"
     without = HumanEvalSettings(num_samples=10)
     assert humaneval.run_humaneval(model, tokenizer, problems, out, "m", without) == {}
@@ -224,13 +210,19 @@ def test_interrupted_evaluation_resumes(model, tokenizer, problems, tmp_path):
     assert len(lines) == 41
     (out / "samples.jsonl").write_text("".join(lines[:-7]) + lines[-7][:20])
     first, model.sample_ids = model.sample_ids, []
+    assert len(set(first)) == 40
+    completions = {
+        row["completion"] for row in map(json.loads, lines[1:]) if row["task_id"] == "Test/0"
+    }
+    assert completions == {"    return x + y\n\n", "    return 0\n\n"}
     scores = humaneval.run_humaneval(model, tokenizer, problems, out, "m", TEN)
+    assert scores == {"pass@1": pytest.approx((0.2 + 1) / 2), "pass@10": pytest.approx(1.0)}
     assert sorted(model.sample_ids) == sorted(first[-7:])
     assert (out / "samples.jsonl").read_text().splitlines(keepends=True)[:34] == lines[:34]
     verdicts = (out / "verdicts.jsonl").read_text().splitlines(keepends=True)
     assert len(verdicts) == 41
     model.sample_ids = []
-    (out / "verdicts.jsonl").write_text("".join(verdicts[:30]))
+    (out / "verdicts.jsonl").write_text("".join(verdicts[:36]))
     assert humaneval.run_humaneval(model, tokenizer, problems, out, "m", TEN) == scores
     assert not model.sample_ids
 

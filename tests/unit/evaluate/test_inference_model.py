@@ -1,5 +1,7 @@
 """Log-probabilities and generation against transformers, independent of the batches."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,11 @@ MODELS = {
     "one kv head": (60, 88, 3, 1, 257),
     "tied": (64, 96, 4, 2, 131),
 }
+VARIANTS = [
+    "gqa",
+    "tied",
+    *(pytest.param(x, marks=pytest.mark.slow) for x in ("mha", "one kv head")),
+]
 NEVER = lambda tokens: False  # noqa: E731
 
 
@@ -114,7 +121,7 @@ def _assert_close(found, expected, rel=1e-6):
         assert one[0] == pytest.approx(other[0], rel=rel, abs=rel)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_scores_equal_transformers(built, name):
     engine, peer = built(name)
     requests = _requests(peer, MODELS[name][-1])
@@ -202,7 +209,14 @@ def test_empty_context_is_rejected(built):
         InferenceModel(engine).score([([1], [2]), ([], [2])])
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "mixed", "bf16_sr", "bf16_sr_master"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "mixed",
+        "bf16_sr",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("bf16", "bf16_sr_master")),
+    ],
+)
 def test_scores_with_every_recipe(built, recipe):
     engine, peer = built("gqa", f"precision={recipe}")
     requests = _requests(peer, 131)
@@ -233,7 +247,7 @@ def test_scores_follow_training_without_side_effects(configure):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_greedy_decoding_equals_transformers(built, name):
     engine, peer = built(name)
     prompts = _sample_sequences(MODELS[name][-1], [1, 3, 3, 17, 40])
@@ -290,16 +304,20 @@ def test_sampling_frequencies(built, temperature, top_p):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch
-def test_inference_does_not_compile(configure, built):
-    """Sequences of many lengths run uncompiled, and later training steps do not recompile."""
+def test_inference_does_not_compile(configure, built, monkeypatch):
+    """Sequences of many lengths run uncompiled, and later training steps do not recompile.
+
+    The graphs are counted with the backend `eager`, which generates no code.
+    """
     from torch._dynamo.utils import counters
 
     from hlat.data.packed_sequences import PackedSequences
 
-    config = configure("gqa", "compiler=inductor")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    config = configure("gqa", "compiler=inductor", "model.num_layers=1")
     engine = create_engine(config)
     engine.build(config)
-    _, peer = built()
+    _, peer = built("gqa", "model.num_layers=1")
     requests = _requests(peer, 131)
     tokens = PackedSequences(np.arange(64, dtype=np.int32).reshape(2, 32))
     engine.train_step(tokens, 0.0)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from omegaconf import OmegaConf
@@ -29,12 +30,28 @@ class FakeModel:
         return self._tokenizer.decode([*context[1:], *continuation])
 
 
+@pytest.fixture(scope="module")
+def config(compose):
+    return OmegaConf.to_object(compose())
+
+
 @pytest.fixture
-def read(compose, tmp_path):
+def load(config, tmp_path):
+    """Return a function that loads the probes `some` from a file in the data directory."""
+
+    def load():
+        data = replace(config.data, root=str(tmp_path))
+        evaluation = replace(config.evaluation, probes={"some": "some.jsonl"})
+        return multiple_choice_probes.load_probes(replace(config, data=data, evaluation=evaluation))
+
+    return load
+
+
+@pytest.fixture
+def read(load, tmp_path):
     def read(*lines):
         (tmp_path / "some.jsonl").write_text("\n".join(lines))
-        overrides = (f"data.root={tmp_path}", "+evaluation.probes.some=some.jsonl")
-        return multiple_choice_probes.load_probes(OmegaConf.to_object(compose(*overrides)))
+        return load()
 
     return read
 
@@ -67,8 +84,8 @@ def test_context_and_choice_are_tokenized_together(read, context, choice):
     assert question.num_bytes == [len(choice.encode()), len(choice.encode()) + 1]
 
 
-def test_no_probes(compose):
-    assert multiple_choice_probes.load_probes(OmegaConf.to_object(compose())) == {}
+def test_no_probes(config):
+    assert multiple_choice_probes.load_probes(config) == {}
 
 
 BAD = {
@@ -95,9 +112,6 @@ def test_invalid_question_is_rejected_with_its_location(read, line, message):
     assert message in str(error.value)
 
 
-def test_missing_file_is_rejected(compose, tmp_path):
-    config = OmegaConf.to_object(
-        compose(f"data.root={tmp_path}", "+evaluation.probes.x=none.jsonl")
-    )
-    with pytest.raises(ConfigError, match=r"evaluation\.probes\.x=.*none\.jsonl cannot be read"):
-        multiple_choice_probes.load_probes(config)
+def test_missing_file_is_rejected(load):
+    with pytest.raises(ConfigError, match=r"evaluation\.probes\.some=.*some\.jsonl cannot be read"):
+        load()

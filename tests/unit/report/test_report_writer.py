@@ -94,6 +94,14 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "tiny-7f3a")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with its report and PNG files, which tests only read."""
+    folder = make_run(tmp_path_factory.mktemp("runs") / "tiny-7f3a")
+    write_report(folder)
+    return folder
+
+
 class Page(HTMLParser):
     """What a browser would find: tags and their attributes, the text outside of them, balance."""
 
@@ -128,13 +136,18 @@ class Page(HTMLParser):
 
 
 def read_page(run: Path) -> Page:
-    page = Page(write_report(run).read_text())
+    write_report(run)
+    return parse_page(run)
+
+
+def parse_page(run: Path) -> Page:
+    page = Page((run / "report.html").read_text())
     assert page.open == []
     return page
 
 
-def test_the_page_shows_the_numbers_of_the_run(run: Path) -> None:
-    text = read_page(run).text
+def test_the_page_shows_the_numbers_of_the_run(finished: Path) -> None:
+    text = parse_page(finished).text
     for expected in (
         "Run report tiny-7f3a",
         "Steps 50",
@@ -161,8 +174,8 @@ def test_the_page_shows_the_numbers_of_the_run(run: Path) -> None:
         assert expected in text
 
 
-def test_every_figure_is_on_the_page_with_its_description(run: Path) -> None:
-    page = read_page(run)
+def test_every_figure_is_on_the_page_with_its_description(finished: Path) -> None:
+    page = parse_page(finished)
     described = [attributes["aria-label"] or "" for attributes in page.attributes("svg")]
     assert len(described) == len(FIGURES)
     assert described[0].startswith(
@@ -172,18 +185,17 @@ def test_every_figure_is_on_the_page_with_its_description(run: Path) -> None:
     assert page.text.count("tokens") >= len(FIGURES)
 
 
-def test_every_figure_is_a_file_of_its_own(run: Path) -> None:
-    write_report(run)
+def test_every_figure_is_a_file_of_its_own(finished: Path) -> None:
     for ending in ("svg", "png"):
-        assert sorted(path.stem for path in (run / "figures").glob(f"*.{ending}")) == FIGURES
-    for path in (run / "figures").glob("*.svg"):
+        assert sorted(path.stem for path in (finished / "figures").glob(f"*.{ending}")) == FIGURES
+    for path in (finished / "figures").glob("*.svg"):
         root = ElementTree.parse(path).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "prefers-color-scheme: dark" in path.read_text()
 
 
-def test_colours_are_variables_of_the_page(run: Path) -> None:
-    html = write_report(run).read_text()
+def test_colours_are_variables_of_the_page(finished: Path) -> None:
+    html = (finished / "report.html").read_text()
     drawn = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
     assert not re.search(r"#[0-9a-f]{6}\b", re.sub(r'(href="|url\()#\w+', "", drawn))
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", html))
@@ -193,8 +205,8 @@ def test_colours_are_variables_of_the_page(run: Path) -> None:
         assert f"{variable}:" in dark
 
 
-def test_the_page_needs_nothing_but_itself(run: Path) -> None:
-    html = write_report(run).read_text()
+def test_the_page_needs_nothing_but_itself(finished: Path) -> None:
+    html = (finished / "report.html").read_text()
     assert not re.search(r"https?:", html)
     page = Page(html)
     assert not {"link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
@@ -207,8 +219,8 @@ def test_the_page_needs_nothing_but_itself(run: Path) -> None:
                 assert (value or "")[1:] in ids
 
 
-def test_one_script_may_run_and_the_page_names_it_by_its_digest(run: Path) -> None:
-    html = write_report(run).read_text()
+def test_one_script_may_run_and_the_page_names_it_by_its_digest(finished: Path) -> None:
+    html = (finished / "report.html").read_text()
     scripts = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
     assert len(scripts) == 1
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
@@ -220,19 +232,18 @@ def test_one_script_may_run_and_the_page_names_it_by_its_digest(run: Path) -> No
     assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}'; ")
 
 
-def test_pictures_for_papers_are_on_white(run: Path) -> None:
-    write_report(run)
-    for path in (run / "figures").glob("*.png"):
+def test_pictures_for_papers_are_on_white(finished: Path) -> None:
+    for path in (finished / "figures").glob("*.png"):
         pixels = image.imread(path)
         assert pixels.shape[1] >= 900
         assert (pixels[0, 0] == 1).all()
-    loss = image.imread(run / "figures" / "loss.png")[..., :3]
+    loss = image.imread(finished / "figures" / "loss.png")[..., :3]
     blue = np.array([0x00, 0x72, 0xB2]) / 255
     assert (np.abs(loss - blue).max(-1) < 0.01).sum() > 500, "the curve has its colour"
 
 
-def test_data_on_the_page_are_what_was_logged(run: Path) -> None:
-    html = write_report(run).read_text()
+def test_data_on_the_page_are_what_was_logged(finished: Path) -> None:
+    html = (finished / "report.html").read_text()
     data = {
         told["name"]: told
         for text in re.findall(r'<script type="application/json">(.*?)</script>', html)
@@ -251,9 +262,12 @@ def test_data_on_the_page_are_what_was_logged(run: Path) -> None:
     assert [one["label"] for one in data["heldout"]["series"]] == ["code", "docs", "mean"]
 
 
-def test_a_long_loss_is_smoothed_from_means_of_all_its_rows(tmp_path: Path) -> None:
+def test_a_long_run_is_thinned_and_its_loss_smoothed_from_all_rows(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=6001)
-    html = write_report(run).read_text()
+    text = read_page(run).text
+    expected = "6,001 rows, drawn as the smallest and largest value of each of 3,000 windows."
+    assert text.count(expected) == len(FIGURES) - 2
+    html = (run / "report.html").read_text()
     told = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', html)[0])
     (loss,) = told["series"]
     assert len(loss["values"]) <= 6000
@@ -290,8 +304,8 @@ def test_scores_of_checkpoints_lie_over_tokens_with_their_errors(run: Path) -> N
     assert (run / "figures" / "scores.png").exists()
 
 
-def test_tables_can_be_read_aloud(run: Path) -> None:
-    page = read_page(run)
+def test_tables_can_be_read_aloud(finished: Path) -> None:
+    page = parse_page(finished)
     curves = len(FIGURES) - 1  # where the time went has a table of its own
     assert len(page.attributes("caption")) == len(page.attributes("table")) == 6 + curves
     assert all("scope" in attributes for attributes in page.attributes("th"))
@@ -387,13 +401,6 @@ def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> 
     rows[4]["loss"] = "broken"
     write_lines(tmp_path / "metrics.jsonl", rows)
     assert "Not drawn, as missing or not finite: 7." in read_page(tmp_path).text
-
-
-def test_a_long_run_says_how_it_was_thinned(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", steps=6001)
-    text = read_page(run).text
-    expected = "6,001 rows, drawn as the smallest and largest value of each of 3,000 windows."
-    assert text.count(expected) == len(FIGURES) - 2
 
 
 def test_where_the_time_went_is_told_kind_by_kind_and_attempt_by_attempt(run: Path) -> None:

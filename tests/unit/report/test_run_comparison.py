@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.report import __main__ as report
-from hlat.report import run_comparison, seed_statistics
+from hlat.report import run_comparison
 from hlat.report.run_record import load_run_record
 from hlat.tracking import sweep_log as record
 
@@ -191,7 +191,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_point(
             (folder / "config.yaml").write_text(
                 f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
             )
-    found = seed_statistics.build_seed_table(run_comparison.load_run_records([tmp_path]))
+    found = run_comparison.build_seed_table(run_comparison.load_run_records([tmp_path]))
     assert found is not None
     heads, rows = found
     first, second = (dict(zip(heads, row, strict=True)) for row in rows)
@@ -209,7 +209,7 @@ def test_runs_that_differ_in_their_seed_only_are_one_point(
 
 
 def test_without_seeds_there_is_nothing_to_sum_up(sweep: Path) -> None:
-    assert seed_statistics.build_seed_table(run_comparison.load_run_records([sweep])) is None
+    assert run_comparison.build_seed_table(run_comparison.load_run_records([sweep])) is None
 
 
 def test_what_a_sweep_left_out_is_listed_once(
