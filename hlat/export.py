@@ -139,7 +139,7 @@ def _format_train_command(output: Path, eos_token: str) -> str:
         "data.eos_token": eos_token,
     }
     overrides = [f"{key}={_quote_override(value)}" for key, value in settings.items()]
-    return shlex.join(["python", "-m", "hlat.train", *overrides])
+    return shlex.join(["hlat", "train", *overrides])
 
 
 def _quote_override(value: str) -> str:

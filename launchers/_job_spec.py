@@ -15,23 +15,15 @@ from hlat.jobs.evaluation_job import EvaluationJob
 
 
 class Accelerator(Enum):
-    """Resource that a scheduler counts on a node."""
+    """Resource that a scheduler counts on a node: Trainium chips or NVIDIA GPUs."""
 
     neuron = "neuron"
-    """Trainium chips."""
     gpu = "gpu"
-    """NVIDIA GPUs."""
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """Resources of one type of node.
-
-    Attributes:
-        accelerator: Type of the accelerators.
-        num_chips: Number of accelerators; several processes share a chip of Trainium.
-        num_efa_interfaces: Interfaces of the Elastic Fabric Adapter.
-    """
+    """Resources of one type of node; several processes share a chip of Trainium."""
 
     accelerator: Accelerator
     num_chips: int
@@ -66,11 +58,6 @@ class JobSpec:
         working_directory: Directory of the command and of relative paths in the configuration.
         instance_type: Instance type, or another name of the node type.
         node_type: Resources of a node; None if unknown.
-        neuron_sdk: Required release of the Neuron SDK; None if no SDK is needed.
-        num_nodes: Number of exclusive nodes.
-        processes_per_node: Processes that the command starts on each node.
-        command: Command and arguments.
-        environment: Environment variables.
         host_memory_gib: Main memory of a node; None if unknown.
         entry_point: Entry point of the command: train or evaluate.
     """

@@ -37,14 +37,7 @@ class PruningConfig:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """A valid point of a sweep.
-
-    Attributes:
-        overrides: Overrides of the point.
-        composed: Its configuration, with the name of the run.
-        config: The same, resolved.
-        hydra_config: Hydra's section of the configuration.
-    """
+    """A valid point of a sweep; `composed` is its configuration, and `config` the resolved one."""
 
     overrides: Sequence[str]
     composed: DictConfig
@@ -72,11 +65,8 @@ def validate_points(
 ) -> list[SweepPoint]:
     """Return the composed points, each with a separate run directory.
 
-    Args:
-        context: Hydra's context.
-        config: Configuration of the sweep.
-        job_overrides: Overrides of each point.
-        prune: Skip invalid points if there is a valid one, and sort the others by predicted speed.
+    With `prune`, skip invalid points if there is a valid one, and sort the others by predicted
+    speed.
 
     Raises:
         ConfigError: All problems of all points, after the point's overrides.
@@ -140,14 +130,7 @@ def record_point(
 
 
 def build_job_return(point: SweepPoint, number: int, job_id: str, receipt: Any = None) -> JobReturn:
-    """Return Hydra's record of a point that was run or submitted.
-
-    Args:
-        point: The point.
-        number: Its index in the sweep.
-        job_id: Job id of the scheduler.
-        receipt: Return value: job id and paths.
-    """
+    """Return Hydra's record of a point that was run or submitted; `receipt` is its result."""
     hydra_config = copy.deepcopy(point.hydra_config)
     with open_dict(hydra_config):
         hydra_config.job.num, hydra_config.job.id = number, job_id

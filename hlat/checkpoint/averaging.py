@@ -151,7 +151,7 @@ def validate_same_model(checkpoints: Sequence[WeightedCheckpoint], dtype: Dtype 
             if dtype is None and record.dtype != other_record.dtype:
                 raise ConfigError(
                     f"{paths} have {name!r} in {record.dtype} and {other_record.dtype}; set the "
-                    "output dtype with --dtype"
+                    "output dtype with dtype="
                 )
 
 
@@ -166,14 +166,14 @@ def build_default_output(
         ConfigError: If the name is too long for a file system, or the run directory is remote.
     """
     if not isinstance(run_dir, Path):
-        raise ConfigError(f"an average of {run_dir} needs a local directory; give --output DIR")
+        raise ConfigError(f"an average of {run_dir} needs a local directory; give output=DIR")
     equal = len({checkpoint.weight for checkpoint in checkpoints}) == 1
     terms = [f"{one.state.step}" + ("" if equal else f"x{one.weight:g}") for one in checkpoints]
     step_name = checkpoint_store.format_step_name(_find_newest_state(checkpoints).step)
     name = "_".join([step_name, "of", *terms, *([dtype.value] if dtype else [])])
     if len(name) > 200:
         raise ConfigError(
-            f"the default name for {len(checkpoints)} checkpoints is too long; give --output DIR"
+            f"the default name for {len(checkpoints)} checkpoints is too long; give output=DIR"
         )
     return run_dir / "averages" / name
 

@@ -55,7 +55,7 @@ def _find_in_root(checkpoint_root: StoragePath, step: int | None) -> tuple[Stora
     if checkpoint_store.is_checkpoint(checkpoint_root):
         if step is not None:
             raise ConfigError(
-                f"{checkpoint_root} is a checkpoint; --step selects from a run directory"
+                f"{checkpoint_root} is a checkpoint; step= selects from a run directory"
             )
         return _verify_path(checkpoint_root), []
     checkpoints_dir = checkpoint_root / "checkpoints"
@@ -69,7 +69,7 @@ def _find_in_root(checkpoint_root: StoragePath, step: int | None) -> tuple[Stora
         if step not in steps:
             available = ", ".join(map(str, sorted(steps)))
             raise ConfigError(
-                f"--step={step}: {checkpoint_root} has no such checkpoint, only {available}"
+                f"step={step}: {checkpoint_root} has no such checkpoint, only {available}"
             )
         return _verify_path(checkpoints_dir / checkpoint_store.format_step_name(step)), []
     newest, problems = retention.find_newest_valid(checkpoints_dir)

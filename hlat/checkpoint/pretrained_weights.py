@@ -185,7 +185,7 @@ def _validate_format(name: str, path: Path) -> None:
     if (path / COMMIT_MARKER).is_file():
         raise ConfigError(
             "it is a checkpoint of hlat; export its weights first with "
-            f"python -m hlat.export {name} --output DIR, then set model.init_from=DIR"
+            f"hlat export {name} output=DIR, then set model.init_from=DIR"
         )
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in (".bin", ".pt", ".pth"))
     if pickles:

@@ -67,7 +67,7 @@ def find_tokenizer(
 ) -> Path:
     """Find the tokenizer.json that a checkpoint was trained with.
 
-    `tokenizer_file`, the value of --tokenizer, takes precedence over the run's configuration. A
+    `tokenizer_file`, the value of tokenizer=, takes precedence over the run's configuration. A
     relative path in the configuration is resolved against the working directory and the parents of
     the run directory, one of which the run was started in.
 
@@ -75,7 +75,7 @@ def find_tokenizer(
         ConfigError: If no candidate exists with this hash.
     """
     if tokenizer_file is not None:
-        description, candidates = f"--tokenizer {tokenizer_file}", [tokenizer_file.expanduser()]
+        description, candidates = f"tokenizer={tokenizer_file}", [tokenizer_file.expanduser()]
     elif run_dir is not None and (run_dir / "config.yaml").is_file():
         path = _load_tokenizer_path(run_dir)
         description = f"data.tokenizer={path}"
@@ -86,7 +86,7 @@ def find_tokenizer(
     if (file := find_tokenizer_file(sha256, candidates)) is None:
         raise ConfigError(
             f"{checkpoint} was trained with the tokenizer.json of sha256 {sha256}; {description} "
-            "differs or does not exist; specify the file with --tokenizer FILE"
+            "differs or does not exist; specify the file with tokenizer=FILE"
         )
     return file
 
@@ -96,8 +96,8 @@ def _load_tokenizer_path(run_dir: Path) -> Path:
         root, name = load_recorded_settings(run_dir, "data.root", "data.tokenizer")
         return Path(root).expanduser() / Path(name).expanduser()
     except ConfigError as error:
-        raise ConfigError(f"{error}; use --tokenizer FILE") from error
+        raise ConfigError(f"{error}; use tokenizer=FILE") from error
     except TypeError as error:
         raise ConfigError(
-            f"{run_dir / 'config.yaml'} sets no tokenizer ({error}); use --tokenizer FILE"
+            f"{run_dir / 'config.yaml'} sets no tokenizer ({error}); use tokenizer=FILE"
         ) from error

@@ -212,7 +212,7 @@ _NXD = EngineCapabilities(
             ("evaluation.probes",),
             "no probes",
             "each text length would compile a graph",
-            "evaluate checkpoints with python -m hlat.evaluate and engine=native",
+            "evaluate checkpoints with hlat evaluate and engine=native",
             lambda c: not c.evaluation.probes,
         ),
         Limit(

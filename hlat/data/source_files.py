@@ -15,7 +15,7 @@ from hlat.storage import remote_files
 from hlat.storage.data_file import DataDirectory, DataFile, is_remote
 
 EMBEDDED_PREFIX = "embedded:"
-PREPARE_COMMAND = "python -m hlat.prepare"
+PREPARE_COMMAND = "hlat prepare"
 """The command that converts other formats."""
 
 _ARROW_SUFFIX = ".arrow"
@@ -111,7 +111,7 @@ def _validate_no_json_files(config_key: str, location: str, names: Sequence[str]
         if name.lower().endswith(_JSON_SUFFIXES) and name not in _METADATA_FILES:
             raise ConfigError(
                 f"{config_key}: {location} holds {name}, which has no rows that can be read at "
-                f"random; convert it once with `{PREPARE_COMMAND} {location} --output DIR` and "
+                f"random; convert it once with `{PREPARE_COMMAND} {location} output=DIR` and "
                 "name that folder"
             )
 

@@ -67,7 +67,7 @@ def validate_request(request: EvalRequest) -> None:
     if not request.follow:
         return
     if request.step is not None or request.output is not None:
-        raise ConfigError("follow=true evaluates all checkpoints; remove --step and --output")
+        raise ConfigError("follow=true evaluates all checkpoints; remove step= and output=")
     if not model_metadata.is_run_dir(Path(request.source)):
         raise ConfigError(
             f"follow=true needs the directory of a started run, and {request.source} contains"

@@ -67,4 +67,4 @@ def _validate_checkpoint_exists(run_dir: Path, step: int | None) -> None:
         )
     if step is not None and step not in steps:
         available = ", ".join(map(str, steps))
-        raise ConfigError(f"--step={step}: {run_dir} has no such checkpoint, only {available}")
+        raise ConfigError(f"step={step}: {run_dir} has no such checkpoint, only {available}")

@@ -75,7 +75,7 @@ def find_model(
     source = storage_path.parse_storage_path(location)
     if isinstance(source, Path) and model_metadata.is_hugging_face_dir(source):
         if step is not None:
-            raise ConfigError(f"{source} is a Hugging Face directory; --step needs a run")
+            raise ConfigError(f"{source} is a Hugging Face directory; step= needs a run")
         return _open_hugging_face(source)
     checkpoint_dir, warnings = checkpoint_lookup.find_checkpoint(source, step)
     for warning in warnings:

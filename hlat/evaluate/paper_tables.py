@@ -95,7 +95,7 @@ def _load_rows(directory: Path) -> list[dict[str, Any]]:
     if not rows:
         raise ConfigError(
             f"{directory} has no scores in {EVALUATIONS_DIR}/; give the directory of a run or a "
-            f"model, and evaluate it first: python -m hlat.evaluate {directory} tasks=hlat_table2"
+            f"model, and evaluate it first: hlat evaluate {directory} tasks=hlat_table2"
         )
     return rows
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs import slurm_commands
-from hlat.jobs.job_table import JobRow, format_table, load_job_rows
+from hlat.jobs.job_table import JobRow, format_job_table, load_job_rows
 from hlat.jobs.submission import SubmissionDir, find_submitted_runs
 
 _EXAMPLES = """\
@@ -56,17 +56,17 @@ def _dispatch(action: str, arguments: argparse.Namespace) -> int:
         return _cancel([row for row in rows if row.active_job_ids])
     if action == "resubmit":
         return _resubmit([row for row in rows if row.has_failed or not arguments.failed])
-    print(format_table(rows))
+    print(format_job_table(rows))
     return ExitCode.FINISHED
 
 
 def _cancel(active_rows: list[JobRow]) -> int:
-    if active_rows:
-        slurm_commands.cancel_jobs([job for row in active_rows for job in row.active_job_ids])
-    for row in active_rows:
-        print(f"cancelled job {' and '.join(row.active_job_ids)} of {row.submission_dir.run_dir}")
     if not active_rows:
         print("no job is pending or running")
+        return ExitCode.FINISHED
+    slurm_commands.cancel_jobs([job for row in active_rows for job in row.active_job_ids])
+    for row in active_rows:
+        print(f"cancelled job {' and '.join(row.active_job_ids)} of {row.submission_dir.run_dir}")
     return ExitCode.FINISHED
 
 
@@ -104,7 +104,9 @@ def _print_logs(job_rows: list[JobRow], follow: bool) -> int:
     for row in job_rows:
         if len(job_rows) > 1:
             print(f"==> {row.submission_dir.run_dir} <==")
-        offsets = {log: _print_log(log, 0) for log in _list_logs(row)}
+        jobs = [job for job in (row.prerequisite, row) if job is not None]
+        logs = [job.submission_dir.build_log_path(job.job_id) for job in jobs]
+        offsets = {log: _print_log(log, 0) for log in logs}
     while follow:
         has_ended = not load_job_rows([job_rows[0].submission_dir.run_dir])[0].active_job_ids
         offsets = {log: _print_log(log, offset) for log, offset in offsets.items()}
@@ -112,14 +114,6 @@ def _print_logs(job_rows: list[JobRow], follow: bool) -> int:
             break
         time.sleep(_POLL_INTERVAL_S)
     return ExitCode.FINISHED
-
-
-def _list_logs(row: JobRow) -> list[Path]:
-    """Return the logs of the compile job, if any, and of the run's job."""
-    log = row.submission_dir.build_log_path(row.job_id)
-    if row.prerequisite is None:
-        return [log]
-    return [row.prerequisite.submission_dir.build_log_path(row.prerequisite.job_id), log]
 
 
 def _print_log(log: Path, offset: int) -> int:

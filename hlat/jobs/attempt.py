@@ -34,13 +34,8 @@ _NOT_FAILED = (*_FINAL_EXIT_CODES, ExitCode.PREEMPTED, ExitCode.UNHEALTHY_NODE)
 class AttemptResult:
     """Result of an attempt, which decides on a restart.
 
-    Attributes:
-        exit_code: Exit code of the commands.
-        step: Last logged step; of an evaluation, the number of scores.
-        stop_requested: True if the attempt ended because of its time limit or a preemption, not
-            because of a cancellation.
-        unhealthy_nodes: Nodes that failed the device checks.
-        progress_unit: Unit of `step`.
+    `step` is the last logged step, or the number of scores; `stop_requested` is True if the attempt
+    ended because of its time limit or a preemption, not because of a cancellation.
     """
 
     exit_code: int
@@ -184,19 +179,10 @@ def build_srun_command(
     minute for a node without an answer.
     """
     cpus = environment.get("SLURM_CPUS_ON_NODE", "1")
-    return [
-        "srun",
-        f"--nodes={submission.nodes}",
-        f"--ntasks={submission.nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={cpus}",
-        "--cpu-bind=none",
-        "--export=ALL",
-        "--kill-on-bad-exit=0",
-        "--wait=60",
-        *submission.options,
-        *command,
-    ]
+    tasks = [f"--nodes={submission.nodes}", f"--ntasks={submission.nodes}", "--ntasks-per-node=1"]
+    binding = [f"--cpus-per-task={cpus}", "--cpu-bind=none", "--export=ALL"]
+    ending = ["--kill-on-bad-exit=0", "--wait=60"]
+    return ["srun", *tasks, *binding, *ending, *submission.options, *command]
 
 
 def _raise_open_file_limit(num_files: int) -> None:

@@ -14,12 +14,8 @@ from hlat.tracking.run_directory import EVALUATIONS_DIR
 class EvaluationJob:
     """Evaluation as a job of a launcher.
 
-    Attributes:
-        name: Deterministic name of the tasks and the model.
-        model: Location of the model as given on the command line.
-        base_dir: Directory with the subdirectory `evaluations` of the scores and job files.
-        arguments: Arguments of `python -m hlat.evaluate`.
-        config: Configuration of the engine.
+    `name` is a deterministic name of the tasks and the model, `base_dir` the directory with the
+    subdirectory `evaluations` of the scores and job files, `arguments` those of `hlat evaluate`.
     """
 
     name: str

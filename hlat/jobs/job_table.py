@@ -10,6 +10,7 @@ from hlat.jobs import slurm_commands
 from hlat.jobs.evaluation_job import load_all_scores
 from hlat.jobs.slurm_commands import JobState
 from hlat.jobs.submission import SubmissionDir, find_latest_submission
+from hlat.report.text_format import format_table
 from hlat.tracking.jsonl_log import JsonlLog
 
 ACTIVE_STATES = {
@@ -29,19 +30,12 @@ _HEADINGS = ("run", "job", "state", "attempt", "nodes", "step", "loss", "last ev
 
 @dataclass(frozen=True)
 class JobRow:
-    """Newest job of a run or evaluation.
+    """Newest job of a run or evaluation, and the job that must succeed before it.
 
     Attributes:
-        submission_dir: Newest submission.
-        action: Verb of the submission for messages.
-        job_id: Job id.
         state: State in Slurm, or the state that follows from the exit code.
-        attempt: Number of attempts.
-        nodes: Node list of the last attempt.
         step: Last step with metrics or scores; None: none yet.
-        loss: Loss at this step.
         event: Last event of the run, the newest scores, or the reason of a pending state.
-        prerequisite: Job that must succeed before this one.
     """
 
     submission_dir: SubmissionDir
@@ -90,15 +84,9 @@ def load_job_rows(run_dirs: Sequence[Path]) -> list[JobRow]:
     return [row for path in submissions if (row := _build_row(path, states))]
 
 
-def format_table(job_rows: Sequence[JobRow]) -> str:
+def format_job_table(job_rows: Sequence[JobRow]) -> str:
     """Return the rows as an aligned table."""
-    lines = [_HEADINGS, *map(_format_cells, job_rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
-    return "\n".join(line.rstrip() for line in padded)
+    return "\n".join(format_table(_HEADINGS, [_format_cells(row) for row in job_rows]))
 
 
 def _build_row(submission_dir: SubmissionDir, states: dict[str, JobState]) -> JobRow | None:

@@ -32,14 +32,11 @@ class Submission:
     """Commands and settings of each attempt.
 
     Attributes:
-        nodes: Number of nodes.
         commands: Commands that run once per node, in order, until one fails.
         trains: True if the last command trains the run.
         scores: Directory of an evaluation's scores; None: the job evaluates nothing. A job that
             neither trains nor evaluates compiles graphs for the run.
-        environment: Environment variables.
         options: Options of srun.
-        max_attempts: Maximum number of attempts.
         open_files: Soft limit of open files, up to the hard limit.
         after: Name of the submission that must succeed first; None: no dependency.
     """
@@ -126,11 +123,7 @@ class SubmissionDir:
 
 
 def create_submission_dir(run_dir: Path) -> SubmissionDir:
-    """Create the next directory of a run's submissions.
-
-    Raises:
-        OSError: The directory cannot be created.
-    """
+    """Create the next directory of a run's submissions."""
     parent = run_dir / "submissions"
     parent.mkdir(parents=True, exist_ok=True)
     while True:

@@ -9,20 +9,25 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hlat.config.argument_parser import CommandLineParser, parse_number, run_and_exit
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    parse_number,
+    run_and_exit,
+    run_command,
+)
 from hlat.config.config_errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from hlat.config.run import Config
-    from hlat.plan.failure_model import FailureScenario
     from hlat.plan.forecast import RunForecast
     from hlat.plan.layout_search import LayoutCandidate
+    from hlat.report.figures import ReportFigure
 
 _PLAN_EXAMPLES = """\
 actions:
@@ -65,48 +70,25 @@ example:
 
 docs/nxdt.md lists the keys."""
 
-_FAILURES_HELP = {
-    "scenario": "automatic: HLAT-7B with automatic recovery; manual: the paper's run without",
-    "nodes": "nodes that must all work",
-    "mtbf_h": "mean hours between failures of one node",
-    "detect_s": "seconds until a failure is detected",
-    "response_s": "mean seconds until the restart begins (log-normal)",
-    "restart_s": "seconds until processes have started; failures in this time count",
-    "load_s": "seconds to load the checkpoint; failures in this time count",
-    "save_stall_s": "seconds for which a save stops training",
-    "save_write_s": "seconds from the stall until the checkpoint is durable",
-    "step_s": "seconds of a training step",
-    "every_steps": "steps between saves",
-    "steps": "steps of the run, rounded up to whole intervals",
-    "trials": "simulated runs (1000)",
-    "seed": "seed of the simulation (0)",
-}
-_EXIT_INTERRUPTED = 130
 _FIGURE_SUFFIXES = (".png", ".svg")
 _NUM_NEAREST = 3
-_NON_NEGATIVE_KEYS = {
-    *("detect_s", "response_s", "restart_s", "load_s", "save_stall_s", "save_write_s", "seed")
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan; return the exit code."""
     first, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    return run_command(lambda: _run_action(first, rest), None)
+
+
+def _run_action(first: str, rest: Sequence[str]) -> int:
     action, equals, value = first.partition("=")
-    try:
-        if action in _ACTIONS:
-            return _ACTIONS[action]([value, *rest] if equals else rest)
-        near = difflib.get_close_matches(action, _ACTIONS, 1)
-        if not first.startswith("-") and (near or not equals):
-            hint = f"did you mean {near[0]}?" if near else f"actions: {', '.join(_ACTIONS)}"
-            raise ConfigError(f"{action} is not an action of hlat plan; {hint}")
-        return _run_plan([first, *rest])
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return ExitCode.CONFIGURATION
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return _EXIT_INTERRUPTED
+    if action in _ACTIONS:
+        return _ACTIONS[action]([value, *rest] if equals else rest)
+    near = difflib.get_close_matches(action, _ACTIONS, 1)
+    if not first.startswith("-") and (near or not equals):
+        hint = f"did you mean {near[0]}?" if near else f"actions: {', '.join(_ACTIONS)}"
+        raise ConfigError(f"{action} is not an action of hlat plan; {hint}")
+    return _run_plan([first, *rest])
 
 
 def _run_plan(argv: Sequence[str]) -> int:
@@ -125,18 +107,33 @@ def _run_plan(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     if arguments.search and arguments.figure is not None:
         raise ConfigError(f"figure={arguments.figure} shows one layout; remove search=true")
-    _validate_figure_path(arguments.figure)
     config, problems = _load_config(arguments.overrides)
     if arguments.search:
-        return _print_ranking(config, arguments.json)
-    if problems:
-        return _print_infeasible_layout(config, problems, arguments.json, arguments.figure)
-    return _print_plan(config, arguments.json, arguments.figure)
+        return _print_ranking(config, arguments)
+    return _print_plan(config, problems, arguments)
 
 
 def _add_output_settings(parser: CommandLineParser, figure_help: str) -> None:
-    parser.add_argument("--json", action="store_true", help="print all numbers as JSON")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help=figure_help)
+    add = parser.add_argument
+    add("--json", action="store_true", help="print all numbers as JSON")
+    add("--figure", type=_parse_figure_path, metavar="FILE", help=figure_help)
+
+
+def _parse_figure_path(text: str) -> Path:
+    if Path(text).suffix not in _FIGURE_SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text} must end in {' or '.join(_FIGURE_SUFFIXES)}")
+    return Path(text)
+
+
+def _print_result(arguments: argparse.Namespace, summary: Any, lines: Iterable[str]) -> None:
+    print(json.dumps(summary, indent=2) if arguments.json else "\n".join(lines))
+
+
+def _save_figure(arguments: argparse.Namespace, build_figure: "Callable[[], ReportFigure]") -> None:
+    """Draw a figure if its path is given; raise OSError if the file cannot be written."""
+    if arguments.figure is not None:
+        build_figure().save(arguments.figure)
+        print(f"drew {arguments.figure}", file=sys.stderr)
 
 
 def _load_config(overrides: Sequence[str]) -> "tuple[Config, list[str]]":
@@ -156,75 +153,61 @@ def _load_config(overrides: Sequence[str]) -> "tuple[Config, list[str]]":
         raise
 
 
-def _print_plan(config: "Config", as_json: bool, figure_path: Path | None) -> int:
-    """Print a plan and, if it does not fit, the nearest layouts that do."""
-    from hlat.plan.forecast import forecast_run
-    from hlat.plan.layout_search import search_layouts
-    from hlat.report import plan_text as report
+def _print_plan(
+    config: "Config", problems: Sequence[str], arguments: argparse.Namespace
+) -> ExitCode:
+    """Print a plan, or the reasons why the layout is invalid and the nearest valid layout.
 
-    plan = forecast_run(config)
-    fitting = [] if plan.fits else _find_fitting_layouts(config, search_layouts(config))
-    if as_json:
-        summary = report.summarize_plan(config, plan)
-        summary["nearest"] = [report.summarize_layout(layout) for layout in fitting]
-        print(json.dumps(summary, indent=2))
-    else:
-        print("\n".join(report.format_plan(config, plan)))
-        if not plan.fits:
-            print(
-                f"\n{report.format_infeasible_plan(config, plan.memory, plan.device_memory_bytes)}"
-            )
-            print("\n".join(report.format_alternatives(fitting)))
-    if figure_path is not None and not _draw_plan(figure_path, config, plan):
-        return ExitCode.FAILED
-    return ExitCode.FINISHED if plan.fits else ExitCode.CONFIGURATION
-
-
-def _print_infeasible_layout(
-    config: "Config", problems: Sequence[str], as_json: bool, figure_path: Path | None
-) -> int:
-    """Print why a layout is invalid, the nearest valid layouts, and those that fit."""
+    If it does not fit, print the nearest layouts that do.
+    """
     from hlat.plan.forecast import forecast_run
     from hlat.plan.layout_search import find_nearest_layouts, search_layouts
-    from hlat.report import plan_text as report
+    from hlat.report import plan_text
 
-    layouts = search_layouts(config)
-    valid = [layout.config for layout in find_nearest_layouts(config, layouts, 1)]
-    plans = [(other, forecast_run(other)) for other in valid]
-    fitting = _find_fitting_layouts(config, layouts)
-    if as_json:
-        summary = {
-            "fits": False,
-            "problems": list(problems),
-            "nearest_valid": [report.summarize_plan(other, plan) for other, plan in plans],
-            "nearest": [report.summarize_layout(layout) for layout in fitting],
-        }
-        print(json.dumps(summary, indent=2))
-    else:
-        print("\n".join(f"infeasible: {problem}" for problem in problems))
-        for other, plan in plans:
-            print("\nthe nearest layout that these nodes can take:\n")
-            print("\n".join(report.format_plan(other, plan)))
-            if not plan.fits:
-                memory, capacity = plan.memory, plan.device_memory_bytes
-                print(f"\n{report.format_infeasible_plan(other, memory, capacity)}")
-        print("\n".join(report.format_alternatives(fitting)))
-    for other, plan in plans:
-        if figure_path is not None and not _draw_plan(figure_path, other, plan):
-            return ExitCode.FAILED
-    return ExitCode.CONFIGURATION
+    plans = [] if problems else [(config, forecast_run(config))]
+    fits = all(plan.fits for _, plan in plans) and not problems
+    layouts = [] if fits else search_layouts(config)
+    if problems:
+        nearest = find_nearest_layouts(config, layouts, 1)
+        plans = [(layout.config, forecast_run(layout.config)) for layout in nearest]
+    fitting = [] if fits else _find_fitting_layouts(config, layouts)
+    summaries = [plan_text.summarize_plan(*plan) for plan in plans]
+    summary: dict[str, Any] = (
+        {"fits": False, "problems": list(problems), "nearest_valid": summaries}
+        if problems
+        else summaries[0]
+    )
+    summary["nearest"] = [plan_text.summarize_layout(layout) for layout in fitting]
+    lines = [f"infeasible: {problem}" for problem in problems]
+    for planned, plan in plans:
+        if problems:
+            lines += ["", "the nearest layout that these nodes can take:", ""]
+        lines += plan_text.format_plan(planned, plan)
+        if not plan.fits:
+            capacity = plan.device_memory_bytes
+            lines += ["", plan_text.format_infeasible_plan(planned, plan.memory, capacity)]
+    if not fits:
+        lines += plan_text.format_alternatives(fitting)
+    _print_result(arguments, summary, lines)
+    for planned, plan in plans:
+        _save_figure(arguments, partial(_build_plan_figure, planned, plan))
+    return ExitCode.FINISHED if fits else ExitCode.CONFIGURATION
 
 
-def _print_ranking(config: "Config", as_json: bool) -> int:
+def _build_plan_figure(config: "Config", plan: "RunForecast") -> "ReportFigure":
+    from hlat.report import plan_figure  # drawing is slow to import
+
+    return plan_figure.build_plan_figure(config, plan)
+
+
+def _print_ranking(config: "Config", arguments: argparse.Namespace) -> ExitCode:
     """Print all valid layouts, best first."""
     from hlat.plan.layout_search import search_layouts
-    from hlat.report import plan_text as report
+    from hlat.report import plan_text
 
     layouts = search_layouts(config)
-    if as_json:
-        print(json.dumps([report.summarize_layout(layout) for layout in layouts], indent=2))
-    else:
-        print("\n".join(report.format_ranking(config, layouts)))
+    summaries = [plan_text.summarize_layout(layout) for layout in layouts]
+    _print_result(arguments, summaries, plan_text.format_ranking(config, layouts))
     return ExitCode.FINISHED if any(layout.fits for layout in layouts) else ExitCode.CONFIGURATION
 
 
@@ -239,56 +222,12 @@ def _find_fitting_layouts(
     return nearest + find_nearest_layouts(config, search_more_nodes(config), _NUM_NEAREST)
 
 
-def _validate_figure_path(figure_path: Path | None) -> None:
-    if figure_path is not None and figure_path.suffix not in _FIGURE_SUFFIXES:
-        raise ConfigError(f"figure={figure_path} must end in {' or '.join(_FIGURE_SUFFIXES)}")
-
-
-def _draw_plan(figure_path: Path, config: "Config", plan: "RunForecast") -> bool:
-    """Draw a plan; return True if the file was written."""
-    from hlat.report import plan_figure
-
-    return _draw_figure(
-        figure_path, lambda: plan_figure.build_plan_figure(config, plan).save(figure_path)
-    )
-
-
-def _draw_figure(figure_path: Path, draw: Callable[[], None]) -> bool:
-    """Draw a figure; return True if the file was written."""
-    try:
-        draw()
-    except OSError as error:
-        print(f"figure={figure_path} cannot be written ({error.strerror})", file=sys.stderr)
-        return False
-    print(f"drew {figure_path}", file=sys.stderr)
-    return True
-
-
 def _run_failures(argv: Sequence[str]) -> int:
     """Print what failures cost a run, and how often it should save."""
     from hlat.plan import failure_model
+    from hlat.plan.failure_scenarios import build_scenario
     from hlat.report import checkpoint_interval_figure
     from hlat.report.failure_plan_text import format_failure_plan, summarize_failure_plan
-
-    arguments = _build_failures_parser().parse(argv)
-    figure_path = arguments.figure
-    _validate_figure_path(figure_path)
-    scenario, sources = _build_scenario(arguments)
-    trials, seed = arguments.trials, arguments.seed
-    failure_model.validate_scenario(scenario, trials)
-    simulated = failure_model.simulate_failures(scenario, trials, seed)
-    plan = summarize_failure_plan(scenario, simulated, sources)
-    print(json.dumps(plan, indent=2) if arguments.json else "\n".join(format_failure_plan(plan)))
-    if figure_path is None:
-        return ExitCode.FINISHED
-    sweep = checkpoint_interval_figure.sweep_checkpoint_intervals(scenario, trials, seed)
-    figure = checkpoint_interval_figure.build_interval_figure(sweep)
-    was_drawn = _draw_figure(figure_path, lambda: figure.save(figure_path))
-    return ExitCode.FINISHED if was_drawn else ExitCode.FAILED
-
-
-def _build_failures_parser() -> CommandLineParser:
-    from hlat.plan.failure_model import FailureScenario
 
     parser = CommandLineParser(
         "plan failures",
@@ -296,26 +235,32 @@ def _build_failures_parser() -> CommandLineParser:
         _FAILURES_EXAMPLES,
     )
     add = parser.add_argument
-    add("--scenario", default="automatic", metavar="NAME", help=_FAILURES_HELP["scenario"])
-    integers = {field.name for field in fields(FailureScenario) if field.type is int}
-    for name in [field.name for field in fields(FailureScenario)] + ["trials", "seed"]:
-        is_integer = name in integers or name in ("trials", "seed")
-        parse = partial(parse_number, integer=is_integer, positive=name not in _NON_NEGATIVE_KEYS)
-        flag = f"--{name.replace('_', '-')}"
-        add(flag, type=parse, metavar="N" if is_integer else "X", help=_FAILURES_HELP[name])
-    parser.set_defaults(trials=1000, seed=0)
+    scenario_help = "automatic: HLAT-7B with automatic recovery; manual: the paper's run without"
+    add("--scenario", default="automatic", metavar="NAME", help=scenario_help)
+    settings = fields(failure_model.FailureScenario)
+    for field in settings:
+        integer, positive = field.type is int, field.metadata["positive"]
+        parse = partial(parse_number, integer=integer, positive=positive)
+        flag, metavar = f"--{field.name.replace('_', '-')}", "N" if integer else "X"
+        add(flag, type=parse, metavar=metavar, help=field.metadata["help"])
+    parse_trials = partial(parse_number, integer=True, positive=True)
+    add("--trials", type=parse_trials, default=1000, metavar="N", help="simulated runs (1000)")
+    parse_seed = partial(parse_number, integer=True, positive=False)
+    add("--seed", type=parse_seed, default=0, metavar="N", help="seed of the simulation (0)")
     _add_output_settings(parser, "draw goodput over the checkpoint interval (svg or png)")
-    return parser
-
-
-def _build_scenario(arguments: argparse.Namespace) -> "tuple[FailureScenario, dict[str, str]]":
-    """Return the scenario with the settings of the command line, and the source of each number."""
-    from hlat.plan.failure_model import FailureScenario
-    from hlat.plan.failure_scenarios import build_scenario
-
-    values = {field.name: getattr(arguments, field.name) for field in fields(FailureScenario)}
-    given = {name: value for name, value in values.items() if value is not None}
-    return build_scenario(arguments.scenario, given)
+    arguments = parser.parse(argv)
+    values = {field.name: getattr(arguments, field.name) for field in settings}
+    given = {key: value for key, value in values.items() if value is not None}
+    scenario, sources = build_scenario(arguments.scenario, given)
+    trials, seed = arguments.trials, arguments.seed
+    failure_model.validate_scenario(scenario, trials)
+    simulated = failure_model.simulate_failures(scenario, trials, seed)
+    plan = summarize_failure_plan(scenario, simulated, sources)
+    _print_result(arguments, plan, format_failure_plan(plan))
+    sweep = checkpoint_interval_figure.sweep_checkpoint_intervals
+    build = checkpoint_interval_figure.build_interval_figure
+    _save_figure(arguments, lambda: build(sweep(scenario, trials, seed)))
+    return ExitCode.FINISHED
 
 
 def _run_cost(argv: Sequence[str]) -> int:
@@ -329,22 +274,14 @@ def _run_cost(argv: Sequence[str]) -> int:
     )
     _add_output_settings(parser, "draw the costs (svg or png)")
     arguments = parser.parse(argv)
-    figure_path = arguments.figure
-    _validate_figure_path(figure_path)
     baseline_usd = token_cost.compute_baseline_cost()
     costs = [*token_cost.compute_planned_costs(), *token_cost.compute_published_costs()]
-    if arguments.json:
-        summary = {"baseline_usd": baseline_usd, "costs": [vars(cost) for cost in costs]}
-        print(json.dumps(summary, indent=2))
-    else:
-        headers = ("Run", "Nodes", "USD per 4 M tokens", f"Of {baseline_usd:.3f} USD")
-        rows = cost_figure.build_cost_table(costs, baseline_usd)
-        print("\n".join(format_table(headers, rows)))
-    if figure_path is None:
-        return ExitCode.FINISHED
-    figure = cost_figure.build_cost_figure(costs, baseline_usd)
-    was_drawn = _draw_figure(figure_path, lambda: figure.save(figure_path))
-    return ExitCode.FINISHED if was_drawn else ExitCode.FAILED
+    summary = {"baseline_usd": baseline_usd, "costs": [vars(cost) for cost in costs]}
+    headers = ("Run", "Nodes", "USD per 4 M tokens", f"Of {baseline_usd:.3f} USD")
+    rows = cost_figure.build_cost_table(costs, baseline_usd)
+    _print_result(arguments, summary, format_table(headers, rows))
+    _save_figure(arguments, lambda: cost_figure.build_cost_figure(costs, baseline_usd))
+    return ExitCode.FINISHED
 
 
 def _run_from_nxdt(argv: Sequence[str]) -> int:
@@ -374,9 +311,8 @@ def _run_from_nxdt(argv: Sequence[str]) -> int:
     if run.is_hf:
         run = parse_nxdt_config(tree, _load_model_config(file, run.get("model.model_config")))
     translation = translate_nxdt_config(run, load_model_presets())
-    refused = _find_problems(
-        format_overrides(translation.overrides, translation.unset, PLACEHOLDERS)
-    )
+    overrides = format_overrides(translation.overrides, translation.unset, PLACEHOLDERS)
+    refused = _find_problems(overrides)
     print("\n".join(format_translation(file.name, translation, refused)))
     return ExitCode.CONFIGURATION if refused else ExitCode.FINISHED
 

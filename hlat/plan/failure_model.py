@@ -12,8 +12,8 @@ Future Generation Computer Systems 22(3), 2006.
 """
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Generic, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,35 +30,26 @@ _MAX_FAILURES_PER_TRIAL = 1e5
 _MAX_FAILURES = 1e7
 
 
+def _setting(meaning: str, positive: bool = False) -> Any:
+    """Return a field that is a setting of `hlat plan failures` with this line in its help."""
+    return field(metadata={"help": meaning, "positive": positive})
+
+
 @dataclass(frozen=True)
 class FailureScenario:
-    """Run and its failures; times in seconds unless the name has `_h` for hours.
+    """Run and its failures; times in seconds unless the name has `_h` for hours."""
 
-    Attributes:
-        nodes: Nodes of the run, all of which it requires.
-        mtbf_h: Mean time between failures of one node, in hours.
-        detect_s: From a failure to its detection.
-        response_s: From detection to the restart, on average.
-        restart_s: Start of the processes; a failure during it counts as another.
-        load_s: Load of the checkpoint; a failure during it counts as another.
-        save_stall_s: Time for which a save blocks training.
-        save_write_s: From there until the checkpoint is durable.
-        step_s: Time of a training step.
-        every_steps: Steps between two saves.
-        steps: Steps of the run, rounded up to whole intervals.
-    """
-
-    nodes: int
-    mtbf_h: float
-    detect_s: float
-    response_s: float
-    restart_s: float
-    load_s: float
-    save_stall_s: float
-    save_write_s: float
-    step_s: float
-    every_steps: int
-    steps: int
+    nodes: int = _setting("nodes that must all work", positive=True)
+    mtbf_h: float = _setting("mean hours between failures of one node", positive=True)
+    detect_s: float = _setting("seconds until a failure is detected")
+    response_s: float = _setting("mean seconds until the restart begins (log-normal)")
+    restart_s: float = _setting("seconds until processes have started; failures in this time count")
+    load_s: float = _setting("seconds to load the checkpoint; failures in this time count")
+    save_stall_s: float = _setting("seconds for which a save stops training")
+    save_write_s: float = _setting("seconds from the stall until the checkpoint is durable")
+    step_s: float = _setting("seconds of a training step", positive=True)
+    every_steps: int = _setting("steps between saves", positive=True)
+    steps: int = _setting("steps of the run, rounded up to whole intervals", positive=True)
 
     @property
     def mtbf_s(self) -> float:
@@ -125,15 +116,9 @@ class TimeBreakdown(Generic[FloatOrArray]):
 
 
 def validate_scenario(scenario: FailureScenario, num_trials: int) -> None:
-    """Raise ConfigError if the formulas do not apply or the simulation would not end.
-
-    Raises:
-        ConfigError: All reasons.
-    """
-    if problems := [
-        *_find_save_problems(scenario),
-        *_find_endless_run_problems(scenario, num_trials),
-    ]:
+    """Raise ConfigError if the formulas do not apply or the simulation would not end."""
+    problems = _find_save_problems(scenario) + _find_endless_run_problems(scenario, num_trials)
+    if problems:
         raise ConfigError(*problems)
 
 

@@ -10,11 +10,7 @@ from hlat.plan.memory_estimate import estimate_memory, get_device_memory_bytes
 
 
 def validate_feasibility(config: Config) -> None:
-    """Raise ConfigError if the configuration cannot run.
-
-    Raises:
-        ConfigError: All reasons, one line each.
-    """
+    """Raise ConfigError with all reasons if the configuration cannot run."""
     problems = [
         *neuron_environment.find_compiler_problems(config.compiler),
         *_find_memory_problems(config),
@@ -25,11 +21,7 @@ def validate_feasibility(config: Config) -> None:
 
 
 def validate_vocab_size(model: ModelConfig, tokenizer_size: int) -> None:
-    """Raise ConfigError if token ids exceed the embedding.
-
-    Raises:
-        ConfigError: If the tokenizer has more ids than model.vocab_size.
-    """
+    """Raise ConfigError if the tokenizer has more ids than model.vocab_size."""
     if tokenizer_size > model.vocab_size:
         raise ConfigError(
             f"model.vocab_size={model.vocab_size} is smaller than the {tokenizer_size} ids of "
@@ -48,7 +40,7 @@ def _find_memory_problems(config: Config) -> list[str]:
         f"model={config.model.name} needs {_format_gib(required.total)} GiB per device ({terms}), "
         f"hardware={config.hardware.name} has {_format_gib(available)}; use a smaller model, a "
         "narrower precision, more parallelism.tp or pp, or a smaller batch.micro_batch_size; "
-        "python -m hlat.plan with the same overrides lists what fits; run.force=true skips this "
+        "hlat plan with the same overrides lists what fits; run.force=true skips this "
         "check"
     ]
 

@@ -11,9 +11,13 @@ from hlat.config.data import EncoderLibrary
 from hlat.config.run import Config
 from hlat.model.parameter_specs import compute_flops_per_token, count_parameters
 from hlat.plan import failure_model, step_time
-from hlat.plan.checkpoint_size import compute_checkpoint_bytes
 from hlat.plan.failure_scenarios import build_scenario
-from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory, get_device_memory_bytes
+from hlat.plan.memory_estimate import (
+    MemoryEstimate,
+    compute_checkpoint_bytes,
+    estimate_memory,
+    get_device_memory_bytes,
+)
 from hlat.plan.step_time import StepTime
 from hlat.training_state import compute_total_steps
 
@@ -31,14 +35,8 @@ _MAX_INTERVAL_IN_MTBFS = 100
 class ThroughputForecast:
     """Values derived from the step time; None if peak or price is unknown.
 
-    Attributes:
-        step: Time of a step.
-        tokens_per_second: Throughput of the run.
-        mfu: Model FLOPs utilization.
-        days: Duration of the run without failures.
-        cost_usd: Cost of these days.
-        cost_per_4m_tokens_usd: Cost of 4 million tokens, HLAT paper, section V-F.
-        loader_cores: Cores per node for tokenization.
+    `days` and `cost_usd` are those of a run without failures; `cost_per_4m_tokens_usd` is that of
+    the HLAT paper, section V-F; `loader_cores` are the cores per node for tokenization.
     """
 
     step: StepTime
@@ -54,14 +52,8 @@ class ThroughputForecast:
 class CheckpointForecast:
     """Cost of checkpoints at the failure rate that docs/failures.md fits.
 
-    Attributes:
-        size: Bytes of a checkpoint.
-        write_s: Seconds to write it to shared storage.
-        stall_s: Seconds for which a save blocks training.
-        best_steps: The interval with the highest goodput.
-        best_goodput: Highest goodput.
-        every_steps: Configured interval.
-        goodput: Goodput of the configured interval.
+    `size` in bytes, `stall_s` the seconds for which a save blocks training; `best_steps` is the
+    interval with the highest goodput, `every_steps` the configured one.
     """
 
     size: int
@@ -75,18 +67,7 @@ class CheckpointForecast:
 
 @dataclass(frozen=True)
 class RunForecast:
-    """Forecast of a run.
-
-    Attributes:
-        num_parameters: Parameters of the model.
-        steps: Steps of the run.
-        tokens: Tokens of the run.
-        memory: Memory of the fullest device.
-        device_memory_bytes: Capacity of a device.
-        throughput: Speed and cost; None if the step time is unknown.
-        checkpointing: Cost of checkpoints; None if the step time is unknown.
-        unknown_reasons: Reasons why the step time is unknown.
-    """
+    """Forecast of a run; `throughput` and `checkpointing` are None if the step time is unknown."""
 
     num_parameters: int
     steps: int

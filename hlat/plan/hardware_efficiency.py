@@ -13,14 +13,7 @@ from hlat.config.run import Config
 
 @dataclass(frozen=True)
 class HardwareEfficiency:
-    """Achieved fractions of the values in `hardware`.
-
-    Attributes:
-        compute: Fraction of hardware.peak_tflops.
-        link: Fraction of hardware.link_gb_per_s.
-        network: Fraction of hardware.network_gbit_per_s.
-        source: Source of the fractions.
-    """
+    """Achieved fractions of peak_tflops, link_gb_per_s and network_gbit_per_s of `hardware`."""
 
     compute: float
     link: float

@@ -16,11 +16,7 @@ from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS
 from hlat.config.run import Config
 from hlat.plan.hardware_efficiency import get_planned_engine
 from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory, get_device_memory_bytes
-from hlat.plan.step_time import (
-    compute_achieved_speed,
-    compute_step_time,
-    get_efficiency,
-)
+from hlat.plan.step_time import compute_achieved_speed, compute_step_time, get_efficiency
 
 _CHECKPOINTING_MODES = list(ActivationCheckpointing)
 _MAX_MICRO_BATCH_SIZE = 16
@@ -29,14 +25,7 @@ _MAX_NODES = 1024
 
 @dataclass(frozen=True)
 class LayoutCandidate:
-    """Valid layout with its predicted memory and step time.
-
-    Attributes:
-        config: Configuration with the layout.
-        memory: Memory of the fullest device.
-        fits: True if the device has that memory.
-        step_s: Seconds per step; None if unknown.
-    """
+    """Valid layout with its predicted memory and step time; None if that is unknown."""
 
     config: Config
     memory: MemoryEstimate
@@ -85,24 +74,33 @@ def search_layouts(config: Config) -> list[LayoutCandidate]:
             fits = memory.total <= get_device_memory_bytes(layout)
             step_s = None if speed is None else compute_step_time(layout, speed).total
             candidates.append(LayoutCandidate(layout, memory, fits, step_s))
-    return sorted(candidates, key=_sort_key)
+    return sorted(candidates, key=lambda one: (not one.fits, one.step_s or one.memory.total))
 
 
 def generate_layouts(config: Config) -> Iterator[Config]:
     """Yield the configuration in every layout of its processes, valid or not."""
-    num_processes, num_layers = config.num_processes, config.model.num_layers
-    for tp, pp in product(
-        _list_divisors(config.model.num_attention_heads), range(1, num_layers + 1)
-    ):
-        if num_processes % (tp * pp):
+    num_processes, num_heads = config.num_processes, config.model.num_attention_heads
+    derives_dp = config.parallelism.dp is None and config.hardware.processes_per_node is not None
+    for tp, pp in product(range(1, num_heads + 1), range(1, config.model.num_layers + 1)):
+        if num_heads % tp or num_processes % (tp * pp):
             continue
-        sequences = config.batch.global_batch_size // (num_processes // (tp * pp))
-        for micro_batch_size, checkpointing, zero in product(
-            _list_powers_of_two(sequences), _CHECKPOINTING_MODES, range(4)
-        ):
-            if zero and tp * pp == num_processes and zero != config.parallelism.zero:
+        dp = num_processes // (tp * pp)
+        max_size = min(config.batch.global_batch_size // dp, _MAX_MICRO_BATCH_SIZE)
+        sizes = [1 << n for n in range(max_size.bit_length())]
+        for size, mode, zero in product(sizes, _CHECKPOINTING_MODES, range(4)):
+            if zero and dp == 1 and zero != config.parallelism.zero:
                 continue  # ZeRO stages are equivalent for one replica
-            yield _apply_layout(config, tp, pp, micro_batch_size, checkpointing, zero)
+            layout = replace(
+                config.parallelism,
+                tp=tp,
+                pp=pp,
+                dp=None if derives_dp else dp,
+                zero=zero,
+                sequence_parallel=tp > 1 and config.batch.sequence_length % tp == 0,
+                activation_checkpointing=mode,
+            )
+            batch = replace(config.batch, micro_batch_size=size)
+            yield replace(config, parallelism=layout, batch=batch)
 
 
 def find_nearest_layouts(
@@ -131,58 +129,17 @@ def search_more_nodes(config: Config) -> list[LayoutCandidate]:
     return []
 
 
-def _apply_layout(
-    config: Config,
-    tp: int,
-    pp: int,
-    micro_batch_size: int,
-    checkpointing: ActivationCheckpointing,
-    zero: int,
-) -> Config:
-    derived = config.parallelism.dp is None and config.hardware.processes_per_node is not None
-    layout = replace(
-        config.parallelism,
-        tp=tp,
-        pp=pp,
-        dp=None if derived else config.num_processes // (tp * pp),
-        zero=zero,
-        sequence_parallel=tp > 1 and config.batch.sequence_length % tp == 0,
-        activation_checkpointing=checkpointing,
-    )
-    return replace(
-        config, parallelism=layout, batch=replace(config.batch, micro_batch_size=micro_batch_size)
-    )
-
-
-def _sort_key(layout: LayoutCandidate) -> tuple[bool, float]:
-    return not layout.fits, layout.memory.total if layout.step_s is None else layout.step_s
-
-
 def _compute_distance(config: Config, other: Config) -> float:
     """Return the distance of two layouts: factors of two, and steps of the other choices.
 
     Tensor parallelism has a higher weight, since it changes the shape of every matrix.
     """
     one, two = config.parallelism, other.parallelism
-    steps = abs(
-        _CHECKPOINTING_MODES.index(one.activation_checkpointing)
-        - _CHECKPOINTING_MODES.index(two.activation_checkpointing)
-    )
-    micro = math.log2(config.micro_batch_size / other.micro_batch_size)
+    modes = [_CHECKPOINTING_MODES.index(p.activation_checkpointing) for p in (one, two)]
     return (
         1.1 * abs(math.log2(one.tp / two.tp))
         + abs(math.log2(one.pp / two.pp))
-        + abs(micro)
+        + abs(math.log2(config.micro_batch_size / other.micro_batch_size))
         + abs(one.zero - two.zero)
-        + steps
+        + abs(modes[0] - modes[1])
     )
-
-
-def _list_divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
-
-
-def _list_powers_of_two(limit: int) -> list[int]:
-    """Return the powers of two up to a limit and the largest micro batch size."""
-    top = min(limit, _MAX_MICRO_BATCH_SIZE)
-    return [1 << n for n in range(max(0, top.bit_length()))]

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
-from hlat.config.precision import Fp32Operator
+from hlat.config.precision import Fp32Operator, PrecisionConfig
 from hlat.config.run import Config
-from hlat.model.parameter_specs import logit_chunk_size
+from hlat.model.parameter_specs import count_parameters, logit_chunk_size
 from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
-from hlat.plan.checkpoint_size import compute_saved_bytes_per_parameter
 from hlat.plan.hardware_efficiency import RESERVED_MEMORY_GIB, get_planned_engine
 from hlat.plan.stage_shards import (
     StageShard,
@@ -83,6 +82,19 @@ def get_device_memory_bytes(config: Config) -> float:
     return host_bytes * hardware.nodes / config.num_processes
 
 
+def compute_checkpoint_bytes(config: Config) -> int:
+    """Return the bytes of one checkpoint: (master) weights and both moments.
+
+    Headers, hashes and the data position, some hundred bytes per tensor, are not included.
+    """
+    return count_parameters(config.model) * _compute_saved_bytes_per_parameter(config.precision)
+
+
+def _compute_saved_bytes_per_parameter(precision: PrecisionConfig) -> int:
+    updated = precision.master_weights or precision.weights
+    return get_itemsize(updated) + 2 * get_itemsize(precision.optimizer_state)
+
+
 def count_saved_activations_per_token(
     config: Config, mesh: ParallelDegrees, stage: StageShard
 ) -> float:
@@ -133,7 +145,7 @@ def _estimate_stage(
     logits = _estimate_logit_bytes(config, mesh) if stage.is_last else 0.0
     gradient_numel = float(numel if _is_nxd(config) else stage.largest_numel)
     is_snapshot_on_device = config.hardware.memory_gib is None and config.checkpoint.asynchronous
-    saved_bytes = compute_saved_bytes_per_parameter(config.precision)
+    saved_bytes = _compute_saved_bytes_per_parameter(config.precision)
     return MemoryEstimate(
         weights=(gathered_numel + (shard_numel if has_sharded_copy else 0.0))
         * bytes_per_parameter.weights,

@@ -14,15 +14,8 @@ from hlat.precision.precision_bytes import get_itemsize
 class StageShard:
     """One tensor-parallel rank's shard of a pipeline stage.
 
-    Attributes:
-        num_layers: Decoder layers.
-        layer_numel: Weights of one layer.
-        norm_numel: Weights of the norms of one layer, which are in no matmul.
-        num_kv_heads: Key/value heads per layer.
-        non_layer_numel: Weights outside of layers.
-        largest_numel: Weights of the largest matrix.
-        is_first: True if the stage embeds the tokens.
-        is_last: True if the stage has the head.
+    `norm_numel` counts the weights of the norms of one layer, which are in no matmul,
+    `non_layer_numel` those outside of layers, `largest_numel` those of the largest matrix.
     """
 
     num_layers: int

@@ -71,20 +71,12 @@ class AchievedSpeed:
 
 
 def predict_step_time(config: Config) -> StepTime:
-    """Return the time of a step.
-
-    Raises:
-        ConfigError: If a property of the hardware is unknown.
-    """
+    """Return the time of a step; raise ConfigError if a property of the hardware is unknown."""
     return compute_step_time(config, compute_achieved_speed(config, get_efficiency(config)))
 
 
 def get_efficiency(config: Config) -> HardwareEfficiency:
-    """Return the constants of the run's hardware.
-
-    Raises:
-        ConfigError: If there are none.
-    """
+    """Return the constants of the run's hardware; raise ConfigError if there are none."""
     name = config.hardware.name
     if name not in EFFICIENCIES:
         raise ConfigError(

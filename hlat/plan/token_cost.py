@@ -19,7 +19,7 @@ from hlat.plan.step_time import predict_step_time
 
 PRICES = {"trn1_32xl": 21.50, "a100_p4d": 32.77}
 """USD per node and hour in the HLAT paper, section II."""
-NODE_COUNTS = (4, 8, 16, 32, 64)
+_NODE_COUNTS = (4, 8, 16, 32, 64)
 _BASELINE_OVERRIDES = (
     *("model=7b", "precision=mixed", "parallelism.tp=4", "parallelism.zero=1"),
     *("hardware=a100_p4d", "hardware.nodes=4"),
@@ -38,13 +38,7 @@ _FALLBACK_PIPELINE = "parallelism.pp=4"
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Cost of one run.
-
-    Attributes:
-        label: Model and source.
-        nodes: Nodes of the run.
-        usd: USD per 4 million tokens; None if the run does not fit into memory.
-    """
+    """USD per 4 million tokens of a run; None if the run does not fit into memory."""
 
     label: str
     nodes: int
@@ -62,7 +56,7 @@ def compute_planned_costs() -> list[TokenCost]:
     """Return the planned costs of the paper's models on its numbers of nodes."""
     costs = []
     for label, model in _MODEL_OVERRIDES.items():
-        for nodes in NODE_COUNTS:
+        for nodes in _NODE_COUNTS:
             overrides = (*model, *_TRN1_OVERRIDES, f"hardware.nodes={nodes}")
             try:
                 costs.append(_plan_cost(label, overrides))

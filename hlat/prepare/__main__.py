@@ -11,11 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.config.argument_parser import (
-    CommandLineParser,
-    parse_positive_int,
-    run_and_exit,
-)
+from hlat.config.argument_parser import CommandLineParser, parse_positive_int, run_and_exit
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.data import embedded_corpus, standard_library
 from hlat.data.arrow_dataset import ArrowDataset

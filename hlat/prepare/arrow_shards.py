@@ -7,7 +7,9 @@ size limit.
 """
 
 import hashlib
+import io
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-from hlat.data import row_index
 
 TEXT_COLUMN = "text"
 SCHEMA = pa.schema([(TEXT_COLUMN, pa.large_string())])
@@ -39,43 +39,38 @@ class ShardRecord:
     longest_bytes: int
 
 
-class _HashingFile:
+class _HashingFile(io.BufferedWriter):
     """New file that is hashed while it is written and flushed to disk when it is finished."""
 
-    closed = False
-
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._digest = hashlib.sha256()
-        self._file = path.open("xb")
-        self.size = 0
+        super().__init__(io.FileIO(path, "x"))
+        self._path, self._digest = path, hashlib.sha256()
 
     def write(self, block: Any) -> int:
-        view = memoryview(block)
-        self._digest.update(view)
-        try:
-            self._file.write(view)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self._path)) from error
-        self.size += view.nbytes
-        return view.nbytes
-
-    def tell(self) -> int:
-        return self.size
+        self._digest.update(block)
+        num_bytes: int = self._call(super().write, block)
+        return num_bytes
 
     def flush(self) -> None:
-        """Do nothing: `finish` flushes the file."""
+        self._call(super().flush)
 
-    def finish(self) -> str:
-        """Flush the file to disk and return its SHA-256."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        return self._digest.hexdigest()
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+    def finish(self) -> tuple[int, str]:
+        """Flush the file to disk and return its size and SHA-256."""
+        self.flush()
+        os.fsync(self.fileno())
+        size = self.tell()
+        self.close()
+        return size, self._digest.hexdigest()
 
     def close_unfinished(self) -> None:
         with suppress(OSError):  # closing repeats the failed write if the disk is full
-            self._file.close()
+            self.close()
 
 
 class _ShardFile:
@@ -101,7 +96,7 @@ class _ShardFile:
     def finish(self) -> ShardRecord:
         self._writer.close()
         counts = self._num_rows, self.text_bytes, self._longest_bytes
-        return ShardRecord(self._name, self.file.size, self.file.finish(), *counts)
+        return ShardRecord(self._name, *self.file.finish(), *counts)
 
 
 class ArrowShardWriter:
@@ -162,13 +157,3 @@ class ArrowShardWriter:
 def format_shard_name(number: int) -> str:
     """Return the file name of a shard by its number in the directory."""
     return f"part-{number:05d}.arrow"
-
-
-def write_row_index(shard: Path) -> Path:
-    """Write the row index of a finished shard and return its path.
-
-    Raises:
-        OSError: If writing fails.
-    """
-    row_index.save_row_index(row_index.build_row_index(shard, TEXT_COLUMN), shard, TEXT_COLUMN)
-    return row_index.get_sidecar_path(shard)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hlat.config.config_errors import ConfigError
+from hlat.data import row_index
 from hlat.prepare import arrow_shards, document_reader
 from hlat.prepare.arrow_shards import ShardRecord
 from hlat.prepare.corpus_manifest import IndexRecord, InputRecord, write_json
@@ -133,7 +134,7 @@ def _convert_input(
                     raise ConfigError(
                         f"{input_file.path}, {document.location}: {document.reason}; repair the "
                         "file and run the same command again, or skip and count such documents "
-                        "with --skip-damaged"
+                        "with skip_damaged=true"
                     )
                 counts["damaged"] += 1
             elif document:
@@ -149,8 +150,10 @@ def _convert_input(
 def _write_row_indices(directory: Path, shards: Iterable[ShardRecord]) -> Iterator[IndexRecord]:
     """Write the row index of each shard and flush it to disk."""
     for shard in shards:
-        path = arrow_shards.write_row_index(directory / shard.name)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        file, column = directory / shard.name, arrow_shards.TEXT_COLUMN
+        row_index.save_row_index(row_index.build_row_index(file, column), file, column)
+        path = row_index.get_sidecar_path(file)
+        with path.open("rb") as index:
+            os.fsync(index.fileno())
         record = durable_files.hash_file(path)
         yield IndexRecord(path.name, record.size, record.sha256)

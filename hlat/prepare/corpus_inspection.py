@@ -56,11 +56,7 @@ class CorpusStatistics:
 
 
 def inspect_corpus(path: str, column: str) -> list[CorpusStatistics]:
-    """Return the statistics of the sources at a path.
-
-    Args:
-        path: Prepared directory, a parent of prepared directories, or inputs of `hlat.prepare`.
-        column: Text column of inputs.
+    """Return the statistics of a prepared directory, its children, or inputs of `hlat prepare`.
 
     Raises:
         ConfigError: If no supported file exists, or a file cannot be read.
@@ -78,13 +74,14 @@ def _inspect_prepared(directory: Path, manifest: CorpusManifest) -> CorpusStatis
     corpus = ArrowDataset(
         [directory / shard.name for shard in manifest.files], arrow_shards.TEXT_COLUMN
     )
+    totals = {name: Estimate(total) for name, total in manifest.totals.items()}
     return CorpusStatistics(
         manifest.source,
-        Estimate(manifest.documents),
-        Estimate(manifest.text_bytes),
+        totals["documents"],
+        totals["text_bytes"],
         Estimate(max(shard.longest_bytes for shard in manifest.files)),
-        Estimate(manifest.empty),
-        Estimate(manifest.damaged),
+        totals["empty"],
+        totals["damaged"],
         _sample_documents(corpus),
     )
 
@@ -132,22 +129,16 @@ def _inspect_sample(name: str, files: Sequence[InputFile], column: str) -> Corpu
     num_rows = _extrapolate(files, samples, [float(sample.num_rows) for sample in samples])
     num_bytes = _extrapolate(files, samples, [sum(map(len, one.documents)) for one in samples])
     exact_rows = num_rows if is_complete else _count_parquet_rows(files)
-    num_empty, num_damaged = (
-        Estimate(count, "" if is_complete else ">=") if is_complete or count else None
-        for count in (
-            sum(one.num_empty for one in samples),
-            sum(one.num_damaged for one in samples),
-        )
-    )
+    bound, estimated = ("", "") if is_complete else (">=", "~")
+    num_empty = sum(one.num_empty for one in samples)
+    num_damaged = sum(one.num_damaged for one in samples)
     return CorpusStatistics(
         name,
         Estimate(num_rows, "~") if exact_rows is None else Estimate(exact_rows),
-        Estimate(
-            num_bytes * (exact_rows or num_rows) / max(1, num_rows), "" if is_complete else "~"
-        ),
-        Estimate(max(map(len, documents), default=0), "" if is_complete else ">="),
-        num_empty,
-        num_damaged,
+        Estimate(num_bytes * (exact_rows or num_rows) / max(1, num_rows), estimated),
+        Estimate(max(map(len, documents), default=0), bound),
+        Estimate(num_empty, bound) if is_complete or num_empty else None,
+        Estimate(num_damaged, bound) if is_complete or num_damaged else None,
         tuple(str(documents[i], "utf-8") for i in _compute_spaced_indices(len(documents))),
     )
 
@@ -217,9 +208,7 @@ def _count_parquet_rows(files: Sequence[InputFile]) -> int | None:
 def count_tokens(documents: Sequence[str], tokenizer: Path | None) -> int:
     """Return the number of tokens of documents, including one end-of-document token for each.
 
-    Args:
-        documents: Documents.
-        tokenizer: A tokenizer.json; None selects the embedded one.
+    `tokenizer` is a tokenizer.json; None selects the embedded one.
 
     Raises:
         ConfigError: If the file is not a tokenizer.
@@ -228,8 +217,8 @@ def count_tokens(documents: Sequence[str], tokenizer: Path | None) -> int:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"--tokenizer {path}: cannot be read ({error.strerror})") from error
-    parsed = parse_tokenizer(f"--tokenizer {path}:", content)
+        raise ConfigError(f"tokenizer={path}: cannot be read ({error.strerror})") from error
+    parsed = parse_tokenizer(f"tokenizer={path}:", content)
     encodings = parsed.encode_batch_fast(list(documents), add_special_tokens=False)
     return sum(len(encoding.ids) + 1 for encoding in encodings)
 

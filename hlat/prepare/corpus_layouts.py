@@ -5,27 +5,27 @@ splits and lists. A layout maps the files to the sources of a data configuration
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from hlat.config.config_errors import ConfigError
 from hlat.prepare.input_files import InputFile
 
 
-@dataclass(frozen=True)
-class CorpusLayout:
+class CorpusLayout(NamedTuple):
     """Directory layout of a published corpus."""
 
-    sources: Mapping[str, tuple[str, ...]]
-    """Patterns that match the end of the file paths of each source."""
     config: str
     """Configuration of the group `data` that reads the sources."""
+    sources: Mapping[str, tuple[str, ...]]
+    """Patterns that match the end of the file paths of each source."""
 
 
 # The layouts are those of the repositories on huggingface.co; RedPajama's results from the loop
 # over urls.txt in its card. Of peS2o's overlapping versions, the second is used.
 LAYOUTS = {
     "redpajama": CorpusLayout(
+        "redpajama",
         {
             "common_crawl": ("common_crawl/*/*.jsonl*",),
             "c4": ("c4/*.jsonl*",),
@@ -35,16 +35,9 @@ LAYOUTS = {
             "wikipedia": ("wikipedia/*.jsonl*",),
             "stackexchange": ("stackexchange/*.jsonl*",),
         },
-        config="redpajama",
     ),
-    "pes2o": CorpusLayout(
-        {"pes2o": ("v2/train-*.json*", "v2/train-*.zst")},
-        config="hlat_70b",
-    ),
-    "open_web_math": CorpusLayout(
-        {"open_web_math": ("train-*.parquet",)},
-        config="hlat_70b",
-    ),
+    "pes2o": CorpusLayout("hlat_70b", {"pes2o": ("v2/train-*.json*", "v2/train-*.zst")}),
+    "open_web_math": CorpusLayout("hlat_70b", {"open_web_math": ("train-*.parquet",)}),
 }
 
 
@@ -66,7 +59,7 @@ def assign_sources(
     if not any(assigned.values()):
         patterns = ", ".join(pattern for ends in sources.values() for pattern in ends)
         raise ConfigError(
-            f"--layout {name}: none of {len(unmatched)} files, such as {unmatched[0].path}, "
-            f"matches {patterns}; specify the directory of the corpus, or omit --layout"
+            f"layout={name}: none of {len(unmatched)} files, such as {unmatched[0].path}, "
+            f"matches {patterns}; specify the directory of the corpus, or omit layout="
         )
     return {source: files for source, files in assigned.items() if files}, unmatched

@@ -35,7 +35,7 @@ class InputRecord:
     empty: int
     """Documents without text, omitted."""
     damaged: int
-    """Documents that could not be read, omitted with --skip-damaged."""
+    """Documents that could not be read, omitted with skip_damaged=true."""
 
 
 @dataclass(frozen=True)
@@ -65,32 +65,14 @@ class CorpusManifest:
         return (*self.files, *self.indices)
 
     @property
-    def documents(self) -> int:
-        """Total documents."""
-        return sum(record.documents for record in self.inputs)
-
-    @property
-    def text_bytes(self) -> int:
-        """Total UTF-8 bytes."""
-        return sum(record.text_bytes for record in self.inputs)
-
-    @property
-    def empty(self) -> int:
-        """Total empty documents, omitted."""
-        return sum(record.empty for record in self.inputs)
-
-    @property
-    def damaged(self) -> int:
-        """Total damaged documents, omitted."""
-        return sum(record.damaged for record in self.inputs)
+    def totals(self) -> dict[str, int]:
+        """Sums of documents, text_bytes, empty and damaged over the inputs."""
+        names = ("documents", "text_bytes", "empty", "damaged")
+        return {name: sum(getattr(record, name) for record in self.inputs) for name in names}
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write a JSON file atomically and durably.
-
-    Raises:
-        OSError: If writing fails.
-    """
+    """Write a JSON file atomically and durably."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
@@ -99,15 +81,8 @@ def write_json(path: Path, content: object) -> None:
 
 
 def write_corpus_manifest(directory: Path, manifest: CorpusManifest) -> None:
-    """Complete a directory that is being prepared.
-
-    Raises:
-        OSError: If writing fails.
-    """
-    totals = {
-        name: getattr(manifest, name) for name in ("documents", "text_bytes", "empty", "damaged")
-    }
-    content = {"format": FORMAT_VERSION, "column": "text", **totals, **asdict(manifest)}
+    """Complete a directory that is being prepared."""
+    content = {"format": FORMAT_VERSION, "column": "text", **manifest.totals, **asdict(manifest)}
     write_json(directory / WORK_DIR / MANIFEST_FILE, content)
     durable_files.rename_durably(directory / WORK_DIR / MANIFEST_FILE, directory / MANIFEST_FILE)
 
@@ -136,7 +111,7 @@ def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
     except ConfigError:
         raise
     except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: is not a manifest of hlat.prepare ({error!r})") from error
+        raise ConfigError(f"{path}: is not a manifest of hlat prepare ({error!r})") from error
 
 
 def find_prepared_dirs(directory: Path) -> list[Path]:
@@ -174,8 +149,7 @@ def verify_corpus(directory: Path) -> tuple[int, list[str]]:
     Raises:
         ConfigError: If no directory is prepared, or one is incomplete.
     """
-    manifests = load_complete_manifests(directory)
-    if not manifests:
+    if not (manifests := load_complete_manifests(directory)):
         raise ConfigError(f"{directory}: it and its directories have no {MANIFEST_FILE} to compare")
     records: dict[Path, ShardRecord | IndexRecord] = {
         path / record.name: record

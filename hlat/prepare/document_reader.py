@@ -53,10 +53,9 @@ def parse_documents(file: InputReader, path: str, column: str) -> Iterator[Docum
     file_format, codec = detected
     if file_format == "lines":
         yield from _parse_lines(_read_blocks(file, codec), column)
-    elif file_format == "parquet":
-        yield from _parse_rows(_read_parquet_batches(file, path, column))
-    else:
-        yield from _parse_rows(_read_arrow_batches(file, path, column))
+        return
+    read_batches = _read_parquet_batches if file_format == "parquet" else _read_arrow_batches
+    yield from _parse_rows(read_batches(file, path, column))
 
 
 def _read_blocks(file: InputReader, codec: str | None) -> Iterator[bytes]:
@@ -111,7 +110,7 @@ def _parse_line(line: bytes, column: str) -> bytes | str:
     if not isinstance(row, dict):
         return f"is {_format_json_type(row)}, not an object"
     if column not in row:
-        return f"has no field '{column}' (--text-column); it has {', '.join(row) or 'none'}"
+        return f"has no field '{column}' (text_column=); it has {', '.join(row) or 'none'}"
     text = row[column]
     if text is None:
         return b""
@@ -201,5 +200,5 @@ def validate_text_column(path: str, schema: pa.Schema, column: str) -> None:
     problem = f"is {schema.field(column).type}" if column in schema.names else "does not exist"
     raise ConfigError(
         f"{path}: its column '{column}' {problem}; its text columns are: "
-        f"{', '.join(text_columns) or 'none'}; specify one with --text-column, or omit the file"
+        f"{', '.join(text_columns) or 'none'}; specify one with text_column=, or omit the file"
     )

@@ -64,9 +64,7 @@ def detect_format(path: str) -> tuple[str, str | None] | None:
 def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) -> list[InputFile]:
     """Return the distinct files that match paths, directories, globs and URLs, sorted by path.
 
-    Args:
-        patterns: Patterns as typed.
-        output_dir: Directory that is being prepared; its files are ignored.
+    The files of `output_dir`, the directory that is being prepared, are ignored.
 
     Raises:
         ConfigError: With all problems: no match, no supported file, no access, or a file and its
@@ -80,9 +78,12 @@ def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) ->
         except ConfigError as error:
             problems.extend(error.problems)
             continue
-        outside = {file.path: file for file in matches if not _is_inside(output_dir, file.path)}
+        prefix = None if output_dir is None else f"{output_dir.absolute()}/"
+        outside = {
+            file.path: file for file in matches if not prefix or not file.path.startswith(prefix)
+        }
         if matches and not outside:
-            problems.append(f"{pattern}: is in --output {output_dir}; choose another directory")
+            problems.append(f"{pattern}: is in output={output_dir}; choose another directory")
         if not matches:
             problems.append(f"{pattern}: contains no document file ({SUPPORTED_SUFFIXES})")
         inputs.update(outside)
@@ -90,10 +91,6 @@ def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) ->
     if problems:
         raise ConfigError(*problems)
     return sorted(inputs.values(), key=lambda file: file.path)
-
-
-def _is_inside(directory: Path | None, path: str) -> bool:
-    return directory is not None and path.startswith(f"{directory.absolute()}/")
 
 
 def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
@@ -238,9 +235,7 @@ class InputReader(io.RawIOBase):
         """Return True."""
         return True
 
-    def seekable(self) -> bool:
-        """Return True: all file systems of fsspec support it."""
-        return True
+    seekable = readable  # in all file systems of fsspec
 
     def read(self, size: int | None = -1) -> bytes:
         """Read at most `size` bytes, by default the rest."""

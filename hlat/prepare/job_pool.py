@@ -30,15 +30,10 @@ def run_jobs(
 ) -> Iterator[JobT]:
     """Run all jobs and yield each when it is finished; a single worker runs in this process.
 
-    Args:
-        run_job: Function of a module, which other processes can import.
-        jobs: Jobs in the order in which they are started.
-        num_workers: Maximum number of processes.
-        progress: Progress bar that receives the completed bytes.
+    `run_job` is a function of a module, which other processes can import. The error of the first
+    job that fails stops the others.
 
     Raises:
-        ConfigError: Raised by the first job that fails; running jobs are stopped.
-        OSError: Raised by the first job that fails; running jobs are stopped.
         ChildProcessError: If a worker was killed.
     """
     num_workers = min(num_workers, len(jobs))
@@ -126,7 +121,7 @@ class _JobProcess(Generic[JobT]):
 
 def _build_killed_error() -> ChildProcessError:
     return ChildProcessError(
-        "a worker process was killed, possibly out of memory (then use fewer --workers)"
+        "a worker process was killed, possibly out of memory (then use fewer workers=)"
     )
 
 

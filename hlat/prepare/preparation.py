@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +19,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.prepare import arrow_shards, conversion_job, corpus_layouts, corpus_manifest, job_pool
 from hlat.prepare.arrow_shards import ShardRecord
 from hlat.prepare.conversion_job import ConversionJob, JobReceipt
-from hlat.prepare.corpus_manifest import CorpusManifest, IndexRecord, write_json
+from hlat.prepare.corpus_manifest import CorpusManifest, IndexRecord, InputRecord, write_json
 from hlat.prepare.input_files import InputFile
 from hlat.storage import durable_files
 from hlat.storage.progress_bar import ProgressBar, format_bytes
@@ -45,11 +45,7 @@ class PreparationSource:
 
     def to_settings(self) -> dict[str, Any]:
         """Return the command-line settings that every attempt must repeat."""
-        return {
-            "--text-column": self.column,
-            "--layout": self.layout,
-            "INPUT": [file.path for file in self.inputs],
-        }
+        return _build_settings(self.column, self.layout, self.inputs)
 
 
 def prepare_sources(
@@ -60,19 +56,12 @@ def prepare_sources(
 ) -> dict[str, CorpusManifest]:
     """Prepare the directory of each source unless it is complete.
 
-    Args:
-        sources: Sources with distinct directories.
-        num_workers: Maximum number of processes.
-        skip_damaged: Skip and count damaged documents instead of raising an error.
-        print_line: Called with a line for each complete source.
-
-    Returns:
-        The manifest of each source by name.
+    Call `print_line` with a line for each complete source; return the manifests by name. Finished
+    jobs are kept if an exception is raised.
 
     Raises:
         ConfigError: If an input cannot be read or is damaged, or a directory has other contents.
         OSError: If writing fails.
-        KeyboardInterrupt: If the user interrupts; finished jobs are kept.
     """
     manifests = {}
     with ExitStack() as stack:
@@ -106,13 +95,12 @@ def plan_sources(
         if children:
             raise ConfigError(
                 f"{output_dir}: contains prepared sources, such as {children[0].name}; choose "
-                "another --output for a source without --layout"
+                "another output= for a source without layout="
             )
         return [PreparationSource(output_dir.name, output_dir, tuple(inputs), column, None)], []
     if output_dir in prepared:
         raise ConfigError(
-            f"{output_dir}: is a prepared source itself; choose another --output for "
-            f"--layout {layout}"
+            f"{output_dir}: is a prepared source itself; choose another output= for layout={layout}"
         )
     assigned, unmatched = corpus_layouts.assign_sources(layout, inputs)
     sources = [
@@ -137,15 +125,15 @@ def format_train_command(output_dir: Path, layout: str | None) -> str:
     overrides = f"data=files data.sources.files.paths=[{output_dir}]"
     if layout is not None:
         overrides = f"data={corpus_layouts.LAYOUTS[layout].config} data.root={output_dir}"
-    return f"python -m hlat.train {overrides}"
+    return f"hlat train {overrides}"
 
 
 def format_summary(manifest: CorpusManifest) -> str:
     """Return documents, size and omitted documents of a directory in one line."""
-    omitted = {"empty": manifest.empty, "damaged": manifest.damaged}
-    notes = [f", {count:,} {reason} omitted" for reason, count in omitted.items() if count]
-    size = format_bytes(manifest.text_bytes)
-    return f"{manifest.documents:,} documents, {size}{''.join(notes)}"
+    totals = manifest.totals
+    omitted = [f", {totals[key]:,} {key} omitted" for key in ("empty", "damaged") if totals[key]]
+    size = format_bytes(totals["text_bytes"])
+    return f"{totals['documents']:,} documents, {size}{''.join(omitted)}"
 
 
 def _load_complete_manifest(source: PreparationSource) -> CorpusManifest | None:
@@ -158,21 +146,17 @@ def _load_complete_manifest(source: PreparationSource) -> CorpusManifest | None:
     if manifest is None:
         if not source.work_dir.is_dir() and any(source.directory.glob("*.arrow")):
             raise ConfigError(
-                f"{source.directory}: contains Arrow files that hlat.prepare did not write; choose "
-                "another --output, or move them away"
+                f"{source.directory}: contains Arrow files that hlat prepare did not write; choose "
+                "another output=, or move them away"
             )
         return None
-    settings = {
-        "--text-column": manifest.input_column,
-        "--layout": manifest.layout,
-        "INPUT": [record.path for record in manifest.inputs],
-    }
-    _validate_settings(source, settings)
+    previous = _build_settings(manifest.input_column, manifest.layout, manifest.inputs)
+    _validate_settings(source, previous)
     records = {record.path: record for record in manifest.inputs}
     changed = [
         f"{source.directory}: was prepared from {file.path} when it had "
         f"{records[file.path].bytes:,} bytes; it was modified since and has {file.bytes:,}; choose "
-        "another --output, or delete the directory"
+        "another output=, or delete the directory"
         for file in source.inputs
         if (file.bytes, file.version) != (records[file.path].bytes, records[file.path].version)
     ]
@@ -180,6 +164,13 @@ def _load_complete_manifest(source: PreparationSource) -> CorpusManifest | None:
         raise ConfigError(*changed)
     shutil.rmtree(source.work_dir, ignore_errors=True)  # left by a kill after the manifest
     return manifest
+
+
+def _build_settings(
+    column: str, layout: str | None, inputs: Sequence[InputFile] | Sequence[InputRecord]
+) -> dict[str, Any]:
+    paths = [file.path for file in inputs]
+    return {"text_column": column, "layout": layout, "INPUT": paths}
 
 
 def _validate_settings(source: PreparationSource, previous: dict[str, Any]) -> None:
@@ -194,7 +185,7 @@ def _validate_settings(source: PreparationSource, previous: dict[str, Any]) -> N
             then, now = _format_difference(before, after), _format_difference(after, before)
         problems.append(
             f"{source.directory}: was started with {name} {then or 'not given'}, not with "
-            f"{now or 'not given'}; choose another --output, or delete the directory"
+            f"{now or 'not given'}; choose another output=, or delete the directory"
         )
     if problems:
         raise ConfigError(*problems)
@@ -215,12 +206,13 @@ def _lock_work_dir(source: PreparationSource) -> Iterator[None]:
         durable_files.make_directory(source.work_dir)
     except OSError as error:
         raise ConfigError(
-            f"{source.directory}: cannot be created ({error.strerror}); choose another --output"
+            f"{source.directory}: cannot be created ({error.strerror}); choose another output="
         ) from error
     with (source.work_dir / "lock").open("w") as lock:
         _acquire_lock(source, lock)
         settings = source.work_dir / _SETTINGS_FILE
-        if settings.is_file() and _has_finished_jobs(source):
+        receipts = f"*/{conversion_job.RECEIPT_FILE}"
+        if settings.is_file() and any(source.work_dir.glob(receipts)):
             _validate_settings(source, json.loads(settings.read_bytes()))
         write_json(settings, source.to_settings())
         _undo_moves(source)
@@ -229,7 +221,7 @@ def _lock_work_dir(source: PreparationSource) -> Iterator[None]:
             yield
         finally:
             _remove_unfinished_jobs(source)
-            if source.work_dir.is_dir() and not _has_finished_jobs(source):
+            if source.work_dir.is_dir() and not any(source.work_dir.glob(receipts)):
                 shutil.rmtree(source.work_dir)
 
 
@@ -250,42 +242,30 @@ def _remove_unfinished_jobs(source: PreparationSource) -> None:
         shutil.rmtree(directory)
 
 
-def _has_finished_jobs(source: PreparationSource) -> bool:
-    return any(source.work_dir.glob(f"*/{conversion_job.RECEIPT_FILE}"))
-
-
 def _convert_sources(
     sources: Sequence[PreparationSource], num_workers: int, skip_damaged: bool
 ) -> Iterator[tuple[PreparationSource, CorpusManifest]]:
     """Run the unfinished jobs, the largest first, and complete each source after its last job."""
-    jobs = {
-        one: list(
-            conversion_job.split_into_jobs(one.work_dir, one.inputs, one.column, skip_damaged)
-        )
-        for one in sources
-    }
+    split = conversion_job.split_into_jobs
+    jobs = {one: [*split(one.work_dir, one.inputs, one.column, skip_damaged)] for one in sources}
     remaining = {one: [job for job in jobs[one] if not _is_finished(job)] for one in sources}
     for source in sources:
         if not remaining[source]:
             yield source, _complete_source(source, jobs[source])
-    unfinished = sorted(
-        (job for some in remaining.values() for job in some), key=lambda job: -job.num_bytes
-    )
+    unfinished = [job for some in remaining.values() for job in some]
     if not unfinished:
         return
+    unfinished.sort(key=lambda job: -job.num_bytes)
     num_bytes = sum(job.num_bytes for some in jobs.values() for job in some)
     num_done = num_bytes - sum(job.num_bytes for job in unfinished)
     directory = sources[0].directory if len(sources) == 1 else sources[0].directory.parent
-    progress = ProgressBar(f"preparing {directory}", num_bytes, num_done)
     run_job = conversion_job.run_conversion_job
-    try:
+    with closing(ProgressBar(f"preparing {directory}", num_bytes, num_done)) as progress:
         for job in job_pool.run_jobs(run_job, unfinished, num_workers, progress):
             source = next(one for one in sources if one.work_dir == job.work_dir)
             remaining[source].remove(job)
             if not remaining[source]:
                 yield source, _complete_source(source, jobs[source])
-    finally:
-        progress.close()
 
 
 def _is_finished(job: ConversionJob) -> bool:
@@ -303,10 +283,10 @@ def _complete_source(source: PreparationSource, jobs: Sequence[ConversionJob]) -
     """Rename the shards of all jobs and write the manifest."""
     receipts = [conversion_job.load_receipt(job) for job in jobs]
     manifest, moves = _build_manifest(source, jobs, [one for one in receipts if one is not None])
-    if not manifest.documents:
+    if not manifest.totals["documents"]:
         raise ConfigError(
-            f"{source.directory}: its inputs contain no document ({manifest.empty:,} empty, "
-            f"{manifest.damaged:,} damaged); check --text-column {source.column}"
+            f"{source.directory}: its inputs contain no document ({manifest.totals['empty']:,} "
+            f"empty, {manifest.totals['damaged']:,} damaged); check text_column={source.column}"
         )
     write_json(source.work_dir / _MOVES_FILE, moves)
     for old, new in moves.items():

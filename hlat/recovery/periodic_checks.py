@@ -35,7 +35,7 @@ def run_periodic_checks(
     reason = f"later tokens change the loss of earlier positions from {first:.9g} to {second:.9g}"
     tracker.log_event("diverge", step, reason=reason)
     tracker.print_message(
-        f"ERROR: {reason}: attention is not causal; run python -m hlat.doctor to find the layer"
+        f"ERROR: {reason}: attention is not causal; run hlat doctor to find the layer"
     )
     return ExitCode.DIVERGED
 

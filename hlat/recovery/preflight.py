@@ -18,7 +18,7 @@ from hlat.config.run import Config
 from hlat.engine import graph_extraction, launch_environment
 from hlat.engine.interface import DeviceReport, Engine
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
-from hlat.plan.checkpoint_size import compute_checkpoint_bytes
+from hlat.plan.memory_estimate import compute_checkpoint_bytes
 from hlat.recovery import host_info, nccom_bandwidth, preflight_checks
 from hlat.recovery.preflight_checks import (
     CONSEQUENCES,

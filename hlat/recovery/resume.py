@@ -49,8 +49,8 @@ def resume(
     if state.weights_only:
         raise ConfigError(
             f"{path} contains weights only; a run also needs the optimizer state and the position "
-            f"in the data. To start a new run from the weights: python -m hlat.export {path} "
-            "--output DIR, then model.init_from=DIR instead of checkpoint.start_from"
+            f"in the data. To start a new run from the weights: hlat export {path} "
+            "output=DIR, then model.init_from=DIR instead of checkpoint.start_from"
         )
     is_same_run, fixed = path.parent == checkpoints_dir, state.fixed
     if not is_same_run:  # a branch may have initial weights of another origin

@@ -44,7 +44,7 @@ def _format_command(translation: Translation) -> Iterator[str]:
     """Yield the lines of the training command, one per config group."""
     overrides = format_overrides(translation.overrides, translation.unset)
     lines = [shlex.join(group) for _, group in groupby(overrides, key=get_config_group)]
-    yield "python -m hlat.train \\"
+    yield "hlat train \\"
     yield from (f"  {line} \\" for line in lines[:-1])
     yield f"  {lines[-1]}"
 

@@ -1,4 +1,4 @@
-"""Atomic creation of the directory named by --output: complete, or absent.
+"""Atomic creation of the directory named by output=: complete, or absent.
 
 Files are written to a temporary sibling directory that the caller renames when it is complete.
 An existing directory is never overwritten.
@@ -20,7 +20,7 @@ def validate_output_is_new(output_dir: Path) -> None:
     """Raise ConfigError if `output_dir` exists."""
     if output_dir.exists() or output_dir.is_symlink():
         raise ConfigError(
-            f"--output {output_dir} exists already; specify a new directory, or remove it"
+            f"output={output_dir} exists already; specify a new directory, or remove it"
         )
 
 
@@ -45,7 +45,7 @@ def create_output_directory(output_dir: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(
-                f"--output {output_dir}: another process is writing it; wait until it has finished"
+                f"output={output_dir}: another process is writing it; wait until it has finished"
             ) from error
         try:
             validate_output_is_new(output_dir)
@@ -67,6 +67,6 @@ def validate_free_space(output_dir: Path, num_bytes: int) -> None:
     num_free = shutil.disk_usage(output_dir.absolute().parent).free
     if num_free < num_bytes:
         raise ConfigError(
-            f"--output {output_dir} needs {num_bytes / 1e6:,.0f} MB, the disk has "
+            f"output={output_dir} needs {num_bytes / 1e6:,.0f} MB, the disk has "
             f"{num_free / 1e6:,.0f} MB free"
         )

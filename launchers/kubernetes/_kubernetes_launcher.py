@@ -65,21 +65,19 @@ class KubernetesLauncher(SchedulerLauncher):
         points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
         sweep_dir = Path(self.config.hydra.sweep.dir)
         environment = build_group_environment(sweep_dir, points)
-        jobs = [self._build_job(point, environment) for point in points]
-        files = [
-            write_run_manifest(
-                sweep_dir / build_object_name(job.name), point, job, self.settings, self.hydra_flags
-            )
-            for point, job in zip(points, jobs, strict=True)
+        jobs = [
+            build_job(point.config, TRAIN_COMMAND, Path(self.settings.mount)) for point in points
         ]
+        jobs = [replace(job, environment=environment | job.environment) for job in jobs]
+        directories = [sweep_dir / build_object_name(job.name) for job in jobs]
+        files = [*map(self._write_run_manifest, directories, points, jobs)]
         kubectl = shutil.which("kubectl")
         if kubectl is not None:
-            arguments = [argument for file in files for argument in ("-f", str(file))]
-            create_objects(kubectl, ["--dry-run=server", *arguments])
+            create_objects(kubectl, files, "--dry-run=server")
         job_returns = []
         for i, (point, job, file) in enumerate(zip(points, jobs, files, strict=True)):
             if kubectl is not None:
-                create_objects(kubectl, ["-f", str(file)])
+                create_objects(kubectl, [file])
             number, name = initial_job_idx + i, build_object_name(job.name)
             text = self._format_receipt(job, f"trains {job.run_dir}", file, kubectl)
             print(f"[{number}] {text}", flush=True)
@@ -101,13 +99,20 @@ class KubernetesLauncher(SchedulerLauncher):
         file = write_manifest(directory / build_object_name(job.name), documents)
         kubectl = shutil.which("kubectl")
         if kubectl is not None:
-            create_objects(kubectl, ["--dry-run=server", "-f", str(file)])
-            create_objects(kubectl, ["-f", str(file)])
+            create_objects(kubectl, [file], "--dry-run=server")
+            create_objects(kubectl, [file])
         print(self._format_receipt(job, f"evaluates {evaluation.model}", file, kubectl))
 
-    def _build_job(self, point: SweepPoint, environment: dict[str, str]) -> JobSpec:
-        job = build_job(point.config, TRAIN_COMMAND, Path(self.settings.mount))
-        return replace(job, environment=environment | job.environment)
+    def _write_run_manifest(self, directory: Path, point: SweepPoint, job: JobSpec) -> Path:
+        """Write the manifest of a point and its configuration; return the manifest's path."""
+        directory.mkdir(parents=True)
+        command_line = frozen_config.CommandLine([*point.overrides], self.hydra_flags)
+        frozen_config.save_frozen_config(directory, point.composed, command_line)
+        files = {file.name: file.read_text() for file in sorted(directory.iterdir())}
+        graphs_dir = None
+        if self.settings.precompile:
+            graphs_dir = get_compiled_graphs_dir(point.config, job.working_directory)
+        return write_manifest(directory, build_manifest(job, files, self.settings, graphs_dir))
 
     def _format_receipt(self, job: JobSpec, action: str, file: Path, kubectl: str | None) -> str:
         if kubectl is None:
@@ -121,24 +126,6 @@ class KubernetesLauncher(SchedulerLauncher):
             f"    log:     {shlex.join(logs)}\n"
             f"    delete:  {shlex.join(('kubectl', 'delete', '-f', str(file)))}"
         )
-
-
-def write_run_manifest(
-    directory: Path,
-    point: SweepPoint,
-    job: JobSpec,
-    settings: KubernetesLauncherConfig,
-    hydra_flags: list[str],
-) -> Path:
-    """Write the manifest of a point and the configuration that it contains; return its path."""
-    directory.mkdir(parents=True)
-    command_line = frozen_config.CommandLine([*point.overrides], hydra_flags)
-    frozen_config.save_frozen_config(directory, point.composed, command_line)
-    files = {file.name: file.read_text() for file in sorted(directory.iterdir())}
-    graphs_dir = None
-    if settings.precompile:
-        graphs_dir = get_compiled_graphs_dir(point.config, job.working_directory)
-    return write_manifest(directory, build_manifest(job, files, settings, graphs_dir))
 
 
 def build_evaluation_manifest(
@@ -160,14 +147,15 @@ def write_manifest(directory: Path, documents: list[dict[str, Any]]) -> Path:
     return directory / _MANIFEST_FILE
 
 
-def create_objects(kubectl: str, arguments: list[str]) -> None:
-    """Run `kubectl create`.
+def create_objects(kubectl: str, files: Sequence[Path], *flags: str) -> None:
+    """Run `kubectl create` for manifests.
 
     Raises:
         ConfigError: The cluster rejects the objects, has objects with these names, or does not
             answer.
     """
-    done = subprocess.run([kubectl, "create", *arguments], capture_output=True, text=True)
+    command = [kubectl, "create", *flags, *(word for file in files for word in ("-f", str(file)))]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ConfigError(*(f"kubectl create: {line}" for line in lines))

@@ -21,11 +21,9 @@ _NUM_THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class LocalDevices:
-    """Accelerators of this machine.
+    """Accelerators of this machine by torch's device type; cpu if there is none.
 
-    Attributes:
-        device_type: torch's device type; cpu if there is no accelerator.
-        device_ids: Ids as in the environment variable of the device type.
+    The ids are those of the environment variable of the device type.
     """
 
     device_type: str
@@ -34,41 +32,31 @@ class LocalDevices:
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """Resources of one run.
+    """Resources of one run; `threads_per_process` is 0 for no limit of the OMP threads."""
 
-    Attributes:
-        num_processes: World size.
-        threads_per_process: OMP threads; 0 for no limit.
-        memory_bytes: Predicted main memory.
-        num_devices: Accelerators.
-    """
-
-    num_processes: int
-    threads_per_process: int
-    memory_bytes: float
-    num_devices: int
+    num_processes: int = 0
+    threads_per_process: int = 0
+    memory_bytes: float = 0.0
+    num_devices: int = 0
 
     @property
     def num_cores(self) -> int:
-        """Return the number of CPU cores."""
+        """CPU cores of all threads."""
         return self.num_processes * self.threads_per_process
 
 
 @dataclass(frozen=True)
 class ResourceBudget:
-    """Resources that concurrent runs share.
+    """Resources that up to `max_jobs` concurrent runs share.
 
-    Attributes:
-        max_jobs: Number of concurrent runs.
-        num_cores: CPU cores.
-        memory_bytes: Main memory.
-        devices: Accelerators.
+    The default is the budget of a sequential sweep, in which each run makes an empty request and
+    uses the whole machine.
     """
 
-    max_jobs: int
-    num_cores: int
-    memory_bytes: float
-    devices: LocalDevices
+    max_jobs: int = 1
+    num_cores: int = 0
+    memory_bytes: float = 0.0
+    devices: LocalDevices = LocalDevices("cpu", ())
 
     def can_start(self, request: ResourceRequest, running: Sequence[ResourceRequest]) -> bool:
         """Return True if a request fits in addition to those of the running processes."""
@@ -93,27 +81,10 @@ class ResourceBudget:
         return variables
 
 
-SEQUENTIAL_BUDGET = ResourceBudget(
-    max_jobs=1, num_cores=0, memory_bytes=0, devices=LocalDevices("cpu", ())
-)
-"""Budget of a sequential sweep, in which each run uses the whole machine."""
-EMPTY_REQUEST = ResourceRequest(
-    num_processes=0, threads_per_process=0, memory_bytes=0, num_devices=0
-)
-"""Request of each run in a sequential sweep."""
-
-
 def build_budget(
     jobs: int, cores: int | None, memory_gib: float | None, accelerators: bool
 ) -> ResourceBudget:
-    """Return the budget of the given settings, with the limits of this process as defaults.
-
-    Args:
-        jobs: Number of concurrent runs.
-        cores: CPU cores.
-        memory_gib: Main memory.
-        accelerators: Include the accelerators of this machine.
-    """
+    """Return the budget of the given settings, with the limits of this process as defaults."""
     machine_memory = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return ResourceBudget(
         max_jobs=jobs,

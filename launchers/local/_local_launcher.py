@@ -29,8 +29,6 @@ from .._sweep_points import (
     validate_points,
 )
 from ._core_budget import (
-    EMPTY_REQUEST,
-    SEQUENTIAL_BUDGET,
     ResourceBudget,
     ResourceRequest,
     build_budget,
@@ -137,7 +135,7 @@ def compute_requests(
         ConfigError: A point exceeds the budget.
     """
     if settings.jobs == 1:
-        return SEQUENTIAL_BUDGET, [EMPTY_REQUEST for _ in points]
+        return ResourceBudget(), [ResourceRequest() for _ in points]
     accelerators = any(uses_accelerators(point.config) for point in points)
     budget = build_budget(settings.jobs, settings.cores, settings.memory_gib, accelerators)
     requests = [compute_request(point.config, budget) for point in points]

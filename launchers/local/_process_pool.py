@@ -26,15 +26,7 @@ _POLL_INTERVAL_S = 0.1
 
 @dataclass(frozen=True)
 class RunningProcess:
-    """A running point.
-
-    Attributes:
-        task: The point.
-        request: Its part of the budget.
-        device_ids: Its devices.
-        process: Its process.
-        start_time: time.monotonic() at the start.
-    """
+    """A running point with its part of the budget; `start_time` is that of time.monotonic()."""
 
     task: SweepTask
     request: ResourceRequest

@@ -33,13 +33,7 @@ _EXIT_DESCRIPTIONS: dict[int, str] = {
 
 @dataclass(frozen=True)
 class SweepTask:
-    """A point to run.
-
-    Attributes:
-        number: Index in the sweep.
-        point: The point.
-        log: File for the output; None for the console.
-    """
+    """A point to run, with its index in the sweep; without a log it writes to the console."""
 
     number: int
     point: SweepPoint

@@ -113,10 +113,11 @@ class SearchSweeper(Sweeper):
         study = open_study(self.sweep_dir, arguments)
         while numbers := _find_unfinished_trials(study) or self._sample_trials(study, space):
             trials = study.get_trials(deepcopy=False)
-            points = {}
-            for number in numbers:
-                sampled = [f"{key}={value}" for key, value in trials[number].params.items()]
-                points[number] = fixed + sampled
+            sampled = {number: trials[number].params.items() for number in numbers}
+            points = {
+                number: fixed + [f"{key}={value}" for key, value in params]
+                for number, params in sampled.items()
+            }
             self._run_trials(study, points)
         _print_best_trial(study)
 
@@ -136,12 +137,7 @@ class SearchSweeper(Sweeper):
         return numbers
 
     def _run_trials(self, study: "Study", points: Mapping[int, Sequence[str]]) -> None:
-        """Run trials and report their results to the study; identical trials run once.
-
-        Raises:
-            ConfigError: A trial has no result.
-            SystemExit: A trial failed or was interrupted; with its exit code.
-        """
+        """Run trials and report their results to the study; identical trials run once."""
         unique_points = [*dict.fromkeys(map(tuple, points.values()))]
         exit_error = None
         try:
@@ -161,11 +157,7 @@ class SearchSweeper(Sweeper):
 
 def build_distribution(override: Override) -> "BaseDistribution":
     """Return the distribution of an axis in Hydra's grammar."""
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()
     if not isinstance(value, IntervalSweep):

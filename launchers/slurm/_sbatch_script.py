@@ -26,7 +26,7 @@ _RESERVED_OPTIONS = {
     "nodes": "set hardware.nodes",
     "ntasks": "one per node, which starts hardware.processes_per_node processes",
     "ntasks-per-node": "one, which starts hardware.processes_per_node processes",
-    "output": "the log is in the submission directory, where hlat.jobs finds it",
+    "output": "the log is in the submission directory, where hlat jobs finds it",
     "signal": "set hydra.launcher.signal_s",
     "no-requeue": "set hydra.launcher.max_attempts=1",
 }
@@ -131,12 +131,7 @@ def build_sbatch_parameters(
 
 
 def build_script_command(submission_dir: SubmissionDir, program: Sequence[str]) -> str:
-    """Return the command of the batch script.
-
-    Args:
-        submission_dir: Submission to run.
-        program: Command that runs a module of the code snapshot.
-    """
+    """Return the command of the batch script; `program` runs a module of the code snapshot."""
     return f"exec {shlex.join([*program, 'hlat.jobs.attempt', str(submission_dir.path)])}"
 
 

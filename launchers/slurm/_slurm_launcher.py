@@ -69,7 +69,8 @@ class SlurmLauncher(SchedulerLauncher):
         """
         validate_slurm_settings(self.settings)
         points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
-        validate_not_running([point.run_dir for point in points])
+        run_dirs = (point.run_dir for point in points)
+        _validate_not_active({f"run.name={run_dir.name}": run_dir for run_dir in run_dirs})
         sweep_dir, job_returns = Path(self.config.hydra.sweep.dir), []
         environment = build_group_environment(sweep_dir, points)
         with _create_submission_dirs() as create_dir:
@@ -85,7 +86,7 @@ class SlurmLauncher(SchedulerLauncher):
                 text = _format_receipt(receipt, "trains", point.run_dir, suffix)
                 print(f"[{number}] {text}", flush=True)
                 job_returns.append(build_job_return(point, number, receipt["job"], receipt))
-        print(f"all jobs:  python -m hlat.jobs {shlex.quote(str(sweep_dir))}")
+        print(f"all jobs:  hlat jobs {shlex.quote(str(sweep_dir))}")
         return job_returns
 
     def submit_evaluation(self, evaluation: EvaluationJob, directory: Path) -> None:
@@ -97,11 +98,10 @@ class SlurmLauncher(SchedulerLauncher):
         """
         validate_slurm_settings(self.settings)
         self.validate_no_pruning()
-        if active := _find_active_jobs(evaluation.job_dir):
-            raise ConfigError(*(f"{evaluation.model}: {problem}" for problem in active))
+        _validate_not_active({evaluation.model: evaluation.job_dir})
         with _create_submission_dirs() as create_dir:
             submission_dir = create_dir(evaluation.job_dir)
-            program = _build_program(self.settings, submission_dir)
+            program = [self.settings.python or sys.executable, str(submission_dir.code_dir)]
             command = [*program, "hlat.evaluate", *evaluation.arguments]
             spec = build_evaluation_job(evaluation, (*command,), Path.cwd())
             scores = Path.cwd() / evaluation.scores_dir
@@ -133,14 +133,7 @@ def _create_submission_dirs() -> Iterator[Callable[[Path], SubmissionDir]]:
 
 @dataclass(frozen=True)
 class PreparedJob:
-    """A job with all files written.
-
-    Attributes:
-        submission_dir: Directory of its files.
-        executor: submitit's executor.
-        script_command: Command of the batch script.
-        dependency: Job that must succeed before; None if there is none.
-    """
+    """A job with all files written, and the job that must succeed before it, if any."""
 
     submission_dir: SubmissionDir
     executor: "SlurmExecutor"
@@ -148,11 +141,7 @@ class PreparedJob:
     dependency: "PreparedJob | None" = None
 
     def submit(self) -> dict[str, Any]:
-        """Submit the job after its dependency, and return its receipt.
-
-        Raises:
-            ConfigError: Slurm rejects the job.
-        """
+        """Submit the job after its dependency and return its receipt, if Slurm accepts it."""
         receipt = {"run_folder": str(self.submission_dir.run_dir)}
         if self.dependency is not None:
             receipt["after"] = self.dependency.submit()["job"]
@@ -180,25 +169,17 @@ class PreparedJob:
         return job
 
 
-def validate_not_running(run_dirs: Sequence[Path]) -> None:
-    """Raise ConfigError if a job of one of the runs is active, or Slurm does not answer."""
+def _validate_not_active(job_dirs: dict[str, Path]) -> None:
+    """Raise ConfigError if a job of one of the directories is active, or Slurm does not answer."""
     problems = [
-        f"run.name={run_dir.name}: {problem}"
-        for run_dir in run_dirs
-        for problem in _find_active_jobs(run_dir)
+        f"{label}: job {row.job_id} is {row.state}; cancel it with "
+        f"hlat jobs cancel {shlex.quote(str(row.submission_dir.run_dir))}"
+        for label, job_dir in job_dirs.items()
+        for row in load_job_rows([job_dir])
+        if row.is_active
     ]
     if problems:
         raise ConfigError(*problems)
-
-
-def _find_active_jobs(run_dir: Path) -> list[str]:
-    """Return a message for each pending or running job, with the command that cancels it."""
-    return [
-        f"job {row.job_id} is {row.state}; cancel it with "
-        f"python -m hlat.jobs cancel {shlex.quote(str(row.submission_dir.run_dir))}"
-        for row in load_job_rows([run_dir])
-        if row.is_active
-    ]
 
 
 def _prepare_job(
@@ -216,7 +197,7 @@ def _prepare_job(
     graphs_dir = get_compiled_graphs_dir(point.config, Path.cwd()) if settings.precompile else None
     compile_dir = create_dir(point.run_dir) if graphs_dir else None
     submission_dir = create_dir(point.run_dir)
-    program = _build_program(settings, submission_dir)
+    program = [settings.python or sys.executable, str(submission_dir.code_dir)]
     frozen = [frozen_config.FROZEN_FLAG, str(submission_dir.path)]
     train = [*program, "hlat.train", *frozen]
     spec = build_job(point.config, (*train,), Path.cwd())
@@ -237,11 +218,6 @@ def _prepare_job(
     )
     copy_code(submission_dir.code_dir)
     return replace(job, dependency=dependency)
-
-
-def _build_program(settings: SlurmLauncherConfig, submission_dir: SubmissionDir) -> list[str]:
-    """Return the command that runs a module of the code snapshot, without the module's name."""
-    return [settings.python or sys.executable, str(submission_dir.code_dir)]
 
 
 def _write_job(
@@ -276,5 +252,5 @@ def _write_job(
 def _format_receipt(receipt: dict[str, Any], action: str, directory: Path, suffix: str) -> str:
     return (
         f"job {receipt['job']} {action} {directory}{suffix}\n"
-        f"    log:  python -m hlat.jobs logs --follow {shlex.quote(str(directory))}"
+        f"    log:  hlat jobs logs {shlex.quote(str(directory))} follow=true"
     )

@@ -96,14 +96,14 @@ def test_no_run_goes_on_from_an_average(trained, runner, do, refused):
     assert do(average, "runs/whole", "last=2").code == 0
     sentence = (
         f"hlat: {MEAN} contains weights only; a run also needs the optimizer state and the position "
-        f"in the data. To start a new run from the weights: python -m hlat.export {MEAN} "
-        "--output DIR, then model.init_from=DIR instead of checkpoint.start_from\n"
+        f"in the data. To start a new run from the weights: hlat export {MEAN} "
+        "output=DIR, then model.init_from=DIR instead of checkpoint.start_from\n"
     )
     refused(runner.run("run.name=y", f"checkpoint.start_from={MEAN}"), sentence)
     refused(
         runner.run("run.name=y", f"model.init_from={MEAN}"),
         f"hlat: model.init_from={MEAN}: it is a checkpoint of hlat; export its weights "
-        f"first with python -m hlat.export {MEAN} --output DIR, then set model.init_from=DIR\n",
+        f"first with hlat export {MEAN} output=DIR, then set model.init_from=DIR\n",
     )
 
 
@@ -156,7 +156,7 @@ MISTAKES = [
     (("runs/whole", "last=4"), "hlat: last=4: runs/whole has only 3 checkpoints: 10, 15, 20\n"),
     (
         ("runs/whole", "last=2", "--output", "runs"),
-        "hlat: --output runs exists already; specify a new directory, or remove it\n",
+        "hlat: output=runs exists already; specify a new directory, or remove it\n",
     ),
     (
         ("runs/whole", "last=2", "--outptu", "x"),

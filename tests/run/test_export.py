@@ -121,7 +121,7 @@ def test_what_is_written_is_what_was_saved_and_trains_on_to_the_bit(trained, run
     done = do("runs/whole", "--output", "out")
     assert done.code == 0, done.err
     command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
-    begin = [word for word in command[3:] if word.startswith("model.init_from=")]
+    begin = [word for word in command[2:] if word.startswith("model.init_from=")]
     first = runner.run(
         *begin, "run.name=y", "run.steps=1", "optimizer.lr=1e-30", "optimizer.weight_decay=0"
     )
@@ -195,8 +195,8 @@ def test_the_printed_command_composes_and_reads_the_exported_tokenizer(trained, 
     done = do("runs/whole/checkpoints/step_00000015", "--output", "my out/a=b")
     assert done.code == 0, done.err
     command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
-    assert command[:3] == ["python", "-m", "hlat.train"]
-    first = runner.run(*command[3:], "run.name=y", "run.steps=1")
+    assert command[:2] == ["hlat", "train"]
+    first = runner.run(*command[2:], "run.name=y", "run.steps=1")
     assert first.returncode == 0, first.stderr
     config = OmegaConf.load(runner.folder / "runs/y/config.yaml")
     assert config.data.tokenizer == str(runner.folder / "my out/a=b/tokenizer.json")
@@ -275,13 +275,13 @@ def test_an_export_from_elsewhere_finds_a_tokenizer_beside_the_runs(runner, do, 
     (runner.folder / "mine.json").rename(runner.folder / "moved.json")
     sentence = (
         "hlat: runs/x/checkpoints/step_00000001 was trained with the tokenizer.json of sha256 {}; {} "
-        "differs or does not exist; specify the file with --tokenizer FILE\n"
+        "differs or does not exist; specify the file with tokenizer=FILE\n"
     )
     data = _state(runner.folder / "runs/x")["data"]["fingerprint"]["data.tokenizer"]
     lost = do("runs/x", "--output", "lost")
     assert (lost.code, lost.err) == (2, sentence.format(data, "data.tokenizer=mine.json"))
     wrong = do("runs/x", "--output", "lost", "--tokenizer", str(EMBEDDED_FILE))
-    assert (wrong.code, wrong.err) == (2, sentence.format(data, f"--tokenizer {EMBEDDED_FILE}"))
+    assert (wrong.code, wrong.err) == (2, sentence.format(data, f"tokenizer={EMBEDDED_FILE}"))
     assert do("runs/x", "--output", "found", "--tokenizer", "moved.json").code == 0
 
 
@@ -309,11 +309,11 @@ MISTAKES = [
     ),
     (
         ("runs/whole", "--output", "runs"),
-        "hlat: --output runs exists already; specify a new directory, or remove it\n",
+        "hlat: output=runs exists already; specify a new directory, or remove it\n",
     ),
     (
         ("runs/whole", "--output", "o", "--step", "7"),
-        "hlat: --step=7: runs/whole has no such checkpoint, only 10, 15, 20\n",
+        "hlat: step=7: runs/whole has no such checkpoint, only 10, 15, 20\n",
     ),
     (
         ("runs/whole", "--output", "o", "--max-shard-size", "5"),

@@ -202,7 +202,7 @@ def test_a_mask_that_leaks_ends_the_run_at_the_next_look(runner, monkeypatch):
     (leak,) = events(runner, "diverge")
     assert leak["step"] == 5
     assert not [*(runner.folder / "runs/x/checkpoints").glob("step_*")]
-    assert "attention is not causal; run python -m hlat.doctor to find the layer" in done.stdout
+    assert "attention is not causal; run hlat doctor to find the layer" in done.stdout
     assert runner.run("run.name=y").returncode == 0
 
 

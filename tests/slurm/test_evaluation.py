@@ -62,7 +62,7 @@ def test_checkpoints_of_a_run_are_evaluated_beside_it_as_they_appear(asking: Log
     assert done.returncode == 0, done.stderr
     job = job_of(asking.folder)
     assert f"job {job} evaluates runs/x/evaluations/hlat_csp_en-" in done.stdout
-    assert "log:  python -m hlat.jobs logs --follow runs/x/evaluations/" in done.stdout
+    assert "log:  hlat jobs logs runs/x/evaluations/" in done.stdout
     again = evaluate(asking, *words)
     assert again.returncode == 2, again.stdout
     assert f"runs/x: job {job} is " in again.stderr

@@ -45,7 +45,7 @@ def test_a_sweep_returns_receipts_and_ends_complete(login):
     done = login.send(*words, "optimizer.lr=1e-3,2e-3,3e-3")
     assert done.returncode == 0, done.stderr
     mine.unlink()
-    assert done.stdout.count("log:  python -m hlat.jobs logs --follow runs/tiny-") == 3
+    assert done.stdout.count("log:  hlat jobs logs runs/tiny-") == 3
     (command,) = [line for line in done.stdout.splitlines() if line.startswith("all jobs:")]
     (sweep,) = shlex.split(command)[-1:]
 
@@ -85,7 +85,7 @@ def test_a_cancelled_job_stays_cancelled_and_is_saved(login):
     login.wait_for_step("x", 1)
     again = login.send("run.name=x", *TWO_NODES)
     assert again.returncode == 2
-    assert "is RUNNING; cancel it with python -m hlat.jobs cancel" in again.stderr
+    assert "is RUNNING; cancel it with hlat jobs cancel" in again.stderr
     assert "cancelled job" in login.jobs("cancel", "runs/x")
     shown = login.wait_for("x", "CANCELLED", "FAILED", "COMPLETED")
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")

@@ -1,7 +1,6 @@
 """Values in the grammar of Hydra's overrides."""
 
 import re
-from contextlib import suppress
 from typing import Any
 
 _UNQUOTED = re.compile(r"(?:--)?[\w/][\w./-]*", re.ASCII)
@@ -15,10 +14,8 @@ def format_override_value(value: Any) -> str:
         TypeError: If no key of hlat has the type.
         ValueError: If a string is not printable or contains an interpolation.
     """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, list):
@@ -39,7 +36,8 @@ def _format_string(text: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    with suppress(ValueError):
+    try:
         float(text)
-        return True
-    return False
+    except ValueError:
+        return False
+    return True

@@ -22,11 +22,7 @@ _MAX_INTERPOLATION_DEPTH = 10
 
 @dataclass(frozen=True)
 class UnresolvedValue:
-    """Missing value, or one with an interpolation that is not a plain key.
-
-    Attributes:
-        text: Value in the file.
-    """
+    """Missing value, or one with an interpolation that is not a plain key, as in the file."""
 
     text: Any
 
@@ -53,13 +49,16 @@ class NxdtConfig:
         """True for Hugging Face models, False for Megatron's."""
         return bool(self.settings["model_source"] == "hf")
 
+    @property
+    def has_model_config(self) -> bool:
+        """True if the settings include those of the file in model.model_config."""
+        return any(key.startswith(MODEL_CONFIG_PREFIX) for key in self.settings)
+
 
 def parse_nxdt_config(tree: Any, model_config: Mapping[str, Any] | None = None) -> NxdtConfig:
-    """Return the flat configuration of a YAML tree.
+    """Return the flat configuration of a YAML tree with unresolved interpolations.
 
-    Args:
-        tree: Dictionaries, lists and scalars with unresolved interpolations.
-        model_config: Content of the file in model.model_config; None if unavailable.
+    `model_config` is the content of the file in model.model_config; None if unavailable.
 
     Raises:
         ConfigError: If the tree has no valid model_source.
@@ -74,9 +73,8 @@ def parse_nxdt_config(tree: Any, model_config: Mapping[str, Any] | None = None) 
         ".".join(path): _resolve_value(value, root, path[:-1])
         for path, value in _iter_leaves(root, ())
     }
-    for key, value in (model_config or {}).items():
-        settings[f"{MODEL_CONFIG_PREFIX}{key}"] = value
-    return NxdtConfig(settings)
+    sizes = {f"{MODEL_CONFIG_PREFIX}{key}": value for key, value in (model_config or {}).items()}
+    return NxdtConfig(settings | sizes)
 
 
 def _iter_leaves(
@@ -94,13 +92,9 @@ def _iter_leaves(
 def _resolve_value(
     value: Any, tree: Mapping[Any, Any], section: tuple[str, ...], depth: int = 0
 ) -> Any:
-    """Return a value with its interpolations replaced.
+    """Return a value with its interpolations replaced, of which `${.key}` is relative to a section.
 
-    Args:
-        value: Value in the file.
-        tree: Root of the configuration.
-        section: Path of the enclosing section, to which `${.key}` is relative.
-        depth: Number of interpolations followed so far.
+    `depth` is the number of interpolations followed so far.
     """
     if isinstance(value, list):
         items = [_resolve_value(item, tree, section, depth) for item in value]

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from hlat.plan.nxdt.key_translation import KeyTranslation, map_to, mark_redundant, mark_unsupported
 from hlat.plan.nxdt.nxdt_config import NxdtConfig
 
 _FP32_OPERATORS = ["norm", "softmax", "logits", "loss"]
 """Operators that NxDT computes in double, which XLA_DOWNCAST_BF16 makes fp32 on the device."""
 STOCHASTIC_ROUNDING_TYPES = ("mixed_precisionSR", "mixed_precision_SR")
-_NOTES = {
+PRECISION_NOTES = {
     "mixed_precisionSR": "NxDT refuses this spelling; its launcher requires mixed_precision_SR",
     "mixed_precision_SR": (
         "NxDT rounds stochastically, but its trainer expects the other spelling: no master weights "
@@ -16,12 +15,6 @@ _NOTES = {
     ),
     "autocast": "fp32 for the operators that hlat lists instead of those of autocast",
 }
-
-
-def translate_precision(config: NxdtConfig, value: Any) -> KeyTranslation:
-    """Translate precision.type."""
-    recipe = build_precision_recipe(config)
-    return map_to(recipe, _NOTES.get(value, "")) if recipe else mark_unsupported("unknown to NxDT")
 
 
 def build_precision_recipe(config: NxdtConfig) -> dict[str, Any]:
@@ -51,20 +44,6 @@ def build_precision_recipe(config: NxdtConfig) -> dict[str, Any]:
         zero1 and _is_enabled(config, "fp32_grad_acc"),
         stochastic,
     )
-
-
-def translate_manual_precision(config: NxdtConfig, value: Any) -> KeyTranslation:
-    """Translate a sub-key of precision."""
-    if config.get("precision.type") == "manual":
-        return mark_redundant("part of precision.type=manual")
-    return mark_redundant("NxDT reads it only for precision.type=manual")
-
-
-def translate_reduce_dtype(config: NxdtConfig, value: Any) -> KeyTranslation:
-    """Translate the dtype of all-reduced activations."""
-    compute = "fp32" if config.get("precision.type") == "fp32" else "bf16"
-    mark = mark_redundant if str(value).lower() == compute else mark_unsupported
-    return mark("hlat reduces activations in precision.compute")
 
 
 def _is_enabled(config: NxdtConfig, key: str) -> bool:

@@ -3,26 +3,22 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from hlat.config.run import Config
+from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.plan.nxdt.hydra_override import format_override_value
-from hlat.plan.nxdt.key_translation import (
+from hlat.plan.nxdt.nxdt_config import MODEL_CONFIG_PREFIX, NxdtConfig, UnresolvedValue
+from hlat.plan.nxdt.translation_rules import (
     REMOVE_KEY,
+    RULES,
     KeyTranslation,
     TranslationStatus,
     copy_to,
     mark_redundant,
     mark_unsupported,
-)
-from hlat.plan.nxdt.nxdt_config import MODEL_CONFIG_PREFIX, NxdtConfig, UnresolvedValue
-from hlat.plan.nxdt.nxdt_keys import (
-    DEFAULT_VALUES,
-    KEY_RULES,
-    REDUNDANT_KEYS,
-    SOURCE_SPECIFIC_KEYS,
-    SUPPORTED_VALUES,
-    UNSUPPORTED_KEYS,
 )
 
 _UNSUPPORTED_FEATURES = {
@@ -34,7 +30,10 @@ _UNSUPPORTED_FEATURES = {
 }
 """Features by the name of a section or key that implies them."""
 
-_DECODER_KEYS = ("normalization", "activation", "position_embedding_type", "has_bias")
+_DECODER_KEYS = (
+    *("model.normalization", "model.activation", "model.position_embedding_type"),
+    "model.has_bias",
+)
 _SHAPE_KEYS = (
     *("num_layers", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "num_key_value_heads", "vocab_size"),
@@ -55,8 +54,17 @@ PLACEHOLDERS = {
 """Values that complete a configuration for validation until the user sets them."""
 
 
-@dataclass(frozen=True)
-class ReportedKey:
+@cache
+def load_key_tables() -> dict[str, Any]:
+    """Return the tables of nxdt_keys.yaml by name, with redundant keys instead of their reasons."""
+    tables: dict[str, Any] = load_untrusted_yaml(Path(__file__).with_name("nxdt_keys.yaml"))
+    by_reason = tables["redundant"].items()
+    tables["redundant"] = {key: reason for reason, keys in by_reason for key in keys}
+    tables["source_specific"]["megatron"] += tables["defaults"]["megatron"]
+    return tables
+
+
+class ReportedKey(NamedTuple):
     """Key of the file with its value and a remark."""
 
     key: str
@@ -68,13 +76,8 @@ class ReportedKey:
 class Translation:
     """NxDT run in terms of hlat.
 
-    Attributes:
-        missing_features: Features of the run that hlat does not support.
-        overrides: Keys of hlat with their values.
-        unset: Keys whose values the file does not contain, with what to set.
-        mapped: Keys that overrides express, with remarks.
-        unsupported: Keys without an equivalent.
-        redundant: Keys that need no override.
+    `unset` contains the keys of hlat whose values the file does not contain, with what to set; the
+    keys of the file are either mapped, with remarks, unsupported or redundant.
     """
 
     missing_features: Sequence[str]
@@ -126,12 +129,9 @@ def format_overrides(
     unset: Mapping[str, str] | None = None,
     placeholders: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return overrides for the command line of hlat.train, sorted by group.
+    """Return overrides for the command line of hlat train, sorted by group.
 
-    Args:
-        overrides: Keys and values.
-        unset: Keys to be set by the user, with the value `???`.
-        placeholders: Values to use instead of `???`.
+    The user sets the keys of `unset`, with the value `???`, or one of `placeholders`.
 
     Raises:
         TypeError: If no key of hlat has the type of a value.
@@ -154,35 +154,39 @@ def get_config_group(override: str) -> str:
 
 def _find_defaults(config: NxdtConfig) -> dict[str, Any]:
     """Return NxDT's defaults of keys that the file does not contain."""
-    source = "hf" if config.is_hf else "megatron"
-    has_model_config = any(key.startswith(MODEL_CONFIG_PREFIX) for key in config.settings)
+    defaults = load_key_tables()["defaults"]
     return {
         key: value
-        for key, value in (DEFAULT_VALUES["both"] | DEFAULT_VALUES[source]).items()
+        for key, value in (
+            defaults["both"] | defaults["hf" if config.is_hf else "megatron"]
+        ).items()
         if key not in config.settings
-        and (has_model_config or not key.startswith(MODEL_CONFIG_PREFIX))
+        and (config.has_model_config or not key.startswith(MODEL_CONFIG_PREFIX))
     }
 
 
 def _translate_key(key: str, value: Any, config: NxdtConfig) -> KeyTranslation:
-    if key in REDUNDANT_KEYS:
-        return mark_redundant(REDUNDANT_KEYS[key])
-    for name, reason in UNSUPPORTED_KEYS.items():
+    tables = load_key_tables()
+    if key in tables["redundant"]:
+        return mark_redundant(tables["redundant"][key])
+    for name, reason in tables["unsupported"].items():
         if key == name or (name.endswith(".") and f"{key}.".startswith(name)):
-            return mark_redundant("it is not set") if value is None else mark_unsupported(reason)
+            return mark_redundant() if value is None else mark_unsupported(reason)
     other_source = "megatron" if config.is_hf else "hf"
-    if key in SOURCE_SPECIFIC_KEYS[other_source]:
+    if key in tables["source_specific"][other_source]:
         return mark_redundant(f"NxDT reads it for {other_source} models only")
     if isinstance(value, UnresolvedValue):
         return mark_unsupported("the value is unknown")
-    if key in SUPPORTED_VALUES:
-        values, reason = SUPPORTED_VALUES[key]
+    if key in tables["supported_values"]:
+        values, reason = tables["supported_values"][key]
         return mark_redundant("as in hlat") if value in values else mark_unsupported(reason)
-    rule = KEY_RULES.get(key)
-    if rule is None:
-        return mark_unsupported()
     try:
-        result = copy_to(rule, value) if isinstance(rule, str) else rule(config, value)
+        if key in tables["copied"]:
+            result = copy_to(tables["copied"][key], value)
+        elif key in RULES:
+            result = RULES[key](config, value)
+        else:
+            return mark_unsupported()
         format_overrides(result.overrides)
     except (TypeError, ValueError, ArithmeticError):
         return mark_unsupported("not a usable value")
@@ -230,7 +234,7 @@ def _find_missing_features(config: NxdtConfig) -> list[str]:
     if any(key.endswith("context_parallel_size") and enabled[key] != 1 for key in enabled):
         features.append("context parallelism")
     if not config.is_hf and any(
-        config.get(f"model.{key}") not in SUPPORTED_VALUES[f"model.{key}"][0]
+        config.get(key) not in load_key_tables()["supported_values"][key][0]
         for key in _DECODER_KEYS
     ):
         features.append("a decoder that is not Llama's")

@@ -179,7 +179,7 @@ def test_the_name_says_which_steps_and_weights(tmp_path: Path) -> None:
         "averages/step_00000010_of_5x1_10x2.5",
         "averages/step_00000010_of_5_10_bf16",
     ]
-    with pytest.raises(ConfigError, match="is too long; give --output DIR"):
+    with pytest.raises(ConfigError, match="is too long; give output=DIR"):
         build_default_output(tmp_path, parts(paths * 50), None)
 
 
@@ -229,7 +229,7 @@ STRANGERS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"dtype": torch.bfloat16},
-        "have 'weights/embedding' in F32 and BF16; set the output dtype with --dtype",
+        "have 'weights/embedding' in F32 and BF16; set the output dtype with dtype=",
     ),
 ]
 

@@ -87,6 +87,6 @@ def test_names_that_mean_nothing(run: Path) -> None:
 
 
 def test_steps_that_are_not_there(run: Path) -> None:
-    assert refusal(run, 7) == f"--step=7: {run} has no such checkpoint, only 5, 10, 15"
+    assert refusal(run, 7) == f"step=7: {run} has no such checkpoint, only 5, 10, 15"
     path = run / "checkpoints/step_00000005"
-    assert refusal(path, 5) == f"{path} is a checkpoint; --step selects from a run directory"
+    assert refusal(path, 5) == f"{path} is a checkpoint; step= selects from a run directory"

@@ -150,7 +150,7 @@ def test_an_existing_output_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         exported(tmp_path, MODEL, chunks(MODEL, llama(MODEL)))
     assert str(refused.value) == (
-        f"--output {tmp_path / 'out'} exists already; specify a new directory, or remove it"
+        f"output={tmp_path / 'out'} exists already; specify a new directory, or remove it"
     )
     assert left(tmp_path) == ["out"]
 
@@ -163,7 +163,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     big = ModelConfig("big", 2, 192, 352, 4, 2, 1031)
     with pytest.raises(ConfigError) as refused:
         exported(tmp_path, big, chunks(big, llama(big)))
-    assert str(refused.value) == (f"--output {tmp_path / 'out'} needs 4 MB, the disk has 1 MB free")
+    assert str(refused.value) == (f"output={tmp_path / 'out'} needs 4 MB, the disk has 1 MB free")
     assert left(tmp_path) == []
 
 
@@ -232,9 +232,7 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
         refusals.append(str(refused.value))
 
     out = exported(tmp_path, MODEL, saved, tell=second)
-    assert refusals == [
-        f"--output {out}: another process is writing it; wait until it has finished"
-    ]
+    assert refusals == [f"output={out}: another process is writing it; wait until it has finished"]
     assert left(out) == ["config.json", SAFE_WEIGHTS_NAME]
 
 

@@ -229,7 +229,7 @@ def test_too_small_a_disk_is_told_before_anything_is_converted(parquet: Path, mo
         ArrowDataset([parquet, other], "text")
     assert str(error.value) == (
         f"{parquet} and 1 more: must be converted, which takes 0.0 GB or more; {arrow_conversion.get_staging_dir()} has "
-        "0.0 GB free; convert it ahead of the run with `python -m hlat.prepare`, or set the "
+        "0.0 GB free; convert it ahead of the run with `hlat prepare`, or set the "
         "environment variable HLAT_CACHE to a folder on a larger disk"
     )
 

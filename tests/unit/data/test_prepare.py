@@ -68,7 +68,7 @@ def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> N
     assert code == 0
     manifest = json.loads((out / "manifest.json").read_text())
     what = f"20 documents, {format_bytes(manifest['text_bytes'])}"
-    command = f"python -m hlat.train data=files data.sources.files.paths=[{out}]"
+    command = f"hlat train data=files data.sources.files.paths=[{out}]"
     assert told.splitlines() == [f"{out}: {what}", f"train on it: {command}"]
     assert progress == f"preparing {out}: {format_bytes((lines / 'a.jsonl').stat().st_size)}\n"
     code, told, progress = run(lines, "--output", out)

@@ -97,7 +97,7 @@ def test_text_without_rows_is_refused_with_the_command_that_converts_it(
     place = tmp_path / pattern
     assert refusal(tmp_path, pattern) == (
         f"data.sources.a.paths: {place} holds b.jsonl.zst, which has no rows that can be read at "
-        f"random; convert it once with `python -m hlat.prepare {place} --output DIR` and name that "
+        f"random; convert it once with `hlat prepare {place} output=DIR` and name that "
         "folder"
     )
 

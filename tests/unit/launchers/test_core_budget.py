@@ -9,8 +9,6 @@ from hlat.plan.memory_estimate import estimate_memory
 
 composition.register_configs()
 from hydra_plugins.hlat_launchers.local._core_budget import (  # noqa: E402 (registered above)
-    EMPTY_REQUEST,
-    SEQUENTIAL_BUDGET,
     LocalDevices,
     ResourceBudget,
     ResourceRequest,
@@ -59,9 +57,9 @@ def test_two_have_room_and_a_third_has_none(least, each):
 
 
 def test_alone_is_one_after_the_other_and_says_nothing_of_threads():
-    assert SEQUENTIAL_BUDGET.can_start(EMPTY_REQUEST, [])
-    assert not SEQUENTIAL_BUDGET.can_start(EMPTY_REQUEST, [EMPTY_REQUEST])
-    assert SEQUENTIAL_BUDGET.build_environment(EMPTY_REQUEST, []) == {}
+    assert ResourceBudget().can_start(ResourceRequest(), [])
+    assert not ResourceBudget().can_start(ResourceRequest(), [ResourceRequest()])
+    assert ResourceBudget().build_environment(ResourceRequest(), []) == {}
 
 
 def test_threads_are_a_share_of_the_cores(config):
@@ -119,6 +117,7 @@ def test_a_point_is_told_its_own(kind, variable):
     }
 
 
+@pytest.mark.slow
 def test_torch_is_asked_what_it_sees():
     found = build_budget(2, None, 1.5, accelerators=True)
     assert found.memory_bytes == 1.5 * 2**30

@@ -21,8 +21,6 @@ from hlat.config.resolve import resolve_config
 composition.register_configs()
 from hydra_plugins.hlat_launchers._sweep_points import SweepPoint  # noqa: E402
 from hydra_plugins.hlat_launchers.local._core_budget import (  # noqa: E402 (registered above)
-    EMPTY_REQUEST,
-    SEQUENTIAL_BUDGET,
     LocalDevices,
     ResourceBudget,
     ResourceRequest,
@@ -108,7 +106,9 @@ def test_each_has_a_file_and_the_console_a_line_for_start_and_end(task, capfd):
 
 
 def test_alone_a_point_has_the_console_and_nothing_is_set(task, capfd):
-    assert queue(SAY, SEQUENTIAL_BUDGET).run([(task(0, "a", log=False), EMPTY_REQUEST)]) == {0: 0}
+    assert queue(SAY, ResourceBudget()).run([(task(0, "a", log=False), ResourceRequest())]) == {
+        0: 0
+    }
     assert capfd.readouterr().out == "[0] a\na None\n"
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.config.compose import compose_config, load_model_presets
+from hlat.config import compose as composition
+from hlat.config.compose import load_model_presets
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.config.untrusted_files import load_untrusted_yaml
-from hlat.plan.nxdt import nxdt_keys
 from hlat.plan.nxdt import nxdt_translation as nxdt
 from hlat.plan.nxdt.hydra_override import format_override_value
 from hlat.plan.nxdt.nxdt_config import UnresolvedValue, parse_nxdt_config
+from hlat.plan.nxdt.translation_rules import RULES
 from hlat.report.nxdt_translation_text import format_translation
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent.parent
@@ -118,7 +119,7 @@ def reasons(listed):
 
 def resolved(translation):
     return resolve_config(
-        compose_config(
+        composition.compose_config(
             nxdt.format_overrides(translation.overrides, translation.unset, nxdt.PLACEHOLDERS)
         )
     )
@@ -256,7 +257,7 @@ def test_every_override_of_the_cases_is_one_of_hlat():
         overrides |= translate(changed(LLAMA_2_7B, **values)).overrides
     unset = dict.fromkeys(nxdt.PLACEHOLDERS, "")
     assert OmegaConf.to_object(
-        compose_config(nxdt.format_overrides(overrides, unset, nxdt.PLACEHOLDERS))
+        composition.compose_config(nxdt.format_overrides(overrides, unset, nxdt.PLACEHOLDERS))
     )
 
 
@@ -320,7 +321,7 @@ def test_precision_is_what_the_code_does(settings, recipe):
     translation = translate(changed(LLAMA_2_7B, precision=settings))
     result = {k: v for k, v in translation.overrides.items() if k.startswith("precision")}
     assert result == recipe
-    assert resolved(translation)
+    assert resolve_config(composition.compose_config(nxdt.format_overrides(recipe)))
 
 
 def test_master_weights_need_zero1():
@@ -487,12 +488,9 @@ def test_every_leaf_is_told_once(tree):
 
 
 def test_no_key_stands_in_two_tables():
-    keys = [
-        *nxdt_keys.KEY_RULES,
-        *nxdt_keys.SUPPORTED_VALUES,
-        *nxdt_keys.REDUNDANT_KEYS,
-        *nxdt_keys.UNSUPPORTED_KEYS,
-    ]
+    tables = nxdt.load_key_tables()
+    names = ("copied", "supported_values", "redundant", "unsupported")
+    keys = [*RULES, *(key for name in names for key in tables[name])]
     assert len(keys) == len(set(keys))
 
 
@@ -500,11 +498,11 @@ def test_the_documentation_has_every_key_that_is_said():
     text = (REPOSITORY / "docs/nxdt.md").read_text().split("## Precision")[0]
     rows = dict(re.findall(r"^\| `([^|]+)` \|([^|]*)\|", text, re.MULTILINE))
     rows = {key: row for keys, row in rows.items() for key in keys.split("`, `")}
-    wanted = {key.removeprefix(KEPT): to for key, to in nxdt_keys.KEY_RULES.items()}
+    tables = nxdt.load_key_tables()
+    rules = {**RULES, **tables["copied"]}
+    wanted = {key.removeprefix(KEPT): to for key, to in rules.items()}
     assert set(wanted) <= set(rows)
-    others = {
-        key.removeprefix(KEPT) for key in {**nxdt_keys.SUPPORTED_VALUES, **nxdt_keys.REDUNDANT_KEYS}
-    }
+    others = {key.removeprefix(KEPT) for key in (*tables["supported_values"], *tables["redundant"])}
     assert set(rows) <= set(wanted) | others
     for key, to in wanted.items():
         assert not isinstance(to, str) or f"`{to.removeprefix('++')}`" in rows[key], key
@@ -533,7 +531,9 @@ def test_values_come_back_from_the_command_line():
         for i, value in enumerate(values)
     ]
     flags = ["a b", "c,d", "--e=[f]", "true", "1"]
-    actual = compose_config([*args, f"compiler.cc_flags={format_override_value(flags)}"]).compiler
+    actual = composition.compose_config(
+        [*args, f"compiler.cc_flags={format_override_value(flags)}"]
+    ).compiler
     assert [actual.environment[f"X{i}"] for i in range(len(values))] == list(map(str, values))
     assert actual.cc_flags == flags
 

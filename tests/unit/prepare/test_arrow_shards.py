@@ -62,10 +62,11 @@ def test_no_documents_are_no_parts(tmp_path: Path) -> None:
 
 def test_a_full_disk_names_the_file(monkeypatch, tmp_path: Path) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
-        monkeypatch.setattr(Path, "open", lambda *_: full)
+        monkeypatch.setattr(arrow_shards.io, "FileIO", lambda *_: full)
         writer = arrow_shards.ArrowShardWriter(tmp_path)
+        writer.add(b"x" * 100)
         with pytest.raises(OSError, match="No space left") as error:
-            writer.add(b"x" * 5000)
+            writer.finish()
         writer.close_unfinished()
     assert error.value.errno == errno.ENOSPC
     assert error.value.filename == str(tmp_path / "part-00000.arrow")

@@ -156,7 +156,7 @@ def test_another_tokenizer_and_what_is_none(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError) as error:
             corpus_inspection.count_tokens(["a"], tmp_path / name)
-        assert str(error.value).startswith(f"--tokenizer {tmp_path / name}: {said}")
+        assert str(error.value).startswith(f"tokenizer={tmp_path / name}: {said}")
 
 
 @pytest.mark.parametrize(

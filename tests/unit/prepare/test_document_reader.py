@@ -69,6 +69,7 @@ def test_blank_lines_ends_of_windows_and_a_mark_at_the_beginning(tmp_path: Path)
     assert _texts(path) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_document_of_50_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
     text = "0123456789" * 5_000_000
@@ -85,7 +86,7 @@ def test_a_document_of_50_megabytes(tmp_path: Path) -> None:
         (b'["a"]', "is a list, not an object"),
         (b"12", "is a number, not an object"),
         (b"null", "is null, not an object"),
-        (b'{"content": "a", "url": 1}', "has no field 'text' (--text-column); it has content, url"),
+        (b'{"content": "a", "url": 1}', "has no field 'text' (text_column=); it has content, url"),
         (b'{"text": 12}', "has a number in 'text', not a string"),
         (b'{"text": ["a"]}', "has a list in 'text', not a string"),
         (b'{"text": "a\xff"}', "is not UTF-8 (byte 0xff at position 11)"),

@@ -114,7 +114,7 @@ def test_splits_are_not_mixed_unawares(tmp_path: Path) -> None:
 def test_the_output_is_no_input(tmp_path: Path) -> None:
     _touch(tmp_path, "1.jsonl", "out/part-00000.arrow")
     assert _names(tmp_path, "", output=tmp_path / "out") == ["1.jsonl"]
-    with pytest.raises(ConfigError, match="is in --output"):
+    with pytest.raises(ConfigError, match="is in output="):
         _names(tmp_path, "out", output=tmp_path / "out")
 
 

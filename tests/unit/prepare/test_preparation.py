@@ -84,8 +84,8 @@ def test_documents_come_out_in_the_order_of_their_files(root: Path, texts) -> No
     (manifest,) = _prepare(root).values()
     everything = [text for name in sorted(texts) for text in texts[name]]
     assert _read(root / "out") == everything
-    assert manifest.documents == len(everything)
-    assert manifest.text_bytes == sum(len(text.encode()) for text in everything)
+    assert manifest.totals["documents"] == len(everything)
+    assert manifest.totals["text_bytes"] == sum(len(text.encode()) for text in everything)
     assert len(manifest.files) > 5
     written = json.loads((root / "out/manifest.json").read_text())
     assert (written["format"], written["source"], written["column"]) == (1, "out", "text")
@@ -230,7 +230,7 @@ def test_other_settings_are_refused_with_both(root: Path, monkeypatch) -> None:
         with pytest.raises(ConfigError) as error:
             _prepare(root, output, column="body")
         column, files = error.value.problems
-        assert f"{output}: was started with --text-column text, not with body; choose" in column
+        assert f"{output}: was started with text_column text, not with body; choose" in column
         assert "with INPUT of 6 files, not with of 7 files (among them" in files
 
 
@@ -257,12 +257,12 @@ def test_empty_and_damaged_documents_are_counted_per_input(root: Path, texts) ->
     with (root / "in/4.jsonl").open("ab") as file:
         file.write(b"cut o")
     assert "2.jsonl, line 53: has a number in 'text'" in str(error.value)
-    assert "--skip-damaged" in str(error.value)
+    assert "skip_damaged=true" in str(error.value)
     (manifest,) = _prepare(root, skip=True).values()
     assert [(one.empty, one.damaged) for one in manifest.inputs] == [
         (0, 0), (0, 0), (2, 1), (0, 0), (0, 1), (0, 0),
     ]  # fmt: skip
-    assert (manifest.empty, manifest.damaged) == (2, 2)
+    assert (manifest.totals["empty"], manifest.totals["damaged"]) == (2, 2)
     texts["2.jsonl"].append("last")
     assert _read(root / "out") == [text for name in sorted(texts) for text in texts[name]]
 
@@ -279,9 +279,7 @@ def test_damage_that_was_allowed_once_is_not_for_good(root: Path, monkeypatch) -
 
 
 def test_inputs_without_a_document_are_refused(root: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"no document \(0 empty, 330 damaged\); check --text-col"
-    ):
+    with pytest.raises(ConfigError, match=r"no document \(0 empty, 330 damaged\); check text_col"):
         _prepare(root, skip=True, column="body")
 
 

@@ -1,0 +1,27 @@
+"""What tests of the planner share: each configuration is composed once."""
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+
+import pytest
+from omegaconf import DictConfig
+
+from hlat.config import compose as composition
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composed_once() -> Iterator[None]:
+    """Replace compose_config by one that copies what it has composed before."""
+    compose_config = composition.compose_config
+
+    @functools.cache
+    def composed(overrides: tuple[str, ...]) -> DictConfig:
+        return compose_config(overrides)
+
+    def compose_copy(overrides: Sequence[str]) -> DictConfig:
+        return copy.deepcopy(composed(tuple(overrides)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composition, "compose_config", compose_copy)
+        yield
