@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hlat.config.argument_parser import (
     CommandLineParser,
@@ -21,10 +20,6 @@ from hlat.config.argument_parser import (
 )
 from hlat.config.config_errors import ExitCode
 from hlat.config.precision import Dtype
-
-if TYPE_CHECKING:
-    from hlat.checkpoint.averaging import WeightedCheckpoint
-    from hlat.storage.storage_path import StoragePath
 
 _EXAMPLES = """\
 examples:
@@ -97,7 +92,11 @@ def _run_average(arguments: argparse.Namespace) -> ExitCode:
     if arguments.output is not None:
         output_directory.validate_output_is_new(arguments.output)
     dtype = None if arguments.dtype is None else Dtype(arguments.dtype)
-    checkpoints = _load_checkpoints(paths, weights)
+    with closing(ProgressBar("verifying", averaging.compute_num_bytes(paths))) as progress:
+        checkpoints = [
+            averaging.load_weighted_checkpoint(path, weight, progress.add)
+            for path, weight in zip(paths, weights, strict=True)
+        ]
     averaging.validate_same_model(checkpoints, dtype)
     output = arguments.output or averaging.build_default_output(run, checkpoints, dtype)
     output_directory.validate_output_is_new(output)
@@ -109,19 +108,6 @@ def _run_average(arguments: argparse.Namespace) -> ExitCode:
     print(f"averaged to {output}")
     print(f"export it:  hlat export {output} output=DIR")
     return ExitCode.FINISHED
-
-
-def _load_checkpoints(
-    paths: "Sequence[StoragePath]", weights: Sequence[float]
-) -> "list[WeightedCheckpoint]":
-    from hlat.checkpoint import averaging
-    from hlat.storage.progress_bar import ProgressBar
-
-    with closing(ProgressBar("verifying", averaging.compute_num_bytes(paths))) as progress:
-        return [
-            averaging.load_weighted_checkpoint(path, weight, progress.add)
-            for path, weight in zip(paths, weights, strict=True)
-        ]
 
 
 def _parse_weight(text: str) -> float:

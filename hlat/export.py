@@ -41,11 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse(argv)
     if arguments.output is None:
         parser.error("output=DIR is missing: the directory to write")
-    output = arguments.output
-    interrupted = f"interrupted; no part of {output} was written"
-    return run_command(
-        lambda: _export(arguments), f"output={output} cannot be written", interrupted
-    )
+    unwritable = f"output={arguments.output} cannot be written"
+    interrupted = f"interrupted; no part of {arguments.output} was written"
+    return run_command(lambda: _export(arguments), unwritable, interrupted)
 
 
 def _build_parser() -> CommandLineParser:
@@ -138,13 +136,11 @@ def _format_train_command(output: Path, eos_token: str) -> str:
         "data.tokenizer": str(output.absolute() / "tokenizer.json"),
         "data.eos_token": eos_token,
     }
-    overrides = [f"{key}={_quote_override(value)}" for key, value in settings.items()]
-    return shlex.join(["hlat", "train", *overrides])
-
-
-def _quote_override(value: str) -> str:
-    """Return a value in the syntax of an override."""
-    return value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
+    quoted = {
+        key: value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
+        for key, value in settings.items()
+    }
+    return shlex.join(["hlat", "train", *map("=".join, quoted.items())])
 
 
 if __name__ == "__main__":

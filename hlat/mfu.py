@@ -37,15 +37,8 @@ def compute_mfu(
 ) -> float | None:
     """Return the model FLOPs utilization (PaLM, arXiv 2204.02311, appendix B) between 0 and 1.
 
-    Args:
-        tokens_per_second: Throughput of the run.
-        flops_per_token: See hlat.model.parameter_specs.compute_flops_per_token.
-        hardware: Hardware of the run.
-        num_processes: Processes of the run, one per device.
-        dtype: Dtype of matmuls.
-
-    Returns:
-        The utilization; None if the peak is unknown.
+    `flops_per_token` is that of hlat.model.parameter_specs.compute_flops_per_token, `dtype` that
+    of matmuls. Returns None if the peak is unknown.
     """
     peak = compute_peak_flops(hardware, num_processes, dtype)
     return None if peak is None else tokens_per_second * flops_per_token / peak

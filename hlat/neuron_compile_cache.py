@@ -12,7 +12,6 @@ lists the sources.
 """
 
 import fcntl
-import os
 import shutil
 import socket
 import tempfile
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hlat.config.config_errors import ConfigError
+from hlat.storage import durable_files
 
 _CACHE_URL_VARIABLE = "NEURON_COMPILE_CACHE_URL"
 _DEFAULT_CACHE_DIR = "/var/tmp/neuron-compile-cache"  # noqa: S108 (of libneuronxla)
@@ -33,18 +33,11 @@ _LOCK_TIMEOUT_S, _POLL_INTERVAL_S = 600.0, 0.5
 _STAGING_DIR_NAME = ".merging"
 """Directory of a target with temporary files and locks of merges."""
 _NUM_LOG_LINES = 5
-_BLOCK_BYTES = 1 << 22
 
 
 @dataclass
 class MergeResult:
-    """Module names of a merge.
-
-    Attributes:
-        added: Copied modules.
-        present: Modules that were complete in the target.
-        incomplete: Modules that are complete in no source, with the reason.
-    """
+    """Names of copied modules, of those complete before, and of those complete in no source."""
 
     added: list[str] = field(default_factory=list)
     present: list[str] = field(default_factory=list)
@@ -113,10 +106,11 @@ def explain_incomplete_module(module: Path) -> str:
         return "\n".join(["failed to compile:", *(f"    {line}" for line in lines)])
     if any(module.glob("*.lock")):
         return "has the lock of a compiler that was killed"
-    if (module / "model.neff").is_file():
-        is_empty = not (module / "model.neff").stat().st_size
-        return "has an empty model.neff" if is_empty else "has no model.done"
-    return "was never compiled"
+    if not (module / "model.neff").is_file():
+        return "was never compiled"
+    return (
+        "has no model.done" if (module / "model.neff").stat().st_size else "has an empty model.neff"
+    )
 
 
 def find_incomplete_modules(cache_dir: Path) -> dict[str, str]:
@@ -158,16 +152,8 @@ def merge_caches(
     """Copy every module that is complete in a source and not in the target.
 
     Any number of processes can merge at the same time and be killed at any time. A later merge
-    copies what is missing.
-
-    Args:
-        sources: Caches, such as those of several nodes.
-        target: Cache to complete; created if it does not exist.
-        progress: Called with the number of bytes after each copied block.
-        wait_s: Timeout for modules that running processes compile.
-
-    Raises:
-        OSError: If the target is not writable.
+    copies what is missing. `progress` is called with the bytes of each copied block; `wait_s` is
+    the timeout for modules that running processes compile.
     """
     copies, result = _group_by_module(sources), MergeResult()
     deadline = time.monotonic() + wait_s
@@ -221,8 +207,8 @@ def _install_module(
     staged, replaced = staging_dir / module.name, staging_dir / "replaced"
     staged.mkdir()
     for file in _list_module_files(module):
-        _copy_file(file, staged / file.name, progress)
-    _fsync_directory(staged)
+        durable_files.write_file(staged / file.name, _read_blocks(file, progress))
+    durable_files.fsync_directory(staged)
     destination.parent.mkdir(exist_ok=True)
     with (staging_dir.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -231,18 +217,16 @@ def _install_module(
             with suppress(FileNotFoundError):
                 destination.rename(replaced)
             staged.rename(destination)
-    _fsync_directory(destination.parent)
+    durable_files.fsync_directory(destination.parent)
     for directory in (staged, replaced):
         shutil.rmtree(directory, ignore_errors=True)
     return is_first
 
 
-def _copy_file(source: Path, destination: Path, progress: Callable[[int], None]) -> None:
-    with source.open("rb") as reader, destination.open("xb") as writer:
-        while block := reader.read(_BLOCK_BYTES):
-            progress(writer.write(block))
-        writer.flush()
-        os.fsync(writer.fileno())
+def _read_blocks(file: Path, progress: Callable[[int], None]) -> Iterator[bytes]:
+    for block in durable_files.read_blocks(file):
+        yield block
+        progress(len(block))
 
 
 def _list_module_files(module: Path) -> list[Path]:
@@ -299,12 +283,3 @@ def _open_staging_dir(target: Path) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_SH)
         with tempfile.TemporaryDirectory(prefix=f"{host}+", dir=parent) as directory:
             yield Path(directory)
-
-
-def _fsync_directory(directory: Path) -> None:
-    """Make renames in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -5,7 +5,7 @@ pinned release does not support is an error rather than silently ignored on the 
 """
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hlat.config.compiler import CompilerConfig
 from hlat.config.precision import Dtype, PrecisionConfig, RoundingMode
@@ -15,15 +15,8 @@ _LAST_RELEASE_WITH_XLA_BF16 = (2, 24)
 migration-from-xla-downcast-bf16)."""
 
 
-@dataclass(frozen=True)
-class _RemovedVariable:
-    """Variable that newer releases do not support.
-
-    Attributes:
-        since: First SDK release without it, major and minor.
-        change: Description, the end of a sentence.
-        replacement: Remedy.
-    """
+class _RemovedVariable(NamedTuple):
+    """First SDK release without a variable, the change as the end of a sentence, and a remedy."""
 
     since: tuple[int, int]
     change: str
@@ -59,11 +52,9 @@ def build_neuron_environment(
 ) -> dict[str, str]:
     """Return the environment variables of a training process; empty without a pinned SDK.
 
-    Args:
-        compiler: SDK release, flags, and further variables, which are copied.
-        precision: Recipe, which sets stochastic rounding, and under SDK 2.24 and older also the
-            XLA dtype of floats: XLA_USE_BF16 casts float and double to bf16, XLA_DOWNCAST_BF16
-            float to bf16 and double to fp32.
+    The precision sets stochastic rounding, and under SDK 2.24 and older also the XLA dtype of
+    floats: XLA_USE_BF16 casts float and double to bf16, XLA_DOWNCAST_BF16 float to bf16 and double
+    to fp32.
 
     Raises:
         ValueError: If the release is not of the form 2.28; `find_compiler_problems` reports it.
@@ -71,8 +62,6 @@ def build_neuron_environment(
     if compiler.neuron_sdk is None:
         return {}
     release = _parse_release(compiler.neuron_sdk)
-    if release is None:
-        raise ValueError(_format_unknown_release(compiler.neuron_sdk))
     stochastic = precision.rounding is RoundingMode.stochastic
     variables = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1" if stochastic else "0"}
     if compiler.cc_flags:
@@ -93,9 +82,10 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
             for key, setting in settings.items()
             if setting
         ]
-    release = _parse_release(sdk)
-    if release is None:
-        return [_format_unknown_release(sdk)]
+    try:
+        release = _parse_release(sdk)
+    except ValueError as error:
+        return [str(error)]
     problems = []
     for name in compiler.environment:
         removed = _REMOVED_VARIABLES.get(name)
@@ -111,17 +101,15 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
     return problems
 
 
-def _parse_release(version: str) -> tuple[int, int] | None:
+def _parse_release(version: str) -> tuple[int, int]:
     """Return major and minor of a version such as 2.28 or 2.26.1."""
     match = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", version)
-    return (int(match[1]), int(match[2])) if match else None
-
-
-def _format_unknown_release(version: str) -> str:
-    return (
-        f"compiler.neuron_sdk={version} is not a release of the Neuron SDK; "
-        "use major.minor, such as 2.28"
-    )
+    if match is None:
+        raise ValueError(
+            f"compiler.neuron_sdk={version} is not a release of the Neuron SDK; "
+            "use major.minor, such as 2.28"
+        )
+    return int(match[1]), int(match[2])
 
 
 def _has_fp32(precision: PrecisionConfig) -> bool:

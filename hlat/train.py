@@ -39,19 +39,19 @@ def main(composed: DictConfig) -> ExitCode:
     validate_feasibility(config)
     composed.run.name = config.run.name
     if launch_environment.must_launch_workers(config):
-        from hlat.recovery import supervisor
+        from hlat.recovery.supervisor import launch_workers
 
-        command = entry_point.build_command(sys.executable, overrides)
-        return supervisor.launch_workers(config, command)
+        return launch_workers(config, entry_point.build_command(sys.executable, overrides))
     yaml = OmegaConf.to_yaml(composed)
     return launch_environment.run_with_exit_record(lambda: run_worker(config, yaml, overrides))
 
 
 def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCode:
     """Set up engine, data and tracking, resume, train, and write the report."""
+    from hlat.checkpoint import checkpoint_directory
     from hlat.data.data_loader import build_data_loader
     from hlat.engine.engine_factory import create_engine
-    from hlat.recovery import checkpoint_destination, preflight
+    from hlat.recovery import preflight
     from hlat.recovery.fault_tolerance import FaultTolerance
     from hlat.recovery.resume import resume
     from hlat.report.report_writer import try_write_report
@@ -62,7 +62,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     is_rank0 = launch_environment.read_rank_info().rank == 0
     with run_directory.acquire_run_dir(config.run, is_rank0) as run_dir:
         if is_rank0:
-            checkpoint_destination.validate_destination(config.checkpoint, run_dir)
+            checkpoint_directory.validate_destination(run_dir, config.checkpoint.destination)
         engine = create_engine(config)
         if not preflight.run_preflight(config, run_dir, engine):
             return ExitCode.UNHEALTHY_NODE
@@ -124,11 +124,10 @@ def train(
             metrics = engine.read(device_metrics)
             row = {"learning_rate": lr, **metrics.scalars, "memory_bytes": engine.peak_memory()}
             tracker.log_metrics(state.step, stage, **row)
-            check = fault_tolerance.check_metrics(state, metrics)
-            if check.action is NextAction.STOP:
+            action, state = fault_tolerance.check_metrics(state, metrics)
+            if action is NextAction.STOP:
                 return ExitCode.DIVERGED, state.step
-            if check.action is NextAction.RESTART_FROM_CHECKPOINT:
-                state = check.state
+            if action is NextAction.RESTART_FROM_CHECKPOINT:
                 continue
         eval_due = eval_interval is not None and state.step % eval_interval == 0
         if is_last or (eval_due and not stop_requested):

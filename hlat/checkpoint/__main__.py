@@ -9,7 +9,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ examples:
   hlat checkpoint prune runs/x keep_last=3 keep_every_steps=1000 yes=true"""
 
 _TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_ROW_FORMAT = "{:>{}}  {:>{}}  {:{}}  {:>{}}  {:>{}}  {:{}}  {:{}}  {:{}}"
 _SETTINGS_OF = {
     "ls": ("json",),
     "verify": ("step",),
@@ -104,8 +106,7 @@ def _print_checkpoints(run_dir: "StoragePath", as_json: bool) -> int:
     rows = [header, *(_format_row(entry, run_dir) for entry in entries)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = zip(row, widths, (True, True, False, True, True, False, False, False), strict=True)
-        print("  ".join(c.rjust(w) if right else c.ljust(w) for c, w, right in cells).rstrip())
+        print(_ROW_FORMAT.format(*chain(*zip(row, widths, strict=True))).rstrip())
     return ExitCode.FINISHED
 
 
@@ -142,11 +143,8 @@ def _verify_checkpoints(run_dir: "StoragePath", step: int | None) -> int:
     from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
     from hlat.storage.progress_bar import ProgressBar, print_line
 
-    entries = [
-        e
-        for e in checkpoint_listing.list_checkpoints(run_dir)
-        if e.path == run_dir or checkpoint_listing.is_active(e.path)
-    ]
+    entries = checkpoint_listing.list_checkpoints(run_dir)
+    entries = [e for e in entries if e.path == run_dir or checkpoint_listing.is_active(e.path)]
     if not entries:
         raise checkpoint_lookup.build_no_checkpoint_error(run_dir)
     chosen = [entry for entry in entries if step in (None, entry.step)]
@@ -172,16 +170,13 @@ def _prune_run(run_dir: Path, keep: tuple[int, int | None], confirmed: bool) -> 
     root = checkpoint_lookup.find_checkpoint_root(run_dir)
     if not (root / "checkpoints").is_dir():
         raise checkpoint_lookup.build_no_checkpoint_error(run_dir)
-    if not confirmed:
-        return _prune_or_preview(root, keep, confirmed)
     try:
-        lock = run_directory.lock_run_dir(run_dir)
+        with run_directory.lock_run_dir(run_dir) if confirmed else nullcontext():
+            return _prune_or_preview(root, keep, confirmed)
     except BlockingIOError as error:
         raise ConfigError(
             f"{run_dir}: a run is training there and prunes by itself; wait until it ends"
         ) from error
-    with lock:
-        return _prune_or_preview(root, keep, confirmed)
 
 
 def _prune_or_preview(
@@ -201,10 +196,9 @@ def _prune_or_preview(
     if newest is None:
         print(f"{checkpoint_root} has no valid checkpoint; nothing is removed", file=sys.stderr)
         return ExitCode.FAILED
+    removed = retention.list_prunable(directory, newest, *keep)
     if confirmed:
         removed = retention.prune_checkpoints(directory, *keep, verified=newest)
-    else:
-        removed = retention.list_prunable(directory, newest, *keep)
     verb = "removed" if confirmed else "would remove"
     for path in removed:
         print(f"{verb} {_format_name(path, checkpoint_root)}  {format_bytes(sizes.get(path, 0))}")

@@ -19,7 +19,7 @@ from hlat.checkpoint import (
     checkpoint_store,
     safetensors_file,
 )
-from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, SliceRecord, TensorRecord
+from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, TensorRecord
 from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME, SAFETENSORS_DTYPES
 from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
 from hlat.config.config_errors import ConfigError
@@ -29,9 +29,6 @@ from hlat.storage import durable_files, output_directory
 from hlat.storage.storage_path import StoragePath
 from hlat.training_state import TrainingState
 
-CHECKPOINT_DIRS = ("milestones", "checkpoints")
-"""Directories of a run with checkpoints of single steps; the latter overrides the former."""
-
 _BLOCK_ELEMENTS = 1 << 20
 _WEIGHTS_FILE = "rank_00000.safetensors"
 _WEIGHTS_PREFIX = "weights/"
@@ -40,14 +37,9 @@ _WEIGHT_DTYPES = {SAFETENSORS_DTYPES[dtype] for dtype in TORCH_DTYPES.values()}
 
 @dataclass(frozen=True)
 class WeightedCheckpoint:
-    """Checkpoint with its weight in an average.
+    """Checkpoint with its weight relative to the others, its records of weights, and its state.
 
-    Attributes:
-        path: Checkpoint directory.
-        weight: Weight relative to the other checkpoints.
-        manifest_sha256: Hash of the manifest, which identifies the contents.
-        tensors: Records of the weights by name.
-        state: Training state.
+    `manifest_sha256` identifies the contents.
     """
 
     path: StoragePath
@@ -68,31 +60,22 @@ def select_checkpoints(
     root = checkpoint_lookup.find_checkpoint_root(run_dir)
     paths = {
         step: path
-        for directory in CHECKPOINT_DIRS
-        for path in sorted(checkpoint_directory.list_step_dirs(root / directory), key=str)
-        if (step := checkpoint_store.parse_step(path)) is not None
+        for directory in ("milestones", "checkpoints")  # the latter overrides the former
+        for step, path in checkpoint_directory.list_steps(root / directory).items()
     }
     if not paths:
         raise checkpoint_lookup.build_no_checkpoint_error(run_dir)
     available = ", ".join(map(str, sorted(paths)))
-    if steps is None:
-        assert last is not None
-        if last > len(paths):
-            raise ConfigError(
-                f"last={last}: {run_dir} has only {len(paths)} checkpoints: {available}"
-            )
-        steps = sorted(paths)[-last:]
+    if last is not None and last > len(paths):
+        raise ConfigError(f"last={last}: {run_dir} has only {len(paths)} checkpoints: {available}")
+    steps = steps or sorted(paths)[-(last or 0) :]
     if missing := [step for step in steps if step not in paths]:
         raise ConfigError(f"steps={missing[0]}: {run_dir} has no such checkpoint, only {available}")
     return [paths[step] for step in sorted(steps)]
 
 
 def compute_num_bytes(paths: Sequence[StoragePath]) -> int:
-    """Return the number of bytes that `load_weighted_checkpoint` reads.
-
-    Raises:
-        CorruptCheckpointError: If one of the checkpoints is damaged.
-    """
+    """Return the number of bytes that `load_weighted_checkpoint` reads."""
     manifests = map(checkpoint_store.load_manifest, paths)
     return sum(record.size for manifest in manifests for record in manifest.files.values())
 
@@ -101,8 +84,6 @@ def load_weighted_checkpoint(
     path: StoragePath, weight: float, on_progress: Callable[[int], None]
 ) -> WeightedCheckpoint:
     """Verify a checkpoint and return its weight records and state.
-
-    `on_progress` is called with the number of bytes of each read.
 
     Raises:
         CorruptCheckpointError: If the contents differ from what was written.
@@ -133,34 +114,23 @@ def validate_same_model(checkpoints: Sequence[WeightedCheckpoint], dtype: Dtype 
     first = checkpoints[0]
     for other in checkpoints[1:]:
         paths = f"{first.path} and {other.path}"
-        ours, theirs = first.state.fixed, other.state.fixed
-        if changed := sorted(k for k in {*ours, *theirs} if ours.get(k) != theirs.get(k)):
-            values = f"{ours.get(changed[0])!r} in the first and {theirs.get(changed[0])!r}"
-            raise ConfigError(f"{paths} are of different models: {changed[0]!r} is {values}")
-        if unpaired := sorted(set(first.tensors) ^ set(other.tensors)):
+        shapes, dtypes = (
+            [{name: getattr(t, key) for name, t in one.tensors.items()} for one in (first, other)]
+            for key in ("shape", "dtype")
+        )
+        for pair in ((first.state.fixed, other.state.fixed), shapes):
+            if difference := _find_difference(*pair):
+                raise ConfigError(f"{paths} are of different models: {difference}")
+        if dtype is None and (difference := _find_difference(*dtypes)):
             raise ConfigError(
-                f"{paths} are of different models: only one of them has {unpaired[0]!r}"
+                f"{paths} have different dtypes: {difference}; set the output dtype with dtype="
             )
-        for name, record in first.tensors.items():
-            other_record = other.tensors[name]
-            if record.shape != other_record.shape:
-                raise ConfigError(
-                    f"{paths} are of different models: {name!r} has shape {record.shape} in the "
-                    f"first and {other_record.shape} in the second"
-                )
-            if dtype is None and record.dtype != other_record.dtype:
-                raise ConfigError(
-                    f"{paths} have {name!r} in {record.dtype} and {other_record.dtype}; set the "
-                    "output dtype with dtype="
-                )
 
 
 def build_default_output(
     run_dir: StoragePath, checkpoints: Sequence[WeightedCheckpoint], dtype: Dtype | None
 ) -> Path:
-    """Return `averages/step_<last step>_of_<steps>` in the run directory.
-
-    Steps are followed by their weights unless all weights are equal.
+    """Return `averages/step_<last step>_of_<steps>[x<weight>]` in the run directory.
 
     Raises:
         ConfigError: If the name is too long for a file system, or the run directory is remote.
@@ -169,7 +139,7 @@ def build_default_output(
         raise ConfigError(f"an average of {run_dir} needs a local directory; give output=DIR")
     equal = len({checkpoint.weight for checkpoint in checkpoints}) == 1
     terms = [f"{one.state.step}" + ("" if equal else f"x{one.weight:g}") for one in checkpoints]
-    step_name = checkpoint_store.format_step_name(_find_newest_state(checkpoints).step)
+    step_name = checkpoint_directory.format_step_name(checkpoints[-1].state.step)
     name = "_".join([step_name, "of", *terms, *([dtype.value] if dtype else [])])
     if len(name) > 200:
         raise ConfigError(
@@ -184,13 +154,9 @@ def write_average(
     dtype: Dtype | None,
     on_progress: Callable[[int], None],
 ) -> None:
-    """Write the average durably.
+    """Write the average of checkpoints of one model, sorted by step, durably to a new directory.
 
-    Args:
-        output: New directory; missing parents are created.
-        checkpoints: Checkpoints of one model.
-        dtype: Output dtype; None selects the dtype of the weights.
-        on_progress: Called with the number of bytes of each write.
+    Without `dtype` the weights keep theirs. `on_progress` is called with the bytes of each write.
 
     Raises:
         ConfigError: If the output exists, or the disk has too little space.
@@ -202,8 +168,8 @@ def write_average(
         torch_dtype = _resolve_dtype(record, dtype)
         blocks = partial(_compute_blocks, checkpoints, name, torch_dtype, on_progress)
         tensors[name] = (record.shape, safetensors_file.LazyTensor(torch_dtype, blocks))
-        full_slice = SliceRecord((0,) * len(record.shape), record.shape, _WEIGHTS_FILE)
-        output_record = TensorRecord(record.shape, SAFETENSORS_DTYPES[torch_dtype], (full_slice,))
+        dtype_name = SAFETENSORS_DTYPES[torch_dtype]
+        output_record = TensorRecord.from_single_file(record.shape, dtype_name, _WEIGHTS_FILE)
         entries.append((name, asdict(output_record)))
     with output_directory.create_output_directory(output) as directory:
         output_directory.validate_free_space(output, compute_average_bytes(checkpoints, dtype))
@@ -217,14 +183,19 @@ def write_average(
         )
 
 
+def _find_difference(first: Mapping[str, object], second: Mapping[str, object]) -> str | None:
+    differences = (
+        f"{key!r} is {first.get(key)!r} in the first and {second.get(key)!r} in the second"
+        for key in sorted({*first, *second})
+        if first.get(key) != second.get(key)
+    )
+    return next(differences, None)
+
+
 def compute_average_bytes(checkpoints: Sequence[WeightedCheckpoint], dtype: Dtype | None) -> int:
     """Return the number of bytes of weights that `write_average` writes."""
     records = checkpoints[0].tensors.values()
     return sum(prod(record.shape) * _resolve_dtype(record, dtype).itemsize for record in records)
-
-
-def _find_newest_state(checkpoints: Sequence[WeightedCheckpoint]) -> TrainingState:
-    return max((checkpoint.state for checkpoint in checkpoints), key=lambda state: state.step)
 
 
 def _build_state(checkpoints: Sequence[WeightedCheckpoint]) -> TrainingState:
@@ -238,7 +209,7 @@ def _build_state(checkpoints: Sequence[WeightedCheckpoint]) -> TrainingState:
         }
         for checkpoint in checkpoints
     ]
-    state = _find_newest_state(checkpoints).to_weights_only()
+    state = checkpoints[-1].state.to_weights_only()
     return replace(state, averaged_from=averaged_from)
 
 
@@ -252,9 +223,15 @@ def _compute_blocks(
     dtype: torch.dtype,
     on_progress: Callable[[int], None],
 ) -> Iterator[torch.Tensor]:
-    """Yield the average of a tensor in blocks of rows."""
+    """Yield the weighted mean of a tensor, computed in float64, in blocks of rows."""
     for tensor_slice in _split_rows(checkpoints[0].tensors[name].shape):
-        mean = _compute_mean(checkpoints, name, tensor_slice).to(dtype)
+        total = torch.zeros(tensor_slice.size, dtype=torch.float64)
+        for checkpoint in checkpoints:
+            # Closed after each read: a mapped file retains the pages that were read in memory
+            with safetensors_file.SafetensorsReader(checkpoint.path) as reader:
+                tensor = reader.read(name, checkpoint.tensors[name], tensor_slice)
+                total.add_(tensor, alpha=checkpoint.weight)
+        mean = total.div_(sum(checkpoint.weight for checkpoint in checkpoints)).to(dtype)
         yield mean
         on_progress(mean.nbytes)
 
@@ -268,16 +245,3 @@ def _split_rows(shape: tuple[int, ...]) -> Iterator[TensorSlice]:
     for first in range(0, shape[0], num_rows):
         size = (min(num_rows, shape[0] - first), *shape[1:])
         yield TensorSlice((first, *(0 for _ in shape[1:])), size)
-
-
-def _compute_mean(
-    checkpoints: Sequence[WeightedCheckpoint], name: str, tensor_slice: TensorSlice
-) -> torch.Tensor:
-    """Return the weighted mean of a slice in float64."""
-    total = torch.zeros(tensor_slice.size, dtype=torch.float64)
-    for checkpoint in checkpoints:
-        # Closed after each read: a mapped file retains the pages that were read in memory
-        with safetensors_file.SafetensorsReader(checkpoint.path) as reader:
-            tensor = reader.read(name, checkpoint.tensors[name], tensor_slice)
-            total.add_(tensor, alpha=checkpoint.weight)
-    return total.div_(sum(checkpoint.weight for checkpoint in checkpoints))

@@ -1,4 +1,4 @@
-"""Checkpoint roots of runs, and creation, renaming and removal of checkpoint directories.
+"""Names and locations of checkpoint directories, and their creation, renaming and removal.
 
 On a local disk a checkpoint is written to a temporary directory and renamed. Object stores have no
 rename: files are written under their final names, the commit marker last. A remote directory
@@ -7,11 +7,14 @@ save or prune.
 """
 
 import os
+import re
 import shutil
+from itertools import count
 from pathlib import Path
 
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
-from hlat.storage import durable_files
+from hlat.config.config_errors import ConfigError
+from hlat.storage import durable_files, storage_path
 from hlat.storage.remote_path import RemotePath
 from hlat.storage.storage_path import TEMPORARY_PREFIX, StoragePath, parse_storage_path
 
@@ -19,14 +22,14 @@ DESTINATION_FILE = "checkpoints_are_in.txt"
 """File in a run directory that contains the location of its checkpoints if they are elsewhere."""
 
 _MARKER_BYTES = 64
-_STEP_PREFIX = "step_"
+_STEP_DIR = re.compile(r"step_(\d{8,})")
 
 
 def build_checkpoint_root(run_dir: Path, destination: str | None) -> StoragePath:
-    """Return the directory that contains a run's checkpoint directories.
+    """Return the directory of a run's checkpoint directories, given checkpoint.destination.
 
     Raises:
-        ConfigError: If `destination`, the value of checkpoint.destination, cannot be opened.
+        ConfigError: If the destination cannot be opened.
     """
     if destination is None:
         return run_dir
@@ -38,7 +41,6 @@ def load_checkpoint_root(run_dir: StoragePath) -> StoragePath:
 
     Raises:
         ConfigError: If the recorded URL cannot be opened.
-        OSError: If the record cannot be read.
     """
     if not isinstance(run_dir, Path) or not (run_dir / DESTINATION_FILE).is_file():
         return run_dir
@@ -58,22 +60,71 @@ def save_checkpoint_root(run_dir: Path, checkpoint_root: StoragePath) -> None:
     temporary.replace(path)
 
 
-def list_step_dirs(checkpoints_dir: StoragePath) -> list[StoragePath]:
-    """Return the directories named after a step, without incomplete checkpoints.
+def validate_destination(run_dir: Path, destination: str | None) -> None:
+    """Check that checkpoints can be written to checkpoint.destination, and record it in `run_dir`.
+
+    An unwritable one would fail at the first save, a changed one restart the run from step 0.
 
     Raises:
-        OSError: If the directory cannot be listed.
+        ConfigError: The destination does not accept a small file, or earlier checkpoints of the run
+            are in another place.
     """
-    if isinstance(checkpoints_dir, Path):
-        return list(checkpoints_dir.glob(f"{_STEP_PREFIX}*"))
-    return [path for path in _list_remote_step_dirs(checkpoints_dir) if has_checkpoint(path)]
+    root = build_checkpoint_root(run_dir, destination)
+    setting = f"checkpoint.destination={destination or 'null'}"
+    try:
+        if root != run_dir:
+            storage_path.validate_writable(root)
+        previous = load_checkpoint_root(run_dir)
+        if (
+            previous != root
+            and list_steps(previous / "checkpoints")
+            and not list_steps(root / "checkpoints")
+        ):
+            raise ConfigError(
+                f"{setting}: the checkpoints of {run_dir} are in {previous}; set it back, or copy "
+                f"{previous / 'checkpoints'} to {root / 'checkpoints'}"
+            )
+        save_checkpoint_root(run_dir, root)
+    except OSError as error:
+        raise storage_path.build_unusable_error(setting, error) from error
+
+
+def format_step_name(step: int) -> str:
+    """Return the directory name of a step."""
+    return f"step_{step:08d}"
+
+
+def parse_step(path: StoragePath) -> int | None:
+    """Return the step of a checkpoint directory's name; None for other names."""
+    match = _STEP_DIR.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def find_unused_name(path: StoragePath, reason: str) -> str:
+    """Return an unused name for a quarantined checkpoint, such as step_00000020_damaged_1."""
+    names = (f"{path.name}_{reason}_{number}" for number in count(1))
+    return next(name for name in names if not path.with_name(name).exists())
+
+
+def list_steps(checkpoints_dir: StoragePath) -> dict[int, StoragePath]:
+    """Return the committed checkpoints, valid or damaged, by step in ascending order.
+
+    Raises:
+        OSError: If the directory exists and cannot be listed.
+    """
+    if isinstance(checkpoints_dir, Path) and not checkpoints_dir.is_dir():
+        return {}
+    paths = sorted(list[StoragePath](checkpoints_dir.iterdir()), key=str)
+    steps = {step: path for path in paths if (step := parse_step(path)) is not None}
+    return {step: steps[step] for step in sorted(steps) if has_checkpoint(steps[step])}
 
 
 def list_incomplete_dirs(checkpoints_dir: StoragePath) -> list[StoragePath]:
     """Return the remains of interrupted writes; call this only while no save is running."""
     if isinstance(checkpoints_dir, Path):
         return [*sorted(checkpoints_dir.glob(f"{TEMPORARY_PREFIX}*"))]
-    return [path for path in _list_remote_step_dirs(checkpoints_dir) if not has_checkpoint(path)]
+    paths = checkpoints_dir.iterdir()
+    return [path for path in paths if path.name.startswith("step_") and not has_checkpoint(path)]
 
 
 def has_checkpoint(path: StoragePath) -> bool:
@@ -83,9 +134,8 @@ def has_checkpoint(path: StoragePath) -> bool:
     """
     if isinstance(path, Path):
         return path.exists()
-    sizes = path.list_sizes()
-    size = sizes.get(COMMIT_MARKER)
-    return COMMIT_MARKER in sizes and (size is None or size >= _MARKER_BYTES)
+    size = path.list_sizes().get(COMMIT_MARKER, 0)
+    return size is None or size >= _MARKER_BYTES
 
 
 def create_checkpoint_dir(target: StoragePath) -> StoragePath:
@@ -113,9 +163,6 @@ def remove_checkpoint(path: StoragePath) -> None:
 
     The checkpoint is invalidated first: a local directory is renamed, a remote one loses its
     marker.
-
-    Raises:
-        OSError: If it cannot be removed.
     """
     if isinstance(path, RemotePath):
         (path / COMMIT_MARKER).unlink()
@@ -137,11 +184,3 @@ def rename_checkpoint(path: StoragePath, name: str) -> None:
     for file in sorted(files, key=lambda file: file == COMMIT_MARKER):
         (path / file).copy_to(path.with_name(name) / file)
     remove_checkpoint(path)
-
-
-def _list_remote_step_dirs(checkpoints_dir: RemotePath) -> list[StoragePath]:
-    return [
-        checkpoints_dir / name
-        for name in checkpoints_dir.list_sizes()
-        if name.startswith(_STEP_PREFIX)
-    ]

@@ -1,11 +1,52 @@
-"""Exception for damaged checkpoints.
+"""Errors of damaged files, which callers catch to fall back to an older checkpoint."""
 
-A single class allows callers to catch damage, and nothing else, and to fall back to an older
-checkpoint. As a ConfigError it is reported to the user in one message otherwise.
-"""
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from safetensors import SafetensorError
 
 from hlat.config.config_errors import ConfigError
+from hlat.storage.remote_path import StorageUnavailableError
+
+_MAX_LISTED = 5
 
 
 class CorruptCheckpointError(ConfigError):
     """Checkpoint that is incomplete or differs from what was written."""
+
+
+@contextmanager
+def raise_as_corrupt(path: object) -> Iterator[None]:
+    """Raise errors of reading `path`, except failed requests to a store, as corruption."""
+    try:
+        yield
+    except StorageUnavailableError:
+        raise
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CorruptCheckpointError(f"{path} cannot be read ({reason})") from error
+
+
+def parse_json_object(content: bytes, path: object) -> dict[str, Any]:
+    """Return the JSON object in the contents of a file.
+
+    Raises:
+        CorruptCheckpointError: If the contents are not a JSON object.
+    """
+    try:
+        value = json.loads(content)
+    except (RecursionError, ValueError) as error:
+        raise CorruptCheckpointError(f"{path} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise CorruptCheckpointError(f"{path} is not a JSON object")
+    return value
+
+
+def raise_problems(problems: list[str]) -> None:
+    """Raise ConfigError with the first problems and the number of the others, if there are any."""
+    num_more = len(problems) - _MAX_LISTED
+    if problems:
+        rest = [f"and {num_more} more of the kind"] if num_more > 0 else []
+        raise ConfigError(*problems[:_MAX_LISTED], *rest)

@@ -1,14 +1,13 @@
 """Listing of the checkpoints in a run directory without reading their tensors.
 
-Names and sizes are compared with the manifest, and only the small files are hashed, so that a
-listing of terabytes is immediate. `checkpoint_store.verify_checkpoint` reads the rest.
+Names and sizes are compared with the manifest, and only the small files are hashed.
 """
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hlat.checkpoint import checkpoint_lookup, checkpoint_store
+from hlat.checkpoint import checkpoint_directory, checkpoint_lookup, checkpoint_store
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.storage import storage_path
@@ -18,22 +17,17 @@ from hlat.training_state import TrainingState
 AVERAGES_DIR = "averages"
 """Directory of averages, always in the run directory."""
 
-COMMITTED, INCOMPLETE, DAMAGED = "committed", "incomplete", "damaged"
 _QUARANTINED_NAME = re.compile(r"step_(\d{8,})_(damaged|diverged)_\d+")
 _TEMPORARY_NAME = re.compile(re.escape(TEMPORARY_PREFIX) + r"step_(\d{8,})")
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """Summary of a complete, incomplete or damaged checkpoint.
+    """Summary of a checkpoint; `step`, `tokens` and `kind` are None if unknown.
 
     Attributes:
-        path: Directory.
-        step: Number of optimizer steps; None if unknown.
-        tokens: Tokens consumed by the run; None if unknown.
         written: Time of the last change in seconds since 1970.
-        num_bytes: Size of the files.
-        kind: `full`, or `weights only` if runs cannot resume from it; None if unknown.
+        kind: `full`, or `weights only` if runs cannot resume from it.
         state: `committed`; `incomplete` without a marker, as during a save; `damaged` if the files
             contradict the manifest; or the reason in the name of a quarantined checkpoint.
         problem: Details if the checkpoint is damaged.
@@ -83,19 +77,19 @@ def _list_directory(directory: StoragePath) -> list[CheckpointInfo]:
 def _inspect_checkpoint(path: StoragePath) -> CheckpointInfo:
     quarantined = _QUARANTINED_NAME.fullmatch(path.name)
     match = quarantined or _TEMPORARY_NAME.match(path.name)
-    step = checkpoint_store.parse_step(path) if match is None else int(match[1])
+    step = checkpoint_directory.parse_step(path) if match is None else int(match[1])
     sizes = {n: size for n, size in storage_path.list_sizes(path).items() if size is not None}
     times = [storage_path.get_modified_time(path / name) for name in sizes]
     written = max(times) if times else storage_path.get_modified_time(path)
-    num_bytes = sum(sizes.values())
+    info = CheckpointInfo(path, step, None, written, sum(sizes.values()), None, "incomplete")
     if path.name.startswith(TEMPORARY_PREFIX) or not (path / COMMIT_MARKER).exists():
-        return CheckpointInfo(path, step, None, written, num_bytes, None, INCOMPLETE)
+        return info
     try:
         manifest = checkpoint_store.load_manifest(path)
         state = TrainingState.from_json(checkpoint_store.load_state_json(path))
     except ConfigError as error:
-        return CheckpointInfo(path, step, None, written, num_bytes, None, DAMAGED, str(error))
+        return replace(info, state="damaged", problem=str(error))
     only_weights = all(name.startswith("weights/") for name in manifest.tensors)
     kind = "weights only" if only_weights or state.weights_only else "full"
-    status = quarantined[2] if quarantined else COMMITTED
-    return CheckpointInfo(path, manifest.step, state.tokens, written, num_bytes, kind, status)
+    status = quarantined[2] if quarantined else "committed"
+    return replace(info, step=manifest.step, tokens=state.tokens, kind=kind, state=status)

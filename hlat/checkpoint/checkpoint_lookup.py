@@ -4,7 +4,6 @@ import difflib
 from pathlib import Path
 
 from hlat.checkpoint import checkpoint_directory, checkpoint_store, retention
-from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.config.config_errors import ConfigError
 from hlat.storage import storage_path
 from hlat.storage.remote_path import StorageUnavailableError
@@ -14,14 +13,11 @@ from hlat.storage.storage_path import StoragePath
 def find_checkpoint(source: StoragePath, step: int | None) -> tuple[StoragePath, list[str]]:
     """Return a verified checkpoint, and one message for each newer checkpoint that is damaged.
 
-    Args:
-        source: Run directory, which may record another location of its checkpoints, a directory
-            of checkpoints, or a checkpoint.
-        step: Step to select from a run; None selects the newest.
+    `source` is a run directory, which may record another location of its checkpoints, a directory
+    of checkpoints, or a checkpoint. Without `step`, the newest is selected.
 
     Raises:
-        ConfigError: If no checkpoint exists, the selected one is damaged, or a store does not
-            respond.
+        ConfigError: If there is no such checkpoint, it is damaged, or a store does not respond.
     """
     try:
         return _find_in_root(find_checkpoint_root(source), step)
@@ -36,11 +32,12 @@ def find_checkpoint_root(source: StoragePath) -> StoragePath:
         ConfigError: If the directory does not exist.
     """
     root = checkpoint_directory.load_checkpoint_root(source)
-    if root == source:
-        _validate_directory_exists(source)
-    elif not root.is_dir():
+    if root.is_dir():
+        return root
+    if root != source:
         raise ConfigError(f"{source} has its checkpoints in {root}, which does not exist")
-    return root
+    problem = "is a file" if root.exists() else "does not exist"
+    raise ConfigError(f"{root} {problem}; specify a run directory{_suggest_similar_name(root)}")
 
 
 def build_no_checkpoint_error(directory: StoragePath) -> ConfigError:
@@ -57,41 +54,26 @@ def _find_in_root(checkpoint_root: StoragePath, step: int | None) -> tuple[Stora
             raise ConfigError(
                 f"{checkpoint_root} is a checkpoint; step= selects from a run directory"
             )
-        return _verify_path(checkpoint_root), []
+        checkpoint_store.verify_checkpoint(checkpoint_root)
+        return checkpoint_root, []
     checkpoints_dir = checkpoint_root / "checkpoints"
     if not checkpoints_dir.is_dir():
         checkpoints_dir = checkpoint_root
-    paths = checkpoint_directory.list_step_dirs(checkpoints_dir)
-    steps = [s for path in paths if (s := checkpoint_store.parse_step(path)) is not None]
-    if not steps:
+    paths = checkpoint_directory.list_steps(checkpoints_dir)
+    if not paths:
         raise build_no_checkpoint_error(checkpoint_root)
-    if step is not None:
-        if step not in steps:
-            available = ", ".join(map(str, sorted(steps)))
-            raise ConfigError(
-                f"step={step}: {checkpoint_root} has no such checkpoint, only {available}"
-            )
-        return _verify_path(checkpoints_dir / checkpoint_store.format_step_name(step)), []
-    newest, problems = retention.find_newest_valid(checkpoints_dir)
-    if newest is None:
-        raise ConfigError(*problems, f"{checkpoint_root} contains no valid checkpoint")
-    return newest, problems
-
-
-def _validate_directory_exists(directory: StoragePath) -> None:
-    if not directory.is_dir():
-        problem = "is a file" if directory.exists() else "does not exist"
+    if step is None:
+        newest, problems = retention.find_newest_valid(checkpoints_dir)
+        if newest is None:
+            raise ConfigError(*problems, f"{checkpoint_root} contains no valid checkpoint")
+        return newest, problems
+    if step not in paths:
+        available = ", ".join(map(str, paths))
         raise ConfigError(
-            f"{directory} {problem}; specify a run directory{_suggest_similar_name(directory)}"
+            f"step={step}: {checkpoint_root} has no such checkpoint, only {available}"
         )
-
-
-def _verify_path(path: StoragePath) -> StoragePath:
-    try:
-        checkpoint_store.verify_checkpoint(path)
-    except CorruptCheckpointError as error:
-        raise ConfigError(str(error)) from error
-    return path
+    checkpoint_store.verify_checkpoint(paths[step])
+    return paths[step], []
 
 
 def _suggest_similar_name(path: StoragePath) -> str:

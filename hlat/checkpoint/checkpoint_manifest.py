@@ -1,18 +1,18 @@
-"""Manifest of a checkpoint: its files with hashes, and the slices of its tensors.
+"""Manifest of a checkpoint: its files with hashes, and the slices of its tensors, without layout.
 
 The manifest is JSON with a SHA-256 for each file, because tensor formats do not detect flipped
-bits. It does not record ranks or layouts: several processes contribute slices of the same tensor.
+bits.
 """
 
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice, is_partition
+from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice, has_numel_of, is_partition
 from hlat.storage.durable_files import FileRecord
 
 MANIFEST_FILE = "manifest.json"
@@ -50,6 +50,12 @@ class TensorRecord:
     dtype: str
     slices: tuple[SliceRecord, ...]
 
+    @classmethod
+    def from_single_file(cls, shape: tuple[int, ...], dtype: str, file: str) -> "TensorRecord":
+        """Return the record of a tensor that one file contains completely."""
+        full = build_full_slice(shape)
+        return cls(shape, dtype, (SliceRecord(full.offset, full.size, file),))
+
 
 @dataclass(frozen=True)
 class CheckpointManifest:
@@ -68,10 +74,7 @@ def format_slice_key(name: str, shape: tuple[int, ...], tensor_slice: TensorSlic
 
 
 def merge_tensor_records(entries: Iterable[tuple[str, TensorRecord]]) -> dict[str, TensorRecord]:
-    """Merge the slices of each tensor.
-
-    Args:
-        entries: Names and records with the slices that one process or chunk contributes.
+    """Merge the slices of each tensor, given names and records with some of the slices.
 
     Raises:
         ValueError: If the records of a tensor differ in shape or dtype, or its slices do not cover
@@ -79,13 +82,13 @@ def merge_tensor_records(entries: Iterable[tuple[str, TensorRecord]]) -> dict[st
     """
     tensors: dict[str, TensorRecord] = {}
     for name, part in entries:
-        merged = tensors.get(name, TensorRecord(part.shape, part.dtype, ()))
+        merged = tensors.get(name, replace(part, slices=()))
         if (merged.shape, merged.dtype) != (part.shape, part.dtype):
             raise ValueError(
                 f"{name} has chunks of shape {merged.shape} {merged.dtype}"
                 f" and of shape {part.shape} {part.dtype}"
             )
-        tensors[name] = TensorRecord(part.shape, part.dtype, merged.slices + part.slices)
+        tensors[name] = replace(part, slices=merged.slices + part.slices)
     for name, tensor in tensors.items():
         if not is_partition([record.tensor_slice for record in tensor.slices], tensor.shape):
             raise ValueError(f"the chunks of {name} do not cover {tensor.shape} exactly once")
@@ -110,18 +113,18 @@ def parse_manifest(content: bytes) -> CheckpointManifest:
                 f"manifest.json has format {document['format']!r}; this version reads "
                 f"{FORMAT_VERSION}"
             )
-        files = {name: _parse_file_record(record) for name, record in document["files"].items()}
-        tensors = {
-            name: parse_tensor_record(record) for name, record in document["tensors"].items()
-        }
-        manifest = CheckpointManifest(document["step"], files, tensors)
+        manifest = CheckpointManifest(
+            document["step"],
+            {name: _parse_file_record(record) for name, record in document["files"].items()},
+            {name: parse_tensor_record(record) for name, record in document["tensors"].items()},
+        )
         _validate_names(manifest)
         _validate_sizes(manifest)
-        return manifest
     except CorruptCheckpointError:
         raise
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(f"manifest.json is invalid: {error!r}") from error
+    return manifest
 
 
 def parse_tensor_record(record: dict[str, Any]) -> TensorRecord:
@@ -135,7 +138,7 @@ def parse_tensor_record(record: dict[str, Any]) -> TensorRecord:
 
 def _parse_file_record(record: dict[str, Any]) -> FileRecord:
     size, sha256 = record["size"], record["sha256"]
-    if type(size) is not int or not re.fullmatch("[0-9a-f]+", sha256):
+    if not _is_count(size) or not re.fullmatch("[0-9a-f]+", sha256):
         raise ValueError("a file record is not a size and a hash")
     return FileRecord(size, sha256)
 
@@ -156,19 +159,16 @@ def _validate_names(manifest: CheckpointManifest) -> None:
 
 def _validate_sizes(manifest: CheckpointManifest) -> None:
     """Raise an error if shapes or sizes exceed the files, before memory is allocated for them."""
+    if not _is_count(manifest.step):
+        raise CorruptCheckpointError("manifest.json has an invalid step")
     num_free = {name: record.size for name, record in manifest.files.items()}
-    if not all(map(_is_count, [manifest.step, *num_free.values()])):
-        raise CorruptCheckpointError("manifest.json has an invalid step or size")
     for name, tensor in manifest.tensors.items():
         slices = [record.tensor_slice for record in tensor.slices]
         extents = [*tensor.shape, *(n for part in slices for n in (*part.offset, *part.size))]
-        full = build_full_slice(tensor.shape)
         if (
             tensor.dtype not in DTYPE_BYTES
             or not all(map(_is_count, extents))
-            or any({len(part.offset), len(part.size)} != {len(tensor.shape)} for part in slices)
-            or not all(part.numel == 0 or full.intersect(part) == part for part in slices)
-            or sum(part.numel for part in slices) != full.numel
+            or not has_numel_of(slices, tensor.shape)
         ):
             raise CorruptCheckpointError(f"manifest.json has invalid shape or slices of {name}")
         for record, part in zip(tensor.slices, slices, strict=True):

@@ -14,7 +14,6 @@ checkpoint and is always detected:
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
@@ -23,7 +22,12 @@ from typing import Any
 import torch
 
 from hlat.checkpoint import checkpoint_directory, safetensors_file
-from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_directory import find_unused_name, format_step_name, parse_step
+from hlat.checkpoint.checkpoint_errors import (
+    CorruptCheckpointError,
+    parse_json_object,
+    raise_as_corrupt,
+)
 from hlat.checkpoint.checkpoint_manifest import (
     COMMIT_MARKER,
     MANIFEST_FILE,
@@ -46,11 +50,9 @@ from hlat.parallelism.process_group import (
 )
 from hlat.storage import durable_files, storage_path
 from hlat.storage.durable_files import FileRecord
-from hlat.storage.remote_path import StorageUnavailableError
 from hlat.storage.storage_path import StoragePath
 
 _STATE_FILE = "state.json"
-_STEP_DIR = re.compile(r"step_(\d{8,})")
 
 
 def save_checkpoint(
@@ -61,30 +63,24 @@ def save_checkpoint(
     rank: int = 0,
     process_group: ProcessGroup | None = None,
 ) -> StoragePath:
-    """Write a checkpoint durably.
+    """Write a checkpoint durably and return its directory.
 
-    A valid checkpoint of the same step is not changed. A damaged one is renamed to
-    `step_..._damaged_<n>`, which is not loaded.
+    A valid checkpoint of the same step is not changed, a damaged one is renamed to
+    `step_..._damaged_<n>`. Tensors are read one at a time.
 
     Args:
         checkpoints_dir: Directory of the run's checkpoints; created if missing.
         step: Number of optimizer steps of the state.
         chunks: Slices; those with `is_main_replica` cover every tensor exactly once over all
-            processes. Their tensors are read one at a time.
-        state: Remaining state as JSON types: string keys, lists instead of tuples. The state of
-            rank 0 is written.
+            processes.
+        state: Remaining state as JSON types, written by rank 0.
         rank: Rank of this process.
-        process_group: All processes of the run. Each writes its slices and raises if any of them
-            does. Defaults to a single process.
-
-    Returns:
-        The checkpoint directory.
+        process_group: All processes of the run, which raise if one does; by default this one.
 
     Raises:
-        OSError: If writing fails, for example because the disk is full or a store does not
-            respond. Older checkpoints are unchanged and the new one is not published. If only the
-            last flush fails, the new checkpoint is complete but may not survive a power failure.
-        TypeError: If the state contains a type that JSON does not support.
+        OSError: If writing fails. Older checkpoints are unchanged and the new one is not
+            published. If only the last flush fails, the new checkpoint is complete but may not
+            survive a power failure.
         ValueError: If the chunks of a tensor are inconsistent, do not cover it, or have a dtype
             that safetensors does not support.
     """
@@ -114,9 +110,8 @@ def save_checkpoint(
 def load_checkpoint(path: StoragePath, chunks: Iterable[TensorChunk]) -> None:
     """Fill every chunk from a checkpoint, however it was sliced when it was saved.
 
-    Values are converted to the dtype of the chunk's tensor. Other tensors of the checkpoint are
-    not read. No chunk is filled if the checkpoint lacks any of them. Damage inside a file of
-    tensors is detected by `verify_checkpoint`, not here.
+    Values are converted to the dtype of the chunk's tensor. No chunk is filled if the checkpoint
+    lacks any of them. Damage inside a file of tensors is detected by `verify_checkpoint` only.
 
     Raises:
         ConfigError: If tensors are missing or have other shapes; the message lists all of them.
@@ -124,10 +119,8 @@ def load_checkpoint(path: StoragePath, chunks: Iterable[TensorChunk]) -> None:
             manifest.
         StorageUnavailableError: If a request to the store fails; raised by every reader here.
     """
-    manifest = _load_committed_manifest(path)
-    chunks = list(chunks)
-    mismatches = [_find_mismatch(path, manifest, chunk) for chunk in chunks]
-    if problems := [problem for problem in mismatches if problem]:
+    manifest, chunks = _load_committed_manifest(path), list(chunks)
+    if problems := [*filter(None, (_find_mismatch(path, manifest, chunk) for chunk in chunks))]:
         raise ConfigError(*problems)
     with safetensors_file.SafetensorsReader(path) as reader, torch.no_grad():
         for chunk in chunks:
@@ -145,13 +138,7 @@ def load_state_json(path: StoragePath) -> dict[str, Any]:
     content = _read_file(path / _STATE_FILE)
     if record != FileRecord(len(content), hashlib.sha256(content).hexdigest()):
         raise CorruptCheckpointError(f"{path / _STATE_FILE} differs from what was written")
-    try:
-        state = json.loads(content)
-    except (RecursionError, ValueError) as error:
-        raise CorruptCheckpointError(f"{path / _STATE_FILE} is not JSON: {error}") from error
-    if not isinstance(state, dict):
-        raise CorruptCheckpointError(f"{path / _STATE_FILE} is not a JSON object")
-    return state
+    return parse_json_object(content, path / _STATE_FILE)
 
 
 def verify_checkpoint(
@@ -162,21 +149,17 @@ def verify_checkpoint(
 ) -> None:
     """Read a checkpoint completely and compare it with its hashes.
 
-    `on_progress` is called with the number of bytes of each read. With `num_ranks` processes, each
-    reads every `num_ranks`-th file; rank 0 also checks for missing and unknown files.
+    `on_progress` is called with the bytes of each read. Each of `num_ranks` processes reads every
+    `num_ranks`-th file; rank 0 also checks for missing and unknown files.
 
     Raises:
-        CorruptCheckpointError: If the marker is missing, or a file is missing, unknown, truncated,
-            extended or changed in any bit.
+        CorruptCheckpointError: If the marker or a file is missing, unknown, truncated, extended or
+            changed in any bit.
     """
     manifest = load_manifest(path) if rank == 0 else _load_committed_manifest(path)
     for name, expected in [*manifest.files.items()][rank::num_ranks]:
-        try:
+        with raise_as_corrupt(path / name):
             record = durable_files.hash_file(path / name, on_progress)
-        except StorageUnavailableError:
-            raise
-        except OSError as error:
-            raise CorruptCheckpointError(f"{path / name} cannot be read: {error}") from error
         if record != expected:
             raise CorruptCheckpointError(
                 f"{path / name} differs from what was written: its sha256 is {record.sha256},"
@@ -188,8 +171,7 @@ def load_manifest(path: StoragePath) -> CheckpointManifest:
     """Return the manifest after comparing names and sizes of the files with it.
 
     Raises:
-        CorruptCheckpointError: If the marker or manifest is damaged, or a file is missing,
-            unknown, truncated or extended.
+        CorruptCheckpointError: If marker, manifest, or the name or size of a file is wrong.
     """
     manifest = _load_committed_manifest(path)
     if parse_step(path) not in (None, manifest.step):
@@ -214,25 +196,6 @@ def is_checkpoint(path: StoragePath) -> bool:
     return (path / COMMIT_MARKER).exists() or parse_step(path) is not None
 
 
-def format_step_name(step: int) -> str:
-    """Return the directory name of a step."""
-    return f"step_{step:08d}"
-
-
-def parse_step(path: StoragePath) -> int | None:
-    """Return the step of a checkpoint directory's name; None for other names."""
-    match = _STEP_DIR.fullmatch(path.name)
-    return int(match[1]) if match else None
-
-
-def find_unused_name(path: StoragePath, reason: str) -> str:
-    """Return an unused name for a quarantined checkpoint, such as step_00000020_damaged_1."""
-    number = 1
-    while path.with_name(f"{path.name}_{reason}_{number}").exists():
-        number += 1
-    return f"{path.name}_{reason}_{number}"
-
-
 def commit_checkpoint(
     directory: StoragePath,
     target: StoragePath,
@@ -245,20 +208,16 @@ def commit_checkpoint(
     `directory`, a sibling of `target`, contains the files of tensors. `file_records` has the name
     of each of them, its FileRecord as a dictionary, and pairs of a tensor name and a TensorRecord
     as a dictionary.
-
-    Raises:
-        OSError: If writing fails.
     """
-    entries = [
+    tensors = merge_tensor_records(
         (name, parse_tensor_record(record))
         for _, _, tensor_records in file_records
         for name, record in tensor_records
-    ]
-    manifest = CheckpointManifest(step, {}, merge_tensor_records(entries))
-    manifest.files.update({name: FileRecord(**record) for name, record, _ in file_records})
-    manifest.files[_STATE_FILE] = durable_files.write_file(
-        directory / _STATE_FILE, [json.dumps(state).encode()]
     )
+    files = {name: FileRecord(**record) for name, record, _ in file_records}
+    content = json.dumps(state).encode()
+    files[_STATE_FILE] = durable_files.write_file(directory / _STATE_FILE, [content])
+    manifest = CheckpointManifest(step, files, tensors)
     record = durable_files.write_file(directory / MANIFEST_FILE, [serialize_manifest(manifest)])
     durable_files.write_file(directory / COMMIT_MARKER, [record.sha256.encode()])
     checkpoint_directory.publish_checkpoint(directory, target.name)
@@ -279,11 +238,10 @@ def _write_chunks(directory: StoragePath, rank: int, chunks: Iterable[TensorChun
     """Write the chunks that this process saves and return their entry of `file_records`, if any."""
     file_name = f"rank_{rank:05d}.safetensors"
     tensor_records, tensors = [], {}
-    for chunk in chunks:
-        if chunk.is_main_replica:
-            tensor_records.append((chunk.name, asdict(_build_tensor_record(chunk, file_name))))
-            key = format_slice_key(chunk.name, chunk.shape, chunk.tensor_slice)
-            tensors[key] = (chunk.size, chunk.tensor)
+    for chunk in (chunk for chunk in chunks if chunk.is_main_replica):
+        tensor_records.append((chunk.name, asdict(_build_tensor_record(chunk, file_name))))
+        key = format_slice_key(chunk.name, chunk.shape, chunk.tensor_slice)
+        tensors[key] = (chunk.size, chunk.tensor)
     if not tensors:
         return []
     blocks = safetensors_file.serialize_tensors(tensors)
@@ -309,12 +267,8 @@ def _load_committed_manifest(path: StoragePath) -> CheckpointManifest:
 
 
 def _read_file(path: StoragePath) -> bytes:
-    try:
+    with raise_as_corrupt(path):
         return path.read_bytes()
-    except StorageUnavailableError:
-        raise
-    except OSError as error:
-        raise CorruptCheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _find_mismatch(

@@ -1,8 +1,4 @@
-"""Export of checkpoint weights to a Hugging Face directory.
-
-The directory is published complete by a rename, with at most one tensor in memory at a time.
-Checkpoints store weights under canonical names, so that no parallel layout has to be undone.
-"""
+"""Export of checkpoint weights to a Hugging Face directory, which is published by a rename."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -42,11 +38,10 @@ def split_into_shards(model: ModelConfig, dtype: Dtype, max_bytes: int) -> tuple
             groups.append([])
         groups[-1].append(parameter)
     names = [f"model-{i + 1:05}-of-{len(groups):05}.safetensors" for i in range(len(groups))]
+    names = names if len(groups) > 1 else [SAFE_WEIGHTS_NAME]
     return tuple(
         ExportShard(name, tuple(group), sum(p.numel for p in group) * itemsize)
-        for name, group in zip(
-            names if len(groups) > 1 else [SAFE_WEIGHTS_NAME], groups, strict=True
-        )
+        for name, group in zip(names, groups, strict=True)
     )
 
 
@@ -58,10 +53,9 @@ def export_weights(
     extra_files: Mapping[str, bytes],
     on_shard_written: Callable[[ExportShard], None],
 ) -> None:
-    """Write weights and further files to a new directory durably.
+    """Write weights and further files, given by name, to a new directory durably.
 
-    Wider weights are rounded to the nearest value of `dtype`. `extra_files` are contents by file
-    name, written in this order.
+    Wider weights are rounded to the nearest value of `dtype`.
 
     Raises:
         ConfigError: If the output exists, or the disk has too little space.
@@ -82,8 +76,9 @@ def export_weights(
                 blocks = safetensors_file.serialize_tensors(tensors, {"format": "pt"})
                 durable_files.write_file(directory / shard.name, blocks)
                 on_shard_written(shard)
-        index = {SAFE_WEIGHTS_INDEX_NAME: _build_index(shards)} if len(shards) > 1 else {}
-        for name, content in (index | dict(extra_files)).items():
+        if len(shards) > 1:
+            extra_files = {SAFE_WEIGHTS_INDEX_NAME: _build_index(shards), **extra_files}
+        for name, content in extra_files.items():
             durable_files.write_file(directory / name, [content])
         durable_files.fsync_directory(directory)
         durable_files.rename_durably(directory, output.absolute())

@@ -28,13 +28,7 @@ class KVHeadOrder(Enum):
 
 @dataclass(frozen=True)
 class NxdLayout:
-    """Sharding of a model by NxD.
-
-    Attributes:
-        tp: Number of tensor-parallel ranks.
-        kv_size_multiplier: Number of replicas of each key/value head.
-        head_order: Assignment of the replicas to ranks.
-    """
+    """Sharding of a model by NxD over `tp` ranks, with the number and order of replicated heads."""
 
     tp: int
     kv_size_multiplier: int = 1
@@ -58,13 +52,7 @@ class NxdLayout:
 
 @dataclass(frozen=True)
 class NxdParameterSlice:
-    """Slice of a canonical parameter within a saved tensor.
-
-    Attributes:
-        name: Canonical name.
-        tensor_slice: Position in the canonical parameter.
-        offset: First index in the saved tensor in each dimension.
-    """
+    """Slice of a canonical parameter, and its first index in each dimension of a saved tensor."""
 
     name: str
     tensor_slice: TensorSlice

@@ -1,25 +1,28 @@
 """Loading of pretrained weights from Hugging Face directories and NxD checkpoints.
 
-Names and shapes are validated from the headers of the files before a model is built, so that a
-login node can do it: for safetensors without torch, for NxD by file names. Afterwards each process
-reads only the slices it needs from memory-mapped files. Loading never runs code from a file.
+Names and shapes are validated from the headers of the files, so that a login node can do it: for
+safetensors without torch, for NxD by file names. Loading never runs code from a file.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from hlat.checkpoint import nxd_directory
-from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER, SliceRecord, TensorRecord
+from hlat.checkpoint.checkpoint_errors import (
+    parse_json_object,
+    raise_as_corrupt,
+    raise_problems,
+)
+from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER, TensorRecord
 from hlat.checkpoint.tensor_chunk import TensorChunk
-from hlat.checkpoint.tensor_slice import TensorSlice
+from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.model import hugging_face_config
@@ -28,6 +31,7 @@ from hlat.model.parameter_specs import list_parameter_specs
 if TYPE_CHECKING:
     import torch
 
+    from hlat.checkpoint.nxd_weights import NxdWeightReader
     from hlat.checkpoint.safetensors_file import SafetensorsReader
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
@@ -38,18 +42,6 @@ SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 _DTYPES = ("F32", "BF16", "F16")
 _MAX_LISTED = 5
 """Number of tensors that an error message lists."""
-
-
-class _WeightReader(Protocol):
-    """Reader of canonical weights by name."""
-
-    def read(self, name: str, tensor_slice: TensorSlice) -> "torch.Tensor":
-        """Return a slice in the saved dtype."""
-        ...
-
-    def get_dtype(self, name: str) -> str:
-        """Return the saved dtype by its safetensors name."""
-        ...
 
 
 def validate_pretrained(directory: str, model: ModelConfig) -> None:
@@ -76,8 +68,8 @@ def find_weights_dir(directory: str) -> str:
 def load_pretrained(directory: str, model: ModelConfig, chunks: Iterable[TensorChunk]) -> str:
     """Fill every chunk of weights, converted to the dtype of the chunk's tensor.
 
-    Other kinds of chunks, such as moments, are not changed. Returns a fingerprint of the weights:
-    the hexadecimal SHA-256 of name, shape, dtype and first row of every parameter.
+    Returns a fingerprint of the weights: the hexadecimal SHA-256 of name, shape, dtype and first
+    row of every parameter.
 
     Raises:
         ConfigError: If the directory does not contain exactly the weights of the model.
@@ -94,7 +86,7 @@ def load_pretrained(directory: str, model: ModelConfig, chunks: Iterable[TensorC
                 chunk.tensor.detach().copy_(tensor.view(chunk.tensor.shape))
         for parameter in list_parameter_specs(model):
             name, shape = parameter.name, parameter.shape
-            first_row = weights.read(name, TensorSlice((0,) * len(shape), (1, *shape[1:])))
+            first_row = weights.read(name, build_full_slice((1, *shape[1:])))
             digest.update(f"{name} {shape} {weights.get_dtype(name)} ".encode())
             digest.update(safetensors_file.to_bytes(first_row))
     return digest.hexdigest()
@@ -111,7 +103,9 @@ def _prefix_errors(directory: str) -> Iterator[None]:
 
 
 @contextmanager
-def _open_weights(directory: str, model: ModelConfig) -> Iterator[_WeightReader]:
+def _open_weights(
+    directory: str, model: ModelConfig
+) -> "Iterator[NxdWeightReader | _HuggingFaceWeightReader]":
     from hlat.checkpoint import safetensors_file
 
     path = Path(directory).expanduser()
@@ -146,7 +140,7 @@ def _is_nxd(path: Path) -> bool:
     )
 
 
-def _open_nxd_weights(path: Path, model: ModelConfig) -> _WeightReader:
+def _open_nxd_weights(path: Path, model: ModelConfig) -> "NxdWeightReader":
     from hlat.checkpoint.nxd_weights import NxdWeightReader
 
     if (path / "config.json").is_file():
@@ -161,8 +155,7 @@ def _load_validated_records(
     _validate_format(directory, path)
     _validate_model_config(path, model)
     records = _load_tensor_records(path)
-    if problems := _find_mismatches(model, records):
-        raise ConfigError(*problems)
+    raise_problems(_find_mismatches(model, records))
     return records
 
 
@@ -223,15 +216,11 @@ def _load_tensor_records(path: Path) -> dict[str, TensorRecord]:
 
 def _load_header(path: Path) -> dict[str, TensorRecord]:
     records = {}
-    try:
-        with safe_open(path, framework="np") as file:
-            for name in file.keys():  # noqa: SIM118  the file is not a dictionary
-                tensor = file.get_slice(name)
-                shape = tuple(tensor.get_shape())
-                full_slice = SliceRecord((0,) * len(shape), shape, path.name)
-                records[name] = TensorRecord(shape, tensor.get_dtype(), (full_slice,))
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path.name} cannot be read ({error})") from error
+    with raise_as_corrupt(path.name), safe_open(path, framework="np") as file:
+        for name in file.keys():  # noqa: SIM118  the file is not a dictionary
+            tensor = file.get_slice(name)
+            shape = tuple(tensor.get_shape())
+            records[name] = TensorRecord.from_single_file(shape, tensor.get_dtype(), path.name)
     return records
 
 
@@ -246,18 +235,12 @@ def _find_mismatches(model: ModelConfig, records: Mapping[str, TensorRecord]) ->
     extra = [n for n in records if n not in known and not n.endswith("rotary_emb.inv_freq")]
     if extra:
         problems.append(f"it has {_format_names(extra)}, which this model lacks")
-    for name, shape in shapes.items():
-        record = records.get(name)
-        if record is None:
-            continue
-        if record.shape != shape:
-            problems.append(f"{name} has shape {list(record.shape)}, this run {list(shape)}")
+    for name, record in ((name, records[name]) for name in shapes if name in records):
+        if record.shape != shapes[name]:
+            problems.append(f"{name} has shape {list(record.shape)}, this run {list(shapes[name])}")
         elif record.dtype not in _DTYPES:
             problems.append(f"{name} has dtype {record.dtype}; hlat reads {', '.join(_DTYPES)}")
-    num_more = len(problems) - _MAX_LISTED
-    if num_more <= 0:
-        return problems
-    return [*problems[:_MAX_LISTED], f"and {num_more} more of the kind"]
+    return problems
 
 
 def _format_names(names: list[str]) -> str:
@@ -266,12 +249,5 @@ def _format_names(names: list[str]) -> str:
 
 
 def _load_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path.name} cannot be read ({error.strerror})") from error
-    except (RecursionError, ValueError) as error:
-        raise ConfigError(f"{path.name} is not JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path.name} is not a JSON object")
-    return content
+    with raise_as_corrupt(path.name):
+        return parse_json_object(path.read_bytes(), path.name)

@@ -21,15 +21,10 @@ _MAX_HEADER_BYTES = 100_000_000
 
 
 class RemoteSafetensors:
-    """Tensors of a remote file.
-
-    Args:
-        path: Path of the file.
-        dtypes: torch dtypes by their safetensors names.
+    """Tensors of a remote file; `dtypes` has the torch dtypes by their safetensors names.
 
     Raises:
         SafetensorError: If the file is not a safetensors file.
-        OSError: If the file cannot be read.
     """
 
     def __init__(self, path: RemotePath, dtypes: Mapping[str, torch.dtype]) -> None:

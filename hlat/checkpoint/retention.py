@@ -1,19 +1,20 @@
 """Selection of the checkpoint to resume from, and removal of old checkpoints.
 
-Both consider valid checkpoints only. A damaged checkpoint is not resumed from and does not count
-towards `checkpoint.keep_last`.
+A damaged checkpoint is not resumed from and does not count towards `checkpoint.keep_last`.
 """
 
 from collections.abc import Callable
 
-from hlat.checkpoint import checkpoint_directory
-from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.checkpoint_store import (
+from hlat.checkpoint.checkpoint_directory import (
     find_unused_name,
-    load_manifest,
+    list_incomplete_dirs,
+    list_steps,
     parse_step,
-    verify_checkpoint,
+    remove_checkpoint,
+    rename_checkpoint,
 )
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_store import load_manifest, verify_checkpoint
 from hlat.parallelism.process_group import (
     ProcessGroup,
     SingleProcessGroup,
@@ -33,31 +34,29 @@ def find_newest_valid(
 ) -> tuple[StoragePath | None, list[str]]:
     """Find the newest committed checkpoint whose contents match its hashes.
 
+    Returns the checkpoint or None, and one message for each newer one that is damaged.
+
     Args:
         checkpoints_dir: Directory of the run's checkpoints; it may not exist.
         before_step: If given, only earlier steps are considered.
         verified: Checkpoint that the caller has just written or read; it is not read again.
         on_progress: Called with the number of bytes of each read.
-        process_group: Ranks that divide the files; all of them call this function. Defaults to a
-            single process.
+        process_group: Ranks that divide the files and all call this function; by default one.
         rank: Rank of this process in the group.
-
-    Returns:
-        The checkpoint or None, and one message for each newer checkpoint that is damaged, newest
-        first.
 
     Raises:
         OSError: If the directory cannot be listed or a store does not respond.
     """
     group, problems = process_group or SingleProcessGroup(), list[str]()
 
-    def list_names() -> list[str] | None:
-        if not group.is_rank0:
-            return None
-        return [path.name for path in _list_newest_first(checkpoints_dir, before_step)]
+    def list_names() -> list[str]:
+        steps = list_steps(checkpoints_dir) if group.is_rank0 else {}
+        return [
+            path.name for step, path in steps.items() if before_step is None or step < before_step
+        ]
 
     names = broadcast_object(group, run_on_all(group, list_names)[:1])[0]
-    for path in (checkpoints_dir / name for name in names):
+    for path in (checkpoints_dir / name for name in reversed(names)):
         problem = None
         if path != verified:
             problem = find_problem_on_all_ranks(path, group, rank, on_progress)
@@ -90,10 +89,8 @@ def find_problem_on_all_ranks(
         return None
 
     results = run_on_all(process_group, find_problem)
-    problems: list[str] = broadcast_object(
-        process_group, [problem for problem in results if problem is not None]
-    )
-    return problems[0] if problems else None
+    problem: str | None = broadcast_object(process_group, next(filter(None, results), None))
+    return problem
 
 
 def list_prunable(
@@ -105,18 +102,18 @@ def list_prunable(
     """Return the intact checkpoints to remove and the remains of interrupted writes.
 
     Args:
-        checkpoints_dir: Directory of the run's checkpoints; it may not exist.
+        checkpoints_dir: Directory of the run's checkpoints.
         newest: Newest valid checkpoint; only older ones are returned, none if it is None.
-        keep_last: Number of checkpoints to retain including `newest`; damaged ones do not count.
+        keep_last: Number of intact checkpoints to retain including `newest`.
         keep_every_steps: If given, checkpoints at multiples of this step are retained.
     """
-    paths = _list_newest_first(checkpoints_dir)
-    older = paths[paths.index(newest) + 1 :] if newest else []
-    surplus = [path for path in older if _is_intact(path)][max(keep_last - 1, 0) :]
-    return checkpoint_directory.list_incomplete_dirs(checkpoints_dir) + [
+    newest_step = (newest and parse_step(newest)) or 0
+    steps = reversed(list_steps(checkpoints_dir).items())
+    older = [(step, path) for step, path in steps if step < newest_step and _is_intact(path)]
+    return list_incomplete_dirs(checkpoints_dir) + [
         path
-        for path in surplus
-        if keep_every_steps is None or (parse_step(path) or 0) % keep_every_steps
+        for step, path in older[max(keep_last - 1, 0) :]
+        if keep_every_steps is None or step % keep_every_steps
     ]
 
 
@@ -126,35 +123,23 @@ def prune_checkpoints(
     keep_every_steps: int | None = None,
     verified: StoragePath | None = None,
 ) -> list[StoragePath]:
-    """Remove old checkpoints and the remains of interrupted writes.
+    """Remove what `list_prunable` returns for the newest valid checkpoint, and return it.
 
-    The newest checkpoint is verified first; if no checkpoint is valid, none is removed. A
-    checkpoint is invalidated before its files are removed, so that a kill does not leave a partial
-    one. Call this only while no save is running.
-
-    Returns the removed directories. For the arguments see `find_newest_valid` and `list_prunable`.
+    A checkpoint is invalidated before its files are removed, so that a kill does not leave a
+    partial one. Call this only while no save is running.
     """
     newest, _ = find_newest_valid(checkpoints_dir, verified=verified)
     paths = list_prunable(checkpoints_dir, newest, keep_last, keep_every_steps)
     for path in paths:
-        checkpoint_directory.remove_checkpoint(path)
+        remove_checkpoint(path)
     return paths
 
 
 def quarantine_checkpoints(checkpoints_dir: StoragePath, after_step: int) -> None:
     """Rename the checkpoints of steps after `after_step` so that runs do not resume from them."""
-    for path in _list_newest_first(checkpoints_dir):
-        if (parse_step(path) or 0) > after_step:
-            checkpoint_directory.rename_checkpoint(path, find_unused_name(path, "diverged"))
-
-
-def _list_newest_first(
-    checkpoints_dir: StoragePath, before_step: int | None = None
-) -> list[StoragePath]:
-    paths = checkpoint_directory.list_step_dirs(checkpoints_dir)
-    steps = {path: step for path in paths if (step := parse_step(path)) is not None}
-    selected = [path for path, step in steps.items() if before_step is None or step < before_step]
-    return sorted(selected, key=lambda path: steps[path], reverse=True)
+    for step, path in list_steps(checkpoints_dir).items():
+        if step > after_step:
+            rename_checkpoint(path, find_unused_name(path, "diverged"))
 
 
 def _is_intact(path: StoragePath) -> bool:

@@ -1,8 +1,7 @@
 """Streaming writer and slice reader of safetensors files.
 
 The safetensors library writes only from a complete copy of the file in memory. This writer streams
-tensor by tensor, which limits the extra memory of a save to its largest tensor and allows hashing
-before the disk is involved. Local files are read through the library.
+tensor by tensor, which limits the extra memory of a save to its largest tensor.
 """
 
 import json
@@ -13,13 +12,13 @@ from math import prod
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
-from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError, raise_as_corrupt
 from hlat.checkpoint.checkpoint_manifest import SliceRecord, TensorRecord, format_slice_key
 from hlat.checkpoint.remote_safetensors import RemoteSafetensors
 from hlat.checkpoint.tensor_slice import TensorSlice
-from hlat.storage.remote_path import RemotePath, StorageUnavailableError
+from hlat.storage.remote_path import RemotePath
 from hlat.storage.storage_path import StoragePath
 
 SAFETENSORS_DTYPES = {
@@ -99,7 +98,6 @@ class SafetensorsReader:
 
         Raises:
             CorruptCheckpointError: If the files contradict the record.
-            StorageUnavailableError: If a request to the store fails.
         """
         tensor = torch.empty(tensor_slice.size, dtype=DTYPES_BY_NAME[record.dtype])
         num_read = 0
@@ -121,7 +119,7 @@ class SafetensorsReader:
     ) -> torch.Tensor:
         saved_slice, path = slice_record.tensor_slice, self._directory / slice_record.file
         key = format_slice_key(name, record.shape, saved_slice)
-        try:
+        with raise_as_corrupt(path):
             if slice_record.file not in self._files:
                 self._files[slice_record.file] = self._stack.enter_context(_open_safetensors(path))
             file = self._files[slice_record.file]
@@ -129,10 +127,6 @@ class SafetensorsReader:
                 tensor: torch.Tensor = file.get_tensor(key)
             else:
                 tensor = file.get_slice(key)[tensor_slice.index_in(saved_slice)]
-        except StorageUnavailableError:
-            raise
-        except (OSError, SafetensorError) as error:
-            raise CorruptCheckpointError(f"{path}: {error}") from error
         dtype = SAFETENSORS_DTYPES.get(tensor.dtype)
         if tuple(tensor.shape) != tensor_slice.size or dtype != record.dtype:
             raise CorruptCheckpointError(

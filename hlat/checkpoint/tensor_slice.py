@@ -1,9 +1,6 @@
-"""Arithmetic of tensor slices with any number of dimensions.
+"""Arithmetic of tensor slices, whose intersections make checkpoints independent of the layout."""
 
-Layouts differ in how they slice a tensor. Intersections of slices make checkpoints independent of
-the layout.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import prod
@@ -45,12 +42,17 @@ def build_full_slice(shape: tuple[int, ...]) -> TensorSlice:
     return TensorSlice((0,) * len(shape), shape)
 
 
-def is_partition(slices: list[TensorSlice], shape: tuple[int, ...]) -> bool:
-    """Return True if `slices` cover each element of a tensor exactly once."""
+def has_numel_of(slices: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
+    """Return True if `slices` are parts of a tensor and have as many elements as the tensor."""
     full = build_full_slice(shape)
     return (
         all(len(part.offset) == len(part.size) == len(shape) for part in slices)
         and all(part.numel == 0 or full.intersect(part) == part for part in slices)
         and sum(part.numel for part in slices) == full.numel
-        and not any(first.intersect(second) for first, second in combinations(slices, 2))
     )
+
+
+def is_partition(slices: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
+    """Return True if `slices` cover each element of a tensor exactly once."""
+    overlaps = (first.intersect(second) for first, second in combinations(slices, 2))
+    return has_numel_of(slices, shape) and not any(overlaps)

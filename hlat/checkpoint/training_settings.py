@@ -18,14 +18,7 @@ from hlat.training_state import TrainingState
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Settings of the run that saved a checkpoint.
-
-    Attributes:
-        sequence_length: Tokens per sequence.
-        eos_token: Token that ends a document.
-        tokenizer_sha256: SHA-256 of tokenizer.json.
-        dtype: Dtype of the weights in the forward pass.
-    """
+    """Settings of the run that saved a checkpoint; `dtype` is that of weights in a forward pass."""
 
     sequence_length: int
     eos_token: str

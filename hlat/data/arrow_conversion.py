@@ -24,6 +24,7 @@ from hlat.data.embedded_corpus import get_cache_dir
 from hlat.data.source_files import PREPARE_COMMAND
 from hlat.storage import remote_files
 from hlat.storage.data_file import DataFile
+from hlat.storage.storage_path import build_unusable_error
 
 FORMAT_VERSION = 1
 """Incremented when a conversion gives other rows, which invalidates older conversions."""
@@ -205,5 +206,5 @@ def _read_text_column(file: DataFile, column: str, config_key: str) -> Iterator[
         raise
     except Exception as error:  # drivers raise the errors of their client libraries
         if file.is_remote:
-            raise remote_files.build_unreadable_error("cannot read", location, error) from error
+            raise build_unusable_error(location, error) from error
         raise text_column.build_damaged_file_error(location, error) from error

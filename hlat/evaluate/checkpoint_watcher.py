@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hlat.checkpoint import checkpoint_directory, checkpoint_lookup, checkpoint_store
+from hlat.checkpoint import checkpoint_directory, checkpoint_lookup
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.config.recorded_config import load_recorded_settings
@@ -59,7 +59,6 @@ def has_run_ended(run_dir: Path) -> bool:
 def _iterate_complete_checkpoints(directory: StoragePath) -> Iterator[tuple[int, StoragePath]]:
     if not directory.is_dir():
         return
-    for path in checkpoint_directory.list_step_dirs(directory):
-        step = checkpoint_store.parse_step(path)
-        if step is not None and (path / COMMIT_MARKER).exists():
+    for step, path in checkpoint_directory.list_steps(directory).items():
+        if (path / COMMIT_MARKER).exists():
             yield step, path

@@ -12,6 +12,7 @@ from hlat.checkpoint import (
     pretrained_weights,
     training_settings,
 )
+from hlat.checkpoint.checkpoint_directory import format_step_name
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
@@ -104,7 +105,7 @@ def open_checkpoint(
     is_state = checkpoint_dir.parent.name in _TRAINING_CHECKPOINT_DIRS
     return ModelSource(
         location=checkpoint_dir,
-        name=checkpoint_store.format_step_name(state.step) if is_state else checkpoint_dir.name,
+        name=format_step_name(state.step) if is_state else checkpoint_dir.name,
         base_dir=run_dir or (checkpoint_dir if isinstance(checkpoint_dir, Path) else Path()),
         model=model,
         sequence_length=settings.sequence_length,

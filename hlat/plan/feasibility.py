@@ -59,7 +59,7 @@ def _find_init_from_problems(config: Config) -> list[str]:
         root = checkpoint_directory.build_checkpoint_root(
             Path(config.run.root) / config.run.name, destination
         )
-        if checkpoint_directory.list_step_dirs(root / "checkpoints"):
+        if checkpoint_directory.list_steps(root / "checkpoints"):
             return []
         pretrained_weights.validate_pretrained(config.model.init_from, config.model)
     except ConfigError as error:

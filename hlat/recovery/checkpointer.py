@@ -72,12 +72,8 @@ class Checkpointer:
     def save(self, state: TrainingState, prune: bool) -> bool:
         """Start a save after waiting for the pending one; the state may change on return.
 
-        Args:
-            state: Training state to save.
-            prune: Remove older checkpoints after this one is complete.
-
-        Returns:
-            True unless a node is unhealthy; in that case nothing is saved.
+        With `prune`, older checkpoints are removed after this one is complete. Returns True unless
+        a node is unhealthy; in that case nothing is saved.
 
         Raises:
             ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
@@ -90,7 +86,7 @@ class Checkpointer:
         if not replica_verification.verify_replicas(self._engine, self._tracker, state.step):
             return False
         state_json = self._build_state(state)
-        result: Future[_SaveResult]
+        result = Future[_SaveResult]()
         if self._buffers_ready is not None:
             self._buffers_ready.result()
             chunks = self._staging.copy_chunks(self._engine.chunks())
@@ -98,7 +94,6 @@ class Checkpointer:
                 self._write_checkpoint, state.step, chunks, state_json, prune
             )
         else:
-            result = Future()
             chunks = [*self._engine.chunks()]
             result.set_result(self._write_checkpoint(state.step, chunks, state_json, prune))
         self._pending = _PendingSave(state.step, self._tracker.exclude_time(start), result)

@@ -7,7 +7,7 @@ decides for all. A node that does not answer is lost.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -45,17 +45,11 @@ class Failure:
     time: float = 0.0
 
 
-RestartPolicy = Callable[[Failure], bool]
-"""Function that returns True if processes may be restarted after a failure."""
+_UNREPORTED = Failure("an unreported failure")
 
 
 class FailureCoordinator:
-    """One of the supervisors of the nodes of a job.
-
-    Args:
-        node: This supervisor's node.
-        host: Name of this node.
-    """
+    """The supervisor of `node`, named `host`, among those of the nodes of a job."""
 
     def __init__(self, node: NodeInfo, host: str) -> None:
         self._node, self._host = node, host
@@ -75,13 +69,11 @@ class FailureCoordinator:
             return True
 
     def resolve_failure(
-        self, local_failure: Failure | None, may_restart: RestartPolicy
+        self, local_failure: Failure | None, may_restart: Callable[[Failure], bool]
     ) -> tuple[Failure, bool]:
-        """Report this node's failure; return the root cause and True if the run is restarted.
+        """Report this node's failure, if it has one; return the root cause and the decision.
 
-        Args:
-            local_failure: Failure of this node; None if only other nodes have one.
-            may_restart: Policy, called on the first node.
+        The decision is True if the run is restarted. `may_restart` is called on the first node.
         """
         assert self._store is not None
         rank, store = self._node.node_rank, self._store
@@ -104,7 +96,7 @@ class FailureCoordinator:
             self._find_missing_nodes(store, "acknowledged", _ACKNOWLEDGE_TIMEOUT_S)
         return _failure_from_json(decided), bool(restart)
 
-    def _decide(self, store: Store, may_restart: RestartPolicy) -> tuple[Failure, bool]:
+    def _decide(self, store: Store, may_restart: Callable[[Failure], bool]) -> tuple[Failure, bool]:
         """Return the root cause and the decision; a lost node prevents a restart."""
         lost = self._find_missing_nodes(store, "failure", _REPORT_TIMEOUT_S)
         reports = [
@@ -113,7 +105,8 @@ class FailureCoordinator:
             if rank not in lost
         ]
         failures = [_failure_from_json(report) for report in reports if report is not None]
-        cause = find_root_cause(failures) if failures else Failure("an unreported failure")
+        # A process that a signal ended makes its peers fail
+        cause = min(failures, key=lambda one: (not one.killed, one.time), default=_UNREPORTED)
         if not lost:
             return cause, may_restart(cause)
         keys = {rank: f"host/{rank}" for rank in lost}
@@ -129,11 +122,6 @@ class FailureCoordinator:
         """Return the nodes that have not set `prefix/<rank>` within the timeout."""
         deadline, nodes = time.monotonic() + timeout_s, range(self._node.num_nodes)
         return [rank for rank in nodes if not _wait_for_key(store, f"{prefix}/{rank}", deadline)]
-
-
-def find_root_cause(failures: Sequence[Failure]) -> Failure:
-    """Return the earliest failure by a signal, else the earliest failure."""
-    return min(failures, key=lambda failure: (not failure.killed, failure.time))
 
 
 def _wait_for_key(store: Store, key: str, deadline: float) -> bool:

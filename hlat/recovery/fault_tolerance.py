@@ -12,7 +12,7 @@ from hlat.engine import graph_extraction, launch_environment
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.recovery import periodic_checks
 from hlat.recovery.checkpointer import Checkpointer
-from hlat.recovery.rollback_policy import MetricsCheck, NextAction, RollbackPolicy
+from hlat.recovery.rollback_policy import NextAction, RollbackPolicy
 from hlat.recovery.signal_handler import DUPLICATE_SIGNAL_WINDOW_S, SignalHandler
 from hlat.recovery.step_watchdog import StepWatchdog
 from hlat.tracking.tracker import Tracker
@@ -50,12 +50,17 @@ class FaultTolerance:
         self._checkpointer.log_finished_save()
         return self._engine.world.world_group.any(self._signal_handler.signal_name is not None)
 
-    def check_metrics(self, state: TrainingState, metrics: StepMetrics) -> MetricsCheck:
-        """Evaluate a logged step, and roll back to a checkpoint if the run has diverged."""
+    def check_metrics(
+        self, state: TrainingState, metrics: StepMetrics
+    ) -> tuple[NextAction, TrainingState]:
+        """Evaluate a logged step, and roll back to a checkpoint if the run has diverged.
+
+        Returns the action of the training loop and the state to continue with.
+        """
         if graph_extraction.is_extracting_graphs() or not self._rollback_policy.has_diverged(
             state.step, metrics
         ):
-            return MetricsCheck(NextAction.CONTINUE, state)
+            return NextAction.CONTINUE, state
         self._watchdog.pause()
         self._checkpointer.wait()
         return self._rollback_policy.roll_back(state, metrics)
@@ -74,9 +79,7 @@ class FaultTolerance:
     def save(self, state: TrainingState, wait: bool) -> ExitCode | None:
         """Start a save; return the exit code if the run has to end, else None.
 
-        Args:
-            state: Training state to save.
-            wait: Wait until the checkpoint is complete, at the end of the run.
+        At the end of the run, `wait` until the checkpoint is complete.
 
         Raises:
             ReplicaMismatchError: Replicas differ and the faulty rank is unknown.

@@ -51,13 +51,10 @@ _EMPTY_ROWS = {key: np.empty(0) for key in (*METRIC_COLUMNS, "covered")}
 
 @dataclass(frozen=True)
 class AttemptTime:
-    """Time of one attempt and of the gap after it.
+    """Time of one attempt and of the gap after it, in seconds by `TIME_CATEGORIES`.
 
-    Attributes:
-        number: Number of the attempt, from 1.
-        start_time: Unix time of the start.
-        wall_seconds: Seconds until the next attempt starts, or until the last activity of the run.
-        seconds: Seconds by category, for all of `TIME_CATEGORIES`.
+    `number` counts from 1, `start_time` is Unix time, and the wall time ends when the next attempt
+    starts, or at the last activity of the run.
     """
 
     number: int
@@ -123,14 +120,10 @@ class TimeLedger:
 def build_time_ledger(
     metrics: Mapping[str, NDArray[np.float64]], events: Iterable[Row]
 ) -> TimeLedger:
-    """Attribute every second of a run to a category.
+    """Attribute every second of a run to a category, from rows of metrics.jsonl and events.jsonl.
 
     The durations of attempts and gaps come from the time of day, all other seconds from a monotonic
-    clock. A gap is at least 0 if the time of day was set back.
-
-    Args:
-        metrics: `METRIC_COLUMNS` of metrics.jsonl; rows with a NaN are dropped.
-        events: Rows of events.jsonl.
+    clock. A gap is at least 0 if the time of day was set back. Rows with a NaN are dropped.
     """
     events = [row for row in events if _is_numeric(row, "step", "time") and "event" in row]
     records = _drop_idle_attempts(_build_attempt_records(metrics, events))
@@ -152,10 +145,7 @@ class _AttemptRecord:
     """Logged rows and events of one attempt.
 
     Attributes:
-        number: Number of the attempt, from 1.
-        rows: Surviving rows of metrics.jsonl: `METRIC_COLUMNS`, and the steps that each has
-            `covered`.
-        events: Rows of events.jsonl.
+        rows: Surviving rows of metrics.jsonl, with the steps that each has `covered`.
         surviving_events: Events that no rollback or later attempt went back behind.
         lost_seconds: Seconds of rows, evaluations and saves that did not survive.
         last_lost_row: Time and step of the last row that did not survive; None without one.

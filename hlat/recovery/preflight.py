@@ -4,6 +4,7 @@ A faulty device or a slow link costs a run days, and a check of a minute at the 
 All ranks measure, rank 0 evaluates, and all ranks stop or continue together.
 """
 
+import math
 import shutil
 import sys
 import time
@@ -52,15 +53,10 @@ def run_preflight(config: Config, run_dir: Path, engine: Engine) -> bool:
     result = None
     if group.is_rank0:
         max_skew_s = config.recovery.max_clock_skew_s
-        findings = [
-            *preflight_checks.check_reports(config, reports),
-            *(
-                preflight_checks.check_clock(*item, max_skew_s)
-                for item in zip(reports, bounds, strict=True)
-            ),
-            *_check_disk(config, run_dir, report.host),
-        ]
-        failed = [finding for finding in findings if not finding.ok]
+        failed = preflight_checks.check_reports(config, reports)
+        for item in zip(reports, bounds, strict=True):
+            failed += preflight_checks.check_clock(*item, max_skew_s)
+        failed += _check_disk(config, run_dir, report.host)
         result = _record_results(config, run_dir, reports, failed, time.perf_counter() - start)
     problems, healthy = broadcast_object(group, result)
     if problems:
@@ -116,9 +112,8 @@ def _run_device_checks(config: Config, run_dir: Path, engine: Engine) -> DeviceR
         if config.hardware.processes_per_node is None:
             raise
         host, rank = host_info.get_host_name(), launch_environment.read_rank_info().rank
-        finding = Finding(
-            host, rank, "devices", False, None, None, str(error), CONSEQUENCES["devices"]
-        )
+        consequence = CONSEQUENCES["devices"]
+        finding = Finding(host, rank, "devices", None, None, str(error), consequence)
         report_unhealthy_nodes(Tracker(run_dir, config), [finding])
         raise SystemExit(ExitCode.UNHEALTHY_NODE) from error
 
@@ -130,7 +125,7 @@ def _check_disk(config: Config, run_dir: Path, host: str) -> list[Finding]:
         return []
     has_checkpoint = any((root / "checkpoints").glob("step_*"))
     free, required = shutil.disk_usage(root).free, compute_checkpoint_bytes(config)
-    return [preflight_checks.check_disk_space(host, str(root), free, required, has_checkpoint)]
+    return preflight_checks.check_disk_space(host, str(root), free, required, has_checkpoint)
 
 
 def _record_results(
@@ -138,11 +133,11 @@ def _record_results(
 ) -> tuple[list[str], bool]:
     """Log the results; return configuration problems and True if all nodes are healthy."""
     tracker = Tracker(run_dir, config)
-    by_consequence = {
-        consequence: [finding for finding in failed if finding.consequence is consequence]
+    sentences = {
+        consequence: dict.fromkeys(one.sentence for one in failed if one.consequence is consequence)
         for consequence in Consequence
     }
-    for warning in dict.fromkeys(finding.sentence for finding in by_consequence[Consequence.warn]):
+    for warning in sentences[Consequence.warn]:
         tracker.print_message(f"WARNING: {warning}")
     tracker.log_event(
         "preflight",
@@ -151,10 +146,9 @@ def _record_results(
         nodes=_summarize_nodes(reports),
         failed=[asdict(finding) | {"consequence": finding.consequence.value} for finding in failed],
     )
-    unhealthy = by_consequence[Consequence.exclude]
+    unhealthy = [one for one in failed if one.consequence is Consequence.exclude]
     report_unhealthy_nodes(tracker, unhealthy)
-    problems = dict.fromkeys(finding.sentence for finding in by_consequence[Consequence.refuse])
-    return [*problems], not unhealthy
+    return [*sentences[Consequence.refuse]], not unhealthy
 
 
 def report_unhealthy_nodes(tracker: Tracker, findings: list[Finding], step: int = 0) -> None:
@@ -175,14 +169,12 @@ def _summarize_nodes(reports: list[RankReport]) -> dict[str, dict[str, Any]]:
     nodes: dict[str, dict[str, Any]] = {}
     for report in reports:
         device = report.device_report
-        node = nodes.setdefault(
-            report.host,
-            {"device": device.device, "flops_per_s": device.flops_per_s, "bytes_per_s": {}},
-        )
+        new_node = {"device": device.device, "flops_per_s": math.inf, "bytes_per_s": {}}
+        node = nodes.setdefault(report.host, new_node)
         node["flops_per_s"] = min(node["flops_per_s"], device.flops_per_s)
         bandwidths = [(link.axis, link.bytes_per_s) for link in device.links]
-        if report.nccom is not None and report.nccom.bytes_per_s is not None:
-            bandwidths.append(("nccom", report.nccom.bytes_per_s))
+        if isinstance(report.nccom, float):
+            bandwidths.append(("nccom", report.nccom))
         for axis, bandwidth in bandwidths:
             slowest = node["bytes_per_s"].get(axis, bandwidth)
             node["bytes_per_s"][axis] = min(slowest, bandwidth)

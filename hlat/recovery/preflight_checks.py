@@ -1,11 +1,8 @@
-"""Pre-flight checks: pure functions from the measurements of all ranks to findings.
+"""Pre-flight checks: pure functions from the measurements of all ranks to findings, on rank 0."""
 
-Only rank 0 evaluates them.
-"""
-
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -13,7 +10,6 @@ from hlat.config.run import Config
 from hlat.engine.interface import DeviceReport, LinkReport
 from hlat.mfu import compute_peak_flops
 from hlat.plan.memory_estimate import estimate_memory
-from hlat.recovery.nccom_bandwidth import NccomResult
 
 
 class Consequence(Enum):
@@ -47,23 +43,15 @@ _RELATIVE_CHECKS = ("speed", "memory", "link")
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one check of one rank or its node.
+    """Failed check of one rank or its node: `check` is a key of CONSEQUENCES.
 
-    Attributes:
-        host: Name of the node.
-        rank: Rank that the result is about.
-        check: Key of CONSEQUENCES.
-        ok: True if the check passed.
-        measured: Measured value; None if there is none.
-        expected: Value that it is compared with, in the same unit.
-        sentence: Message for the user if the check failed.
-        consequence: Consequence if the check failed.
+    `measured` is None without a value; `expected` is in the same unit. `sentence` is for the user.
     """
 
     host: str
     rank: int
     check: str
-    ok: bool
+    ok: bool = field(default=False, init=False)
     measured: float | None
     expected: float | None
     sentence: str
@@ -75,13 +63,11 @@ class RankReport:
     """Measurements of one rank, in JSON types.
 
     Attributes:
-        host: Name of the node.
-        rank: Global rank.
         open_files: Limit of open files.
         ancestor_pids: Process ids of this process and its ancestors.
         same_command_pids: Other processes of the node with the same command.
-        nccom: Result of nccom-test, on the ranks that run it.
-        device_report: Measurements of the device and its links.
+        nccom: Bus bandwidth of nccom-test in bytes/s, or the reason of its failure; None on the
+            ranks that do not run it.
     """
 
     host: str
@@ -89,16 +75,15 @@ class RankReport:
     open_files: int
     ancestor_pids: list[int]
     same_command_pids: list[int]
-    nccom: NccomResult | None
+    nccom: float | str | None
     device_report: DeviceReport
 
     def build_finding(
-        self, check: str, ok: bool, measured: float | None, expected: float | None, sentence: str
+        self, check: str, measured: float | None, expected: float | None, sentence: str
     ) -> Finding:
-        """Return the finding of one check about this rank."""
-        return Finding(
-            self.host, self.rank, check, ok, measured, expected, sentence, CONSEQUENCES[check]
-        )
+        """Return the finding of a failed check about this rank."""
+        consequence = CONSEQUENCES[check]
+        return Finding(self.host, self.rank, check, measured, expected, sentence, consequence)
 
 
 def format_first(items: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
@@ -109,13 +94,9 @@ def format_first(items: Sequence[str], limit: int = 3, separator: str = ", ") ->
 
 def parse_rank_report(value: dict[str, Any]) -> RankReport:
     """Return the report from the output of `dataclasses.asdict`."""
-    device, nccom = value["device_report"], value["nccom"]
+    device = value["device_report"]
     links = [LinkReport(**link) for link in device["links"]]
-    parsed = {
-        "device_report": DeviceReport(**device | {"links": links}),
-        "nccom": None if nccom is None else NccomResult(**nccom),
-    }
-    return RankReport(**value | parsed)
+    return RankReport(**value | {"device_report": DeviceReport(**device | {"links": links})})
 
 
 def compute_required_open_files(num_processes: int) -> int:
@@ -128,7 +109,7 @@ def compute_required_open_files(num_processes: int) -> int:
 
 
 def check_reports(config: Config, reports: list[RankReport]) -> list[Finding]:
-    """Run all checks on the reports of all ranks, given in rank order."""
+    """Return the failed checks of all ranks, given their reports in rank order."""
     findings = [
         *(finding for report in reports for finding in _check_rank(config, report)),
         *_check_all_reduce(reports),
@@ -136,41 +117,49 @@ def check_reports(config: Config, reports: list[RankReport]) -> list[Finding]:
         *_check_leftover_processes(reports),
     ]
     hosts = {report.host for report in reports}
-    return [_downgrade_common_failure(finding, findings, hosts) for finding in findings]
+    failed_by_all = {
+        check
+        for check in _RELATIVE_CHECKS
+        if len(hosts) > 1 and {one.host for one in findings if one.check == check} == hosts
+    }
+    return [
+        replace(one, consequence=Consequence.warn) if one.check in failed_by_all else one
+        for one in findings
+    ]
 
 
 def check_disk_space(
     host: str, directory: str, free_bytes: int, checkpoint_bytes: int, has_checkpoint: bool
-) -> Finding:
+) -> list[Finding]:
     """Check for space for the newest checkpoint and the next one during its save."""
     required = checkpoint_bytes * (1 if has_checkpoint else 2)
+    if free_bytes >= required:
+        return []
     checkpoints = "the next checkpoint takes" if has_checkpoint else "two checkpoints take"
     sentence = (
         f"run.root: {directory} has {_format_gib(free_bytes)} GiB free on {host}, and "
         f"{checkpoints} {_format_gib(required)}; free some, or set run.root or "
         "checkpoint.destination to a larger disk"
     )
-    ok, consequence = free_bytes >= required, CONSEQUENCES["disk"]
-    return Finding(host, 0, "disk", ok, free_bytes, required, sentence, consequence)
+    return [Finding(host, 0, "disk", free_bytes, required, sentence, CONSEQUENCES["disk"])]
 
 
-def check_clock(report: RankReport, bounds: tuple[float, float], max_skew_s: float) -> Finding:
-    """Compare a clock with that of rank 0.
+def check_clock(
+    report: RankReport, bounds: tuple[float, float], max_skew_s: float
+) -> list[Finding]:
+    """Compare a clock with that of rank 0, given the bounds of the seconds by which it is ahead.
 
     Only the certain part of the skew counts, since the bounds include the latency of a message.
-
-    Args:
-        report: Report of the rank.
-        bounds: Minimum and maximum seconds by which the clock is ahead.
-        max_skew_s: Maximum skew without a warning.
     """
     least, greatest = bounds
     skew = least if least > 0 else min(greatest, 0.0)
+    if abs(skew) <= max_skew_s:
+        return []
     sentence = (
         f"the clock of node {report.host} is {skew:+.1f} s off the first node's, more than "
         f"recovery.max_clock_skew_s={max_skew_s:g}; check its time service"
     )
-    return report.build_finding("clock", abs(skew) <= max_skew_s, skew, max_skew_s, sentence)
+    return [report.build_finding("clock", skew, max_skew_s, sentence)]
 
 
 def find_faulty_ranks(pairs: Iterable[tuple[int, int]]) -> list[int]:
@@ -189,46 +178,40 @@ def find_faulty_ranks(pairs: Iterable[tuple[int, int]]) -> list[int]:
 
 def _check_rank(config: Config, report: RankReport) -> Iterator[Finding]:
     device, prefix = report.device_report, f"rank {report.rank}: "
-    sentence = (
-        f"{prefix}{device.num_wrong} wrong elements in {device.num_products} matmuls with known "
-        "result"
-    )
-    ok = device.num_wrong == 0
-    yield report.build_finding("arithmetic", ok, device.num_wrong, 0, sentence)
+    if device.num_wrong:
+        sentence = (
+            f"{prefix}{device.num_wrong} wrong elements in {device.num_products} matmuls with "
+            "known result"
+        )
+        yield report.build_finding("arithmetic", device.num_wrong, 0, sentence)
     dtype, min_share = config.precision.compute, config.recovery.min_speed_share
-    peak = compute_peak_flops(config.hardware, 1, dtype)
-    if peak is not None:
-        measured, expected = device.flops_per_s, peak * min_share
+    peak, measured = compute_peak_flops(config.hardware, 1, dtype), device.flops_per_s
+    if peak is not None and measured < peak * min_share:
         sentence = (
             f"{prefix}{measured / 1e12:.3g} TFLOP/s in matmuls, less than {min_share:g} of "
             f"hardware.peak_tflops.{dtype.value}={peak / 1e12:g}"
         )
-        yield report.build_finding("speed", measured >= expected, measured, expected, sentence)
-    if device.free_bytes is not None and device.total_bytes is not None:
-        free, required = device.free_bytes, estimate_memory(config).total
+        yield report.build_finding("speed", measured, peak * min_share, sentence)
+    free, required = device.free_bytes, estimate_memory(config).total
+    if free is not None and device.total_bytes is not None and free < required:
         sentence = (
             f"{prefix}{_format_gib(free)} of {_format_gib(device.total_bytes)} GiB are free on "
             f"{device.device}, and the run takes {_format_gib(required)}: another process uses it"
         )
-        yield report.build_finding("memory", free >= required, free, required, sentence)
-    limit, required = report.open_files, compute_required_open_files(config.num_processes)
-    sentence = (
-        f"node {report.host} limits a process to {limit} open files, and a process of this run "
-        f"needs {required}; raise the hard limit (ulimit -Hn) to at least that"
-    )
-    yield report.build_finding("open_files", limit >= required, limit, required, sentence)
-    if report.nccom is not None:
-        yield from _check_nccom(config, report, report.nccom)
-
-
-def _check_nccom(config: Config, report: RankReport, nccom: NccomResult) -> Iterator[Finding]:
-    if nccom.bytes_per_s is None:
-        sentence = f"nccom-test failed on {report.host}: {nccom.problem}"
-        yield report.build_finding("nccom", False, None, None, sentence)
-    elif (link := config.hardware.link_gb_per_s) is not None:
-        ok = nccom.bytes_per_s >= config.recovery.min_speed_share * link * 1e9
-        bandwidth = (nccom.bytes_per_s, link * 1e9)
-        yield _build_link_finding(config, report, "nccom-test's", bandwidth, ok)
+        yield report.build_finding("memory", free, required, sentence)
+    limit, num_files = report.open_files, compute_required_open_files(config.num_processes)
+    if limit < num_files:
+        sentence = (
+            f"node {report.host} limits a process to {limit} open files, and a process of this run "
+            f"needs {num_files}; raise the hard limit (ulimit -Hn) to at least that"
+        )
+        yield report.build_finding("open_files", limit, num_files, sentence)
+    link = config.hardware.link_gb_per_s
+    if isinstance(report.nccom, str):
+        sentence = f"nccom-test failed on {report.host}: {report.nccom}"
+        yield report.build_finding("nccom", None, None, sentence)
+    elif report.nccom is not None and link is not None and report.nccom < min_share * link * 1e9:
+        yield _build_link_finding(config, report, "nccom-test's", report.nccom, link * 1e9)
 
 
 def _check_all_reduce(reports: list[RankReport]) -> Iterator[Finding]:
@@ -239,12 +222,12 @@ def _check_all_reduce(reports: list[RankReport]) -> Iterator[Finding]:
             report.rank for report, link in members if link.num_wrong
         ]
         for report, link in members:
-            sentence = (
-                f"rank {report.rank}: all-reduce over {axis}={len(ranks)} ranks is wrong where it "
-                "takes part"
-            )
-            ok = report.rank not in faulty
-            yield report.build_finding("sum", ok, link.num_wrong, 0, sentence)
+            if report.rank in faulty:
+                sentence = (
+                    f"rank {report.rank}: all-reduce over {axis}={len(ranks)} ranks is wrong where "
+                    "it takes part"
+                )
+                yield report.build_finding("sum", link.num_wrong, 0, sentence)
 
 
 def _check_links(config: Config, reports: list[RankReport]) -> Iterator[Finding]:
@@ -256,28 +239,26 @@ def _check_links(config: Config, reports: list[RankReport]) -> Iterator[Finding]
         pairs = {(first, second) for _, link in members for first, second in link.slow_pairs}
         faulty = find_faulty_ranks(pairs)
         for report, link in members:
-            if link.expected_bytes_per_s is None:
+            measured, expected = link.bytes_per_s, link.expected_bytes_per_s
+            if expected is None:
                 continue
-            group_name = f"{axis}={len(ranks)} ranks"
-            measured, expected = bandwidth = (link.bytes_per_s, link.expected_bytes_per_s)
-            if faulty:
-                ok = report.rank not in faulty
-                yield _build_link_finding(config, report, group_name, bandwidth, ok)
-            else:
-                ok = measured >= config.recovery.min_speed_share * expected
-                finding = _build_link_finding(config, report, group_name, bandwidth, ok)
+            group = f"{axis}={len(ranks)} ranks"
+            finding = _build_link_finding(config, report, group, measured, expected)
+            if report.rank in faulty:
+                yield finding
+            elif not faulty and measured < config.recovery.min_speed_share * expected:
                 yield replace(finding, consequence=Consequence.warn)
 
 
 def _build_link_finding(
-    config: Config, report: RankReport, group_name: str, bandwidth: tuple[float, float], ok: bool
+    config: Config, report: RankReport, group_name: str, measured: float, expected: float
 ) -> Finding:
-    min_share, (measured, expected) = config.recovery.min_speed_share, bandwidth
+    min_share = config.recovery.min_speed_share
     sentence = (
         f"rank {report.rank}: all-reduce over {group_name} reaches {measured / 1e9:.3g} GB/s, less "
         f"than {min_share:g} of the {expected / 1e9:g} GB/s of hardware={config.hardware.name}"
     )
-    return report.build_finding("link", ok, measured, min_share * expected, sentence)
+    return report.build_finding("link", measured, min_share * expected, sentence)
 
 
 def _check_leftover_processes(reports: list[RankReport]) -> Iterator[Finding]:
@@ -285,32 +266,23 @@ def _check_leftover_processes(reports: list[RankReport]) -> Iterator[Finding]:
     related = {(report.host, pid) for report in reports for pid in report.ancestor_pids}
     for report in reports:
         pids = [pid for pid in report.same_command_pids if (report.host, pid) not in related]
-        sentence = (
-            f"processes {', '.join(map(str, pids))} on {report.host} were left by an earlier "
-            "attempt at this run and may still use its devices; kill them"
-        )
-        yield report.build_finding("left_over", not pids, len(pids), 0, sentence)
+        if pids:
+            sentence = (
+                f"processes {', '.join(map(str, pids))} on {report.host} were left by an earlier "
+                "attempt at this run and may still use its devices; kill them"
+            )
+            yield report.build_finding("left_over", len(pids), 0, sentence)
 
 
 def _group_links_by_axis(
     reports: list[RankReport],
 ) -> dict[tuple[str, tuple[int, ...]], list[tuple[RankReport, LinkReport]]]:
     """Return the reports of each group of ranks, by axis name and ranks."""
-    groups: dict[tuple[str, tuple[int, ...]], list[tuple[RankReport, LinkReport]]] = {}
+    groups = defaultdict[tuple[str, tuple[int, ...]], list[tuple[RankReport, LinkReport]]](list)
     for report in reports:
         for link in report.device_report.links:
-            groups.setdefault((link.axis, tuple(link.ranks)), []).append((report, link))
+            groups[link.axis, tuple(link.ranks)].append((report, link))
     return groups
-
-
-def _downgrade_common_failure(
-    finding: Finding, findings: list[Finding], hosts: set[str]
-) -> Finding:
-    """Turn a failure of a relative check into a warning if all of several nodes fail it."""
-    if finding.ok or finding.check not in _RELATIVE_CHECKS or len(hosts) == 1:
-        return finding
-    failed = {other.host for other in findings if other.check == finding.check and not other.ok}
-    return replace(finding, consequence=Consequence.warn) if failed == hosts else finding
 
 
 def _format_gib(size: float) -> str:

@@ -1,9 +1,8 @@
 """Rendezvous of the workers of one machine or of the nodes of a job, through a known store.
 
 TorchElastic's dynamic rendezvous backends keep their state as a pickle in a store that listens on
-every network interface, so any process that reaches the port could run code. The launcher has
-already determined the participants, so torch's static rendezvous without pickles is sufficient; the
-store of a single node listens on the loopback interface only.
+every network interface, so any process that reaches the port could run code. Torch's static
+rendezvous has no pickles, and the store of a single node listens on the loopback interface only.
 """
 
 import socket
@@ -64,7 +63,7 @@ class MultiNodeRendezvous(StoreRendezvous):
         torch.distributed.DistError: The first node is unreachable, or its port is in use.
     """
 
-    def __init__(self, node: NodeInfo, run_id: str) -> None:
+    def __init__(self, node: NodeInfo) -> None:
         store = TCPStore(
             node.host,
             node.port,
@@ -72,4 +71,4 @@ class MultiNodeRendezvous(StoreRendezvous):
             wait_for_workers=False,
             timeout=_RENDEZVOUS_TIMEOUT,
         )
-        super().__init__(store, node, run_id)
+        super().__init__(store, node, "nodes")

@@ -5,6 +5,7 @@ contains only one replica. The comparison finds such a fault before the checkpoi
 run continues from the previous one.
 """
 
+from collections import defaultdict
 from dataclasses import asdict
 from typing import Any
 
@@ -23,12 +24,10 @@ class ReplicaMismatchError(RuntimeError):
 def verify_replicas(engine: Engine, tracker: Tracker, step: int) -> bool:
     """Compare all replicas of the state; return True if every node is healthy.
 
-    A rank whose replica differs from the majority is reported with its node. This is a collective
-    call.
+    A rank whose replica differs from the majority is reported. This is a collective call.
 
     Raises:
-        ReplicaMismatchError: On all ranks, if replicas differ without a majority, for example with
-            two replicas.
+        ReplicaMismatchError: On all ranks, if replicas differ without a majority.
     """
     group, mismatches = engine.world.world_group, engine.find_replica_mismatches()
     reports = group.gather_object(
@@ -49,16 +48,15 @@ def find_mismatched_ranks(reports: list[Any]) -> tuple[list[Finding], str]:
         reports: Host name and mismatches of each rank, in rank order.
     """
     mismatches = [ReplicaMismatch(**item) for _, items in reports for item in items]
-    names_by_rank: dict[int, list[str]] = {}
+    names_by_rank = defaultdict(list)
     for mismatch in mismatches:
         for rank in mismatch.odd:
-            names_by_rank.setdefault(rank, []).append(mismatch.name)
+            names_by_rank[rank].append(mismatch.name)
     findings = [
         Finding(
             reports[rank][0],
             rank,
             check="copies",
-            ok=False,
             measured=None,
             expected=None,
             sentence=f"rank {rank}: its replicas of {_format_names(names)} differ from those of "

@@ -7,12 +7,12 @@ that no attempt resumes from them.
 
 import enum
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import checkpoint_store, retention
-from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
+from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_step
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
 from hlat.engine.interface import Engine, StepMetrics
@@ -33,19 +33,6 @@ class NextAction(enum.Enum):
     """Continue with the state of an earlier checkpoint, which engine and loader have loaded."""
     STOP = enum.auto()
     """End the run as diverged."""
-
-
-@dataclass(frozen=True)
-class MetricsCheck:
-    """Result of a check of the metrics.
-
-    Attributes:
-        action: Action of the training loop.
-        state: Training state to continue with.
-    """
-
-    action: NextAction
-    state: TrainingState
 
 
 class RollbackPolicy:
@@ -80,10 +67,13 @@ class RollbackPolicy:
         group = self._engine.world.world_group
         return group.any(group.is_rank0 and has_diverged)
 
-    def roll_back(self, state: TrainingState, metrics: StepMetrics) -> MetricsCheck:
+    def roll_back(
+        self, state: TrainingState, metrics: StepMetrics
+    ) -> tuple[NextAction, TrainingState]:
         """Load the newest checkpoint before the bad steps; no save may be pending.
 
-        The run stops if there is no such checkpoint, or if earlier rollbacks to it did not help.
+        Returns the action of the training loop and the state to continue with. The run stops if
+        there is no such checkpoint, or if earlier rollbacks to it did not help.
         """
         tracker, group = self._tracker, self._engine.world.world_group
         first_bad_step = broadcast_object(group, self._spike_detector.first_bad_step)
@@ -95,7 +85,7 @@ class RollbackPolicy:
         if path is None:
             tracker.log_event("diverge", state.step, reason=f"{reason}; {problem}")
             tracker.print_message(f"ERROR: {reason}; {problem}")
-            return MetricsCheck(NextAction.STOP, state)
+            return NextAction.STOP, state
         target = TrainingState.from_json(checkpoint_store.load_state_json(path))
         batches = self._loader.last_batches(state.step - first_bad_step + 1)
         details = {"to": target.step, "left_out": [batches.start, batches.stop], "reason": reason}
@@ -109,10 +99,8 @@ class RollbackPolicy:
         checkpoint_store.load_checkpoint(path, self._engine.chunks())
         tracker.rewind(target.step)
         self._spike_detector = self._build_spike_detector()
-        return MetricsCheck(
-            NextAction.RESTART_FROM_CHECKPOINT,
-            replace(state, step=target.step, tokens=target.tokens),
-        )
+        state = replace(state, step=target.step, tokens=target.tokens)
+        return NextAction.RESTART_FROM_CHECKPOINT, state
 
     def _find_target_checkpoint(self, first_bad_step: int) -> tuple[StoragePath | None, str]:
         """Return the checkpoint for a rollback, or the problem; quarantine newer checkpoints."""
@@ -122,7 +110,7 @@ class RollbackPolicy:
         )
         if path is None:
             return None, f"there is no checkpoint from before step {first_bad_step}"
-        step = checkpoint_store.parse_step(path)
+        step = parse_step(path)
         num_rollbacks = sum(row["to"] == step for row in self._tracker.get_events("rollback"))
         limit = self._config.recovery.max_same_failures
         if broadcast_object(group, num_rollbacks + 1 >= limit):

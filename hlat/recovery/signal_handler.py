@@ -16,12 +16,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 class SignalHandler:
     """Context manager that records the first signal and restores default handling for the second.
 
-    Args:
-        print_message: Print a line to stderr when a signal arrives.
-        duplicate_window_s: Ignore further signals for this time after the first.
-
-    Attributes:
-        signal_name: Name of the first signal; None before it.
+    Further signals are ignored for `duplicate_window_s` after the first, whose name is
+    `signal_name`.
     """
 
     def __init__(self, print_message: bool = True, duplicate_window_s: float = 0.0) -> None:

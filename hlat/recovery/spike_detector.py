@@ -24,8 +24,7 @@ class SpikeDetector:
 
     Attributes:
         is_spike: True if the gradient norm of the last step is a spike.
-        first_bad_step: First of the consecutive bad steps up to the last one; None if the last one
-            is good.
+        first_bad_step: First of the bad steps up to the last one; None if the last one is good.
     """
 
     def __init__(

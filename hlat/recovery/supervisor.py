@@ -62,11 +62,7 @@ _RECORDS_DIR_PREFIX, _LOCK_FILE = "hlat-supervisor-", "alive"
 def launch_workers(config: Config, command: list[str]) -> ExitCode:
     """Run this node's workers until they end, with restarts; return the exit code.
 
-    Signals are forwarded to all workers.
-
-    Args:
-        config: Configuration of the run.
-        command: Command of each worker.
+    Signals are forwarded to all workers, each of which runs `command`.
 
     Raises:
         ConfigError: A worker raised it.
@@ -93,12 +89,7 @@ def launch_workers(config: Config, command: list[str]) -> ExitCode:
 class Supervisor(LocalElasticAgent):
     """TorchElastic agent with its own rules for hangs and restarts.
 
-    Args:
-        config: Configuration of the run.
-        command: Command of each worker.
-        run_dir: Run directory.
-        records_dir: Directory of the workers' exit records and heartbeats.
-        node: This node among those of a job; None for a single node.
+    `node` is None if there is a single one; `records_dir` has exit records and heartbeats.
 
     Raises:
         torch.distributed.DistError: The first node is unreachable.
@@ -116,10 +107,7 @@ class Supervisor(LocalElasticAgent):
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(
             logging.CRITICAL
         )
-        if node is None:
-            rendezvous: LocalRendezvous | MultiNodeRendezvous = LocalRendezvous(str(os.getpid()))
-        else:
-            rendezvous = MultiNodeRendezvous(node, "nodes")
+        rendezvous = MultiNodeRendezvous(node) if node else LocalRendezvous(str(os.getpid()))
         node = rendezvous.node
         local_size = config.num_processes // node.num_nodes
         self._recovery = config.recovery
@@ -205,12 +193,11 @@ class Supervisor(LocalElasticAgent):
         hung = [str(rank) for rank in self._ranks if self._open_heartbeat(rank).is_expired()]
         if not hung:
             return
-        logs_dir, recovery = self._run_dir / "logs", self._recovery
         self._hang_reason = (
             f"no heartbeat from rank {' and '.join(hung)} for "
-            f"recovery.step_timeout_s={recovery.step_timeout_s:g} (start_timeout_s="
-            f"{recovery.start_timeout_s:g} during start-up, evaluations and saves); stacks of all "
-            f"ranks are in {logs_dir}"
+            f"recovery.step_timeout_s={self._recovery.step_timeout_s:g} (start_timeout_s="
+            f"{self._recovery.start_timeout_s:g} during start-up, evaluations and saves); stacks "
+            f"of all ranks are in {self._run_dir / 'logs'}"
         )
         sizes_before = self._get_stack_file_sizes()
         # SIGCONT wakes a stopped worker, which would then go on, so SIGKILL follows
@@ -239,27 +226,26 @@ class Supervisor(LocalElasticAgent):
             return False
         if self._received_signal is not None or self._remaining_restarts == 0:
             return False
-        events = JsonlLog(self._run_dir / "events.jsonl")
-        rows, step, recovery = events.read_rows(), self._read_last_step(), self._recovery
+        events, metrics = (
+            JsonlLog(self._run_dir / name) for name in ("events.jsonl", "metrics.jsonl")
+        )
+        rows, recovery = events.read_rows(), self._recovery
+        step = int((metrics.read_rows() or [{"step": 0}])[-1]["step"])
         num_failures = 1 + sum(
             row["event"] == "restart" and (row["reason"], row["step"]) == (failure.reason, step)
             for row in rows
         )
+        count = recovery.max_restarts - self._remaining_restarts + 1
+        restart = bool(num_failures < recovery.max_same_failures)
+        action = (
+            f"; restarting from the newest checkpoint (restart {count} of {recovery.max_restarts})"
+            if restart
+            else f": failed {num_failures} times at step {step}, so the run ends "
+            f"(recovery.max_same_failures={recovery.max_same_failures})"
+        )
+        print(f"hlat: {failure.reason}{action}", file=sys.stderr)
         attempt = rows[-1]["attempt"] if rows else 0
         details = {"step": step, "attempt": attempt, "time": time.time(), "reason": failure.reason}
-        restart = bool(num_failures < recovery.max_same_failures)
-        if restart:
-            count = recovery.max_restarts - self._remaining_restarts + 1
-            action = (
-                f"; restarting from the newest checkpoint (restart {count} of "
-                f"{recovery.max_restarts})"
-            )
-        else:
-            action = (
-                f": failed {num_failures} times at step {step}, so the run ends "
-                f"(recovery.max_same_failures={recovery.max_same_failures})"
-            )
-        print(f"hlat: {failure.reason}{action}", file=sys.stderr)
         events.append({"event": "restart" if restart else "give_up", **details})
         return restart
 
@@ -278,9 +264,8 @@ class Supervisor(LocalElasticAgent):
         # TorchElastic ends the peers of a rank that raises by SIGTERM; peers of a killed rank raise
         if killed and not (raised and {*killed.values()} == {signal.SIGTERM}):
             rank, signum = min(killed.items(), key=lambda item: (item[1] == signal.SIGTERM, item))
-            is_oom = _count_oom_kills() > self._num_oom_kills and signum == signal.SIGKILL
             reason = f"rank {rank} was killed by {signal.Signals(signum).name}"
-            if is_oom:
+            if _count_oom_kills() > self._num_oom_kills and signum == signal.SIGKILL:
                 reason += " (out of memory)"
             return Failure(reason, killed=signum != signal.SIGTERM, time=now)
         if raised:
@@ -292,8 +277,7 @@ class Supervisor(LocalElasticAgent):
             return Failure(reason, trace, problems, exit_code, time=record["time"])
         rank = min(failures)
         code = failures[rank].exitcode
-        is_unhealthy = code == ExitCode.UNHEALTHY_NODE
-        exit_code = ExitCode.UNHEALTHY_NODE if is_unhealthy else ExitCode.FAILED
+        exit_code = ExitCode(code) if code == ExitCode.UNHEALTHY_NODE else ExitCode.FAILED
         return Failure(f"rank {rank} exited with code {code}", exit=exit_code, time=now)
 
     def _prepare_attempt(self) -> None:
@@ -308,11 +292,6 @@ class Supervisor(LocalElasticAgent):
 
     def _open_heartbeat(self, rank: int) -> Heartbeat:
         return Heartbeat(get_heartbeat_path(self._records_dir, rank))
-
-    def _read_last_step(self) -> int:
-        """Return the last logged step; 0 before the first."""
-        rows = JsonlLog(self._run_dir / "metrics.jsonl").read_rows()
-        return int(rows[-1]["step"]) if rows else 0
 
     def _send_signals(self, *signals: signal.Signals) -> None:
         for worker in self.get_worker_group().workers:
@@ -336,19 +315,14 @@ class _RankLogs(DefaultLogsSpecs):
         for i, variables in envs.items():
             rank = int(variables["RANK"])
             log = self._logs_dir / f"rank_{rank}.log"
-            _rotate_log(log)
+            if log.exists() and (info := log.stat()).st_size:  # of an earlier attempt
+                log.rename(log.with_suffix(f".{info.st_mtime_ns // 10**9}.log"))
             destination.stdouts[i] = os.devnull if rank else ""
             destination.stderrs[i] = str(log) if rank else ""
             if rank:
                 destination.tee_stderrs[i] = str(log)
             destination.error_files[i] = os.devnull
         return destination
-
-
-def _rotate_log(log: Path) -> None:
-    """Rename rank_1.log of an earlier attempt to rank_1.<seconds>.log."""
-    if log.exists() and (info := log.stat()).st_size:
-        log.rename(log.with_suffix(f".{info.st_mtime_ns // 10**9}.log"))
 
 
 def _count_oom_kills() -> int:

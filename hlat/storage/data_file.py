@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class DataFile:
-    """File of a data source at the time of its listing."""
+    """File of a data source at the time of its listing.
+
+    `location` is a path or URL; `version` is a modification time, checksum, or another value that
+    changes with the contents.
+    """
 
     location: str
-    """Path or URL."""
     num_bytes: int
     version: str
-    """Modification time, checksum, or another value that changes with the contents."""
 
     @classmethod
     def from_path(cls, path: Path) -> "DataFile":
@@ -46,10 +49,8 @@ class DataFile:
 
     def compute_cache_key(self, column: str, format_version: int) -> str:
         """Return the name of the cache entry derived from a column of this file."""
-        key = json.dumps(
-            [format_version, self.resolved_location, self.num_bytes, self.version, column]
-        )
-        return hashlib.sha256(key.encode()).hexdigest()[:32]
+        key = [format_version, self.resolved_location, self.num_bytes, self.version, column]
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,9 @@ class DataDirectory:
         if name not in self.files:
             return None
         content = self.read_file(name)
-        try:
+        with suppress(RecursionError, ValueError):
             return json.loads(content)
-        except (RecursionError, ValueError):
-            return None
+        return None
 
 
 def is_remote(location: str) -> bool:

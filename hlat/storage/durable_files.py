@@ -1,8 +1,7 @@
 """Durable file operations: when a call returns, its result survives a power failure.
 
-Files and modified directories are flushed with fsync. Contents are hashed
-while they are written, before a disk can alter them. An object in an object store is durable once
-its upload completes.
+Files and modified directories are flushed with fsync. Contents are hashed while they are written,
+before a disk can alter them. An object in an object store is durable once its upload completes.
 """
 
 import hashlib
@@ -43,8 +42,7 @@ def write_file(path: Path | RemotePath, blocks: Iterable["bytes | memoryview"]) 
         path.write_blocks(hash_blocks())
     else:
         with open(path, "xb") as file:
-            for block in hash_blocks():
-                file.write(block)
+            file.writelines(hash_blocks())
             file.flush()
             os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())

@@ -19,13 +19,7 @@ def print_line(line: str) -> None:
 
 
 class ProgressBar:
-    """Progress bar on stderr.
-
-    Args:
-        label: Description of the operation.
-        total: Total bytes.
-        initial: Bytes completed by an earlier attempt.
-    """
+    """Progress bar on stderr for `total` bytes, `initial` of them done by an earlier attempt."""
 
     def __init__(self, label: str, total: int, initial: int = 0) -> None:
         self._label, self._total = label, total

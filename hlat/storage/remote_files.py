@@ -9,8 +9,8 @@ from typing import Any
 
 import fsspec
 
-from hlat.config.config_errors import ConfigError
 from hlat.storage.data_file import DataDirectory, DataFile
+from hlat.storage.storage_path import build_unusable_error
 
 READ_AHEAD_BYTES = 16 << 20
 """Bytes of read-ahead. The latency of a request equals the transfer time of some megabytes."""
@@ -23,37 +23,16 @@ _VERSION_KEYS = (
 
 
 def list_files(config_key: str, url: str) -> DataDirectory | list[DataFile]:
-    """List the files at a URL.
-
-    Args:
-        config_key: Configuration key of `url`, for error messages.
-        url: URL of a file, a directory, or a glob.
-
-    Returns:
-        A directory, or the matching files, which may be none.
+    """Return the directory at a URL, or the files that match it, which may be none.
 
     Raises:
-        ConfigError: If no driver opens the URL, or a request fails.
+        ConfigError: If no driver opens the URL, or a request fails; it names `config_key`.
     """
     try:
         filesystem, path = fsspec.core.url_to_fs(url)
         return _list_matches(filesystem, path, url)
-    except ImportError as error:
-        raise ConfigError(
-            f"{config_key}: reading {url} needs a package that is not installed ({error}); "
-            "pip install it beside hlat"
-        ) from error
     except Exception as error:  # drivers raise the exceptions of their client libraries
-        raise build_unreadable_error(f"{config_key}: cannot list", url, error) from error
-
-
-def build_unreadable_error(action: str, location: str, error: Exception) -> ConfigError:
-    """Return the error for a failed request to a store."""
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    return ConfigError(
-        f"{action} {location} ({reason}); check the URL and the credentials that this machine has "
-        "for it"
-    )
+        raise build_unusable_error(f"{config_key}: {url}", error) from error
 
 
 def open_file(location: str) -> Any:
@@ -78,7 +57,7 @@ def _read_file(location: str) -> bytes:
         with open_file(location) as file:
             return bytes(file.read())
     except Exception as error:  # drivers raise the exceptions of their client libraries
-        raise build_unreadable_error("cannot read", location, error) from error
+        raise build_unusable_error(location, error) from error
 
 
 def _build_data_file(filesystem: Any, info: dict[str, Any]) -> DataFile:

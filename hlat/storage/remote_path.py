@@ -1,9 +1,8 @@
 """Paths in object stores and other file systems that fsspec has a driver for.
 
-`RemotePath` implements the subset of pathlib that the checkpoint store uses. Failures of drivers
-are raised as OSError with the URL. Existence is decided by listing the parent directory, because
-`exists` and `isdir` of fsspec (and of universal_pathlib, which calls them) also return False when
-a request fails, and files reported as absent may be overwritten (docs/adr/0038).
+Existence is decided by listing the parent directory, because `exists` and `isdir` of fsspec (and
+of universal_pathlib, which calls them) also return False when a request fails, and files reported
+as absent may be overwritten (docs/adr/0038).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -24,12 +23,9 @@ class StorageUnavailableError(OSError):
 
 @dataclass(frozen=True)
 class RemotePath:
-    """URL with the methods of pathlib.
+    """URL with the methods of pathlib that the checkpoint store uses; drivers' errors are OSErrors.
 
-    Attributes:
-        url: URL as specified by the user.
-        filesystem: fsspec file system.
-        path: Path within `filesystem`.
+    `path` is the path within `filesystem`.
     """
 
     url: str
@@ -61,18 +57,16 @@ class RemotePath:
         """Return the size in bytes of each file in the directory by name; None for other entries.
 
         A directory that does not exist is empty: object stores do not distinguish the two.
-
-        Raises:
-            StorageUnavailableError: If the listing fails.
         """
-        with self._translate_errors():
+        sizes: dict[str, int | None] = {}
+        with self._translate_errors(), suppress(FileNotFoundError):
             self.filesystem.invalidate_cache()  # other processes write to the store
-            try:
-                entries = self.filesystem.ls(self.path, detail=True)
-            except FileNotFoundError:
-                return {}
-        children = [info for info in entries if info["name"].rstrip("/") != self.path.rstrip("/")]
-        return {info["name"].rstrip("/").rpartition("/")[2]: _get_size(info) for info in children}
+            for info in self.filesystem.ls(self.path, detail=True):
+                path = info["name"].rstrip("/")
+                if path != self.path.rstrip("/"):
+                    is_plain_file = info["type"] == "file" and not info.get("islink")
+                    sizes[path.rpartition("/")[2]] = int(info["size"]) if is_plain_file else None
+        return sizes
 
     def iterdir(self) -> Iterator["RemotePath"]:
         """Yield the paths in the directory."""
@@ -96,12 +90,7 @@ class RemotePath:
         return b"".join(self.iter_blocks())
 
     def iter_blocks(self) -> Iterator[bytes]:
-        """Yield the contents of the file in blocks of `READ_BLOCK_BYTES`.
-
-        Raises:
-            FileNotFoundError: If the file does not exist.
-            StorageUnavailableError: If a request fails.
-        """
+        """Yield the contents of the file in blocks of `READ_BLOCK_BYTES`."""
         with self._translate_errors():
             size = self.filesystem.info(self.path)["size"]
         for begin in range(0, size, READ_BLOCK_BYTES):
@@ -125,18 +114,15 @@ class RemotePath:
         """Write the file, replacing an existing one; it is complete when the call returns.
 
         Exceptions raised by `blocks` propagate unchanged and leave an incomplete file.
-
-        Raises:
-            StorageUnavailableError: If a request fails.
         """
         with self._translate_errors():
             file = self._create_with_parents(lambda: self.filesystem.open(self.path, "wb"))
         try:
             for block in blocks:
-                view = memoryview(block)
-                for begin in range(0, len(view), _REQUEST_BYTES):
+                for begin in range(0, len(block), _REQUEST_BYTES):
+                    part = bytes(memoryview(block)[begin : begin + _REQUEST_BYTES])
                     with self._translate_errors():
-                        file.write(bytes(view[begin : begin + _REQUEST_BYTES]))
+                        file.write(part)
         except BaseException:
             with suppress(Exception):
                 file.close()
@@ -189,8 +175,3 @@ def format_reason(error: Exception) -> str:
     elif isinstance(error, FileNotFoundError) and error.__cause__ is not None:
         reason = f"{error.filename}: {error.__cause__}"
     return reason.splitlines()[0]
-
-
-def _get_size(info: dict[str, Any]) -> int | None:
-    is_plain_file = info["type"] == "file" and not info.get("islink")
-    return int(info["size"]) if is_plain_file else None

@@ -16,11 +16,7 @@ TEMPORARY_PREFIX = ".tmp-"
 
 
 def parse_storage_path(location: str, config_key: str | None = None) -> StoragePath:
-    """Return the path for a local path or URL.
-
-    Args:
-        location: Path or URL.
-        config_key: Configuration key of `location`, for error messages.
+    """Return the path for a local path or URL, the value of `config_key`.
 
     Raises:
         ConfigError: If no installed driver opens the URL, or the URL contains a password.
@@ -34,20 +30,22 @@ def parse_storage_path(location: str, config_key: str | None = None) -> StorageP
         )
     from fsspec.core import url_to_fs  # deferred: local paths do not need it
 
-    name = location if config_key is None else f"{config_key}={location}"
+    url = location.rstrip("/")
     try:
-        filesystem, path = url_to_fs(location.rstrip("/"))
-    except ImportError as error:
-        raise ConfigError(
-            f"{name} needs a package that is not installed ({error}); pip install it beside hlat"
-        ) from error
+        filesystem, path = url_to_fs(url)
     except Exception as error:  # drivers raise the exceptions of their client libraries
+        name = location if config_key is None else f"{config_key}={location}"
         raise build_unusable_error(name, error) from error
-    return RemotePath(location.rstrip("/"), filesystem, path.rstrip("/"))
+    return RemotePath(url, filesystem, path.rstrip("/"))
 
 
 def build_unusable_error(location: str, error: Exception) -> ConfigError:
     """Return the error for a location that cannot be accessed."""
+    if isinstance(error, ImportError):
+        return ConfigError(
+            f"{location} needs a package that is not installed ({error}); pip install it beside "
+            "hlat"
+        )
     return ConfigError(
         f"{location} cannot be used ({format_reason(error)}); check it, and the credentials that "
         "this machine has for it"
@@ -61,9 +59,8 @@ def validate_writable(directory: StoragePath) -> None:
         OSError: If one of these operations fails.
     """
     probe = directory / f"{TEMPORARY_PREFIX}probe-{os.getpid()}"
-    if isinstance(directory, Path):
-        durable_files.make_directory(directory)
     if isinstance(probe, Path):
+        durable_files.make_directory(probe.parent)
         probe.unlink(missing_ok=True)
     durable_files.write_file(probe, [b"hlat"])
     if probe.read_bytes() != b"hlat":

@@ -49,7 +49,10 @@ def test_the_papers_run_is_enough(tmp_path, capsys):
     [
         (("hardware=cpu",), "hardware.name=cpu is not a known instance type; use hardware=trn1"),
         (("hardware=trn1_32xl",), r"compiler.neuron_sdk=null has no .* use 2.28 or 2.31, as in "),
-        (("hardware=trn1_32xl", "compiler=neuron_2_33"), "use 2.28 or 2.31, as in compiler="),
+        pytest.param(
+            *(("hardware=trn1_32xl", "compiler=neuron_2_33"), "use 2.28 or 2.31, as in compiler="),
+            marks=pytest.mark.slow,
+        ),
         (("hardware=trn2_48xl", "compiler=neuron_2_20"), "use 2.28 or 2.31 or 2.33"),
         (("hardware=h100_p5", "compiler=neuron_2_33"), "has no NeuronCores; use compiler=none"),
         (("hardwear=h100_p5",), "did you mean hardware"),

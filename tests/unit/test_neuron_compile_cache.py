@@ -198,16 +198,18 @@ def test_discarding_spares_what_is_complete(tmp_path: Path) -> None:
     assert names(tmp_path) == [name(1)]
 
 
-def test_eight_processes_merge_at_once(tmp_path: Path) -> None:
-    """Each has its own modules and some of everybody's; half of the target is broken before."""
+@pytest.mark.parametrize("num_processes", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_merge_at_the_same_time(tmp_path: Path, num_processes: int) -> None:
+    """Each has its own modules and some of all others; half of the target is broken before."""
     target = tmp_path / "all"
-    for node in range(8):
+    for node in range(num_processes):
         for number in (*range(20), 100 + node):
             module(tmp_path / f"node_{node}", number, size=50_000)
     for number in range(0, 20, 2):
         module(target, number, done=False)
     broken = set(names(target))
-    processes = [running(MERGE, tmp_path / f"node_{node}", target) for node in range(8)]
+    sources = [tmp_path / f"node_{node}" for node in range(num_processes)]
+    processes = [running(MERGE, source, target) for source in sources]
     for process in processes:
         process.stdin.close()
     while any(process.poll() is None for process in processes):
@@ -216,11 +218,12 @@ def test_eight_processes_merge_at_once(tmp_path: Path) -> None:
                 neuron_compile_cache.is_module_complete(path)
                 or neuron_compile_cache.get_module_name(path) in broken
             )
-    assert [process.wait() for process in processes] == [0] * 8
-    assert len(names(target)) == 28
+    assert [process.wait() for process in processes] == [0] * num_processes
+    assert len(names(target)) == 20 + num_processes
     assert_whole(target)
 
 
+@pytest.mark.slow
 def test_a_killed_merge_leaves_no_half_module(tmp_path: Path) -> None:
     source, target, moments = tmp_path / "a", tmp_path / "all", random.Random(7)
     for number in range(60):

@@ -65,8 +65,8 @@ def test_an_unknown_protocol_is_an_error() -> None:
     with pytest.raises(ConfigError) as error:
         found("carrier-pigeon://coop/1.arrow")
     assert str(error.value) == (
-        "data.sources.a.paths: cannot list carrier-pigeon://coop/1.arrow (ValueError: Protocol not "
-        "known: carrier-pigeon); check the URL and the credentials that this machine has for it"
+        "data.sources.a.paths: carrier-pigeon://coop/1.arrow cannot be used (ValueError: Protocol "
+        "not known: carrier-pigeon); check it, and the credentials that this machine has for it"
     )
 
 
@@ -76,7 +76,7 @@ def test_a_missing_driver_is_named(monkeypatch) -> None:
     with pytest.raises(ConfigError) as error:
         found("closet://b/*.arrow")
     assert str(error.value) == (
-        "data.sources.a.paths: reading closet://b/*.arrow needs a package that is not installed "
+        "data.sources.a.paths: closet://b/*.arrow needs a package that is not installed "
         "(Install s3fs to access S3); pip install it beside hlat"
     )
 
@@ -98,8 +98,12 @@ def test_a_store_that_gives_nothing_is_an_error(store: str) -> None:
     register_implementation("closed", ClosedStore, clobber=True)
     url = store.replace("memory", "closed")
     files = find_source_files("key", "/", [url])
-    with pytest.raises(ConfigError, match=r"cannot read closed:.*/a\.arrow \(KeyError: 'token exp"):
+    with pytest.raises(
+        ConfigError, match=r"closed:.*/a\.arrow cannot be used \(KeyError: 'token exp"
+    ):
         ArrowDataset(files, "text")
     MemoryFileSystem().pipe(f"{store}/manifest.json", b"{}")
-    with pytest.raises(ConfigError, match=r"cannot read closed:.*/manifest\.json \(KeyError: 'tok"):
+    with pytest.raises(
+        ConfigError, match=r"closed:.*/manifest\.json cannot be used \(KeyError: 'tok"
+    ):
         found(url)

@@ -86,7 +86,7 @@ def test_a_layout_for_more_devices_than_there_are_is_a_mistake(compose, tmp_path
 
 def test_one_line_is_enough_for_many_ranks(compose, tmp_path, capsys) -> None:
     found = [
-        Finding("a", rank, "devices", False, None, None, f"reason {rank}", Consequence.exclude)
+        Finding("a", rank, "devices", None, None, f"reason {rank}", Consequence.exclude)
         for rank in range(9)
     ]
     preflight.report_unhealthy_nodes(preflight.Tracker(tmp_path, resolve_config(compose())), found)
