@@ -23,7 +23,7 @@ from hlat import neuron_compile_cache, neuron_environment
 from hlat.config import entry_point, frozen_config
 from hlat.config.argument_parser import CommandLineParser, run_command
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.config.engine import EngineBackend
+from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.engine import graph_extraction
@@ -59,9 +59,12 @@ def main() -> None:
 
 def precompile(composed: DictConfig) -> ExitCode:
     """Trace and compile the composed configuration on this node; return the exit code."""
-    if composed.engine.name is not EngineBackend.nxd:
-        name = composed.engine.name.value
-        raise ConfigError(f"engine.name={name} compiles no graphs ahead of a run; set engine=nxd")
+    if not ENGINE_CAPABILITIES[composed.engine.name].compiles_ahead:
+        name, *_ = (engine.value for engine, c in ENGINE_CAPABILITIES.items() if c.compiles_ahead)
+        raise ConfigError(
+            f"engine.name={composed.engine.name.value} compiles no graphs ahead of a run; set "
+            f"engine={name}"
+        )
     config = resolve_config(composed)
     validate_feasibility(config)
     if (tool := shutil.which(_TOOL)) is None:

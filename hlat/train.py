@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
+from hlat import launch_environment
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
-from hlat.engine import launch_environment
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
 from hlat.training_state import TrainingState, compute_total_steps
 

@@ -49,7 +49,7 @@ class JobSpec:
     """Specification of a training or evaluation job.
 
     The command runs once on every node with the variables of `environment` and the rendezvous
-    variables of hlat.engine.launch_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
+    variables of hlat.launch_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
     index of this node; and HLAT_RDZV_ENDPOINT, host and port on the first node.
 
     Attributes:

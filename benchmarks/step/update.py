@@ -24,7 +24,7 @@ from torchao.optim import _AdamW as TorchaoAdamW
 
 from benchmarks.common import describe_machine, spread
 from hlat.config.model import ModelConfig
-from hlat.engine.native.step_random_bits import build_shard_generator
+from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
 from hlat.model.llama import Llama
 from hlat.optim.chunked_adamw import ChunkedAdamW

@@ -1,6 +1,7 @@
 """Capabilities of the engines: the settings that each one supports, and the reason for each limit.
 
-Validation, its error messages, the planner and the table in docs/neuron.md use these tables.
+Validation, its error messages, the planner, the engines and the table in docs/neuron.md use these
+tables.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,10 +10,15 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any
 
+from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import PipelineSchedule
 from hlat.config.precision import RoundingMode
 from hlat.config.run import Config
+
+STOCHASTIC_ROUNDING_DEVICES = frozenset({"neuron", "xla"})
+"""Torch device types with stochastic rounding in hardware, enabled by
+NEURON_RT_STOCHASTIC_ROUNDING_EN (see hlat.neuron_environment). On other devices it is emulated."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +33,19 @@ class Limit:
     """Reason for the limit."""
     remedy: str | Callable[[Config], str]
     """Values to set instead."""
-    is_met: Callable[[Config], bool]
-    """Return True if the engine supports the settings."""
+    is_met: Callable[..., bool]
+    """Return True if the engine supports the settings, given the configuration; a limit of
+    `device_limits` is also given the torch device type."""
 
-    def format_violation(self, config: Config, engine: EngineBackend) -> str:
-        """Return the error message for unsupported settings."""
+    def format_violation(
+        self, config: Config, engine: EngineBackend, subject: str | None = None
+    ) -> str:
+        """Return the error message for unsupported settings, and a subject used with them."""
         values = [f"{key}={_format_value(attrgetter(key)(config))}" for key in self.keys]
         remedy = self.remedy if isinstance(self.remedy, str) else self.remedy(config)
         return (
-            f"{' with '.join(values)} is not supported by engine={engine.value}: {self.reason}; "
-            f"{remedy}"
+            f"{' with '.join([subject, *values] if subject else values)} is not supported by "
+            f"engine={engine.value}: {self.reason}; {remedy}"
         )
 
 
@@ -47,11 +56,20 @@ class EngineCapabilities:
     layout_limits: tuple[Limit, ...]
     """Limits on model, layout and precision recipe, which the planner checks too."""
     other_limits: tuple[Limit, ...]
-    """Limits on device, compiler and evaluation."""
+    """Limits on device, compiler and environment."""
+    decoding_limits: tuple[Limit, ...]
+    """Limits on decoding: probes, and evaluations of texts."""
+    device_limits: tuple[Limit, ...]
+    """Limits on settings with the device that a process finds."""
     compiles_ahead: bool
     """True if `hlat.precompile` can compile the graphs of a run before it."""
     shares_node: bool
     """True if several runs can share the accelerators of a node."""
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """All limits."""
+        return self.layout_limits + self.other_limits + self.decoding_limits + self.device_limits
 
 
 def _accumulates_to_nearest(config: Config) -> bool:
@@ -125,12 +143,27 @@ _NATIVE = EngineCapabilities(
             "set it to false",
             lambda c: not c.precision.copies_drift,
         ),
+    ),
+    decoding_limits=(
         Limit(
-            ("evaluation.probes", "parallelism.zero"),
-            "probes for zero 0 or 1",
+            ("parallelism.zero",),
+            "probes and decoding for zero 0 or 1",
             "decoding needs unsharded layers on a data-parallel rank",
-            "use parallelism.zero=1 or 0",
-            lambda c: not c.evaluation.probes or c.parallelism.zero < 2,
+            "use parallelism.zero=1 or 0, any checkpoint fits",
+            lambda c: c.parallelism.zero < 2,
+        ),
+    ),
+    device_limits=(
+        Limit(
+            ("precision.rounding", "compiler.neuron_sdk"),
+            "stochastic rounding on Trainium with a pinned SDK",
+            "the hardware rounds, in the mode that the environment of a pinned SDK sets",
+            "use compiler=neuron_2_33 or another pin",
+            lambda c, device_type: (
+                not _is_stochastic(c)
+                or device_type not in STOCHASTIC_ROUNDING_DEVICES
+                or c.compiler.neuron_sdk is not None
+            ),
         ),
     ),
     compiles_ahead=False,
@@ -209,13 +242,6 @@ _NXD = EngineCapabilities(
             lambda c: not c.compiler.inductor,
         ),
         Limit(
-            ("evaluation.probes",),
-            "no probes",
-            "each text length would compile a graph",
-            "evaluate checkpoints with hlat evaluate and engine=native",
-            lambda c: not c.evaluation.probes,
-        ),
-        Limit(
             ("engine.device",),
             "xla or auto",
             "NxD runs on PyTorch/XLA's device only",
@@ -237,6 +263,26 @@ _NXD = EngineCapabilities(
             _has_nxd_training,
         ),
     ),
+    decoding_limits=(
+        Limit(
+            (),
+            "no probes and no decoding",
+            "each text length would compile a graph",
+            "evaluate checkpoints with hlat evaluate and engine=native",
+            lambda c: False,
+        ),
+    ),
+    device_limits=(
+        Limit(
+            ("precision.rounding",),
+            "stochastic rounding on Trainium",
+            "the hardware rounds",
+            "use engine=native, which rounds by itself, or precision=mixed",
+            lambda c, device_type: (
+                not _is_stochastic(c) or device_type in STOCHASTIC_ROUNDING_DEVICES
+            ),
+        ),
+    ),
     compiles_ahead=True,
     shares_node=False,
 )
@@ -251,6 +297,30 @@ def find_unsupported_settings(config: Config) -> Iterator[str]:
     for limit in capabilities.layout_limits + capabilities.other_limits:
         if not limit.is_met(config):
             yield limit.format_violation(config, engine)
+    if config.evaluation.probes:
+        probes = f"evaluation.probes={_format_value(config.evaluation.probes)}"
+        yield from _find_decoding_violations(config, probes)
+
+
+def validate_decoding(config: Config) -> None:
+    """Raise ConfigError if the configured engine cannot decode with the configured layout."""
+    if problems := [*_find_decoding_violations(config, "decoding")]:
+        raise ConfigError(*problems)
+
+
+def validate_device(config: Config, device_type: str) -> None:
+    """Raise ConfigError if the configured engine does not support the run on a type of device."""
+    engine = config.engine.name
+    for limit in ENGINE_CAPABILITIES[engine].device_limits:
+        if not limit.is_met(config, device_type):
+            raise ConfigError(limit.format_violation(config, engine, f"device {device_type}"))
+
+
+def _find_decoding_violations(config: Config, subject: str) -> Iterator[str]:
+    engine = config.engine.name
+    for limit in ENGINE_CAPABILITIES[engine].decoding_limits:
+        if not limit.is_met(config):
+            yield limit.format_violation(config, engine, subject)
 
 
 def format_capabilities_table() -> str:
@@ -258,9 +328,9 @@ def format_capabilities_table() -> str:
     rows = ["| engine | settings | supported | reason |", "|---|---|---|---|"]
     for engine, capabilities in ENGINE_CAPABILITIES.items():
         rows += [
-            f"| {engine.value} | {', '.join(f'`{key}`' for key in limit.keys)} "
+            f"| {engine.value} | {', '.join(f'`{key}`' for key in limit.keys) or 'decoding'} "
             f"| {limit.supported} | {limit.reason} |"
-            for limit in capabilities.layout_limits + capabilities.other_limits
+            for limit in capabilities.limits
         ]
     return "\n".join(rows) + "\n"
 

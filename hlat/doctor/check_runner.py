@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from hlat import launch_environment
 from hlat.config.config_errors import ExitCode
 from hlat.config.run import Config
 from hlat.doctor.causality_check import check_causality, check_labels
@@ -30,7 +31,6 @@ from hlat.doctor.optimizer_check import check_optimizer, check_schedule
 from hlat.doctor.replica_check import check_replicas
 from hlat.doctor.rounding_check import check_rounding
 from hlat.doctor.symptoms import SYMPTOMS
-from hlat.engine import launch_environment
 from hlat.engine.interface import Engine
 from hlat.recovery import preflight
 from hlat.tracking.console_logger import print_line

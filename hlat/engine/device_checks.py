@@ -32,13 +32,7 @@ _GATHER_NUMEL = 1 << 18
 
 @dataclass(frozen=True)
 class BurnInConfig:
-    """Size of the checks on a type of device.
-
-    Attributes:
-        matrix_size: Rows and columns of the matrices.
-        duration_s: Duration of the matmuls.
-        all_reduce_numel: Elements of an all-reduce.
-    """
+    """Sizes of the matrices and of an all-reduce in elements, and the duration of the matmuls."""
 
     matrix_size: int
     duration_s: float
@@ -91,11 +85,7 @@ def run_device_checks(config: Config, context: DeviceContext) -> DeviceReport:
 def run_burn_in(
     device: torch.device, dtype: torch.dtype, mark_step: Callable[[], object] = lambda: None
 ) -> tuple[int, int, float]:
-    """Repeat a matmul and compare every element of every result.
-
-    Returns:
-        Number of matmuls, number of wrong elements, and FLOP/s.
-    """
+    """Compare every element of repeated matmuls; return matmuls, wrong elements and FLOP/s."""
     burn_in = _get_burn_in_config(device)
     matrices = build_matmul_problem(burn_in.matrix_size)
     host = [torch.from_numpy(array).to(dtype) for array in matrices]
@@ -144,8 +134,8 @@ def _check_axis(name: str, axis: MeshAxis, context: DeviceContext, config: Confi
     num_wrong, bytes_per_s = _time_all_reduce(axis, contribution)
     expected = compute_link_bandwidth(config.hardware, axis.ranks)
     minimum = 0.0 if expected is None else expected * config.recovery.min_speed_share
-    is_slow = context.supports_send_recv and _any_rank(axis, bytes_per_s < minimum, device)
-    is_wrong = _any_rank(axis, num_wrong > 0, device)
+    is_slow = context.supports_send_recv and axis.any(bytes_per_s < minimum, device)
+    is_wrong = axis.any(num_wrong > 0, device)
     return LinkReport(
         axis=name,
         ranks=[*axis.ranks],
@@ -219,13 +209,6 @@ def _build_ring_pairs(size: int) -> list[list[int]]:
     pairs = [sorted((i, (i + 1) % size)) for i in range(size if size > 2 else 1)]
     last = [pairs.pop()] if len(pairs) % 2 else []
     return pairs[::2] + pairs[1::2] + last
-
-
-def _any_rank(axis: MeshAxis, flag: bool, device: torch.device) -> bool:
-    """Return True if the flag is set on any rank of the axis."""
-    result = torch.tensor([int(flag)], device=device)
-    axis.all_reduce_max(result)
-    return bool(result)
 
 
 def _get_memory_info(device: torch.device) -> tuple[int | None, int | None]:

@@ -1,5 +1,10 @@
 """Selection of the engine by configuration."""
 
+import importlib.util
+import os
+
+from hlat import neuron_environment
+from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
 from hlat.engine.interface import Engine
@@ -12,12 +17,24 @@ def create_engine(config: Config) -> Engine:
         ConfigError: Its libraries are not installed.
     """
     if config.engine.name is EngineBackend.nxd:
-        from hlat.engine.nxd import nxd_environment
-
-        nxd_environment.prepare_nxd_environment(config)
+        _prepare_nxd_environment(config)
         from hlat.engine.nxd.nxd_engine import NxdEngine
 
         return NxdEngine()
     from hlat.engine.native.native_engine import NativeEngine
 
     return NativeEngine()
+
+
+def _prepare_nxd_environment(config: Config) -> None:
+    """Set the variables that compiler, runtime and torch_xla read when they are imported."""
+    required = ("torch_xla", "neuronx_distributed")
+    missing = [name for name in required if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"engine.name=nxd needs {' and '.join(missing)}, which this Python has not; install "
+            "the Neuron SDK's PyTorch environment (docs/neuron.md), or use engine=native"
+        )
+    os.environ.update(
+        neuron_environment.build_neuron_environment(config.compiler, config.precision)
+    )

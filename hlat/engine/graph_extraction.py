@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
-from hlat.engine import launch_environment
 
 _EXTRACTION_ENV = "NEURON_EXTRACT_GRAPHS_ONLY"
 """Set by neuron_parallel_compile while it extracts graphs."""

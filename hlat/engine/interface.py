@@ -115,10 +115,9 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class ReplicaMismatch:
-    """A replicated slice of the state with different replicas, JSON serializable.
+    """A replicated slice of the state, by kind and canonical name, with different replicas.
 
     Attributes:
-        name: Kind and canonical name of the tensor.
         ranks: Global ranks with a replica, along a mesh axis.
         odd: Ranks with a replica that differs from the majority; empty without a majority.
     """

@@ -4,7 +4,6 @@ All communication uses a `MeshAxis`. Collectives over an axis of one rank do not
 callers are the same for one process and for thousands.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,16 +26,11 @@ class MeshAxis:
     Construction is a collective over `ranks` only. torch names a group after its ranks and the
     number of groups that they joined before, so all processes create their axes in the same order.
 
-    Attributes:
-        rank: Index of this rank along the axis.
-        size: Number of ranks.
-        group: torch process group; None for one rank.
-
     Args:
         ranks: Global ranks along the axis, in order.
-        rank: Global rank of this process.
+        rank: Global rank of this process; the attribute is its index along the axis.
         backend: Backend of the process group; None: the default.
-        group: Existing process group; None: create one.
+        group: Existing process group; None: create one for more than one rank.
     """
 
     def __init__(
@@ -57,11 +51,14 @@ class MeshAxis:
 
     def all_reduce(self, tensor: Tensor, wait: bool = True) -> Any:
         """Sum a tensor over all ranks in place; return the work handle if not waited for."""
-        return self._all_reduce(tensor, dist.ReduceOp.SUM, wait)
+        if self.group is None:
+            return None
+        return dist.all_reduce(tensor, dist.ReduceOp.SUM, self.group, async_op=not wait)
 
     def all_reduce_max(self, tensor: Tensor) -> None:
         """Take the element-wise maximum over all ranks in place."""
-        self._all_reduce(tensor, dist.ReduceOp.MAX, True)
+        if self.group is not None:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, self.group)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stack the tensors of all ranks; [...] to [size, ...]."""
@@ -105,34 +102,23 @@ class MeshAxis:
         )
         return output, work
 
+    def any(self, flag: bool, device: torch.device | None = None) -> bool:
+        """Return True if the flag is set on any rank."""
+        result = torch.tensor([int(flag)], device=device)
+        self.all_reduce_max(result)
+        return bool(result)
+
     def broadcast(self, message: bytes | None) -> bytes:
         """Return the first rank's message on all ranks; the others pass None."""
-        if self.group is None:
-            assert message is not None
-            return message
-        length = torch.tensor([0 if message is None else len(message)])
-        dist.broadcast(length, self.ranks[0], group=self.group)
-        content = (
-            _bytes_to_tensor(message) if message else torch.empty(int(length), dtype=torch.uint8)
-        )
-        dist.broadcast(content, self.ranks[0], group=self.group)
-        return content.numpy().tobytes()
+        messages = [message]
+        if self.group is not None:
+            dist.broadcast_object_list(messages, self.ranks[0], self.group, torch.device("cpu"))
+        assert messages[0] is not None
+        return messages[0]
 
     def all_gather_object(self, message: bytes) -> list[bytes]:
         """Return the messages of all ranks, in order, on each rank."""
-        lengths = self.all_gather(torch.tensor([len(message)])).flatten().tolist()
-        padded = torch.zeros(max(lengths), dtype=torch.uint8)
-        padded[: len(message)] = _bytes_to_tensor(message)
-        rows = self.all_gather(padded).numpy()
-        return [row[:length].tobytes() for row, length in zip(rows, lengths, strict=True)]
-
-    def _all_reduce(self, tensor: Tensor, operation: Any, wait: bool) -> Any:
-        if self.group is None:
-            return None
-        return dist.all_reduce(tensor, operation, self.group, async_op=not wait)
-
-
-def _bytes_to_tensor(message: bytes) -> Tensor:
-    with warnings.catch_warnings():  # bytes are read-only; the tensor is never written to
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.frombuffer(message, dtype=torch.uint8)
+        messages = [message] * self.size
+        if self.group is not None:
+            dist.all_gather_object(messages, message, self.group)
+        return messages

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from hlat.engine.interface import World
 from hlat.engine.mesh_axis import MeshAxis
 from hlat.parallelism.process_group import ProcessGroup
@@ -37,10 +35,9 @@ class MeshProcessGroup(ProcessGroup):
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is set on any rank."""
-        result = torch.tensor([int(flag)])
         for axis in self._axes:
-            axis.all_reduce_max(result)
-        return bool(result)
+            flag = axis.any(flag)
+        return flag
 
 
 def build_world(rank: int, pp: MeshAxis, dp: MeshAxis, tp: MeshAxis) -> World:

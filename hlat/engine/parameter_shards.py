@@ -47,19 +47,11 @@ def compute_shard(
     rank: int,
     consecutive: bool = True,
 ) -> ParameterShard:
-    """Return the shard of a parameter on one tensor-parallel rank.
+    """Return the shard of a parameter of llama.Llama on one tensor-parallel rank.
 
     The vocabulary is split into equal shards without padding; the last may be shorter. With more
-    ranks than key/value heads, heads are replicated.
-
-    Args:
-        model: Model configuration.
-        name: Parameter name of llama.Llama.
-        shape: Global shape.
-        tp: Tensor-parallel degree, validated for the model.
-        rank: Tensor-parallel rank.
-        consecutive: If True, ranks that share a head are consecutive; else their distance is the
-            number of heads.
+    ranks than key/value heads, heads are replicated: the ranks that share a head are consecutive,
+    or else their distance is the number of heads. The degree is validated for the model.
     """
     rows = fused_weights.list_row_ranges(model, name, shape[0])
     columns = (0, shape[1]) if len(shape) == 2 else None

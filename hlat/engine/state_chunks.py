@@ -16,44 +16,42 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def iter_chunks(
-    key: str,
-    tensor: Tensor,
+    state: Mapping[str, Tensor],
     shard: ParameterShard,
     specs: Mapping[str, ParameterSpec],
     is_main_replica: bool,
 ) -> Iterator[TensorChunk]:
-    """Yield the canonical chunks of a weight or a moment.
+    """Yield the canonical chunks of a parameter's weights, moments and number of updates.
 
     Args:
-        key: Kind of the tensor, such as `weights`.
-        tensor: Local tensor.
-        shard: Canonical rows and columns of the tensor.
+        state: Local tensors `weights` and, in training, moments and `step`, a scalar.
+        shard: Canonical rows and columns of the local tensors.
         specs: Parameter specs by canonical name.
         is_main_replica: True if this rank saves the shard's owned rows.
     """
     columns = () if shard.columns is None else (shard.columns,)
-    for rows, view, start in iter_row_views(shard.rows, tensor):
-        offset = (rows.start, *(first for first, _ in columns))
-        size = (rows.num_rows, *(count for _, count in columns))
-        saves = is_main_replica and start < shard.num_owned_rows
-        yield TensorChunk(f"{key}/{rows.name}", specs[rows.name].shape, offset, size, view, saves)
-
-
-def iter_step_chunks(weight_chunks: Iterable[TensorChunk], step: Tensor) -> Iterator[TensorChunk]:
-    """Yield the number of updates, a scalar per canonical parameter of the chunks."""
-    for chunk in weight_chunks:
-        name = "updates/" + chunk.name.partition("/")[2]
-        is_main_replica = chunk.is_main_replica and not any(chunk.offset)
-        yield TensorChunk(name, (), (), (), step, is_main_replica)
+    for key in ("weights", *MOMENTS) if "step" in state else ("weights",):
+        for rows, view, start in iter_row_views(shard.rows, state[key]):
+            offset = (rows.start, *(first for first, _ in columns))
+            size = (rows.num_rows, *(count for _, count in columns))
+            saves = is_main_replica and start < shard.num_owned_rows
+            shape = specs[rows.name].shape
+            yield TensorChunk(f"{key}/{rows.name}", shape, offset, size, view, saves)
+            if "step" in state and key == "weights":
+                saves = saves and not any(offset)
+                yield TensorChunk(f"updates/{rows.name}", (), (), (), state["step"], saves)
 
 
 @torch.no_grad()
 def init_weights(
     chunks: Iterable[TensorChunk], specs: Mapping[str, ParameterSpec], config: Config
 ) -> None:
-    """Fill chunks of weights with their initial values."""
+    """Fill the chunks of weights with their initial values."""
     for chunk in chunks:
-        spec = specs[chunk.name.removeprefix("weights/")]
+        key, _, name = chunk.name.partition("/")
+        if key != "weights":
+            continue
+        spec = specs[name]
         values = compute_initial_values(
             spec, config.model, config.run.seed, chunk.offset, chunk.size
         )

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hlat import launch_environment
 from hlat.config.argument_parser import CommandLineParser, build_list_parser, parse_positive_int
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.engine import launch_environment
 from hlat.evaluate.evaluation_interrupt import interrupt_on_signal
 
 if TYPE_CHECKING:

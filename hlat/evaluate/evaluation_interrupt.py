@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
-from hlat.engine import launch_environment
+from hlat import launch_environment
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hlat import launch_environment
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.config.config_errors import ExitCode
 from hlat.config.run import Config
-from hlat.engine import launch_environment
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate import checkpoint_watcher, evaluation_results, humaneval, model_source
 from hlat.evaluate.eval_request import EvalRequest, load_humaneval_problems

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from hlat import launch_environment
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.engine import launch_environment
 from hlat.jobs import slurm_commands
 from hlat.jobs.evaluation_job import load_all_scores
 from hlat.jobs.submission import Submission, SubmissionDir

@@ -18,11 +18,6 @@ def iter_canonical_views(
 
     The elements of a view in row-major order are those of the canonical tensor:
     `view.reshape(shape)` reads it, `view.copy_(canonical.view(view.shape))` writes it.
-
-    Args:
-        model: Model shape.
-        tensors: Parameters of llama.Llama by name, or tensors with as many rows such as gradients
-            or moments; of all layers or some.
     """
     for name, tensor in tensors.items():
         for row_range, view, _ in iter_row_views(list_row_ranges(model, name, len(tensor)), tensor):
@@ -33,10 +28,6 @@ def iter_row_views(
     row_ranges: Iterable[RowRange], tensor: Tensor
 ) -> Iterator[tuple[RowRange, Tensor, int]]:
     """Yield the fewest possible views of a tensor that consists of canonical rows.
-
-    Args:
-        row_ranges: Canonical rows of the tensor, in order.
-        tensor: Tensor of any strides.
 
     Yields:
         Canonical rows, a view with their elements in row-major order, and the view's first row in

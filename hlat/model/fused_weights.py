@@ -14,13 +14,7 @@ from hlat.config.model import ModelConfig
 
 @dataclass(frozen=True)
 class RowRange:
-    """Consecutive rows of a canonical parameter, or elements of a vector.
-
-    Attributes:
-        name: Canonical name.
-        start: First row.
-        num_rows: Number of rows.
-    """
+    """Consecutive rows of a canonical parameter, or elements of a vector."""
 
     name: str
     start: int
@@ -28,13 +22,7 @@ class RowRange:
 
 
 def list_row_ranges(model: ModelConfig, name: str, num_rows: int) -> tuple[RowRange, ...]:
-    """Return the canonical rows of a parameter of llama.Llama, in order.
-
-    Args:
-        model: Model shape.
-        name: Parameter name in llama.Llama.
-        num_rows: Rows of the unsharded parameter.
-    """
+    """Return the canonical rows of an unsharded parameter of llama.Llama, in order."""
     canonical = name if name.startswith("lm_head.") else f"model.{name}"
     if name.endswith(".self_attn.qkv_proj.weight"):
         groups = range(model.num_key_value_heads)
@@ -54,12 +42,8 @@ def list_qkv_row_ranges(
 ) -> tuple[RowRange, ...]:
     """Return the rows of q/k/v: for each group its query heads, key head and value head.
 
-    Args:
-        model: Model shape.
-        name: Canonical name with the fused projection, `...qkv_proj.weight`.
-        groups: Key/value heads, in order.
-        num_queries: Query heads per key/value head.
-        first_query: First query head, counted within its group.
+    The canonical name is that of the fused projection, `...qkv_proj.weight`. Query heads are
+    counted within their group.
     """
     return tuple(
         RowRange(

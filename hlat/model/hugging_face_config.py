@@ -36,16 +36,10 @@ _HF_DTYPES = {Dtype.fp32: "float32", Dtype.bf16: "bfloat16"}
 def build_hf_config(
     model: ModelConfig, sequence_length: int, eos_token_id: int, dtype: Dtype
 ) -> dict[str, Any]:
-    """Return the config.json of a model.
+    """Return the config.json of a model; its number of positions is the training's.
 
-    The rotary base and the dtype appear twice: as transformers 5 reads them, and as transformers 4
-    and most other programs do. There is no BOS token, since training uses none.
-
-    Args:
-        model: Model shape.
-        sequence_length: Tokens per sequence in training, exported as the number of positions.
-        eos_token_id: Id of the token that ends a document.
-        dtype: Dtype of the exported weights.
+    The rotary base and the dtype of the weights appear twice: as transformers 5 reads them, and as
+    transformers 4 and most other programs do. There is no BOS token, since training uses none.
     """
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -70,12 +64,8 @@ def build_hf_config(
 def parse_hf_config(config: Mapping[str, Any], directory: str) -> tuple[ModelConfig, int, Dtype]:
     """Return the model shape, the number of positions and the weight dtype of a config.json.
 
-    Args:
-        config: Content of config.json.
-        directory: Model directory, for messages.
-
     Raises:
-        ConfigError: If the model is not a supported Llama or a key is missing.
+        ConfigError: The model in the directory is not a supported Llama or a key is missing.
     """
     if problems := _find_unsupported_settings(config):
         raise ConfigError(*(f"{directory}: {problem}" for problem in problems))
@@ -93,13 +83,8 @@ def parse_hf_config(config: Mapping[str, Any], directory: str) -> tuple[ModelCon
 def find_hf_config_mismatches(model: ModelConfig, config: Mapping[str, Any]) -> list[str]:
     """Return every reason why weights with this config.json do not fit the model.
 
-    Args:
-        model: Model shape.
-        config: Content of config.json.
-
-    Returns:
-        Messages with the key, its value and the override to set; if several overrides are needed,
-        a last message lists all of them.
+    A message has the key, its value and the override to set; if several overrides are needed, a
+    last message lists all of them.
     """
     mismatches = _find_unsupported_settings(config)
     if mismatches:

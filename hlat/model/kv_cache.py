@@ -32,11 +32,9 @@ class LayerKVCache:
 
 @dataclass(frozen=True)
 class KVCache:
-    """KV cache of all layers and the positions of the tokens to append.
+    """KV cache of all layers by name and the positions of the tokens to append.
 
     Attributes:
-        layers: Cache of each layer, by name.
-        positions_BS: Positions of the new tokens.
         num_visible_positions: Number of positions that the new tokens attend to; on the host, so
             that reading it needs no device synchronization.
         has_equal_lengths: True if all sequences have the same length.

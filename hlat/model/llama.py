@@ -180,12 +180,7 @@ class Llama(nn.Module):
     """
 
     def __init__(self, config: ModelConfig, fp32_norms: bool = False) -> None:
-        """Build the modules with uninitialized weights.
-
-        Args:
-            config: Model shape.
-            fp32_norms: Compute norms in fp32 if weights have lower precision.
-        """
+        """Build the modules with uninitialized weights; norms in fp32 if weights are narrower."""
         super().__init__()
         self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
         self.embed_tokens: Embedding | None = Embedding(config.vocab_size, config.hidden_size)

@@ -30,18 +30,10 @@ caches: with torch's kernels, and with torch.compile, whose calls cost more."""
 
 
 def build_next_token_targets(tokens_BS: Tensor, document_ids_BS: Tensor | None = None) -> Tensor:
-    """Return the next token of each position.
+    """Return the next token of each position, int64, with IGNORE_INDEX where there is none.
 
     The last position of a row is ignored rather than removed, which avoids a copy of the hidden
-    states of the others.
-
-    Args:
-        tokens_BS: Token ids.
-        document_ids_BS: Document of each token within its row; the first token of a document is
-            then not a target.
-
-    Returns:
-        targets_BS, int64, with IGNORE_INDEX where there is no target.
+    states of the others. Given the document of each token, the first of a document is no target.
     """
     next_BS = tokens_BS[:, 1:].long()
     if document_ids_BS is not None:

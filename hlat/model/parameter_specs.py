@@ -126,12 +126,9 @@ def _list_layer_parameter_specs(model: ModelConfig, layer: int) -> tuple[Paramet
 
 
 def logit_chunk_size(num_tokens: int) -> int:
-    """Return the number of positions whose logits are computed at once.
+    """Return the number of positions whose logits are computed at once for a (local) vocabulary.
 
     From 512 positions on, the GEMM of the head runs at full speed for any vocabulary. A
     tensor-parallel shard of the vocabulary uses more, since each chunk costs collectives.
-
-    Args:
-        num_tokens: Vocabulary entries of the (local) head.
     """
     return max(512, (1 << 21) // num_tokens)

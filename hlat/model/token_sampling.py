@@ -75,22 +75,12 @@ def sample_tokens(
     top_p: float,
     vocab_shard: VocabShard = FULL_VOCAB,
 ) -> Tensor:
-    """Sample a token for each row from softmax(logits / temperature), computed in fp32.
+    """Sample a token id for each row from softmax(logits / temperature), computed in fp32.
 
     Nucleus sampling (Holtzman et al., arXiv 1904.09751, section 3.1) restricts it to the fewest
-    tokens with total probability `top_p`. Probabilities are fixed-point numbers, summed in the
-    order of ids, so samples hardly depend on the last bits of logits.
-
-    Args:
-        x_NH: Output of the decoder.
-        head_VH: Weight of the output head.
-        random_bits_N: Uniform integers in range(RANDOM_RANGE), int64.
-        temperature: Greater than 0.
-        top_p: Greater than 0, at most 1.
-        vocab_shard: Shard of the vocabulary in head_VH.
-
-    Returns:
-        Token ids, int64.
+    tokens with total probability `top_p`, greater than 0. Probabilities are fixed-point numbers,
+    summed in the order of ids, so samples hardly depend on the last bits of logits. The random bits
+    are uniform in range(RANDOM_RANGE), int64.
     """
     samples = []
     chunk_size = logit_chunk_size(len(head_VH))

@@ -26,15 +26,7 @@ def compute_initial_values(
     offset: tuple[int, ...],
     shape: tuple[int, ...],
 ) -> NDArray[np.float32]:
-    """Return the initial values of one slice of a parameter, float32.
-
-    Args:
-        parameter: Parameter to slice.
-        model: Model shape and initialization.
-        seed: Seed of the run.
-        offset: Start of the slice in each dimension.
-        shape: Shape of the slice.
-    """
+    """Return the initial values of the slice of a parameter at an offset, float32."""
     std = compute_init_std(parameter, model)
     if std is None:
         return np.ones(shape, np.float32)

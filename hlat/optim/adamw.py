@@ -1,8 +1,4 @@
-"""AdamW and gradient clipping without host synchronization.
-
-The norm and the clipping coefficient are tensors on the device; the engine reads them when a step
-is logged.
-"""
+"""AdamW and the norm of gradients without host synchronization."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -44,10 +40,6 @@ def build_adamw(optimizer: OptimizerConfig, tensors: Iterable[Tensor]) -> torch.
     """Return AdamW over the weights, or the master weights of a recipe that has them.
 
     Moments have the dtype of the tensors. The engine sets each step's lr in `param_groups`.
-
-    Args:
-        optimizer: Optimizer configuration.
-        tensors: Tensors on one device type.
     """
     groups = build_param_groups(optimizer, tensors)
     try:
@@ -57,14 +49,10 @@ def build_adamw(optimizer: OptimizerConfig, tensors: Iterable[Tensor]) -> torch.
 
 
 def step_optimizer(optimizer: Any, skip: Tensor) -> None:
-    """Step the optimizer, or change nothing if `skip` is true.
+    """Step the optimizer, or change nothing if the bool scalar `skip` on the device is true.
 
     Fused kernels evaluate `skip` on the device through torch's gradient scaler interface; other
     implementations synchronize with the host.
-
-    Args:
-        optimizer: Result of `build_adamw`, or an optimizer with `found_inf`.
-        skip: Bool scalar on the device.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, skip.float()
@@ -74,17 +62,11 @@ def step_optimizer(optimizer: Any, skip: Tensor) -> None:
 
 
 def compute_global_norm(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the l2 norm of all elements of all tensors, accumulated in fp32.
+    """Return the l2 norm of all elements of at least one tensor, an fp32 scalar on their device.
 
     The norm is taken along the last dimension, then over rows, then over tensors: on a CPU,
     PyTorch's norm of tens of millions of elements at once is off by 1e-3 in fp32, which clipping
     would turn into a difference between layouts.
-
-    Args:
-        tensors: At least one tensor, all on one device.
-
-    Returns:
-        An fp32 scalar on that device.
     """
     l2 = torch.linalg.vector_norm
     norm: Tensor = l2(torch.stack([l2(_compute_row_norms(tensor)) for tensor in tensors]))
@@ -102,20 +84,3 @@ def _compute_row_norms(tensor: Tensor) -> Tensor:
         return torch.cat([l2(chunk, dim=-1, dtype=torch.float32) for chunk in chunks])
     norms: Tensor = l2(tensor, dim=-1, dtype=torch.float32)
     return norms
-
-
-@torch.no_grad()
-def clip_grads_with_norm_(gradients: list[Tensor], max_norm: float, total_norm: Tensor) -> None:
-    """Scale gradients in place by min(1, max_norm / (total_norm + 1e-6)).
-
-    The coefficient is that of torch.nn.utils.clip_grad_norm_.
-
-    Args:
-        gradients: Gradients of this rank.
-        max_norm: Largest norm; 0 disables clipping.
-        total_norm: Norm over all ranks of the model, a scalar on the device of the gradients.
-    """
-    if max_norm == 0:
-        return
-    coefficient = torch.clamp(max_norm / (total_norm + 1e-6), max=1.0)
-    torch._foreach_mul_(gradients, coefficient)

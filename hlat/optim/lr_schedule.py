@@ -12,16 +12,12 @@ from hlat.phase_steps import find_stage, find_stage_span
 
 
 def compute_lr(step: int, config: Config) -> float:
-    """Return the learning rate of one optimizer step.
+    """Return the learning rate of one optimizer step, 0-based from the start of the run.
 
     A stage of the phase with an `lr` overrides the schedule: the rate is constant, or linear from
     `lr` to `end_lr`, which the first step after the stage would reach. An open stage ends at
     schedule.total_steps. A stage without `lr` has the schedule's rate of the step, independent of
     the stages before it.
-
-    Args:
-        step: 0-based index of the step, counted from the start of the run.
-        config: Resolved configuration.
     """
     stage = find_stage(step, config.phase, config.batch)
     if stage.lr is None:
@@ -38,11 +34,6 @@ def compute_schedule_lr(step: int, schedule: ScheduleConfig, peak_lr: float) -> 
 
     Warm-up is (step + 1) / warmup_steps, so that no step has rate 0. Shape `hlat` uses
     step / warmup_steps as in the released scheduler.py (awslabs/HLAT): its first step has rate 0.
-
-    Args:
-        step: 0-based index of the step.
-        schedule: Shape, warm-up, horizon and floor.
-        peak_lr: Rate after warm-up.
     """
     if step < schedule.warmup_steps:
         numerator = step if schedule.name is ScheduleShape.hlat else step + 1

@@ -33,12 +33,7 @@ class MeshCoordinates:
 
 
 def compute_parallel_degrees(parallelism: ParallelismConfig, world_size: int) -> ParallelDegrees:
-    """Return the degrees of a run; dp follows from `world_size` where it is null.
-
-    Args:
-        parallelism: Configured degrees, validated against the number of processes.
-        world_size: Number of processes of the run.
-    """
+    """Return the validated degrees of a run; dp follows from `world_size` where it is null."""
     dp, remainder = divmod(world_size, parallelism.tp * parallelism.pp)
     assert remainder == 0
     assert parallelism.dp in (None, dp)

@@ -59,15 +59,8 @@ def compute_local_shape(
 ) -> tuple[int, ...]:
     """Return the shape of one tensor-parallel shard; the largest if shards differ.
 
-    Args:
-        name: Canonical name.
-        shape: Global shape.
-        model: Model configuration.
-        tp: Tensor-parallel degree.
-
-    Returns:
-        The local shape. A shard has at least one key/value head: with fewer heads than ranks, heads
-        are replicated. The vocabulary is padded to a multiple of tp.
+    A shard has at least one key/value head: with fewer heads than ranks, heads are replicated. The
+    vocabulary is padded to a multiple of tp.
     """
     rule = find_sharding_rule(name)
     if rule is ShardingRule.replicated:

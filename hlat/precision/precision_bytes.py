@@ -7,9 +7,6 @@ from dataclasses import dataclass
 
 from hlat.config.precision import Dtype, PrecisionConfig
 
-_STOCHASTIC_ROUNDING_DEVICES = frozenset({"neuron", "xla"})
-"""Torch device types with stochastic rounding in hardware, enabled by
-NEURON_RT_STOCHASTIC_ROUNDING_EN (see hlat.neuron_environment). On other devices it is emulated."""
 _ITEMSIZES = {Dtype.fp32: 4, Dtype.bf16: 2}
 
 
@@ -46,11 +43,6 @@ class BytesPerParameter:
 def get_itemsize(dtype: Dtype) -> int:
     """Return the bytes of one element."""
     return _ITEMSIZES[dtype]
-
-
-def has_hardware_stochastic_rounding(device_type: str) -> bool:
-    """Return True if this torch device type rounds stochastically in hardware."""
-    return device_type in _STOCHASTIC_ROUNDING_DEVICES
 
 
 def compute_bytes_per_parameter(precision: PrecisionConfig) -> BytesPerParameter:

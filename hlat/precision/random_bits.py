@@ -65,11 +65,8 @@ def build_random_bits_generator(
 ) -> RandomBitsGenerator:
     """Return the generator of a tensor composed of parts of canonical parameters.
 
-    Args:
-        row_ranges: Canonical name, first row and number of rows of each part; elements of a vector.
-        columns: First canonical column and number of columns; None for a vector.
-        seed: Seed of the run.
-        device: Device of the keys.
+    A part is a canonical name, first row and number of rows, or elements of a vector. Columns are
+    the first canonical column and the number of columns; None for a vector.
     """
     if columns is None:
         ((name, start, num_elements),) = row_ranges

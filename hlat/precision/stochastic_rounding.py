@@ -23,25 +23,17 @@ _MAX_CHUNK_NUMEL = 1 << 24
 
 @dataclass(frozen=True)
 class ScratchBuffer:
-    """fp32 matrices of one shape in one contiguous buffer.
-
-    Attributes:
-        tensors: The matrices.
-        bits: The same memory as int32 [matrices, rows, width].
-    """
+    """fp32 matrices of one shape in one buffer; `bits` is the memory as int32 [n, rows, width]."""
 
     tensors: list[Tensor]
     bits: Tensor
 
 
 class StochasticRounder:
-    """Stochastic rounding with reusable scratch buffers.
+    """Stochastic rounding with reusable scratch buffers, by eager operators or TorchInductor.
 
     Constants are tensors on the device: torch would wrap a Python number in every operation, at a
     higher cost than the rest of a call.
-
-    Args:
-        compiled: Round with TorchInductor instead of eager operators.
     """
 
     def __init__(self, compiled: bool = False) -> None:
@@ -67,18 +59,13 @@ class StochasticRounder:
             total_rows.copy_(buffer.tensors[0])
 
     def round_(self, buffer: ScratchBuffer, random_bits: RandomBits, rows: slice) -> None:
-        """Round the tensors of a buffer in place to values of bf16.
+        """Round the tensors of a buffer in place to values of bf16, with the bits of some rows.
 
         A value is rounded up or down with a probability proportional to the distance: adding 16
         random bits to the 16 bits that bf16 lacks carries into the next value away from zero, and
         truncation moves towards zero. Values of bf16, zeros and infinities are unchanged; a value
         rounded beyond the largest is infinite. A NaN stays NaN in the first tensor and is
         undefined in the others: a NaN in a moment implies one in its weight, which stays.
-
-        Args:
-            buffer: One tensor for each tensor of `random_bits`.
-            random_bits: Random bits of the whole tensors.
-            rows: Rows of `random_bits` to use.
         """
         row_keys = random_bits.row_keys[:, rows]
         if self._compiled:
@@ -91,18 +78,11 @@ class StochasticRounder:
         buffer.bits.bitwise_and_(self._get_constant(-65536, row_keys))
 
     def expand_random_bits(self, row_keys: Tensor, column_keys: Tensor) -> Tensor:
-        """Return 16 random bits per element, valid until the next call.
+        """Return 16 random bits per element, int32 [n, rows, width], valid until the next call.
 
         They are the upper half of the product of two keys (multiplicative hashing: Dietzfelbinger
-        et al., J. Algorithms 25, 1997). Column keys are odd, so each element has every value for
-        equally many keys of its row.
-
-        Args:
-            row_keys: int32 [tensors, rows, 1].
-            column_keys: int32 [1, width].
-
-        Returns:
-            int32 [tensors, rows, width].
+        et al., J. Algorithms 25, 1997), given as in RandomBits. Column keys are odd, so each
+        element has every value for equally many keys of its row.
         """
         shape = torch.Size((row_keys.shape[1], column_keys.shape[1]))
         bits = self.get_buffer("random_bits", len(row_keys), shape, row_keys.device).bits

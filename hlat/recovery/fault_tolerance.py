@@ -5,10 +5,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from hlat import launch_environment
 from hlat.config.config_errors import ExitCode
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
-from hlat.engine import graph_extraction, launch_environment
+from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.recovery import periodic_checks
 from hlat.recovery.checkpointer import Checkpointer

@@ -13,10 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hlat import launch_environment
 from hlat.checkpoint import checkpoint_directory
 from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
 from hlat.config.run import Config
-from hlat.engine import graph_extraction, launch_environment
+from hlat.engine import graph_extraction
 from hlat.engine.interface import DeviceReport, Engine
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.plan.memory_estimate import compute_checkpoint_bytes

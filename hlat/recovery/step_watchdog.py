@@ -9,8 +9,8 @@ import faulthandler
 import signal
 from pathlib import Path
 
+from hlat import launch_environment
 from hlat.config.recovery import RecoveryConfig
-from hlat.engine import launch_environment
 
 DUMP_SIGNAL = signal.SIGUSR1
 """Signal on which a process writes its stacks."""

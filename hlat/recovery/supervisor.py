@@ -34,7 +34,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.run import Config
-from hlat.engine.launch_environment import (
+from hlat.launch_environment import (
     PARENT_PID_ENV,
     RECORDS_DIR_ENV,
     STOP_FILE_ENV,

@@ -14,11 +14,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from hlat import neuron_compile_cache
+from hlat import launch_environment, neuron_compile_cache
 from hlat.config import frozen_config
 from hlat.config.bounds import bounded, find_bounds_violations
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.engine import launch_environment
 
 from .._job_spec import Accelerator, JobSpec
 from .._sweep_points import PruningConfig

@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LAYERS = {
     "config": 0,
     **dict.fromkeys(("storage", "parallelism", "phase_steps", "mfu", "training_state"), 1),
-    **dict.fromkeys(("neuron_environment", "neuron_compile_cache"), 1),
+    **dict.fromkeys(("launch_environment", "neuron_environment", "neuron_compile_cache"), 1),
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking", "plan"), 2),
     "engine": 3,
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor"), 4),

@@ -200,6 +200,20 @@ def test_step_equals_plain_pytorch(build, tokens, config, decay_norms):
         torch.testing.assert_close(copy, original, rtol=1e-6, atol=RATE * 2e-2)
 
 
+@pytest.mark.parametrize("grad_clip", [0.0, 1e-3])
+def test_gradients_are_clipped_to_grad_clip(build, tokens, grad_clip):
+    """Compare with the first moment, a tenth of the clipped gradient; 0 clips nothing."""
+    engine = build(optimizer={"grad_clip": grad_clip})
+    norm = engine.read(engine.train_step(tokens[0], RATE)).grad_norm
+    moments = [
+        chunk.tensor.double().flatten()
+        for chunk in engine.chunks()
+        if chunk.name.startswith("exp_avg/")
+    ]
+    assert norm > 1e-3
+    assert torch.cat(moments).norm().item() == pytest.approx(0.1 * (grad_clip or norm), rel=1e-4)
+
+
 @pytest.mark.parametrize(("document_mask", "loss_mask"), [(False, False), *MASKS])
 def test_document_and_loss_mask_are_independent(build, packed, document_mask, loss_mask):
     """Compare with torch's mean over labels."""

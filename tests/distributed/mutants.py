@@ -22,7 +22,6 @@ from hlat.doctor.engine_harness import EngineHarness
 from hlat.engine import device_checks, parameter_shards, state_chunks
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import World
-from hlat.engine.launch_environment import read_rank_info
 from hlat.engine.native import (
     data_parallel,
     gradient_accumulation,
@@ -33,6 +32,7 @@ from hlat.engine.native import tensor_parallel as regions
 from hlat.engine.native.gradient_reduction import GradientReducer
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.trainable_parameters import TrainableParameters
+from hlat.launch_environment import read_rank_info
 from hlat.model import autograd_functions, llama, parameter_specs, weight_initialization
 from hlat.model.loss import IGNORE_INDEX
 from hlat.optim import adamw, lr_schedule
@@ -275,7 +275,7 @@ def _one_is_not_reduced(parameter: str = "layers.1.mlp.down_proj.weight") -> Ite
             start(self, name)
             return
         gradient = self._finalize_gradient(name)
-        self._pending[name] = data_parallel.PendingReduction(gradient, None)
+        self._pending[name] = lambda: gradient
 
     with mock.patch.object(GradientReducer, "_start_reduction", skipped):
         yield
@@ -486,8 +486,8 @@ MUTANTS: dict[str, Plant] = {
         regions.TensorParallelRegions, reduce_from_tensor_parallel_region=lambda self, y: y
     ),
     "input gradients not summed": _patched(
-        regions._CopyToTensorParallelRegion,
-        backward=staticmethod(lambda ctx, gradient: (gradient, None)),
+        regions._RegionBoundary,
+        backward=staticmethod(lambda ctx, gradient: (gradient, None, None, None)),
     ),
     "key/value copies not summed": lambda: _kv(0),
     "key/value copies summed twice": lambda: _kv(2),

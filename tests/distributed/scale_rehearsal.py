@@ -103,7 +103,7 @@ def _pretending(config: Config, rank: int) -> Iterator[None]:
     try:
         with (
             mock.patch.dict(os.environ, place),
-            mock.patch.object(NativeEngine, "_init_weights"),
+            mock.patch("hlat.engine.native.native_engine.init_weights"),
             mock.patch("hlat.engine.native.native_engine.PipelinedStages", OneStage),
             FakeTensorMode(),
         ):

@@ -341,7 +341,7 @@ def test_tasks_that_have_scores_are_left_out_where_it_may_be_started_again(
     run = ("runs/whole", f"data={data}")
     assert call(evaluate, trained, *run, "tasks=hlat_csp_en", "limit=2").code == 0
     monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "127.0.0.1:1")  # as in a job that a launcher has sent
-    monkeypatch.setattr("hlat.engine.launch_environment.must_launch_workers", lambda config: False)
+    monkeypatch.setattr("hlat.launch_environment.must_launch_workers", lambda config: False)
     asked = ("tasks=hlat_csp_en,hlat_csp_fr", "limit=2")
     assert call(evaluate, trained, *run, *asked).out.count("crows_pairs_french") == 2
     again = call(evaluate, trained, *run, *asked)

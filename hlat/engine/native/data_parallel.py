@@ -5,6 +5,8 @@ matrices, updates this rank's rows and all-gathers the parameters (Rajbhandari e
 1910.02054, stage 1); vectors are too small to shard. Stages 2 and 3 are in fsdp.py.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,12 +55,16 @@ class DataParallelSharding:
             shards = torch.unflatten(padded_data, 0, (self.axis.size, -1))
             self.axis.all_gather_into_tensor(padded_data, shards[self.axis.rank])
 
-    def start_reduction(self, gradient: Tensor) -> "PendingReduction":
-        """Start the sum of a gradient over ranks; the result has the rows of this rank's update."""
+    def start_reduction(self, gradient: Tensor) -> Callable[[], Tensor]:
+        """Start the sum of a gradient over ranks.
+
+        Returns:
+            A function that waits for the sum and returns the rows that this rank updates.
+        """
         if self.is_fsdp:
-            return PendingReduction(gradient, None)
+            return partial(_wait, None, gradient)
         if not self.is_zero1 or gradient.dim() == 1:
-            return PendingReduction(gradient, self.axis.all_reduce(gradient, wait=False))
+            return partial(_wait, self.axis.all_reduce(gradient, wait=False), gradient)
         num_rows = len(gradient)
         padding = self.compute_padded_rows(num_rows) - num_rows
         if padding:
@@ -66,20 +72,14 @@ class DataParallelSharding:
         shards = torch.unflatten(gradient, 0, (self.axis.size, -1))
         shard, work = self.axis.reduce_scatter_async(shards)
         rows = self.get_shard_rows(num_rows)
-        return PendingReduction(shard[: rows.stop - rows.start], work)
+        return partial(_wait, work, shard[: rows.stop - rows.start])
 
     def _get_rows_per_rank(self, num_rows: int) -> int:
         return -(-num_rows // self.axis.size)
 
 
-class PendingReduction:
-    """Result of a collective that may still run."""
-
-    def __init__(self, tensor: Tensor, work: Any) -> None:
-        self._tensor, self._work = tensor, work
-
-    def wait(self) -> Tensor:
-        """Wait for the collective and return its result."""
-        if self._work is not None:
-            self._work.wait()
-        return self._tensor
+def _wait(work: Any, tensor: Tensor) -> Tensor:
+    """Wait for a collective that may still run and return its result."""
+    if work is not None:
+        work.wait()
+    return tensor

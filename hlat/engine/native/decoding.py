@@ -72,11 +72,7 @@ def build_empty_decode_state(context: DecodeContext) -> "NativeDecodeState":
 class NativeDecodeState:
     """Implementation of hlat.engine.interface.DecodeState.
 
-    Args:
-        context: Model parts of this rank.
-        kv_caches: Keys and values of the sequences.
-        lengths: Number of cached tokens of each sequence.
-        capacity: Number of positions of the caches.
+    `lengths` counts the cached tokens of each sequence, `capacity` the positions of the caches.
     """
 
     def __init__(

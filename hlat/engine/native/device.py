@@ -8,9 +8,8 @@ import torch
 
 from hlat import neuron_environment
 from hlat.config.config_errors import ConfigError, MissingDeviceError
-from hlat.config.precision import RoundingMode
+from hlat.config.engine_capabilities import validate_device
 from hlat.config.run import Config
-from hlat.precision.precision_bytes import has_hardware_stochastic_rounding
 
 
 def find_device(config: Config, local_rank: int) -> torch.device:
@@ -47,9 +46,12 @@ def prepare_device(config: Config, device: torch.device) -> None:
     """Set the variables and modes of compiler, recipe and determinism before the first operation.
 
     Raises:
-        ConfigError: Hardware stochastic rounding is configured without a pinned SDK.
+        ConfigError: The device does not support the recipe.
     """
-    os.environ.update(build_environment(config, device.type))
+    validate_device(config, device.type)
+    os.environ.update(
+        neuron_environment.build_neuron_environment(config.compiler, config.precision)
+    )
     if config.engine.deterministic:
         # Required by torch's notes on reproducibility
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -71,22 +73,6 @@ def read_peak_memory(device: torch.device) -> int | None:
         return int(torch.accelerator.max_memory_allocated(device))
     except (AttributeError, RuntimeError):  # XLA devices have no allocator of torch's
         return None
-
-
-def build_environment(config: Config, device_type: str) -> dict[str, str]:
-    """Return the environment variables of compiler and recipe.
-
-    Raises:
-        ConfigError: Hardware stochastic rounding is configured without a pinned SDK.
-    """
-    variables = neuron_environment.build_neuron_environment(config.compiler, config.precision)
-    stochastic = config.precision.rounding is RoundingMode.stochastic
-    if stochastic and has_hardware_stochastic_rounding(device_type) and not variables:
-        raise ConfigError(
-            f"precision.rounding=stochastic is the hardware's on engine.device={device_type}, and "
-            "compiler.neuron_sdk=null sets no mode; use compiler=neuron_2_33 or another pin"
-        )
-    return variables
 
 
 def _find_accelerator() -> torch.device | None:

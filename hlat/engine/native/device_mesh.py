@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from hlat.config.run import Config
-from hlat.engine.launch_environment import build_rendezvous_environment
 from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.mesh_process_group import build_world
 from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.launch_environment import build_rendezvous_environment
 from hlat.parallelism.mesh_coordinates import (
     compute_global_rank,
     compute_mesh_coordinates,
@@ -30,8 +30,6 @@ class ParallelMesh:
         tp: Ranks with the same layers and sequences and other rows or columns.
         pp: Ranks with other layers.
         kv: Tensor-parallel ranks with the same key/value head.
-        sequence_parallel: True if activations between tensor-parallel regions are sharded over
-            tokens.
     """
 
     def __init__(self, config: Config, rank: int = 0) -> None:
@@ -62,10 +60,8 @@ class ParallelMesh:
 def init_distributed(rank: int, world_size: int, device: torch.device) -> bool:
     """Initialize torch.distributed with the backend of the device and gloo for the host.
 
-    The rendezvous uses MASTER_ADDR and MASTER_PORT, or Slurm's variables.
-
-    Returns:
-        False for a single process, or if torch.distributed is initialized already.
+    The rendezvous uses MASTER_ADDR and MASTER_PORT, or Slurm's variables. Return False for a single
+    process, or if torch.distributed is initialized already.
     """
     if world_size == 1 or dist.is_initialized():
         return False
@@ -79,9 +75,3 @@ def init_distributed(rank: int, world_size: int, device: torch.device) -> bool:
     store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     return True
-
-
-def destroy_distributed() -> None:
-    """Wait for all ranks, then destroy the process groups."""
-    dist.barrier()
-    dist.destroy_process_group()

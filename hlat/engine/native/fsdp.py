@@ -20,13 +20,9 @@ from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
 def apply_fsdp(part: Llama, config: Config, axis: MeshAxis, device: torch.device) -> None:
-    """Shard the parameters of a model part over data-parallel ranks.
+    """Shard the parameters of a model part on the meta device over data-parallel ranks.
 
-    Args:
-        part: Model part on the meta device; its parameters are replaced by uninitialized rows.
-        config: Validated recipe and layout.
-        axis: Data-parallel axis of at least two ranks.
-        device: Device of the rows.
+    This replaces the parameters by uninitialized rows on the device.
     """
     assert axis.group is not None
     precision = config.precision

@@ -7,47 +7,27 @@ time exists besides the sums.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hlat.engine.native.fsdp import to_local
-from hlat.precision.random_bits import RandomBits
-from hlat.precision.stochastic_rounding import StochasticRounder
-
-RandomBitsFn = Callable[[str, int], RandomBits]
-"""Returns the bits that round a sum, given parameter name and 1-based index of the micro batch."""
+from hlat.engine.native.step_rounding import NearestRounding
 
 
 def register_grad_hooks(
     params: Mapping[str, nn.Parameter], hook: Callable[[str, Tensor], None]
-) -> Callable[[], None]:
-    """Call `hook` with name and parameter after each accumulation; return a function to remove it.
+) -> list[RemovableHandle]:
+    """Call `hook` with name and parameter after each accumulation; return the handles.
 
     Hooks must be removed: parameter and hook form a reference cycle that the garbage collector does
     not see.
     """
-    handles = [
+    return [
         param.register_post_accumulate_grad_hook(partial(hook, name))  # type: ignore[no-untyped-call]
         for name, param in params.items()
     ]
-
-    def remove() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return remove
-
-
-class GradientSource(Protocol):
-    """Gradients of one step by parameter name."""
-
-    def pop_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of the step and start the next one."""
-
-    def close(self) -> None:
-        """Remove the hooks from the parameters."""
 
 
 class AutogradAccumulator:
@@ -55,6 +35,7 @@ class AutogradAccumulator:
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:
         self._params = params
+        self._handles: list[RemovableHandle] = []
 
     def get_gradient(self, name: str) -> Tensor:
         """Return the current sum of a parameter."""
@@ -63,43 +44,29 @@ class AutogradAccumulator:
         return gradient
 
     def pop_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of the step and clear them in the parameters."""
+        """Return the gradients of the step and start the next one."""
         gradients = {name: self.get_gradient(name) for name in self._params}
         for param in self._params.values():
             param.grad = None
         return gradients
 
     def close(self) -> None:
-        """Do nothing: autograd needs no hooks."""
+        """Remove the hooks from the parameters."""
+        for handle in self._handles:
+            handle.remove()
 
 
 class GradientAccumulator(AutogradAccumulator):
-    """Gradients accumulated by hooks, in another dtype or with stochastic rounding.
-
-    Args:
-        params: Parameters by name.
-        dtype: Dtype of the sums.
-        get_random_bits: Random bits of sums that are rounded stochastically to bf16, or None.
-        compiled: Round with TorchInductor.
-    """
+    """Gradients accumulated by hooks, in another dtype or with another rounding."""
 
     def __init__(
-        self,
-        params: Mapping[str, nn.Parameter],
-        dtype: torch.dtype,
-        get_random_bits: RandomBitsFn | None,
-        compiled: bool = False,
+        self, params: Mapping[str, nn.Parameter], dtype: torch.dtype, rounding: NearestRounding
     ) -> None:
         super().__init__(params)
-        self._dtype, self._get_random_bits = dtype, get_random_bits
-        self._rounder = StochasticRounder(compiled)
+        self._dtype, self._rounding = dtype, rounding
         self._gradients: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
-        self._remove_hooks = register_grad_hooks(params, self._accumulate)
-
-    def close(self) -> None:
-        """Remove the hooks from the parameters."""
-        self._remove_hooks()
+        self._handles = register_grad_hooks(params, self._accumulate)
 
     def get_gradient(self, name: str) -> Tensor:
         """Return the current sum of a parameter."""
@@ -116,10 +83,5 @@ class GradientAccumulator(AutogradAccumulator):
         count = self._counts[name] = self._counts.get(name, 0) + 1
         if count == 1:
             self._gradients[name] = gradient.to(self._dtype)
-        elif self._get_random_bits is None:
-            # A CPU casts a copy to fp32, so chunks bound its memory
-            for _, (total, part) in self._rounder.iter_chunks(self._gradients[name], gradient):
-                total += part
         else:
-            bits = self._get_random_bits(name, count)
-            self._rounder.add_rounded_(self._gradients[name], gradient, bits)
+            self._rounding.add_(name, count, self._gradients[name], gradient)

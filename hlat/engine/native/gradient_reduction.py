@@ -1,11 +1,10 @@
 """Reduction of accumulated gradients over ranks, overlapped with the backward pass."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-from hlat.engine.native.data_parallel import PendingReduction
 from hlat.engine.native.device_mesh import ParallelMesh
 from hlat.engine.native.gradient_accumulation import AutogradAccumulator, register_grad_hooks
 from hlat.engine.native.sharded_parameters import ShardedParameters
@@ -14,12 +13,7 @@ from hlat.engine.native.sharded_parameters import ShardedParameters
 class GradientReducer:
     """Gradients summed over ranks; a reduction starts after the last micro batch of a parameter.
 
-    Args:
-        accumulator: Sums of this rank's micro batches. Its hooks run before the reducer's.
-        params: Parameters of this rank.
-        mesh: Mesh axes of this rank.
-        dtype: Dtype of the reduction.
-        num_micro_batches: Backward passes per step.
+    The hooks of the accumulator, which sums this rank's micro batches, run before the reducer's.
     """
 
     def __init__(
@@ -33,15 +27,15 @@ class GradientReducer:
         self._accumulator, self._params, self._mesh = accumulator, params, mesh
         self._dtype, self._num_micro_batches = dtype, num_micro_batches
         self._counts: dict[str, int] = {}
-        self._pending: dict[str, PendingReduction] = {}
-        self._remove_hooks = register_grad_hooks(params.model_params, self._count_micro_batch)
+        self._pending: dict[str, Callable[[], Tensor]] = {}
+        self._handles = register_grad_hooks(params.model_params, self._count_micro_batch)
 
     def pop_gradients(self) -> dict[str, Tensor]:
         """Wait for all reductions, and return the rows of each gradient that this rank updates."""
         for name in self._params.model_params:
             if name not in self._pending:  # zero-bubble schedules bypass the hooks
                 self._start_reduction(name)
-        gradients = {name: self._pending[name].wait() for name in self._params.model_params}
+        gradients = {name: self._pending[name]() for name in self._params.model_params}
         self._pending, self._counts = {}, {}
         self._accumulator.pop_gradients()
         if self._mesh.sequence_parallel:
@@ -50,7 +44,8 @@ class GradientReducer:
 
     def close(self) -> None:
         """Remove all hooks from the parameters."""
-        self._remove_hooks()
+        for handle in self._handles:
+            handle.remove()
         self._accumulator.close()
 
     def _count_micro_batch(self, name: str, param: Tensor) -> None:

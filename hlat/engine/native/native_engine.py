@@ -4,21 +4,23 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hlat import launch_environment
 from hlat.checkpoint.tensor_chunk import TensorChunk
-from hlat.config.config_errors import ConfigError
+from hlat.config.engine_capabilities import validate_decoding
 from hlat.config.precision import Fp32Operator
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_loss_mask
-from hlat.engine import launch_environment, replica_comparison
+from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
 from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, World
 from hlat.engine.native import fsdp
 from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
 from hlat.engine.native.device import find_device, prepare_device, read_peak_memory
-from hlat.engine.native.device_mesh import ParallelMesh, destroy_distributed, init_distributed
+from hlat.engine.native.device_mesh import ParallelMesh, init_distributed
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
 from hlat.engine.native.model_parts import build_model_parts
 from hlat.engine.native.pipeline_parallel import (
@@ -30,7 +32,7 @@ from hlat.engine.native.pipeline_parallel import (
 from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.engine.native.trainable_parameters import TrainableParameters
-from hlat.engine.state_chunks import MOMENTS, init_weights, iter_chunks, iter_step_chunks
+from hlat.engine.state_chunks import init_weights, iter_chunks
 from hlat.model.llama import Llama
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
 from hlat.model.parameter_specs import list_parameter_specs
@@ -68,9 +70,16 @@ class NativeEngine:
             if training
             else ShardedParameters(local_params, config, self._mesh.dp)
         )
-        self._forward_backward = self._build_forward_backward()
+        if self._mesh.pp.size > 1:
+            self._forward_backward: ForwardBackward = PipelinedStages(
+                self.model_parts, config, self._mesh.pp, self._compute_loss
+            )
+        else:
+            self._forward_backward = SingleStage(
+                self.model_parts[0], config.micro_batch_size, self._compute_loss
+            )
         self._num_skipped = torch.zeros((), device=self._device)
-        self._init_weights()
+        init_weights(self.chunks(), self._specs, config)
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
@@ -82,7 +91,9 @@ class NativeEngine:
         gradients = params.collect_gradients()
         loss, grad_norm = self._all_reduce_metrics(loss, params.select_owned_rows(gradients))
         max_norm = self.config.optimizer.grad_clip
-        adamw.clip_grads_with_norm_([*gradients.values()], max_norm, grad_norm)
+        if max_norm:
+            optimizer_params = params.optimizer_params.values()
+            torch.nn.utils.clip_grads_with_norm_(optimizer_params, max_norm, grad_norm)
         skip = ~torch.isfinite(grad_norm)
         params.step(learning_rate, skip)
         self._num_skipped += skip
@@ -106,14 +117,9 @@ class NativeEngine:
         """Return a state of one empty sequence.
 
         Raises:
-            ConfigError: FSDP2 shards the layers.
+            ConfigError: The engine cannot decode with this layout.
         """
-        if self.params.sharding.is_fsdp:
-            raise ConfigError(
-                f"parallelism.zero={self.config.parallelism.zero} shards every layer over "
-                "data-parallel ranks, and decoding needs full layers; set parallelism.zero=1 or 0, "
-                "any checkpoint fits"
-            )
+        validate_decoding(self.config)
         self._sync_stale_params()
         context = DecodeContext(
             self.model_parts, self._forward_backward, self._regions, self._mesh.pp, self._device
@@ -144,13 +150,7 @@ class NativeEngine:
         self._params_stale = True
         params = self.params
         for name, shard in params.shards.items():
-            state, is_main = params.get_state(name), params.owns(name)
-            weights = [*iter_chunks("weights", state["weights"], shard, self._specs, is_main)]
-            yield from weights
-            if "step" in state:
-                for key in MOMENTS:
-                    yield from iter_chunks(key, state[key], shard, self._specs, is_main)
-                yield from iter_step_chunks(weights, state["step"])
+            yield from iter_chunks(params.get_state(name), shard, self._specs, params.owns(name))
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between data-parallel or tensor-parallel ranks."""
@@ -165,7 +165,8 @@ class NativeEngine:
         for name in ("model_parts", "params", "_forward_backward"):
             vars(self).pop(name, None)
         if self._owns_process_group:
-            destroy_distributed()
+            dist.barrier()
+            dist.destroy_process_group()
 
     def _init_distributed(self, config: Config) -> None:
         """Select the device and initialize torch.distributed on the first call."""
@@ -179,15 +180,6 @@ class NativeEngine:
         self._owns_process_group = init_distributed(rank, config.num_processes, self._device)
         self._mesh = ParallelMesh(config, rank)
         self.world, self.device = self._mesh.world, str(self._device)
-
-    def _build_forward_backward(self) -> ForwardBackward:
-        if self._mesh.pp.size > 1:
-            return PipelinedStages(self.model_parts, self.config, self._mesh.pp, self._compute_loss)
-        return SingleStage(self.model_parts[0], self.config.micro_batch_size, self._compute_loss)
-
-    def _init_weights(self) -> None:
-        weights = (chunk for chunk in self.chunks() if chunk.name.startswith("weights/"))
-        init_weights(weights, self._specs, self.config)
 
     def _sync_stale_params(self) -> None:
         """Update the model after `chunks` may have been filled."""

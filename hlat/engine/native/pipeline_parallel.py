@@ -7,7 +7,7 @@ torch.distributed.pipelining implements the schedules and the communication.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,13 +28,7 @@ LossFn = Callable[[Llama, Tensor, Tensor, float], Tensor]
 
 @dataclass(frozen=True)
 class DeviceBatch:
-    """Sequences on the device.
-
-    Attributes:
-        tokens: [n, S].
-        documents: Document ids for the attention mask, [n, S]; None: no document mask.
-        targets: [n, S].
-    """
+    """Sequences on the device, all [n, S]; without document ids attention has no document mask."""
 
     tokens: Tensor
     documents: Tensor | None
@@ -63,8 +57,11 @@ class DeviceBatch:
         return [DeviceBatch(*each) for each in zip(tokens, documents, targets, strict=True)]
 
 
-class ForwardBackward(Protocol):
-    """Passes of micro batches through all layers."""
+class SingleStage:
+    """Passes of micro batches through a model with all layers on this rank."""
+
+    def __init__(self, model: Llama, micro_batch_size: int, loss_fn: LossFn) -> None:
+        self._model, self._micro_batch_size, self._loss_fn = model, micro_batch_size, loss_fn
 
     def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
         """Accumulate gradients over all micro batches of a step.
@@ -72,30 +69,6 @@ class ForwardBackward(Protocol):
         Returns:
             The scaled sum of their loss on the ranks with the head, 0 on the others.
         """
-
-    def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
-        """Return the same loss of one micro batch of any size, without gradients."""
-
-    def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor | None:
-        """Run the model on the next tokens of each sequence, without gradients.
-
-        Args:
-            tokens: [n, s].
-            kv_caches: KV cache of each stage of this rank.
-
-        Returns:
-            The input of the output head, [n, s, H]; None on ranks without the head.
-        """
-
-
-class SingleStage:
-    """Passes through a model with all layers on this rank."""
-
-    def __init__(self, model: Llama, micro_batch_size: int, loss_fn: LossFn) -> None:
-        self._model, self._micro_batch_size, self._loss_fn = model, micro_batch_size, loss_fn
-
-    def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
-        """Accumulate gradients over all micro batches of a step."""
         total = torch.zeros((), device=batch.tokens.device)
         for micro_batch in batch.split(self._micro_batch_size):
             loss = self.forward(micro_batch, scale)
@@ -104,25 +77,22 @@ class SingleStage:
         return total
 
     def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
-        """Return the loss of one micro batch."""
+        """Return the same loss of one micro batch of any size."""
         outputs = self._model(micro_batch.tokens, micro_batch.documents)
         return self._loss_fn(self._model, outputs, micro_batch.targets, scale)
 
     def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor:
-        """Run the model on the next tokens of each sequence."""
+        """Run the model on the next tokens of each sequence, given the KV cache of each stage.
+
+        Returns:
+            The input of the output head, [n, s, H]; None on ranks without the head.
+        """
         outputs: Tensor = self._model(tokens, None, None, kv_caches[0])
         return outputs
 
 
 class PipelinedStages:
-    """Passes through the stages of all pipeline ranks.
-
-    Args:
-        model_parts: Model parts of this rank by stage.
-        config: Layout, batch and recipe.
-        axis: Pipeline axis.
-        loss_fn: Loss of the last stage.
-    """
+    """Passes through the stages of all pipeline ranks, given this rank's model parts by stage."""
 
     def __init__(
         self, model_parts: Mapping[int, Llama], config: Config, axis: MeshAxis, loss_fn: LossFn
@@ -169,36 +139,46 @@ class PipelinedStages:
 
     def forward(self, micro_batch: DeviceBatch, scale: float) -> Tensor:
         """Return the loss of one micro batch; ranks do not wait for later stages."""
-        shape = (len(micro_batch.tokens), *self._boundary_activation.shape[1:])
-        for stage, part in self._model_parts.items():
-            x = self._recv(stage, shape, micro_batch.tokens.device) if stage > 0 else None
-            y = part(micro_batch.tokens, micro_batch.documents, x)
-            if stage == self._last_stage:
-                return self._loss_fn(part, y, micro_batch.targets, scale)
-            dist.send(y.contiguous(), self._get_stage_rank(stage + 1), group=self._axis.group)
-        return torch.zeros((), device=micro_batch.tokens.device)
+        tokens, targets = micro_batch.tokens, micro_batch.targets
+        shape = (len(tokens), *self._boundary_activation.shape[1:])
+        y = self._run_stages(shape, tokens, micro_batch.documents, {})
+        if y is None:
+            return torch.zeros((), device=tokens.device)
+        return self._loss_fn(self._model_parts[self._last_stage], y, targets, scale)
 
     def forward_with_cache(self, tokens: Tensor, kv_caches: Mapping[int, KVCache]) -> Tensor | None:
         """Run the stages on the next tokens; activations are not sharded over tokens."""
         shape = (*tokens.shape, self._boundary_activation.shape[-1])
+        return self._run_stages(shape, tokens, None, kv_caches)
+
+    def _run_stages(
+        self,
+        shape: tuple[int, ...],
+        tokens: Tensor,
+        documents: Tensor | None,
+        kv_caches: Mapping[int, KVCache],
+    ) -> Tensor | None:
+        """Exchange activations of a shape; return the output of the last stage on its rank."""
         for stage, part in self._model_parts.items():
-            x = self._recv(stage, shape, tokens.device) if stage > 0 else None
-            y: Tensor = part(tokens, None, x, kv_caches[stage])
+            x = None
+            if stage > 0:
+                dtype = self._boundary_activation.dtype
+                x = torch.empty(shape, dtype=dtype, device=tokens.device)
+                dist.recv(x, self._get_stage_rank(stage - 1), group=self._axis.group)
+            y: Tensor = part(tokens, documents, x, kv_caches.get(stage))
             if stage == self._last_stage:
                 return y
             dist.send(y.contiguous(), self._get_stage_rank(stage + 1), group=self._axis.group)
         return None
-
-    def _recv(self, stage: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        x = torch.empty(shape, dtype=self._boundary_activation.dtype, device=device)
-        dist.recv(x, self._get_stage_rank(stage - 1), group=self._axis.group)
-        return x
 
     def _get_stage_rank(self, stage: int) -> int:
         return self._axis.ranks[stage % self._axis.size]
 
     def _compute_loss(self, output: Tensor, targets: Tensor) -> Tensor:
         return self._loss_fn(self._model_parts[self._last_stage], output, targets, self._scale)
+
+
+ForwardBackward = SingleStage | PipelinedStages
 
 
 class _StageModule(nn.Module):

@@ -14,12 +14,9 @@ from hlat.engine.parameter_shards import ParameterShard
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """One parameter of this rank.
+    """One parameter of this rank and its canonical rows and columns.
 
-    Attributes:
-        param: Parameter of the model.
-        padded_data: The same memory with the padding rows of ZeRO-1.
-        shard: Canonical rows and columns of the parameter.
+    `padded_data` is the memory of the parameter with the padding rows of ZeRO-1.
     """
 
     param: nn.Parameter
@@ -31,11 +28,7 @@ class ShardedParameters:
     """Parameters of this rank by name, and the rows of each that this rank updates.
 
     Attributes:
-        local_params: Parameters of this rank.
-        model_params: Parameters of the model.
-        sharding: Sharding over data-parallel ranks.
-        updated_rows: Rows of each parameter that this rank updates.
-        updated_params: Views of these rows, without parameters that have no such rows.
+        updated_params: Views of the updated rows, without parameters that have no such rows.
         shards: Canonical rows and columns of each of `updated_params`.
     """
 

@@ -24,14 +24,11 @@ from hlat.engine.parameter_shards import count_kv_replicas
 from hlat.model.llama import DecoderLayer, Embedding, Llama
 from hlat.model.loss import FULL_VOCAB, VocabShard
 
+_Collective = Callable[[Tensor, MeshAxis], Tensor]
+
 
 class TensorParallelRegions:
-    """Collectives at the boundaries of tensor-parallel regions.
-
-    Attributes:
-        axis: Tensor-parallel axis.
-        vocab_shard: This rank's shard of the vocabulary.
-    """
+    """Collectives at the boundaries of tensor-parallel regions, and the shard of the vocabulary."""
 
     def __init__(self, mesh: ParallelMesh, vocab_size: int) -> None:
         self.axis, self._sequence_parallel = mesh.tp, mesh.sequence_parallel
@@ -55,16 +52,22 @@ class TensorParallelRegions:
         if self.axis.size == 1:
             return x_BSH
         if self._sequence_parallel:
-            return _apply_function(_GatherFromSequenceParallelRegion, x_BSH, self.axis)
-        return _apply_function(_CopyToTensorParallelRegion, x_BSH, self.axis)
+            return self._apply(x_BSH, _all_gather_sequence, _reduce_scatter_sequence)
+        return self._apply(x_BSH, _identity, _all_reduce)
 
     def reduce_from_tensor_parallel_region(self, y_BSH: Tensor) -> Tensor:
         """Sum partial outputs over ranks; under sequence parallelism return this rank's tokens."""
         if self.axis.size == 1:
             return y_BSH
         if self._sequence_parallel:
-            return _apply_function(_ReduceScatterToSequenceParallelRegion, y_BSH, self.axis)
-        return _apply_function(_ReduceFromTensorParallelRegion, y_BSH, self.axis)
+            return self._apply(y_BSH, _reduce_scatter_sequence, _all_gather_sequence)
+        return self._apply(y_BSH, _all_reduce, _identity)
+
+    def _apply(self, tensor: Tensor, forward: _Collective, backward: _Collective) -> Tensor:
+        result: Tensor = _RegionBoundary.apply(  # type: ignore[no-untyped-call]
+            tensor, self.axis, forward, backward
+        )
+        return result
 
 
 def apply_tensor_parallel(
@@ -120,11 +123,8 @@ def _embed_vocabulary_shard(
     return reduce_from_region(x_BSH * is_local_BS.unsqueeze(-1))
 
 
-def _apply_function(
-    function: type[torch.autograd.Function], tensor: Tensor, axis: MeshAxis
-) -> Tensor:
-    result: Tensor = function.apply(tensor, axis)  # type: ignore[no-untyped-call]
-    return result
+def _identity(tensor: Tensor, axis: MeshAxis) -> Tensor:
+    return tensor.view_as(tensor)
 
 
 def _all_reduce(tensor: Tensor, axis: MeshAxis) -> Tensor:
@@ -143,44 +143,16 @@ def _reduce_scatter_sequence(x_BSH: Tensor, axis: MeshAxis) -> Tensor:
     return axis.reduce_scatter(torch.unflatten(x_BSH, 1, (axis.size, -1)).movedim(1, 0))
 
 
-class _CopyToTensorParallelRegion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
-        ctx.axis = axis
-        return tensor.view_as(tensor)
+class _RegionBoundary(torch.autograd.Function):
+    """One collective in the forward pass and its conjugate in the backward pass."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _all_reduce(gradient, ctx.axis), None
-
-
-class _ReduceFromTensorParallelRegion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
-        return _all_reduce(tensor, axis)
+    def forward(
+        ctx: Any, tensor: Tensor, axis: MeshAxis, forward: _Collective, backward: _Collective
+    ) -> Tensor:
+        ctx.axis, ctx.collective = axis, backward
+        return forward(tensor, axis)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
-
-
-class _GatherFromSequenceParallelRegion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
-        ctx.axis = axis
-        return _all_gather_sequence(tensor, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter_sequence(gradient, ctx.axis), None
-
-
-class _ReduceScatterToSequenceParallelRegion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, axis: MeshAxis) -> Tensor:
-        ctx.axis = axis
-        return _reduce_scatter_sequence(tensor, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _all_gather_sequence(gradient, ctx.axis), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.collective(gradient, ctx.axis), None, None, None

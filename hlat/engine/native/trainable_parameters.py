@@ -5,52 +5,46 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from hlat.config.engine_capabilities import STOCHASTIC_ROUNDING_DEVICES
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.engine.native.device_mesh import ParallelMesh
-from hlat.engine.native.gradient_accumulation import (
-    AutogradAccumulator,
-    GradientAccumulator,
-    GradientSource,
-)
+from hlat.engine.native.gradient_accumulation import AutogradAccumulator, GradientAccumulator
 from hlat.engine.native.gradient_reduction import GradientReducer
-from hlat.engine.native.master_weights import MasterWeights
 from hlat.engine.native.sharded_parameters import LocalParameter, ShardedParameters
-from hlat.engine.native.step_random_bits import StepRandomBits
+from hlat.engine.native.step_rounding import NearestRounding, StochasticRounding
 from hlat.optim import adamw
 from hlat.optim.chunked_adamw import ChunkedAdamW
-from hlat.precision.precision_bytes import has_hardware_stochastic_rounding
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
 class TrainableParameters(ShardedParameters):
     """Parameters by name of llama.Llama with everything that a training step needs.
 
-    Attributes:
-        optimizer_params: Tensors that the optimizer updates: master weights, or `updated_params`.
-
-    Args:
-        local_params: Uninitialized parameters on one device.
-        config: Configuration of the run.
-        mesh: Mesh axes of this rank.
+    The optimizer updates `optimizer_params`: master weights, or `updated_params`.
     """
 
     def __init__(
         self, local_params: Mapping[str, LocalParameter], config: Config, mesh: ParallelMesh
     ) -> None:
         super().__init__(local_params, config, mesh.dp)
-        self._precision = config.precision
-        self._compiled = config.compiler.inductor
-        self._random_bits = self._build_random_bits(config)
+        self._precision, self._compiled = config.precision, config.compiler.inductor
+        device = next(iter(self.model_params.values())).device
+        self._rounding = NearestRounding(self._compiled)
+        if (
+            config.precision.rounding is RoundingMode.stochastic
+            and device.type not in STOCHASTIC_ROUNDING_DEVICES
+        ):
+            self._rounding = StochasticRounding(self, config, self._get_step_count)
+        self._master_weights: dict[str, Tensor] = {}
         # FSDP2's parameters have the master dtype themselves
-        master_dtype = None if self.sharding.is_fsdp else config.precision.master_weights
-        self._master_weights = MasterWeights(
-            self.updated_params if master_dtype else {},
-            TORCH_DTYPES[master_dtype or config.precision.weights],
-            self._random_bits,
-            self._compiled,
-        )
-        self.optimizer_params = self.updated_params | self._master_weights.tensors
+        if config.precision.master_weights is not None and not self.sharding.is_fsdp:
+            dtype = TORCH_DTYPES[config.precision.master_weights]
+            self._master_weights = {
+                name: torch.empty_like(param, dtype=dtype)
+                for name, param in self.updated_params.items()
+            }
+        self.optimizer_params = self.updated_params | self._master_weights
         self._gradients = self._build_gradient_source(config, mesh)
         self._optimizer = self._build_optimizer(config)
         self._init_moments()
@@ -76,9 +70,7 @@ class TrainableParameters(ShardedParameters):
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update the parameters and clear the gradients.
 
-        Args:
-            learning_rate: Rate of this update.
-            skip: Bool scalar; if true, weights, moments and step counts stay bit-identical.
+        If the bool scalar `skip` is true, weights, moments and step counts stay bit-identical.
         """
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
@@ -89,7 +81,8 @@ class TrainableParameters(ShardedParameters):
     @torch.no_grad()
     def sync_model_params(self) -> None:
         """Update the model from this rank's master weights and the rows of other ranks."""
-        self._master_weights.copy_to_model()
+        for name, master in self._master_weights.items():
+            self._rounding.copy_(name, self.updated_params[name], master)
         super().sync_model_params()
 
     def _get_step_count(self, name: str) -> Tensor:
@@ -97,30 +90,23 @@ class TrainableParameters(ShardedParameters):
         updated = name if name in self.optimizer_params else next(iter(self.optimizer_params))
         return self.get_state(updated)["step"]
 
-    def _build_random_bits(self, config: Config) -> StepRandomBits | None:
-        device = next(iter(self.model_params.values())).device
-        stochastic = config.precision.rounding is RoundingMode.stochastic
-        if not stochastic or has_hardware_stochastic_rounding(device.type):
-            return None
-        return StepRandomBits(self, config.run.seed, config.num_micro_batches, self._get_step_count)
-
-    def _build_gradient_source(self, config: Config, mesh: ParallelMesh) -> GradientSource:
+    def _build_gradient_source(
+        self, config: Config, mesh: ParallelMesh
+    ) -> AutogradAccumulator | GradientReducer:
         precision = self._precision
-        accumulator: AutogradAccumulator
         if (
             precision.accumulation is precision.gradients
             and precision.master_weights is None
-            and self._random_bits is None
+            and not isinstance(self._rounding, StochasticRounding)
             and not self.sharding.is_fsdp
         ):
             accumulator = AutogradAccumulator(self.model_params)
         else:
-            bits = self._random_bits if precision.accumulation is Dtype.bf16 else None
+            rounds = precision.accumulation is Dtype.bf16
             accumulator = GradientAccumulator(
                 self.model_params,
                 TORCH_DTYPES[precision.accumulation],
-                None if bits is None else bits.get_accumulation_bits,
-                self._compiled,
+                self._rounding if rounds else NearestRounding(self._compiled),
             )
         if mesh.dp.size == mesh.kv.size == 1 and not mesh.sequence_parallel:
             return accumulator
@@ -128,17 +114,18 @@ class TrainableParameters(ShardedParameters):
         return GradientReducer(accumulator, self, mesh, dtype, config.num_micro_batches)
 
     def _build_optimizer(self, config: Config) -> torch.optim.Optimizer:
-        precision, params = self._precision, self.optimizer_params
+        precision, params, rounding = self._precision, self.optimizer_params, self._rounding
         one_dtype = precision.accumulation is (precision.master_weights or precision.weights)
-        if one_dtype and (self._random_bits is None or self._master_weights.tensors):
+        if one_dtype and (self._master_weights or not isinstance(rounding, StochasticRounding)):
             return adamw.build_adamw(config.optimizer, params.values())
         for param in params.values():
             param.grad_dtype = TORCH_DTYPES[precision.accumulation]
         names = {param: name for name, param in params.items()}
-        bits = self._random_bits
         return ChunkedAdamW(
             adamw.build_param_groups(config.optimizer, params.values()),
-            None if bits is None else lambda param: bits.get_update_bits(names[param]),
+            (lambda param: rounding.get_update_bits(names[param]))
+            if isinstance(rounding, StochasticRounding)
+            else None,
             self._compiled,
             **adamw.build_adamw_kwargs(config.optimizer),
         )

@@ -1,26 +1,26 @@
 """Training engine on neuronx-distributed, for Trainium; its tests run it on a CPU."""
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import neuronx_distributed as nxd
 import torch
 import torch.distributed as dist
 import torch_xla
 import torch_xla.core.xla_model as xm
+import torch_xla.runtime
 from neuronx_distributed.parallel_layers import mappings, parallel_state
 from torch import Tensor, nn
 
 from hlat.checkpoint.tensor_chunk import TensorChunk
-from hlat.config.config_errors import ConfigError
+from hlat.config.engine_capabilities import validate_decoding, validate_device
 from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences, compute_loss_mask
 from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
-from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, World
+from hlat.engine.interface import DecodeState, DeviceReport, ReplicaMismatch, StepMetrics, World
 from hlat.engine.mesh_process_group import build_world
-from hlat.engine.nxd.nxd_environment import validate_device
 from hlat.engine.nxd.nxd_layers import (
     NxdCausalLM,
     NxdDecoderLayer,
@@ -31,7 +31,7 @@ from hlat.engine.nxd.nxd_parameters import NxdParameters, compute_param_shards
 from hlat.engine.nxd.nxd_process_groups import build_device_axes, build_host_axes
 from hlat.engine.nxd.xla_adamw import XlaAdamW
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
-from hlat.engine.state_chunks import MOMENTS, init_weights, iter_chunks, iter_step_chunks
+from hlat.engine.state_chunks import MOMENTS, init_weights, iter_chunks
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets
 from hlat.model.parameter_specs import list_parameter_specs
 from hlat.optim import adamw
@@ -62,7 +62,7 @@ class NxdEngine:
             ConfigError: `training` is False.
         """
         if not training:
-            self.create_decode_state()
+            validate_decoding(config)
         self._init_distributed(config)
         self._specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
         self._model = nxd.initialize_parallel_model(self._parallel_config, self._build_model)
@@ -70,7 +70,7 @@ class NxdEngine:
         self._host_state: dict[str, dict[str, Tensor]] = {}
         self._host_versions: dict[tuple[str, str], int] = {}
         self._num_skipped = torch.zeros((), dtype=torch.int32, device=self._device)
-        self._init_weights()
+        init_weights(self.chunks(), self._specs, config)
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
@@ -124,12 +124,10 @@ class NxdEngine:
         torch_xla.sync()
         return {"loss": loss}
 
-    def create_decode_state(self) -> NoReturn:
-        """Raise ConfigError: every sequence length would compile a graph."""
-        raise ConfigError(
-            "engine.name=nxd does not decode, because every sequence length would be compiled; use "
-            "engine=native, which loads the same checkpoints, on Trainium 2, a GPU or a CPU"
-        )
+    def create_decode_state(self) -> DecodeState:
+        """Raise ConfigError: the engine does not decode."""
+        validate_decoding(self.config)
+        raise AssertionError("the capability table forbids decoding")
 
     def read(self, metrics: dict[str, Tensor]) -> StepMetrics:
         """Wait for the device and return the metrics; a collective over all ranks."""
@@ -159,11 +157,7 @@ class NxdEngine:
         is_main = self.config.parallelism.zero > 0 or self.world.dp_rank == 0
         for name, state in self._host_state.items():
             shard = self.params.local_params[name].shard
-            weights = [*iter_chunks("weights", state["weights"], shard, self._specs, is_main)]
-            yield from weights
-            for key in MOMENTS:
-                yield from iter_chunks(key, state[key], shard, self._specs, is_main)
-            yield from iter_step_chunks(weights, state["step"])
+            yield from iter_chunks(state, shard, self._specs, is_main)
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between data-parallel or tensor-parallel ranks.
@@ -190,7 +184,7 @@ class NxdEngine:
         """
         if self.device:
             return
-        validate_device(config)
+        validate_device(config, torch_xla.runtime.device_type().lower())
         self.config, self._dtypes = config, get_xla_dtypes(config.compiler, config.precision)
         stochastic = config.precision.rounding is RoundingMode.stochastic
         self._broadcasts_replicas = stochastic and not config.precision.copies_drift
@@ -302,10 +296,6 @@ class NxdEngine:
         self._num_skipped += ~finite
         return finite
 
-    def _init_weights(self) -> None:
-        weights = (chunk for chunk in self.chunks() if chunk.name.startswith("weights/"))
-        init_weights(weights, self._specs, self.config)
-
     @torch.no_grad()
     def _sync_from_host(self) -> None:
         """Copy changed chunks to the device and update the parameters of the model."""
@@ -327,10 +317,7 @@ class NxdEngine:
     ) -> dict[str, Tensor]:
         """Return tokens, targets and the weight of each position's loss, in host memory.
 
-        Args:
-            sequences: Sequences of this rank.
-            dp_sharded: True for the shard of this data-parallel rank, over which NxD averages the
-                loss; False if all ranks have all sequences.
+        NxD averages the loss over data-parallel ranks if each has its shard, `dp_sharded`.
         """
         loss_mask, tokens = self.config.data.loss_mask, torch.from_numpy(sequences.tokens)
         documents = torch.from_numpy(sequences.document_ids) if loss_mask else None

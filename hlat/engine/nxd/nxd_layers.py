@@ -131,10 +131,7 @@ class NxdCausalLM(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum of the loss; every argument is [batch, sequence].
 
-        Args:
-            tokens: Token ids.
-            targets: Target tokens; any token where the weight is zero.
-            weights: Weight of each position's loss.
+        Targets may be any token where the weight is zero.
         """
         embed, norm, head = self.model.embed_tokens, self.model.norm, self.model.lm_head
         assert embed is not None

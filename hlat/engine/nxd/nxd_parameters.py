@@ -26,7 +26,6 @@ class NxdParameter:
     """A parameter of this rank and the rows that its optimizer updates.
 
     Attributes:
-        param: Parameter of the model.
         optimizer_param: The parameter, or rows of it in fp32.
         shard: Canonical rows and columns of `optimizer_param`.
         num_replicas: Number of tensor-parallel ranks with the same values.
@@ -41,12 +40,9 @@ class NxdParameter:
 def compute_param_shards(
     config: Config, named_params: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[ParameterShard, int]]:
-    """Return the shard and the number of tensor-parallel replicas of each parameter.
+    """Return the shard and the number of tensor-parallel replicas of each parameter of this rank.
 
-    Args:
-        config: Layout and model configuration.
-        named_params: Parameters of this rank.
-        shapes: Global shapes of the parameters of llama.Llama.
+    `shapes` are the global shapes of the parameters of llama.Llama.
     """
     tp, rank = config.parallelism.tp, parallel_state.get_tensor_model_parallel_rank()
     num_kv_replicas = count_kv_replicas(config.model, tp)
@@ -88,14 +84,9 @@ def _has_adjacent_kv_ranks() -> bool:
 
 
 class NxdParameters:
-    """Parameters by name with NxD's optimizer.
+    """Parameters by name with NxD's optimizer, in its order, and their norms in a dtype.
 
-    Args:
-        named_params: Parameters in the order of the optimizer.
-        param_shards: Shard and number of tensor-parallel replicas of each.
-        nxd_optimizer: NxD's optimizer around XlaAdamW, with ZeRO-1 around torch_xla's in between.
-        zero: True for ZeRO-1.
-        dtype: Dtype of norms.
+    NxD's optimizer is around XlaAdamW, with ZeRO-1 around torch_xla's in between.
     """
 
     def __init__(

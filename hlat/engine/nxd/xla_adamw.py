@@ -17,16 +17,8 @@ class XlaAdamW(torch.optim.Optimizer):
 
     An update is computed in one dtype and rounded once when it is stored. The state of a parameter
     is exp_avg, exp_avg_sq and step, the number of updates, an integer because bf16 counts to 256.
-
-    Args:
-        params: Parameters or parameter groups.
-        lr: Learning rate until `set_lr`.
-        betas: Decay rates of the moments.
-        eps: Added to the denominator.
-        weight_decay: Fraction of lr by which weights shrink in each update.
-        dtype: Dtype of the arithmetic.
-        clip_and_check: Called with the groups when all gradients are available; clips them and
-            returns True to update, a bool scalar on the device.
+    `clip_and_check` is called with the groups when all gradients are available; it clips them and
+    returns True to update, a bool scalar on the device.
     """
 
     def __init__(

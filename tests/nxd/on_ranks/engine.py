@@ -201,10 +201,13 @@ def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
         mock.patch.object(dist.distributed_c10d, "new_group", pretended),
         mock.patch.object(xm, "rendezvous"),
         mock.patch.object(NxdEngine, "_build_params"),
-        mock.patch.object(NxdEngine, "_init_weights"),
+        mock.patch("hlat.engine.nxd.nxd_engine.init_weights"),
     ):
         engine = _built(config)
-    named = engine._get_named_parameters()
+    named = {
+        name.removeprefix("module.").removeprefix("model."): param
+        for name, param in engine._model.named_parameters()
+    }
     compute_param_shards(config, named, engine._param_shapes)
     return {name: (tuple(one.shape), one.nbytes) for name, one in named.items()}
 

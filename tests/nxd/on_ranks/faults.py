@@ -1,7 +1,7 @@
 """NxD's own ways to train wrongly (docs/neuron.md), planted where hlat's engine steps around them."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -10,6 +10,8 @@ import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
 
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.run import Config
 from hlat.engine import state_chunks
 from hlat.engine.nxd import nxd_engine, nxd_layers
 from hlat.engine.nxd.nxd_engine import NxdEngine
@@ -99,20 +101,17 @@ def _counted(part: str, copies: Callable[[], int]) -> Callable[[Any], Any]:
 def _repeats_rows(right: Any) -> Any:
     """5: of the rows of all heads each is there as often as ranks share a head."""
 
-    def initialise(self: NxdEngine) -> None:
-        right(self)
+    def initialise(chunks: Iterable[TensorChunk], specs: Any, config: Config) -> None:
+        chunks = [*chunks]
+        right(chunks, specs, config)
         rank, size = (
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_tensor_model_parallel_size(),
         )
-        for chunk in self.chunks():
+        for chunk in chunks:
             kind, _, name = chunk.name.partition("/")
             if kind == "weights" and ("k_proj" in name or "v_proj" in name):
-                settings = (
-                    self._specs[name],
-                    self.config.model,
-                    self.config.run.seed,
-                )
+                settings = (specs[name], config.model, config.run.seed)
                 whole = torch.from_numpy(
                     state_chunks.compute_initial_values(*settings, (0, 0), chunk.shape)
                 )
@@ -159,7 +158,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "4 key/value copies count each": _around(
         nxd_engine, "compute_param_shards", _counted("weight_", lambda: 1)
     ),
-    "5 rows repeated": _around(NxdEngine, "_init_weights", _repeats_rows),
+    "5 rows repeated": _around(nxd_engine, "init_weights", _repeats_rows),
     "6 stages drawn alike": _around(state_chunks, "compute_initial_values", _drawn_by_stage),
     "7 norms in bf16": _around(nxd_layers.NxdRMSNorm, "__init__", _in_bf16),
 }

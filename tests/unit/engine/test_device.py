@@ -1,10 +1,14 @@
 """Environment variables of a device with stochastic rounding."""
 
+import os
+from unittest import mock
+
 import pytest
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.engine_capabilities import validate_device
 from hlat.config.resolve import resolve_config
-from hlat.engine.native.device import build_environment
+from hlat.engine.native.device import prepare_device
 
 SWITCH = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
 
@@ -12,11 +16,15 @@ SWITCH = "NEURON_RT_STOCHASTIC_ROUNDING_EN"
 @pytest.mark.parametrize(("recipe", "switch"), [("bf16_sr", "1"), ("mixed", "0")])
 def test_hardware_rounding_variable(compose, small, recipe, switch):
     config = resolve_config(compose(*small, f"precision={recipe}", "compiler=neuron_2_33"))
-    assert build_environment(config, "neuron")[SWITCH] == switch
+    with mock.patch.dict(os.environ), mock.patch("torch.set_deterministic_debug_mode"):
+        prepare_device(config, mock.Mock(type="neuron"))
+        assert os.environ[SWITCH] == switch
 
 
 def test_hardware_rounding_needs_a_pinned_sdk(compose, small):
     config = resolve_config(compose(*small, "precision=bf16_sr"))
-    assert build_environment(config, "cpu") == {}
-    with pytest.raises(ConfigError, match=r"compiler\.neuron_sdk=null sets no mode"):
-        build_environment(config, "neuron")
+    validate_device(config, "cpu")
+    with pytest.raises(
+        ConfigError, match=r"device neuron with .* compiler\.neuron_sdk=null is not supported"
+    ):
+        validate_device(config, "neuron")

@@ -19,7 +19,7 @@ def test_expected_result_equals_the_integer_matmul(size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", TORCH_DTYPES.values())
-@pytest.mark.parametrize("size", [256, 4096])
+@pytest.mark.parametrize("size", [256, pytest.param(4096, marks=pytest.mark.slow)])
 def test_matrices_are_exact_in_every_dtype(size: int, dtype: torch.dtype) -> None:
     for array in device_checks.build_matmul_problem(size):
         exact = torch.from_numpy(array)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from hlat.engine.native.gradient_accumulation import GradientAccumulator
+from hlat.engine.native.step_rounding import NearestRounding
 from hlat.model.loss import linear_cross_entropy
 from hlat.optim.adamw import compute_global_norm
 from hlat.optim.chunked_adamw import ChunkedAdamW
@@ -54,7 +55,7 @@ def test_an_update() -> None:
 
 def test_a_sum_over_micro_batches() -> None:
     weight = nn.Parameter(build_matrix())
-    sums = GradientAccumulator({"weight": weight}, torch.float32, None)
+    sums = GradientAccumulator({"weight": weight}, torch.float32, NearestRounding())
     (weight * 1).sum().backward()
 
     def again() -> None:

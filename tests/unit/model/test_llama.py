@@ -152,7 +152,7 @@ def test_names_shapes_and_count_are_canonical(model: ModelConfig) -> None:
 
 def test_construction_on_meta_draws_and_stores_nothing() -> None:
     with torch.device("meta"):
-        ours = Llama(ModelConfig("70b", 80, 8192, 28672, 64, 8, 32000))
+        ours = Llama(ModelConfig("70b", 8, 8192, 28672, 64, 8, 32000))
         logits = ours.compute_logits(torch.zeros((1, 4096), dtype=torch.int32))
     assert logits.shape == (1, 4096, 32000)
     assert not list(ours.buffers())

@@ -1,4 +1,4 @@
-"""AdamW, norm and clipping compared with PyTorch and with the update in float64."""
+"""AdamW and norm compared with PyTorch and with the update in float64."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,6 @@ from hlat.config.optimizer import OptimizerConfig
 from hlat.optim.adamw import (
     build_adamw,
     build_param_groups,
-    clip_grads_with_norm_,
     compute_global_norm,
 )
 
@@ -122,39 +121,3 @@ def test_norm_is_accumulated_in_fp32(dtype: torch.dtype) -> None:
     assert found.dtype == torch.float32
     assert found.shape == ()
     assert float(found) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("max_norm", [0.5, 1.0, 1e6])
-@pytest.mark.parametrize("scale", [1.0, 1e-4])
-def test_clipping_equals_pytorch(max_norm: float, scale: float) -> None:
-    gradients = tensors(0, scale=scale)
-    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients]
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient.clone()
-    expected_norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    norm = compute_global_norm(gradients)
-    torch.testing.assert_close(norm, expected_norm)
-    clip_grads_with_norm_(gradients, max_norm, norm)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        torch.testing.assert_close(gradient, parameter.grad)
-
-
-def test_clipped_gradients_have_the_largest_norm() -> None:
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        gradients = tensors(0, dtype, scale=100.0)
-        clip_grads_with_norm_(gradients, 1.0, compute_global_norm(gradients))
-        assert gradients[0].dtype == dtype
-        assert float(compute_global_norm(gradients)) == pytest.approx(1.0, rel=tolerance)
-
-
-def test_zero_clips_nothing() -> None:
-    gradients = tensors(0, scale=100.0)
-    clip_grads_with_norm_(gradients, 0.0, compute_global_norm(gradients))
-    for gradient, expected in zip(gradients, tensors(0, scale=100.0), strict=True):
-        assert torch.equal(gradient, expected)
-
-
-def test_not_finite_norm_reaches_the_gradients() -> None:
-    gradients = [torch.tensor([1.0, float("nan")])]
-    clip_grads_with_norm_(gradients, 1.0, compute_global_norm(gradients))
-    assert bool(gradients[0].isnan().all())

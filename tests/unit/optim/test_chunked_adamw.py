@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hlat.config.model import ModelConfig
-from hlat.engine.native.step_random_bits import build_shard_generator
+from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
 from hlat.optim.chunked_adamw import ChunkedAdamW
 from hlat.precision import stochastic_rounding

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hlat.config.model import ModelConfig
-from hlat.engine.native.step_random_bits import build_shard_generator
+from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.llama import Llama

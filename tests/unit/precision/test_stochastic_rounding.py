@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hlat.config.model import ModelConfig
-from hlat.engine.native.step_random_bits import build_shard_generator
+from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
 from hlat.precision.random_bits import RandomBits
 from hlat.precision.stochastic_rounding import StochasticRounder
@@ -36,6 +36,7 @@ def build_values(rows: int, width: int) -> torch.Tensor:
     return torch.where(found.isnan(), 0.0, found)
 
 
+@pytest.mark.slow  # TorchInductor; tests/contract/test_blocks.py compiles whole steps
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_compiled_and_eager_are_bit_identical(shape: tuple[int, int], count: int) -> None:
@@ -45,7 +46,7 @@ def test_compiled_and_eager_are_bit_identical(shape: tuple[int, int], count: int
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_first_tensor_keeps_nan(compiled: bool) -> None:
     payloads = torch.tensor([0x7F800001, 0x7FC00000, 0x7FFFFFFF, -1, -(1 << 23) + 1])
     given = payloads.to(torch.int32).view(torch.float32).repeat(64, 20)
@@ -53,7 +54,7 @@ def test_the_first_tensor_keeps_nan(compiled: bool) -> None:
     assert found.bfloat16().isnan().all()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_source_of_a_copy_is_unchanged(compiled: bool) -> None:
     source = build_values(64, 48)
     before, target = source.clone(), torch.empty(64, 48, dtype=torch.bfloat16)

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
-from hlat.engine import launch_environment
-from hlat.engine.launch_environment import (
+from hlat.launch_environment import (
     RankInfo,
     build_rendezvous_environment,
     must_launch_workers,
@@ -74,7 +74,7 @@ def test_must_launch_workers(compose, monkeypatch) -> None:
 def test_an_orphan_exits_before_training(tmp_path, parent_is_alive: bool, output: str) -> None:
     """Kill the supervisor during a launch, when it cannot terminate the worker."""
     program = (
-        "from hlat.engine.launch_environment import run_with_exit_record\n"
+        "from hlat.launch_environment import run_with_exit_record\n"
         "from hlat.config.config_errors import ExitCode\n"
         "run_with_exit_record(lambda: print('trains', flush=True) or ExitCode.FINISHED)"
     )

@@ -1,0 +1,88 @@
+"""Rounding in one optimizer step: of gradient sums, updates, and copies of master weights."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from hlat.config.run import Config
+from hlat.engine.native.sharded_parameters import ShardedParameters
+from hlat.engine.parameter_shards import ParameterShard
+from hlat.precision.random_bits import (
+    RandomBits,
+    RandomBitsGenerator,
+    build_random_bits_generator,
+)
+from hlat.precision.stochastic_rounding import StochasticRounder
+
+_COUNTERS_PER_STEP = 1 << 20
+_UPDATE_COUNTERS, _COPY_COUNTERS = range(3), range(3, 4)
+"""Counters of a step for the weight and its moments, and for the copy of a master weight."""
+_FIRST_ACCUMULATION_COUNTER = 4
+"""The 1-based global index of the micro batch is added to it."""
+
+
+class NearestRounding:
+    """Rounding to nearest."""
+
+    def __init__(self, compiled: bool = False) -> None:
+        self._rounder = StochasticRounder(compiled)
+
+    def add_(self, name: str, micro_batch: int, total: Tensor, gradient: Tensor) -> None:
+        """Add the gradient of a micro batch to the sum, given its 1-based index on this rank."""
+        # A CPU casts a copy to fp32, so chunks bound its memory
+        for _, (total_rows, gradient_rows) in self._rounder.iter_chunks(total, gradient):
+            total_rows += gradient_rows
+
+    def copy_(self, name: str, target: Tensor, source: Tensor) -> None:
+        """Copy the updated rows of a master weight to the model."""
+        target.copy_(source)
+
+
+class StochasticRounding(NearestRounding):
+    """Emulated stochastic rounding to bf16; repeated calls in a step give identical results.
+
+    `get_step_count` returns the number of updates of a parameter, a tensor on its device.
+    """
+
+    def __init__(
+        self, params: ShardedParameters, config: Config, get_step_count: Callable[[str], Tensor]
+    ) -> None:
+        super().__init__(config.compiler.inductor)
+        self._params, self._get_step_count = params, get_step_count
+        sharding = params.sharding
+        dp_rank = 0 if sharding.is_fsdp else sharding.axis.rank
+        self._first_micro_batch = dp_rank * config.num_micro_batches
+        self._generators = {
+            name: build_shard_generator(local.shard, config.run.seed, local.param.device)
+            for name, local in params.local_params.items()
+            if local.shard.rows
+        }
+
+    def add_(self, name: str, micro_batch: int, total: Tensor, gradient: Tensor) -> None:
+        """Add a gradient to the sum; the bits depend on the global index of the micro batch."""
+        counter = _FIRST_ACCUMULATION_COUNTER + self._first_micro_batch + micro_batch
+        bits = self._generate(name, range(counter, counter + 1), slice(None))
+        self._rounder.add_rounded_(total, gradient, bits)
+
+    def copy_(self, name: str, target: Tensor, source: Tensor) -> None:
+        """Copy the updated rows of a master weight to the model."""
+        bits = self._generate(name, _COPY_COUNTERS, self._params.updated_rows[name])
+        self._rounder.copy_rounded_(target, source, bits)
+
+    def get_update_bits(self, name: str) -> RandomBits:
+        """Return the bits that round the updated rows of a parameter and its moments."""
+        return self._generate(name, _UPDATE_COUNTERS, self._params.updated_rows[name])
+
+    def _generate(self, name: str, counters: range, rows: slice) -> RandomBits:
+        first = self._get_step_count(name).to(torch.int64) * _COUNTERS_PER_STEP
+        offsets = torch.arange(counters.start, counters.stop, device=first.device)
+        return self._generators[name].select_rows(rows).generate(first + offsets)
+
+
+def build_shard_generator(
+    shard: ParameterShard, seed: int, device: torch.device
+) -> RandomBitsGenerator:
+    """Return the random bits generator of a shard."""
+    row_ranges = [(rows.name, rows.start, rows.num_rows) for rows in shard.rows]
+    return build_random_bits_generator(row_ranges, shard.columns, seed, device)
