@@ -45,10 +45,8 @@ def run_command(
 ) -> ExitCode | int:
     """Return the exit code of `run`, with errors printed to standard error.
 
-    Args:
-        run: The work of a command.
-        output: Start of the message of an OSError: what cannot be written; None: its file name.
-        interrupted: The message after Ctrl-C.
+    The message of an OSError starts with `output`, or else with its file name; the message after
+    Ctrl-C is `interrupted`.
     """
     try:
         return run()
@@ -67,12 +65,8 @@ def run_command(
 class CommandLineParser(argparse.ArgumentParser):
     """Parser of positional arguments and `key=value` settings.
 
-    Args:
-        command: Name of the command, such as `export` or `plan failures`.
-        description: First lines of the help page.
-        epilog: Last lines of the help page, with examples.
-        takes_overrides: Accept `key=value` words that are no setting of this command as positional
-            arguments: overrides of the configuration.
+    With `takes_overrides`, other `key=value` words are positional arguments: overrides of the
+    configuration. `epilog` contains examples.
     """
 
     def __init__(
@@ -106,10 +100,6 @@ class CommandLineParser(argparse.ArgumentParser):
                 self.error(f"{_format_key(flag)}= is given twice")
         return self.parse_intermixed_args([word for word in converted if word is not None])
 
-    def list_settings(self) -> list[str]:
-        """Return the keys of all settings, as the user types them."""
-        return [_format_key(action.option_strings[-1]) for action in self._get_settings()]
-
     def error(self, message: str) -> NoReturn:
         """Exit with code 2 and `message`, in the syntax of overrides."""
         for action in self._get_settings():
@@ -129,19 +119,15 @@ class CommandLineParser(argparse.ArgumentParser):
         return [a for a in self._actions if a.option_strings and "--help" not in a.option_strings]
 
     def _build_usage(self) -> str:
+        forms = {"*": "[{} ...]", "+": "{} ...", "?": "[{}]"}
         words = ["%(prog)s"]
-        for action in self._actions:
-            if not action.option_strings:
-                name = str(action.metavar or "|".join(map(str, action.choices or [action.dest])))
-                words.append(
-                    {"*": f"[{name} ...]", "+": f"{name} ...", "?": f"[{name}]"}.get(
-                        str(action.nargs), name
-                    )
-                )
-        words += [_format_setting(action) for action in self._get_settings() if action.required]
-        if any(not action.required for action in self._get_settings()):
-            words.append("[key=value ...]")
-        return " ".join(words)
+        for action in [action for action in self._actions if not action.option_strings]:
+            name = str(action.metavar or "|".join(map(str, action.choices or [action.dest])))
+            words.append(forms.get(str(action.nargs), "{}").format(name))
+        settings = self._get_settings()
+        words += [_format_setting(action) for action in settings if action.required]
+        optional = [] if all(action.required for action in settings) else ["[key=value ...]"]
+        return " ".join([*words, *optional])
 
     def _find_value_error(self, word: str) -> str | None:
         """Return the problem of a `key=value` word whose value does not parse."""
@@ -176,7 +162,8 @@ class CommandLineParser(argparse.ArgumentParser):
         return flag if value == "true" else None
 
     def _suggest(self, flag: str) -> str:
-        key, known = _format_key(flag), self.list_settings()
+        key = _format_key(flag)
+        known = [_format_key(action.option_strings[-1]) for action in self._get_settings()]
         if near := difflib.get_close_matches(key, known, 1):
             return f"; did you mean {near[0]}=?"
         return f"; settings: {', '.join(f'{name}=' for name in known)}" if known else ""
@@ -204,11 +191,7 @@ def _format_setting(action: argparse.Action) -> str:
 
 
 def parse_positive_int(text: str) -> int:
-    """Return a positive integer.
-
-    Raises:
-        argparse.ArgumentTypeError: `text` is not one.
-    """
+    """Return a positive integer, or raise argparse.ArgumentTypeError."""
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 18 and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
     return int(text)
@@ -224,16 +207,7 @@ def build_list_parser(parse_item: Callable[[str], Any]) -> Callable[[str], list[
 
 
 def parse_number(text: str, integer: bool, positive: bool) -> float:
-    """Return a finite, non-negative number.
-
-    Args:
-        text: Text of the value.
-        integer: Require an integer.
-        positive: Require a value above 0.
-
-    Raises:
-        argparse.ArgumentTypeError: `text` is not such a number.
-    """
+    """Return a finite, non-negative number, or raise argparse.ArgumentTypeError."""
     try:
         value = float(text)
     except ValueError:

@@ -33,16 +33,11 @@ def _list_keys(prefix: str) -> list[str]:
     section, dot, _ = prefix.rpartition(".")
     if dot:
         schema = _find_type(section)
-        if not isinstance(schema, type) or not dataclasses.is_dataclass(schema):
-            return []
-        return [f"{section}.{_format_field(field, schema)}" for field in dataclasses.fields(schema)]
+        types = typing.get_type_hints(schema) if dataclasses.is_dataclass(schema) else {}
+        ends = {key: "." if dataclasses.is_dataclass(kind) else "=" for key, kind in types.items()}
+        return [f"{section}.{key}{end}" for key, end in ends.items()]
     groups = [f"{name}=" for name in (*_list_choices(), "+sweep")]
     return groups + [f"{field.name}." for field in dataclasses.fields(Config)]
-
-
-def _format_field(field: "dataclasses.Field[typing.Any]", schema: type) -> str:
-    is_section = dataclasses.is_dataclass(typing.get_type_hints(schema)[field.name])
-    return f"{field.name}." if is_section else f"{field.name}="
 
 
 def _list_values(key: str) -> list[str]:

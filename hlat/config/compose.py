@@ -46,11 +46,7 @@ def register_configs() -> None:
 
 
 def compose_config(overrides: Sequence[str], return_hydra_config: bool = False) -> DictConfig:
-    """Return the configuration of hlat.train with overrides.
-
-    Args:
-        overrides: Overrides in Hydra's grammar.
-        return_hydra_config: Include Hydra's section.
+    """Return the configuration of hlat.train with overrides in Hydra's grammar.
 
     Raises:
         ConfigError: An override has an invalid key, choice or value.
@@ -80,10 +76,8 @@ def load_model_presets() -> dict[str, dict[str, Any]]:
 def instantiate_launcher(overrides: Sequence[str]) -> tuple[Any, Path] | None:
     """Return the chosen launcher and its sweep directory, or None to run on this machine.
 
-    For entry points that Hydra does not call.
-
-    Args:
-        overrides: Such as `hydra/launcher=slurm` and `hydra.launcher.partition=x`.
+    Entry points that Hydra does not call use it, with overrides such as `hydra/launcher=slurm` and
+    `hydra.launcher.partition=x`.
 
     Raises:
         ConfigError: Unknown launcher or setting.
@@ -121,10 +115,8 @@ def _import_launchers() -> ModuleType:
 
 
 def _import_launchers_from_checkout() -> ModuleType:
-    source = find_package_dir("conf").parent / "launchers"
-    spec = importlib.util.spec_from_file_location(
-        _LAUNCHERS_PACKAGE, source / "__init__.py", submodule_search_locations=[str(source)]
-    )
+    source = find_package_dir("conf").parent / "launchers" / "__init__.py"
+    spec = importlib.util.spec_from_file_location(_LAUNCHERS_PACKAGE, source)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,6 +1,7 @@
 """Sections of a configuration as JSON, for processes that must not unpickle objects."""
 
 import json
+import re
 from dataclasses import asdict
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -29,17 +30,9 @@ def parse_section(schema: type[_Section], fields: dict[str, Any]) -> _Section:
             environment variable to the author of the JSON.
         omegaconf.errors.OmegaConfBaseException: A field is unknown or of another type.
     """
-    if (text := _find_interpolation(fields)) is not None:
-        raise ConfigError(f"{text!r} is an interpolation, which only a configuration may contain")
+    if interpolation := re.search(r"\$\{[^}\"]*", json.dumps(fields)):
+        raise ConfigError(
+            f"{interpolation[0]}}} is an interpolation, which only a configuration may contain"
+        )
     section: _Section = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), fields))  # type: ignore[assignment]
     return section
-
-
-def _find_interpolation(value: Any) -> str | None:
-    """Return the first string in `value` that OmegaConf would interpolate."""
-    if isinstance(value, str):
-        return value if "${" in value else None
-    if isinstance(value, dict):
-        value = [*value, *value.values()]
-    found = map(_find_interpolation, value if isinstance(value, (list, tuple)) else [])
-    return next((text for text in found if text is not None), None)

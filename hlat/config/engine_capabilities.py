@@ -4,6 +4,7 @@ Validation, its error messages, the planner, the engines and the table in docs/n
 tables.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -73,10 +74,8 @@ class EngineCapabilities:
 
 
 def _accumulates_to_nearest(config: Config) -> bool:
-    precision = config.precision
-    return (
-        precision.accumulation is precision.gradients and precision.rounding is RoundingMode.nearest
-    )
+    is_same_dtype = config.precision.accumulation is config.precision.gradients
+    return is_same_dtype and not _is_stochastic(config)
 
 
 def _is_zero_bubble(config: Config) -> bool:
@@ -337,8 +336,6 @@ def format_capabilities_table() -> str:
 
 def _format_value(value: Any) -> str:
     """Return a value as it is written in an override."""
-    if isinstance(value, Enum):
-        return str(value.value)
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return ", ".join(value) if isinstance(value, dict) else str(value)
+    if isinstance(value, Enum | str):
+        return str(value.value) if isinstance(value, Enum) else value
+    return ", ".join(value) if isinstance(value, dict) else json.dumps(value)

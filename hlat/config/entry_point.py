@@ -113,9 +113,8 @@ def build_command(python: str, overrides: list[str], module: str = "hlat.train")
 def build_config_dir_flags(hydra_config: HydraConf | DictConfig) -> list[str]:
     """Return the `--config-dir` flags of the command line."""
     sources = hydra_config.runtime.config_sources
-    return [
-        word for s in sources if s.provider == "command-line" for word in ("--config-dir", s.path)
-    ]
+    paths = [source.path for source in sources if source.provider == "command-line"]
+    return [word for path in paths for word in ("--config-dir", path)]
 
 
 def build_frozen_command(python: str, directory: Path, module: str = "hlat.train") -> list[str]:
@@ -131,9 +130,8 @@ def build_module_command(python: str, module: str) -> list[str]:
 
 def get_user_environment() -> dict[str, str]:
     """Return the environment without the change that this module made for Hydra."""
-    return {
-        key: value for key, value in os.environ.items() if key != _FULL_ERROR_VARIABLE
-    } | _USER_FULL_ERROR
+    environment = {k: value for k, value in os.environ.items() if k != _FULL_ERROR_VARIABLE}
+    return environment | _USER_FULL_ERROR
 
 
 def _get_frozen_config_dir() -> Path | None:
@@ -173,10 +171,8 @@ def _validate_multirun() -> None:
 
 
 def _print_errors(error: Exception) -> ExitCode:
-    problems = (
-        error.problems if isinstance(error, ConfigError) else convert_hydra_error(error).problems
-    )
-    for problem in problems:
+    converted = error if isinstance(error, ConfigError) else convert_hydra_error(error)
+    for problem in converted.problems:
         print(f"hlat: {problem}", file=sys.stderr)
     return ExitCode.CONFIGURATION
 

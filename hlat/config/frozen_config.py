@@ -36,13 +36,9 @@ def save_frozen_config(
     command_line: CommandLine,
     updates: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a composed configuration and its command line to an existing directory.
+    """Write a composed configuration, changed by `updates` by key, and its command line.
 
-    Args:
-        directory: Existing directory.
-        composed: The configuration.
-        command_line: Arguments from which the configuration was composed.
-        updates: Values to change in the configuration, by key.
+    `directory` exists.
     """
     if updates:
         composed = OmegaConf.create(composed)

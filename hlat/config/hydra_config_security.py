@@ -16,10 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.config_errors import ConfigError
 
-_ALLOWED_LOGGING_KEYS = {"version": None, "disable_existing_loggers": None, "root": {"level": None}}
+_LOGGING_GROUPS = {"hydra_logging", "job_logging"}
+_ALLOWED_LOGGING_KEYS = {"", "version", "disable_existing_loggers", "root", "root.level"}
 """Keys of a logging configuration that call no code."""
-_PLUGIN_TARGET_KEYS = ("hydra.launcher._target_", "hydra.sweeper._target_")
-"""Targets that Hydra only looks up among registered plugins."""
+_PLUGIN_GROUPS = {"launcher", "sweeper"}
+"""Groups with a target that Hydra only looks up among registered plugins."""
 _SAFE_INTERPOLATION = re.compile(r"\$\{(?:(?:oc\.env|now|hydra):[^${}]*|[\w.\[\]]+)\}")
 """Interpolations that return a string or another value of the configuration."""
 
@@ -49,52 +50,41 @@ def install_safe_config_loader() -> None:
 def find_code_references(config: DictConfig) -> Iterator[str]:
     """Yield an error message for every key that names code to run."""
     content: Any = OmegaConf.to_container(config, resolve=False, throw_on_missing=False)
-    section = content["hydra"]
-    keys = [key for key in _find_target_keys(content, "") if key not in _PLUGIN_TARGET_KEYS]
-    keys += [f"hydra.callbacks.{name}" for name in section.get("callbacks") or {}]
-    for name in ("hydra_logging", "job_logging"):
-        keys += _find_disallowed_keys(section[name], _ALLOWED_LOGGING_KEYS, f"hydra.{name}")
-    for name in ("launcher", "sweeper"):
-        keys += _find_resolver_keys(section[name], f"hydra.{name}")
-    for key in dict.fromkeys(keys):
-        yield f"{key} may name code to run, which hlat does not allow in a configuration; remove it"
-    for name in section["job"].get("env_set") or {}:
+    found: list[str] = []
+    for key, value in _iterate_nodes(content, ""):
+        is_below_found = any(key.startswith(f"{other}.") for other in found)
+        if not is_below_found and _may_name_code(key, value):
+            found.append(key)
+            yield (
+                f"{key} may name code to run, which hlat does not allow in a configuration; remove "
+                "it"
+            )
+    for name in content["hydra"]["job"].get("env_set") or {}:
         yield (
             f"hydra.job.env_set.{name}: environment variables can make programs load code, so hlat "
             "does not allow them in a configuration; set the variable before you start hlat"
         )
 
 
-def _find_target_keys(content: Any, key: str) -> Iterator[str]:
-    """Yield the keys of values that Hydra would import and call."""
-    for inner, value in _iterate_items(content, key):
-        if inner.rpartition(".")[2] == "_target_":
-            yield inner
-        yield from _find_target_keys(value, inner)
+def _may_name_code(key: str, value: Any) -> bool:
+    """Return True if Hydra could import and call the value of a key."""
+    section, _, rest = key.partition(".")
+    group, _, name = rest.partition(".") if section == "hydra" else ("", "", "")
+    is_mapping = value is None or isinstance(value, dict)
+    if group == "callbacks":
+        return name != "" or not is_mapping
+    if group in _LOGGING_GROUPS:
+        return name not in _ALLOWED_LOGGING_KEYS or (name in ("", "root") and not is_mapping)
+    is_plugin = group in _PLUGIN_GROUPS
+    if is_plugin and isinstance(value, str) and "${" in _SAFE_INTERPOLATION.sub("", value):
+        return True
+    return key.rpartition(".")[2] == "_target_" and not (is_plugin and name == "_target_")
 
 
-def _find_resolver_keys(content: Any, key: str) -> Iterator[str]:
-    """Yield the keys of values that a resolver computes, which could create a target."""
-    if isinstance(content, str) and "${" in _SAFE_INTERPOLATION.sub("", content):
-        yield key
-    for inner, value in _iterate_items(content, key):
-        yield from _find_resolver_keys(value, inner)
-
-
-def _find_disallowed_keys(content: Any, allowed: Any, key: str) -> Iterator[str]:
-    """Yield the keys of a logging configuration that are not in `allowed`."""
-    if allowed is not None and content is not None and not isinstance(content, dict):
-        yield key
-    for inner, value in _iterate_items(content, key):
-        name = inner.removeprefix(f"{key}.")
-        if allowed is None or name not in allowed:
-            yield inner
-        else:
-            yield from _find_disallowed_keys(value, allowed[name], inner)
-
-
-def _iterate_items(content: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a mapping or list by full key."""
+def _iterate_nodes(content: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yield all values below a mapping or list by full key, parents first."""
     if isinstance(content, (dict, list)):
         pairs = content.items() if isinstance(content, dict) else enumerate(content)
-        yield from ((f"{key}.{name}".lstrip("."), value) for name, value in pairs)
+        for name, value in pairs:
+            yield f"{prefix}{name}", value
+            yield from _iterate_nodes(value, f"{prefix}{name}.")

@@ -45,11 +45,10 @@ def list_config_keys() -> list[str]:
 
 
 def _iterate_keys(node: type, prefix: str) -> typing.Iterator[str]:
-    types = typing.get_type_hints(node)
-    for name in (field.name for field in dataclasses.fields(node)):
+    for name, kind in typing.get_type_hints(node).items():
         yield prefix + name
-        if dataclasses.is_dataclass(types[name]):
-            yield from _iterate_keys(typing.cast(type, types[name]), f"{prefix}{name}.")
+        if dataclasses.is_dataclass(kind):
+            yield from _iterate_keys(typing.cast(type, kind), f"{prefix}{name}.")
 
 
 def build_unknown_key_error(key: str) -> ConfigError:

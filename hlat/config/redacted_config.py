@@ -18,10 +18,7 @@ _KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
 
 
 def redact(config_yaml: str) -> dict[str, Any]:
-    """Return a configuration with references to other keys resolved.
-
-    Args:
-        config_yaml: Output of OmegaConf.to_yaml, with interpolations unresolved.
+    """Return a configuration in YAML with references to other keys resolved.
 
     Raises:
         ConfigError: The text is not a configuration, or refers to a missing key.
@@ -34,10 +31,7 @@ def redact(config_yaml: str) -> dict[str, Any]:
 
 
 def parse_run_config(config_yaml: str) -> Config:
-    """Return the redacted configuration of a run as validated dataclasses.
-
-    Args:
-        config_yaml: Output of OmegaConf.to_yaml, with interpolations unresolved.
+    """Return the redacted configuration of a run, given in YAML, as validated dataclasses.
 
     Raises:
         ConfigError: The text is not the configuration of a run, or is invalid in this version.
@@ -54,7 +48,7 @@ def parse_run_config(config_yaml: str) -> Config:
 
 
 def _escape_resolvers(config_yaml: str) -> DictConfig | ListConfig:
-    tree = OmegaConf.to_container(OmegaConf.create(config_yaml), resolve=False)
+    tree = OmegaConf.to_container(OmegaConf.create(config_yaml))
     escaped: DictConfig | ListConfig = OmegaConf.create(_escape_value(tree))
     return escaped
 

@@ -6,10 +6,10 @@ and the layout and the number of steps have no effect.
 """
 
 import dataclasses
-import enum
 import hashlib
 import json
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
@@ -65,10 +65,8 @@ def collect_adjustable_settings(config: Config) -> dict[str, Any]:
         settings |= _collect_group(config, group)
     data = config.data
     settings |= {f"data.sources.{name}.weight": s.weight for name, s in data.sources.items()}
-    return settings | {
-        "data.document_mask": data.document_mask,
-        "data.loss_mask": data.loss_mask,
-    }
+    masks = {"data.document_mask": data.document_mask, "data.loss_mask": data.loss_mask}
+    return settings | masks
 
 
 def build_default_run_name(config: Config) -> str:
@@ -86,18 +84,7 @@ def build_default_run_name(config: Config) -> str:
 
 
 def _collect_group(config: Config, group: str) -> dict[str, Any]:
-    section = getattr(config, group)
-    names = [field.name for field in dataclasses.fields(section)]
-    return {f"{group}.{name}": _to_json_value(getattr(section, name)) for name in names}
-
-
-def _to_json_value(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _to_json_value(dataclasses.asdict(value))
-    if isinstance(value, enum.Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {key: _to_json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json_value(item) for item in value]
-    return value
+    """Return the fields of a group by full key as JSON."""
+    fields = dataclasses.asdict(getattr(config, group))
+    plain = json.loads(json.dumps(fields, default=attrgetter("value")))
+    return {f"{group}.{name}": value for name, value in plain.items()}

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
 from hlat.data import row_index, text_column
-from hlat.data.embedded_corpus import get_cache_dir
+from hlat.data.data_cache import get_cache_dir, open_progress_bar
 from hlat.data.source_files import PREPARE_COMMAND
 from hlat.storage import remote_files
 from hlat.storage.data_file import DataFile
@@ -32,6 +32,10 @@ FORMAT_VERSION = 1
 IndexedFile = tuple[Path, NDArray[Any]]
 """An Arrow file that can be mapped, and its row index."""
 
+_REMEDY = (
+    f"convert it ahead of the run with `{PREPARE_COMMAND}`, or set the environment variable "
+    "HLAT_CACHE to a folder on a larger disk"
+)
 _ARROW_FILE = "text.arrow"
 _PART_SUFFIX = ".part"
 _LOCK_SUFFIX = ".lock"
@@ -63,11 +67,13 @@ def convert_files(
     """
     converted: dict[DataFile, IndexedFile] = {}
     waiting: list[DataFile] = []
+    noun = "file" if len(files) == 1 else "files"
+    label = f"converting {len(files)} {noun} to Arrow in {get_staging_dir()}"
     try:
         get_staging_dir().mkdir(parents=True, exist_ok=True)
         _remove_stale_parts()
         _validate_disk_space(files)
-        with _open_progress_bar(len(files)) as progress:
+        with open_progress_bar(label, unit="B", unit_scale=True) as progress:
             for file in files:
                 if result := _try_convert(file, column, config_key, progress):
                     converted[file] = result
@@ -75,33 +81,15 @@ def convert_files(
                     waiting.append(file)
             # Files in conversion by other processes come last, when most of them are finished
             for file in waiting:
-                message = f"waiting for the process that converts {file.location}"
-                result = _try_convert(file, column, config_key, progress, wait_message=message)
+                tqdm.write(f"waiting for the process that converts {file.location}", sys.stderr)
+                result = _try_convert(file, column, config_key, progress, wait=True)
                 assert result is not None
                 converted[file] = result
     except OSError as error:
         raise ConfigError(
-            f"cannot convert files in {get_staging_dir()} ({error.strerror or error}); "
-            f"{_format_remedy()}"
+            f"cannot convert files in {get_staging_dir()} ({error.strerror or error}); {_REMEDY}"
         ) from error
     return converted
-
-
-def _format_remedy() -> str:
-    return (
-        f"convert it ahead of the run with `{PREPARE_COMMAND}`, or set the environment variable "
-        "HLAT_CACHE to a folder on a larger disk"
-    )
-
-
-def _open_progress_bar(num_files: int) -> "tqdm[Any]":
-    """Open a progress bar in bytes; print one line instead if stderr is no terminal."""
-    noun = "file" if num_files == 1 else "files"
-    label = f"converting {num_files} {noun} to Arrow in {get_staging_dir()}"
-    interactive = sys.stderr.isatty()
-    if not interactive:
-        print(f"{label} ...", file=sys.stderr, flush=True)
-    return tqdm(desc=label, unit="B", unit_scale=True, disable=not interactive)
 
 
 def _remove_stale_parts() -> None:
@@ -136,22 +124,16 @@ def _validate_disk_space(files: Sequence[DataFile]) -> None:
         raise ConfigError(
             f"{files[0].location}{f' and {len(files) - 1} more' if len(files) > 1 else ''}: "
             f"must be converted, which takes {needed / 1e9:.1f} GB or more; {get_staging_dir()} "
-            f"has {free / 1e9:.1f} GB free; {_format_remedy()}"
+            f"has {free / 1e9:.1f} GB free; {_REMEDY}"
         )
 
 
 def _try_convert(
-    file: DataFile,
-    column: str,
-    config_key: str,
-    progress: "tqdm[Any]",
-    wait_message: str = "",
+    file: DataFile, column: str, config_key: str, progress: "tqdm[Any]", wait: bool = False
 ) -> IndexedFile | None:
     """Convert a file if necessary; return None if another process does, unless waiting for it."""
     target = _get_target_dir(file, column)
-    if wait_message:
-        tqdm.write(wait_message, sys.stderr)
-    with _lock_file(target.with_suffix(_LOCK_SUFFIX), wait=bool(wait_message)) as locked:
+    with _lock_file(target.with_suffix(_LOCK_SUFFIX), wait) as locked:
         if not locked:
             return None
         if result := find_converted_file(file, column):
@@ -193,12 +175,8 @@ def _read_text_column(file: DataFile, column: str, config_key: str) -> Iterator[
     """Yield the file's text as string or large_string arrays."""
     location = file.location
     try:
-        source = (
-            pa.PythonFile(remote_files.open_file(location), mode="r")
-            if file.is_remote
-            else pa.OSFile(location)
-        )
-        with source:
+        remote = remote_files.open_file(location) if file.is_remote else None
+        with pa.OSFile(location) if remote is None else pa.PythonFile(remote, mode="r") as source:
             for array in text_column.read_text_batches(location, source, column, config_key):
                 is_plain = text_column.is_plain_text_type(array.type)
                 yield array if is_plain else array.cast(pa.large_string())

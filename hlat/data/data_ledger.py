@@ -5,8 +5,8 @@ independent of the number of ranks.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from itertools import pairwise
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,44 +28,25 @@ class SourceUsage(TypedDict):
     """Finished documents divided by the training documents of the source."""
 
 
-@dataclass(frozen=True)
-class LedgerEntry:
-    """A finished stage and the totals at its end."""
+class LedgerEntry(NamedTuple):
+    """A finished stage and the totals at its end (JSON-able)."""
 
     stage_name: str
     end_step: int
     """The step after its last one."""
-    totals: NDArray[np.int64]
-    """Documents and tokens since the start of the run, [sources, 2]."""
+    totals: list[list[int]]
+    """Documents and tokens of each source since the start of the run."""
 
-    def remap_sources(
-        self, saved_sources: Sequence[str], current_sources: Sequence[str], keep_totals: bool
-    ) -> "LedgerEntry":
-        """Return the entry for another list of sources, with totals of zero unless `keep_totals`.
-
-        A resumed run assigns the totals of all ranks to one rank, which preserves their sum.
-        """
-        totals = np.zeros((len(current_sources), 2), np.int64)
-        for index, name in enumerate(current_sources):
-            if keep_totals and name in saved_sources:
-                totals[index] = self.totals[saved_sources.index(name)]
-        return LedgerEntry(self.stage_name, self.end_step, totals)
-
-    def to_json(self) -> list[Any]:
-        """Return the fields in order."""
-        return [self.stage_name, self.end_step, self.totals.tolist()]
-
-    @classmethod
-    def from_json(cls, fields: Sequence[Any]) -> "LedgerEntry":
-        """Return the entry that `to_json` serialized."""
-        name, end_step, totals = fields
-        return cls(name, end_step, np.array(totals, np.int64).reshape(-1, 2))
+    def remap_sources(self, saved: Sequence[str], current: Sequence[str]) -> "LedgerEntry":
+        """Return the entry for another list of sources, with zeros for new ones."""
+        totals = dict(zip(saved, self.totals, strict=False))
+        return self._replace(totals=[totals.get(name, [0, 0]) for name in current])
 
 
-def merge_ledger_entries(entries: Sequence[LedgerEntry]) -> LedgerEntry:
-    """Return the sum of one stage's entries over ranks."""
-    totals: NDArray[np.int64] = np.sum([entry.totals for entry in entries], axis=0)
-    return LedgerEntry(entries[0].stage_name, entries[0].end_step, totals)
+def merge_ledger_entries(*entries: Sequence[Any]) -> LedgerEntry:
+    """Return the sum of one stage's entries, in JSON, over ranks."""
+    name, end_step, _ = entries[0]
+    return LedgerEntry(name, end_step, np.sum([totals for _, _, totals in entries], 0).tolist())
 
 
 def compute_totals(states: StreamStates) -> NDArray[np.int64]:
@@ -79,13 +60,10 @@ def build_source_usage(
     totals: NDArray[np.int64], documents_per_epoch: Mapping[str, int]
 ) -> dict[str, SourceUsage]:
     """Return totals [sources, 2] by source name."""
+    rows = zip(documents_per_epoch.items(), totals.tolist(), strict=True)
     return {
-        name: SourceUsage(
-            tokens=int(tokens), documents=int(documents), epochs=int(documents) / size
-        )
-        for (name, size), (documents, tokens) in zip(
-            documents_per_epoch.items(), totals, strict=True
-        )
+        name: SourceUsage(tokens=tokens, documents=documents, epochs=documents / size)
+        for (name, size), (documents, tokens) in rows
     }
 
 
@@ -93,11 +71,15 @@ def compute_usage_by_stage(
     entries: Sequence[LedgerEntry], cursor: DataCursor, documents_per_epoch: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     """Return the usage of each stage by source, including the current stage (JSON-able)."""
-    current = LedgerEntry(cursor.stage.name, cursor.step, compute_totals(cursor.states))
-    start, previous = 0, np.zeros_like(current.totals)
-    stages = []
-    for entry in [*entries, current]:
-        usage = build_source_usage(entry.totals - previous, documents_per_epoch)
-        stages.append({"name": entry.stage_name, "start": start, "sources": usage})
-        start, previous = entry.end_step, entry.totals
-    return stages
+    current = LedgerEntry(cursor.stage.name, cursor.step, compute_totals(cursor.states).tolist())
+    entries = [LedgerEntry("", 0, np.zeros_like(current.totals).tolist()), *entries, current]
+    return [
+        {
+            "name": entry.stage_name,
+            "start": previous.end_step,
+            "sources": build_source_usage(
+                np.subtract(entry.totals, previous.totals), documents_per_epoch
+            ),
+        }
+        for previous, entry in pairwise(entries)
+    ]

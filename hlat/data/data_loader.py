@@ -109,18 +109,13 @@ class DataLoader:
         It contains the streams of this rank; `merge_state_dicts` merges those of all ranks into the
         state of the run, which any number of ranks can load.
         """
-        stage = self._cursor.stage
         rows = zip(self._row_indices, self._cursor.states.tolist(), strict=True)
         return {
             "version": data_fingerprint.STATE_VERSION,
             "fingerprint": self.fingerprint,
             "step": self._cursor.step,
-            "stage": {
-                "name": stage.name,
-                "start": stage.start_step,
-                "shares": dict(stage.proportions),
-            },
-            "chapters": [entry.to_json() for entry in self._ledger_entries],
+            "stage": self._cursor.stage.to_json(),
+            "chapters": [list(entry) for entry in self._ledger_entries],
             "sources": list(self._training_data.sources),
             "streams": {str(index): row for index, row in rows},
         }
@@ -138,16 +133,13 @@ class DataLoader:
         changed = data_fingerprint.compare_fingerprints(self.fingerprint, state_dict, rows, allowed)
         saved_sources, sources = state_dict["sources"], list(self._training_data.sources)
         states = np.array([state_dict["streams"][str(index)] for index in rows], np.int64)
-        saved = state_dict["stage"]
-        stage = MixtureStage(saved["start"], tuple(sorted(saved["shares"].items())), saved["name"])
+        stage = MixtureStage.from_json(state_dict["stage"])
         states = data_fingerprint.adapt_states(states, saved_sources, sources, changed)
         self._cursor = DataCursor(state_dict["step"], stage, states)
-        self._ledger_entries = [
-            LedgerEntry.from_json(entry).remap_sources(
-                saved_sources, sources, keep_totals=0 in rows
-            )
-            for entry in state_dict["chapters"]
-        ]
+        # One rank continues the totals of all ranks, which preserves their sum
+        known = saved_sources if 0 in rows else []
+        entries = [LedgerEntry(*entry) for entry in state_dict["chapters"]]
+        self._ledger_entries = [entry.remap_sources(known, sources) for entry in entries]
         self._started = False
         return list(changed.values())
 
@@ -165,7 +157,7 @@ class DataLoader:
         cursor, entries = self._cursor, self._ledger_entries
         if state_dict is not None:
             cursor = DataCursor(cursor.step, cursor.stage, _stack_states(state_dict))
-            entries = [LedgerEntry.from_json(entry) for entry in state_dict["chapters"]]
+            entries = [LedgerEntry(*entry) for entry in state_dict["chapters"]]
         return data_ledger.compute_usage_by_stage(
             entries, cursor, self._count_documents_per_epoch()
         )
@@ -176,12 +168,11 @@ class DataLoader:
         Raises:
             ConfigError: If the held-out documents of a source are shorter than one sequence.
         """
-        tokenizer, length = self._training_data.tokenizer, self._sequence_length
+        settings = sequences_per_source, self._sequence_length, self._data
+        tokenizer, sources = self._training_data.tokenizer, self._training_data.sources
         return {
-            name: pack_heldout_sequences(
-                source, tokenizer, sequences_per_source, length, self._data
-            )
-            for name, source in self._training_data.sources.items()
+            name: pack_heldout_sequences(source, tokenizer, *settings)
+            for name, source in sources.items()
         }
 
     def epoch_warnings(self, state_dict: Mapping[str, Any] | None = None) -> list[str]:
@@ -208,7 +199,7 @@ class DataLoader:
         previous = self._cursor
         stage = self._training_data.mixture_schedule.get_stage(previous.step)
         if stage != previous.stage and previous.step > 0:
-            totals = data_ledger.compute_totals(previous.states)
+            totals = data_ledger.compute_totals(previous.states).tolist()
             self._ledger_entries.append(LedgerEntry(previous.stage.name, previous.step, totals))
         self._cursor = DataCursor(previous.step + 1, stage, states)
         return tokens
@@ -247,14 +238,8 @@ def build_data_loader(
 ) -> DataLoader:
     """Build the data loader of one data-parallel rank, positioned at the first batch.
 
-    Args:
-        data: The corpus, and the number of workers and prefetched batches.
-        phase: The mixture over time.
-        batch: Sizes of a step; global_batch_size is the number of streams.
-        seed: Seed of the order.
-        dp_rank: The data-parallel rank.
-        dp_world_size: Number of data-parallel ranks; divides global_batch_size.
-        model_parallel_group: Ranks with shards of the same model; rank 0 reads each batch.
+    `model_parallel_group` contains the ranks with shards of the same model; its rank 0 reads each
+    batch.
 
     Raises:
         ConfigError: If a file, column, weight or size is invalid.
@@ -287,11 +272,9 @@ def merge_state_dicts(state_dicts: Sequence[Mapping[str, Any]]) -> dict[str, Any
     assert all(state["step"] == first["step"] for state in state_dicts)
     assert all(state["fingerprint"] == first["fingerprint"] for state in state_dicts)
     streams = {index: row for state in state_dicts for index, row in state["streams"].items()}
-    entries = zip(
-        *(map(LedgerEntry.from_json, state["chapters"]) for state in state_dicts), strict=True
-    )
+    stages = zip(*(state["chapters"] for state in state_dicts), strict=True)
     return {
         **first,
-        "chapters": [merge_ledger_entries(same).to_json() for same in entries],
+        "chapters": [list(merge_ledger_entries(*entries)) for entries in stages],
         "streams": {index: streams[index] for index in sorted(streams, key=int)},
     }

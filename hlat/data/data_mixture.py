@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig
@@ -29,6 +30,15 @@ class MixtureStage:
     """Proportion of tokens by source, in alphabetical order; positive, with sum 1."""
     name: str = field(compare=False)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as they are saved in checkpoints."""
+        return {"name": self.name, "start": self.start_step, "shares": dict(self.proportions)}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "MixtureStage":
+        """Return the stage that `to_json` serialized."""
+        return cls(fields["start"], tuple(sorted(fields["shares"].items())), fields["name"])
+
     def select_first_source(self, fraction: float) -> str:
         """Return the source at a point of [0, 1) of the cumulative proportions.
 
@@ -48,10 +58,8 @@ class MixtureStage:
         it. This is worst-case-fair weighted queueing (Bennett & Zhang, INFOCOM 1996) and an
         apportionment rule (Tijdeman, The chairman assignment problem, 1980): every source stays
         within one segment of its proportion for any number of sources. Ties go to the first name.
-
-        Args:
-            tokens: Tokens read from each source since the stage started.
-            segment_tokens: Maximum tokens of a segment.
+        `tokens` has the tokens read from each source since the stage started, and a segment has at
+        most `segment_tokens`.
         """
         if len(self.proportions) == 1:
             return self.proportions[0][0]
@@ -82,16 +90,10 @@ def build_mixture_schedule(
 ) -> MixtureSchedule:
     """Convert the timeline of a phase from tokens to steps, with the proportions of each stage."""
     base = {name: source.weight for name, source in data.sources.items()}
-    starts = compute_stage_starts(phase, batch)
-    stages = [
-        MixtureStage(
-            start, _normalize_weights(base if entry.weights is None else entry.weights), entry.name
-        )
-        for start, entry in zip(starts, phase.timeline, strict=True)
-    ]
+    stages = []
+    for start, entry in zip(compute_stage_starts(phase, batch), phase.timeline, strict=True):
+        weights = base if entry.weights is None else entry.weights
+        total = math.fsum(weights.values())
+        shares = tuple((name, w / total) for name, w in sorted(weights.items()) if w > 0)
+        stages.append(MixtureStage(start, shares, entry.name))
     return MixtureSchedule(tuple(stages))
-
-
-def _normalize_weights(weights: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    total = math.fsum(weights.values())
-    return tuple((name, weights[name] / total) for name in sorted(weights) if weights[name] > 0)

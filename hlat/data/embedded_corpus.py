@@ -6,29 +6,19 @@ of terabytes. The library is converted to Arrow files once; they are sources lik
 
 import os
 import platform
-import sys
 import sysconfig
 import tempfile
 from pathlib import Path
 
 import pyarrow as pa
-from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
 from hlat.data import standard_library
+from hlat.data.data_cache import get_cache_dir, open_progress_bar
 
 FORMAT_VERSION = 1
 """Part of the directory's name; incremented when the documents change."""
 ROWS_PER_BATCH = 1024
-
-
-def get_cache_dir() -> Path:
-    """Return $HLAT_CACHE, $XDG_CACHE_HOME/hlat or ~/.cache/hlat, for files hlat can recreate."""
-    if cache_dir := os.environ.get("HLAT_CACHE"):
-        return Path(cache_dir).expanduser()
-    if xdg_cache := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg_cache) / "hlat"
-    return Path.home() / ".cache" / "hlat"
 
 
 def get_embedded_corpus_dir() -> Path:
@@ -92,12 +82,9 @@ def _write_corpus(staged_dir: Path, target_dir: Path) -> None:
             f"Python's has none for {', '.join(missing)}; set data= to a corpus of your own"
         )
     for name, source_documents in documents.items():
-        table = pa.table(
-            {
-                "text": [document.text for document in source_documents],
-                "source": [document.path for document in source_documents],
-            }
-        )
+        texts = [document.text for document in source_documents]
+        paths = [document.path for document in source_documents]
+        table = pa.table({"text": texts, "source": paths})
         with (staged_dir / f"{name}.arrow").open("wb") as file:
             with pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table, max_chunksize=ROWS_PER_BATCH)
@@ -108,16 +95,12 @@ def _write_corpus(staged_dir: Path, target_dir: Path) -> None:
 def _collect_documents(target_dir: Path) -> dict[str, list[standard_library.LibraryDocument]]:
     """Return the distinct, non-empty documents of the library by source."""
     root = Path(sysconfig.get_path("stdlib"))
-    label = f"preparing the embedded corpus in {target_dir}"
-    interactive = sys.stderr.isatty()
-    if not interactive:
-        print(f"{label} ...", file=sys.stderr, flush=True)
-    documents: dict[str, list[standard_library.LibraryDocument]] = {
-        name: [] for name in standard_library.SOURCE_NAMES
-    }
+    documents: dict[str, list[standard_library.LibraryDocument]]
+    documents = {name: [] for name in standard_library.SOURCE_NAMES}
     seen: set[str] = set()
+    label = f"preparing the embedded corpus in {target_dir}"
     paths = standard_library.list_library_files(root)
-    for path in tqdm(paths, label, unit="file", disable=not interactive):
+    for path in open_progress_bar(label, iterable=paths, unit="file"):
         for document in standard_library.read_library_documents(root, path):
             if document.text.strip() and document.text not in seen:
                 seen.add(document.text)

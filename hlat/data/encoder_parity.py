@@ -9,10 +9,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-import os
 import platform
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +20,8 @@ import tokenizers
 from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
-from hlat.data import embedded_corpus, encoder_test_texts
+from hlat.data import encoder_test_texts
+from hlat.data.data_cache import get_cache_dir, open_progress_bar, replace_file
 from hlat.data.token_encoders import (
     FastEncoder,
     FastEncoderWithFallback,
@@ -31,7 +29,7 @@ from hlat.data.token_encoders import (
     get_fast_library_version,
 )
 
-COMPARISON_VERSION = 1
+COMPARISON_VERSION = 2
 """Incremented when the comparison is extended, which invalidates cached results."""
 MAX_DIFFERING_CODE_POINTS = 1 << 16
 """Maximum number of code points that the reference encodes instead of the fast encoder."""
@@ -101,18 +99,12 @@ def compare_encoders(
     """Encode the same inputs with both encoders."""
     count = len(inputs.texts) + len(inputs.code_points)
     label = f"comparing the fast encoder with the reference for {label}"
-    interactive = sys.stderr.isatty()
-    if not interactive:
-        print(f"{label} ...", file=sys.stderr, flush=True)
-    with tqdm(total=count, desc=label, disable=not interactive) as progress:
-        differing, suspects = _find_differing_code_points(
-            fast, reference, inputs.code_points, progress
-        )
+    with open_progress_bar(label, total=count) as progress:
+        points = inputs.code_points
+        differing, suspects = _find_differing_code_points(fast, reference, points, progress)
         # Of a composition, the code point of the newest Unicode version is excluded
-        differing |= {
-            max(map(ord, parts))
-            for parts in _find_differing_texts(fast, reference, inputs.compositions)
-        }
+        compositions = _find_differing_texts(fast, reference, inputs.compositions)
+        differing |= {max(map(ord, parts)) for parts in compositions}
         if differing and min(differing) < 0x80:
             text = encoder_test_texts.wrap_code_point(min(differing))
             return EncoderParity((), _format_difference(text, fast, reference))
@@ -183,13 +175,9 @@ def _shorten_difference(text: str, fast: TokenEncoder, reference: TokenEncoder) 
 
 def _merge_ranges(code_points: Iterable[int]) -> tuple[tuple[int, int], ...]:
     """Merge consecutive ascending code points into ranges."""
-    ranges: list[tuple[int, int]] = []
-    for point in code_points:
-        first = point
-        if ranges and ranges[-1][1] == point - 1:
-            first, _ = ranges.pop()
-        ranges.append((first, point))
-    return tuple(ranges)
+    runs = itertools.groupby(enumerate(code_points), lambda item: item[1] - item[0])
+    members = ([point for _, point in run] for _, run in runs)
+    return tuple((run[0], run[-1]) for run in members)
 
 
 def _split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -198,15 +186,9 @@ def _split_batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def _get_cache_file(content: bytes) -> Path:
     """Return the path of a cached result, with a hash of tokenizer, versions and machine."""
-    versions = (
-        COMPARISON_VERSION,
-        tokenizers.__version__,
-        get_fast_library_version(),
-        platform.machine(),
-    )
-    key = repr((hashlib.sha256(content).hexdigest(), *versions))
-    name = f"{hashlib.sha256(key.encode()).hexdigest()}.json"
-    return embedded_corpus.get_cache_dir() / "parity" / name
+    versions = COMPARISON_VERSION, tokenizers.__version__, get_fast_library_version()
+    key = repr((hashlib.sha256(content).hexdigest(), *versions, platform.machine()))
+    return get_cache_dir() / "parity" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
 
 def _load_parity(file: Path) -> EncoderParity | None:
@@ -223,7 +205,4 @@ def _save_parity(file: Path, parity: EncoderParity) -> None:
     """Cache a result if the directory is writable."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=file.parent) as directory:
-            temporary = Path(directory) / file.name
-            temporary.write_text(json.dumps(asdict(parity)))
-            os.replace(temporary, file)
+        replace_file(file, json.dumps(asdict(parity)).encode())

@@ -38,14 +38,7 @@ def pack_heldout_sequences(
     sequence_length: int,
     data: DataConfig,
 ) -> HeldoutSequences:
-    """Pack all held-out documents of a source and select evenly spaced sequences.
-
-    Args:
-        source: The source.
-        tokenizer: Tokenizer of its documents.
-        num_sequences: Maximum number of sequences.
-        sequence_length: Tokens of a sequence.
-        data: Settings of the document mask and the loss mask.
+    """Pack all held-out documents of a source and select up to `num_sequences`, evenly spaced.
 
     Raises:
         ConfigError: If the held-out documents are shorter than one sequence, or the loss mask

@@ -24,18 +24,17 @@ def find_tokenizer_file(sha256: str, candidates: Iterable[Path]) -> Path | None:
 def build_tokenizer_files(path: Path, eos_token: str, sequence_length: int) -> dict[str, bytes]:
     """Return the tokenizer.json and tokenizer_config.json of an exported model.
 
-    Args:
-        path: The tokenizer.json of the run, copied byte for byte if it adds no tokens.
-        eos_token: Token that ends a document.
-        sequence_length: Tokens per sequence in training.
+    The tokenizer.json of the run, `path`, is copied byte for byte if it adds no tokens.
 
     Raises:
         ConfigError: If the file is no tokenizer.
     """
     content = path.read_bytes()
     settings: dict[str, Any] = json.loads(content)
-    num_special_tokens = parse_tokenizer(str(path), content).num_special_tokens_to_add(False)
-    exported = _remove_post_processing(settings, num_special_tokens)
+    removed = {"truncation", "padding"} & settings.keys()
+    if parse_tokenizer(str(path), content).num_special_tokens_to_add(False):
+        removed.add("post_processor")
+    exported = settings | dict.fromkeys(sorted(removed))
     if exported != settings:
         content = json.dumps(exported, ensure_ascii=False).encode()
     pre_tokenizer = settings.get("pre_tokenizer") or {}
@@ -55,9 +54,3 @@ def build_tokenizer_files(path: Path, eos_token: str, sequence_length: int) -> d
         "tokenizer.json": content,
         "tokenizer_config.json": json.dumps(config, indent=2).encode(),
     }
-
-
-def _remove_post_processing(settings: dict[str, Any], num_special_tokens: int) -> dict[str, Any]:
-    """Return settings without added tokens, truncation and padding."""
-    plain = settings | {key: None for key in ("truncation", "padding") if key in settings}
-    return plain | {"post_processor": None} if num_special_tokens else plain

@@ -13,27 +13,12 @@ from hlat.data.tokenizer import Tokenizer, parse_tokenizer
 
 
 class PromptTokenizer:
-    """A tokenizer with the BOS rule of its model.
-
-    Attributes:
-        eos_token_id: Id of the token that ends a document.
-        eos_token: Text of this token.
-        prefix_token_id: Id of the token before the first token of a text: BOS, or EOS without a
-            BOS, as most documents in training follow an EOS.
-        vocab_size: Largest token id plus one.
-    """
+    """A tokenizer with the BOS rule of its model."""
 
     def __init__(
         self, file: Path, eos_token: str, bos_token: str | None, add_bos_token: bool | None
     ) -> None:
-        """Load a tokenizer.
-
-        Args:
-            file: The tokenizer.json.
-            eos_token: Token that ends a document.
-            bos_token: Token that starts a document, if any.
-            add_bos_token: Whether to start prompts with BOS; None applies the post-processor of
-                tokenizer.json.
+        """Load a tokenizer.json; `add_bos_token` of None applies its post-processor to prompts.
 
         Raises:
             ConfigError: If the file is unreadable or lacks one of the tokens.
@@ -43,11 +28,12 @@ class PromptTokenizer:
         except OSError as error:
             raise ConfigError(f"{file} cannot be read ({error.strerror})") from error
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        """Largest token id plus one."""
         self.eos_token_id, self.eos_token = self._get_token_id(file, eos_token), eos_token
         self._bos_token_id = None if bos_token is None else self._get_token_id(file, bos_token)
-        self.prefix_token_id = (
-            self.eos_token_id if self._bos_token_id is None else self._bos_token_id
-        )
+        bos_token_id = self._bos_token_id
+        self.prefix_token_id = self.eos_token_id if bos_token_id is None else bos_token_id
+        """Id before the first token of a text; most documents in training follow an EOS."""
         self._add_bos_token = add_bos_token
 
     def encode(self, text: str, is_prompt_start: bool = True) -> list[int]:
@@ -88,9 +74,9 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
         config = json.loads(path.read_bytes())
         eos_token = _get_token_content(config["eos_token"])
         bos_token = _get_token_content(config.get("bos_token"))
+        add_bos_token = config.get("add_bos_token")
         if eos_token is None:
             raise KeyError("eos_token")
-        add_bos_token = config.get("add_bos_token")
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read ({error.strerror}); evaluation needs tokenizer.json and "
@@ -98,8 +84,6 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} does not say which token ends a document ({error!r})") from error
-    if add_bos_token is not None:
-        add_bos_token = bool(add_bos_token)
     return PromptTokenizer(directory / "tokenizer.json", eos_token, bos_token, add_bos_token)
 
 

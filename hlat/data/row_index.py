@@ -5,10 +5,9 @@ for billions of rows. The index stores the byte positions once; a row is then re
 file by arithmetic.
 """
 
+import contextlib
 import io
 import json
-import os
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
 from hlat.data import text_column
-from hlat.data.embedded_corpus import get_cache_dir
+from hlat.data.data_cache import get_cache_dir, replace_file
 from hlat.storage.data_file import DataFile
 
 FORMAT_VERSION = 1
@@ -54,9 +53,8 @@ def get_sidecar_path(path: Path) -> Path:
 
 def get_cached_index_path(file: DataFile, column: str) -> Path:
     """Return the path in the cache directory of the index of a file without a sidecar."""
-    return (
-        get_cache_dir() / "index" / (file.compute_cache_key(column, FORMAT_VERSION) + INDEX_SUFFIX)
-    )
+    key = file.compute_cache_key(column, FORMAT_VERSION)
+    return get_cache_dir() / "index" / f"{key}{INDEX_SUFFIX}"
 
 
 def build_row_index(
@@ -128,22 +126,17 @@ def _compute_position(path: Path, mapped: pa.Buffer, buffer: pa.Buffer) -> int:
 def find_row_index(file: DataFile, column: str) -> NDArray[Any] | None:
     """Load the index of a file from its sidecar or the cache directory, or return None."""
     path = Path(file.location)
-    index = load_row_index(get_sidecar_path(path), path, column)
-    return (
-        load_row_index(get_cached_index_path(file, column), path, column)
-        if index is None
-        else index
-    )
+    if (index := load_row_index(get_sidecar_path(path), path, column)) is not None:
+        return index
+    return load_row_index(get_cached_index_path(file, column), path, column)
 
 
 def cache_row_index(index: NDArray[Any], file: DataFile, column: str) -> None:
     """Save an index in the cache directory if it is writable."""
     target = get_cached_index_path(file, column)
-    try:
+    with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         save_row_index(index, Path(file.location), column, target)
-    except OSError:
-        return
 
 
 def save_row_index(
@@ -154,7 +147,6 @@ def save_row_index(
     Raises:
         OSError: If it cannot be written.
     """
-    target = target or get_sidecar_path(path)
     identity = _compute_identity(path, column)
     record = np.zeros((), [("about", f"S{len(identity)}"), ("batches", BATCH_DTYPE, index.shape)])
     record["about"] = identity
@@ -162,15 +154,7 @@ def save_row_index(
     content = io.BytesIO()
     np.save(content, record)
     content.write(zlib.crc32(content.getvalue()).to_bytes(_CHECKSUM_BYTES, "little"))
-    with tempfile.NamedTemporaryFile(prefix=".rows-", dir=target.parent, delete=False) as file:
-        try:
-            file.write(content.getvalue())
-            file.close()
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, target)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    replace_file(target or get_sidecar_path(path), content.getvalue())
 
 
 def load_row_index(index_file: Path, path: Path, column: str) -> NDArray[Any] | None:

@@ -36,11 +36,8 @@ _DATASETS_CACHE_PREFIX = "cache-"
 def find_source_files(config_key: str, root: str, patterns: Iterable[str]) -> list[DataFile]:
     """List the files of a source without duplicates, ordered by location only.
 
-    Args:
-        config_key: Config key of the patterns, for messages.
-        root: Directory or URL of relative patterns.
-        patterns: Files, directories, globs, URLs of these, or `embedded:<name>`; see
-            `hlat.config.data.SourceConfig.paths`.
+    Relative patterns (see `hlat.config.data.SourceConfig.paths`) refer to the directory or URL
+    `root`.
 
     Raises:
         ConfigError: If a pattern matches no file or an unreadable format.
@@ -119,7 +116,12 @@ def _validate_no_json_files(config_key: str, location: str, names: Sequence[str]
 def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tuple[DataFile, str]]:
     """Yield the data files of a directory with their sort keys."""
     location = directory.location
-    _validate_single_split(config_key, directory)
+    splits = directory.read_json(_DATASET_DICT_FILE)
+    if isinstance(splits, dict):
+        names = [f"{location}/{name}" for name in splits.get("splits", [])]
+        raise ConfigError(
+            f"{config_key}: {location} is a dataset of several splits; name one: {', '.join(names)}"
+        )
     dataset_state = directory.read_json(_DATASET_STATE_FILE)
     if isinstance(dataset_state, dict) and "_data_files" in dataset_state:
         yield from _select_saved_dataset_files(config_key, directory, dataset_state)
@@ -140,17 +142,6 @@ def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tu
         )
     for name in names:
         yield directory.files[name], directory.files[name].location
-
-
-def _validate_single_split(config_key: str, directory: DataDirectory) -> None:
-    """Raise ConfigError for the output of `datasets.DatasetDict.save_to_disk`."""
-    splits = directory.read_json(_DATASET_DICT_FILE)
-    if isinstance(splits, dict):
-        names = [f"{directory.location}/{name}" for name in splits.get("splits", [])]
-        raise ConfigError(
-            f"{config_key}: {directory.location} is a dataset of several splits; name one: "
-            f"{', '.join(names)}"
-        )
 
 
 def _select_saved_dataset_files(
@@ -184,15 +175,17 @@ def _validate_manifest(config_key: str, directory: DataDirectory) -> None:
         sizes = {str(entry["name"]): int(entry["bytes"]) for entry in manifest["files"]}
     except (TypeError, KeyError, ValueError):
         return  # no manifest, or one of another tool
-    location = directory.location
-    problems = []
-    for name, num_bytes in sizes.items():
-        file = directory.files.get(name)
-        if file is None:
-            problems.append(f"{config_key}: {location}/{name} is missing")
-        elif file.num_bytes != num_bytes:
-            size = f"{file.num_bytes} bytes, not {num_bytes}"
-            problems.append(f"{config_key}: {file.location} has {size}")
-    if problems:
+    found = {name: file.num_bytes for name, file in directory.files.items()}
+    differences = {
+        name: f"has {found[name]} bytes, not {size}" if name in found else "is missing"
+        for name, size in sizes.items()
+        if found.get(name) != size
+    }
+    if differences:
         remedy = "as manifest.json beside it says; copy it again, or prepare the folder again"
-        raise ConfigError(*(f"{problem} {remedy}" for problem in problems))
+        raise ConfigError(
+            *(
+                f"{config_key}: {directory.location}/{name} {difference} {remedy}"
+                for name, difference in differences.items()
+            )
+        )

@@ -38,13 +38,8 @@ def is_plain_text_type(type_: pa.DataType) -> bool:
 
 def _is_text_type(type_: pa.DataType) -> bool:
     """Return True for text types, including those that must be converted."""
-    if pa.types.is_dictionary(type_):
-        return is_plain_text_type(type_.value_type)
-    return is_plain_text_type(type_) or str(type_) == "string_view"
-
-
-def _format_schema(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in schema) or "no columns"
+    value_type = type_.value_type if pa.types.is_dictionary(type_) else type_
+    return is_plain_text_type(value_type) or str(type_) == "string_view"
 
 
 def find_text_column(
@@ -60,18 +55,18 @@ def find_text_column(
     if text_columns:
         alone = ", or text_column of this source alone," if config_key == CONFIG_KEY else ""
         remedy = f"set it{alone} to one of: {', '.join(text_columns)}"
+    listed = ", ".join(f"{field.name} ({field.type})" for field in schema) or "no columns"
     indices = schema.get_all_field_indices(column)
     if len(indices) != 1:
         count = f"{len(indices)} columns" if indices else "no column"
         raise ConfigError(
-            f"{config_key}={column}: {location} has {count} of this name; it has "
-            f"{_format_schema(schema)}; {remedy}"
+            f"{config_key}={column}: {location} has {count} of this name; it has {listed}; {remedy}"
         )
     index: int = indices[0]
     if column not in text_columns:
         raise ConfigError(
             f"{config_key}={column}: this column of {location} is {schema.field(index).type}, not "
-            f"string or large_string; it has {_format_schema(schema)}; {remedy}"
+            f"string or large_string; it has {listed}; {remedy}"
         )
     return index
 
@@ -83,15 +78,10 @@ def read_text_batches(
     config_key: str = CONFIG_KEY,
     zero_copy: bool = False,
 ) -> Iterator[pa.Array]:
-    """Yield the text column of a file's batches after a check of their bounds.
+    """Yield the text column of an Arrow file or stream, or of Parquet, after a check of its bounds.
 
-    Args:
-        location: The file, for messages.
-        file: The open file: Arrow IPC in the file or the stream format, or Parquet.
-        column: The column's name.
-        config_key: Config key of the column, for messages.
-        zero_copy: Read all columns of a mapped Arrow file and yield views; Arrow copies if it reads
-            a selection of columns.
+    With `zero_copy`, read all columns of a mapped Arrow file and yield views; Arrow copies if it
+    reads a selection of columns.
 
     Raises:
         ConfigError: If the file is damaged or lacks the column.

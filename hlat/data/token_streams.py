@@ -244,17 +244,17 @@ def _tokenize_chunks(
     for name, position, start in locations:
         document = sources[name].read_training_document(position, stride)
         end = tokenizer.chunker.find_chunk_end(document, start, CHUNK_BYTES)
-        encoded = slice(*tokenizer.chunker.get_encoded_range(start, end))
-        texts.append(_decode_utf8(name, document[encoded]))
+        first, last = tokenizer.chunker.get_encoded_range(start, end)
+        texts.append(_decode_utf8(name, document[first:last]))
         next_starts.append(end if end < len(document) else 0)
-    chunks = []
-    for location, ids, next_start in zip(
-        locations, tokenizer.encode_chunks(texts), next_starts, strict=True
-    ):
-        is_document_end = next_start == 0 and (location.start or len(ids))
-        tokens = tokenizer.append_eos(ids) if is_document_end else ids
-        chunks.append(TokenizedChunk(tokens, next_start))
-    return chunks
+    encoded = zip(locations, tokenizer.encode_chunks(texts), next_starts, strict=True)
+    return [
+        TokenizedChunk(
+            tokenizer.append_eos(ids) if not next_start and (location.start or len(ids)) else ids,
+            next_start,
+        )
+        for location, ids, next_start in encoded
+    ]
 
 
 def _decode_utf8(source: str, data: memoryview) -> str:

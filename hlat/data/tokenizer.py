@@ -34,14 +34,10 @@ class Tokenizer:
         eos_token: str,
         encoder: EncoderLibrary = EncoderLibrary.reference,
     ) -> None:
-        """Load a tokenizer.
+        """Load a tokenizer.json, relative to `root`, or the `embedded` one.
 
-        Args:
-            name: A tokenizer.json, relative to root, or `embedded`.
-            root: Directory of relative paths.
-            eos_token: Token appended to each document.
-            encoder: Library that encodes. Before its first use with a tokenizer, the fast library
-                is compared with the reference for a few seconds.
+        Before its first use with a tokenizer, the fast encoder is compared with the reference for a
+        few seconds.
 
         Raises:
             ConfigError: If the file is missing or invalid, lacks the EOS token, encodes text to a
@@ -133,7 +129,10 @@ class Tokenizer:
 
     def append_eos(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return token ids followed by EOS."""
-        return np.append(ids, np.int32(self.eos_token_id))
+        tokens = np.empty(ids.size + 1, np.int32)  # a third of the time of np.append
+        tokens[:-1] = ids
+        tokens[-1] = self.eos_token_id
+        return tokens
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""

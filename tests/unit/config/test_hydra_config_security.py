@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from hlat.config.compose import compose_config
+from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references
 
 Entry = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -69,16 +71,33 @@ FILES: dict[str, tuple[dict[str, str], list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", FILES)
-def test_a_configuration_that_names_code_is_refused_before_it_runs(
-    tmp_path: Path, hlat: Entry, case: str
-) -> None:
-    files, words, key = FILES[case]
-    trace = tmp_path / "trace"
-    for name, content in files.items():
-        file = tmp_path / "theirs" / f"{name}.yaml"
+def _write_files(folder: Path, case: str) -> Path:
+    """Write the files of a case, and return the path of the file that its code would make."""
+    for name, content in FILES[case][0].items():
+        file = folder / "theirs" / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content.replace("TRACE", str(trace)))
+        file.write_text(content.replace("TRACE", str(folder / "trace")))
+    return folder / "trace"
+
+
+@pytest.mark.parametrize("case", [case for case in FILES if case != "another root"])
+def test_a_configuration_that_names_code_is_refused(tmp_path: Path, case: str) -> None:
+    _, words, key = FILES[case]
+    trace = _write_files(tmp_path, case)
+    overrides = [word for word in words if word != "-m"]
+    with pytest.raises(ConfigError) as error:
+        compose_config([f"hydra.searchpath=[file://{tmp_path}/theirs]", *overrides])
+    assert not trace.exists()
+    assert any(problem.startswith(key) for problem in error.value.problems)
+
+
+IN_A_PROCESS = ["callback", "logging of a group", "launcher", "another root"]
+
+
+@pytest.mark.parametrize("case", IN_A_PROCESS)
+def test_it_is_refused_before_it_runs(tmp_path: Path, hlat: Entry, case: str) -> None:
+    _, words, key = FILES[case]
+    trace = _write_files(tmp_path, case)
     flag = "--config-path" if case == "another root" else "--config-dir"
     done = hlat("train", f"{flag}={tmp_path / 'theirs'}", *words)
     assert not trace.exists()

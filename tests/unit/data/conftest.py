@@ -1,8 +1,10 @@
 """Fixtures: small corpora, and a cache directory for the embedded corpus."""
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,7 +12,8 @@ import pytest
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig, StageConfig
-from hlat.data import data_loader, embedded_corpus
+from hlat.data import data_loader, embedded_corpus, training_data
+from hlat.data.tokenizer import Tokenizer
 
 EOS = "<|endoftext|>"
 WORDS = ["red", "blue", "été", "木"]
@@ -126,6 +129,23 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HLAT_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def embedded_tokenizer() -> Iterator[None]:
+    """Load the embedded tokenizer of data loaders once per session."""
+
+    @functools.cache
+    def load_embedded(*arguments: Any) -> Tokenizer:
+        return Tokenizer("embedded", ".", *arguments)
+
+    def load(name: str, root: str, *arguments: Any) -> Tokenizer:
+        is_embedded = name == "embedded"
+        return load_embedded(*arguments) if is_embedded else Tokenizer(name, root, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_data, "Tokenizer", load)
+        yield
 
 
 @pytest.fixture(scope="session")

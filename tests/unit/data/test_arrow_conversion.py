@@ -128,9 +128,9 @@ def test_several_processes_share_the_work(tmp_path: Path, parquet: Path, monkeyp
     convert, barrier = arrow_conversion._write_arrow_file, threading.Barrier(2)
 
     def count(file: DataFile, *arguments):
-        if len(converted) < 2:
-            barrier.wait(timeout=30)  # both are at work before either goes on
         converted.append(file.name)
+        if len(converted) <= 2:
+            barrier.wait(timeout=30)  # both are at work before either goes on
         return convert(file, *arguments)
 
     monkeypatch.setattr(arrow_conversion, "_write_arrow_file", count)

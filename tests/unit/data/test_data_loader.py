@@ -64,7 +64,9 @@ def test_a_batch_has_the_promised_shape(open_ranks) -> None:
     assert batch.max() < ranks[1].vocab_size
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 5))]
+)
 def test_random_resumes_equal_the_uninterrupted_run(open_ranks, seed: int) -> None:
     """Resume repeatedly with other ranks and prefetch, also across stages."""
     expected = global_batches(open_ranks(), 60)

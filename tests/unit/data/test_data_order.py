@@ -1,6 +1,5 @@
 """Compare the data order with a reference implementation of ten lines."""
 
-import functools
 import json
 
 import numpy as np
@@ -13,11 +12,10 @@ from hypothesis import strategies as st
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig, StageConfig
-from hlat.data import token_streams, training_data
+from hlat.data import token_streams
 from hlat.data.data_loader import build_data_loader, merge_state_dicts
 from hlat.data.training_data import open_training_data
 
-Tokenizer = functools.cache(training_data.Tokenizer)  # loading it takes longer than a run
 LENGTH = 16
 SEGMENT = 4 * LENGTH
 WORDS = ["red", "blue", "été", "木曜日", "x+y", "\n\n", "  two", "\ud7ff", "3.14", "<|endoftext|>"]
@@ -159,31 +157,49 @@ class Case:
         ]
 
 
-@settings(
-    max_examples=60,
+def check_run(root, drawn, workers=0) -> None:
+    case = Case(root, drawn, workers)
+    found = case.found()
+    assert found == case.expected(len(found[0]))
+
+
+ANY_RUN = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
+
+
+@settings(ANY_RUN, max_examples=25)
 @given(drawn=runs())
 def test_any_run_is_the_definition(tmp_path_factory, drawn) -> None:
     """Vary corpora, weights, phases, ranks, micro batches, prefetch and resumes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_streams, "CHUNK_BYTES", 600)
-        patch.setattr(training_data, "Tokenizer", Tokenizer)
-        case = Case(tmp_path_factory.mktemp("run"), drawn)
-        found = case.found()
-        assert found == case.expected(len(found[0]))
+        check_run(tmp_path_factory.mktemp("run"), drawn)
 
 
-@settings(
-    max_examples=4,
-    deadline=None,
-    phases=[Phase_.explicit, Phase_.generate],  # an example takes a second: do not shrink
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@pytest.mark.slow
+@settings(ANY_RUN, max_examples=100)
+@given(drawn=runs())
+def test_any_of_many_runs_is_the_definition(tmp_path_factory, drawn) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(token_streams, "CHUNK_BYTES", 600)
+        check_run(tmp_path_factory.mktemp("run"), drawn)
+
+
+# An example takes a second: do not shrink
+WITH_WORKERS = settings(ANY_RUN, phases=[Phase_.explicit, Phase_.generate])
+
+
+@settings(WITH_WORKERS, max_examples=2)
 @given(drawn=runs(), workers=st.integers(1, 3))
 def test_any_run_with_workers_is_the_definition(tmp_path_factory, drawn, workers) -> None:
     drawn["attempts"] = drawn["attempts"][:2]
-    case = Case(tmp_path_factory.mktemp("run"), drawn, workers)
-    found = case.found()
-    assert found == case.expected(len(found[0]))
+    check_run(tmp_path_factory.mktemp("run"), drawn, workers)
+
+
+@pytest.mark.slow
+@settings(WITH_WORKERS, max_examples=8)
+@given(drawn=runs(), workers=st.integers(1, 3))
+def test_any_of_many_runs_with_workers_is_the_definition(tmp_path_factory, drawn, workers) -> None:
+    check_run(tmp_path_factory.mktemp("run"), drawn, workers)

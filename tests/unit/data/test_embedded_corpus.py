@@ -10,7 +10,7 @@ from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig, StageConfig
-from hlat.data import embedded_corpus, standard_library
+from hlat.data import data_cache, embedded_corpus, standard_library
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.data.data_loader import build_data_loader
 from hlat.data.source_files import find_source_files
@@ -38,11 +38,11 @@ def test_the_cache_folder_is_where_the_environment_says(monkeypatch) -> None:
     monkeypatch.setenv("HLAT_CACHE", "/x/y")
     monkeypatch.setenv("XDG_CACHE_HOME", "/z")
     monkeypatch.setenv("HOME", "/h")
-    assert embedded_corpus.get_cache_dir() == Path("/x/y")
+    assert data_cache.get_cache_dir() == Path("/x/y")
     monkeypatch.delenv("HLAT_CACHE")
-    assert embedded_corpus.get_cache_dir() == Path("/z/hlat")
+    assert data_cache.get_cache_dir() == Path("/z/hlat")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert embedded_corpus.get_cache_dir() == Path("/h/.cache/hlat")
+    assert data_cache.get_cache_dir() == Path("/h/.cache/hlat")
 
 
 def test_sources_are_prepared_once_and_said_so(small_library: Path, capsys) -> None:
@@ -53,7 +53,7 @@ def test_sources_are_prepared_once_and_said_so(small_library: Path, capsys) -> N
     assert lines == [
         f"preparing the embedded corpus in {embedded_corpus.get_embedded_corpus_dir()} ..."
     ]
-    prepared = [path for path in embedded_corpus.get_cache_dir().iterdir() if path.name != "index"]
+    prepared = [path for path in data_cache.get_cache_dir().iterdir() if path.name != "index"]
     assert prepared == [embedded_corpus.get_embedded_corpus_dir()]
 
 
@@ -65,7 +65,7 @@ def test_an_interrupted_preparation_leaves_nothing(small_library: Path, monkeypa
         patch.setattr(os, "fsync", interrupt)
         with pytest.raises(KeyboardInterrupt):
             embedded_corpus.prepare_embedded_corpus()
-    assert list(embedded_corpus.get_cache_dir().iterdir()) == []
+    assert list(data_cache.get_cache_dir().iterdir()) == []
     assert read("data") == ["y = 2\n"]
 
 
@@ -83,9 +83,7 @@ def test_of_racing_preparations_one_wins(small_library: Path, monkeypatch) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    assert list(embedded_corpus.get_cache_dir().iterdir()) == [
-        embedded_corpus.get_embedded_corpus_dir()
-    ]
+    assert list(data_cache.get_cache_dir().iterdir()) == [embedded_corpus.get_embedded_corpus_dir()]
     assert read("data") == ["y = 2\n"]
 
 
@@ -103,7 +101,7 @@ def test_a_full_disk_is_an_error(small_library: Path, monkeypatch) -> None:
     monkeypatch.setattr(embedded_corpus.os, "fsync", full)
     with pytest.raises(ConfigError, match="No space left on device"):
         embedded_corpus.prepare_embedded_corpus()
-    assert list(embedded_corpus.get_cache_dir().iterdir()) == []
+    assert list(data_cache.get_cache_dir().iterdir()) == []
 
 
 def test_a_library_without_sources_is_an_error(small_library: Path) -> None:

@@ -100,6 +100,7 @@ def test_05_no_restart_drops_the_head_of_a_document(one_source) -> None:
         assert set(texts_of(loader, row)) <= set(texts)
 
 
+@pytest.mark.slow
 def test_06_a_checkpoint_holds_the_data_state_of_its_own_step(small, hlat, tmp_path) -> None:
     """The automatic resume never restored the data: every restart read from the beginning."""
     assert hlat("train", *small, "run.name=x", "run.steps=7", "checkpoint.every_steps=3").returncode == 0  # fmt: skip

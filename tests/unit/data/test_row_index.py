@@ -154,7 +154,7 @@ def test_a_failing_disk_leaves_no_half_index(tmp_path: Path, write_arrow, monkey
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(row_index.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         row_index.save_row_index(index, path, "text")
     assert os.listdir(tmp_path) == ["a.arrow"]
