@@ -1,4 +1,4 @@
-"""Faults in a run that nobody looks after: what is decided, what is written down, what it costs."""
+"""Faults in an unattended run: the decision, the events, and the lost time."""
 
 import json
 import os
@@ -11,7 +11,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from hlat.engine.native.native_engine import NativeEngine
-from tests.run.test_processes import broken, children, inject
+from hlat.evaluate import heldout_evaluation
+from hlat.recovery.checkpointer import Checkpointer
+from hlat.recovery.step_watchdog import StepWatchdog
+from hlat.report.run_record import load_run_record
+from tests.run.test_processes import broken, inject
 
 SUPERVISED = ("recovery.max_restarts=9", "recovery.max_same_failures=5")
 
@@ -84,11 +88,27 @@ if os.environ.get("RANK") == "0":
         return train_step(self, *arguments)
     NativeEngine.train_step = eat
 """
+SIGNAL_IN_STEP_8 = """
+import os
+if os.environ.get("RANK") == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    import time
+    from pathlib import Path
+    from hlat.engine.native.native_engine import NativeEngine
+    train_step, steps = NativeEngine.train_step, []
+    def send_signal(self, *arguments):
+        steps.append(1)
+        if len(steps) == 8:
+            while not Path("runs/x/checkpoints/step_00000005/manifest.json").exists():
+                time.sleep(0.02)
+            os.kill(os.getpid(), {number})
+        return train_step(self, *arguments)
+    NativeEngine.train_step = send_signal
+"""
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 QUICK = ("recovery.spike_window=4", "recovery.rollback_after=3", "recovery.spike_margin=2")
 
 
-def test_lasting_spikes_roll_the_run_back_and_their_batches_are_left_out(runner, spoil):
+def test_roll_back_after_lasting_spikes_and_skip_their_batches(runner, spoil):
     bad = set()
 
     def is_bad(trained):
@@ -108,7 +128,7 @@ def test_lasting_spikes_roll_the_run_back_and_their_batches_are_left_out(runner,
     assert len(trained) == 14 + 10
 
 
-def test_a_rollback_survives_a_kill(runner, spoil, monkeypatch):
+def test_resume_a_run_killed_after_a_rollback(runner, spoil, monkeypatch):
     bad = set()
 
     def is_bad(trained):
@@ -122,8 +142,8 @@ def test_a_rollback_survives_a_kill(runner, spoil, monkeypatch):
     (runner.folder / "runs/x").rename(runner.folder / "runs/whole")
     runner.run("run.name=x", *QUICK, "run.steps=10")
     # The record as a kill leaves it between the rollback and the next save
-    told = (runner.folder / "runs/whole/events.jsonl").read_text().splitlines()
-    (line,) = [line for line in told if json.loads(line)["event"] == "rollback"]
+    lines = (runner.folder / "runs/whole/events.jsonl").read_text().splitlines()
+    (line,) = [line for line in lines if json.loads(line)["event"] == "rollback"]
     with (runner.folder / "runs/x/events.jsonl").open("a") as file:
         file.write(line + "\n")
     monkeypatch.undo()
@@ -132,7 +152,7 @@ def test_a_rollback_survives_a_kill(runner, spoil, monkeypatch):
     assert runner.losses("x") == whole
 
 
-def test_a_rollback_that_does_not_help_is_not_repeated(runner, spoil):
+def test_end_the_run_if_a_rollback_does_not_help(runner, spoil):
     spoil(lambda trained: len(trained) > 11)
     done = runner.run("run.name=x", *QUICK)
     assert done.returncode == 3, done.stderr
@@ -143,7 +163,7 @@ def test_a_rollback_that_does_not_help_is_not_repeated(runner, spoil):
     assert kept == ["step_00000005", "step_00000010"]
 
 
-def test_what_was_saved_on_the_way_down_is_set_aside(runner, spoil):
+def test_rename_checkpoints_saved_while_diverging(runner, spoil):
     bad = set()
 
     def is_bad(trained):
@@ -160,7 +180,7 @@ def test_what_was_saved_on_the_way_down_is_set_aside(runner, spoil):
     assert kept == ["step_00000010_diverged_1", "step_00000020"]
 
 
-def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
+def test_skip_and_log_a_step_with_nonfinite_gradients(runner, monkeypatch):
     from hlat.engine.native.trainable_parameters import TrainableParameters
 
     real, calls = TrainableParameters.collect_gradients, []
@@ -182,14 +202,13 @@ def test_one_bad_gradient_is_skipped_and_told(runner, monkeypatch):
     assert "step 7: gradients are not finite" in done.stdout
 
 
-def test_looks_between_steps_change_no_number(runner):
-    assert runner.run("run.name=whole").returncode == 0
+def test_train_bitwise_the_same_with_periodic_checks(runner, uninterrupted):
     done = runner.run("run.name=x", "recovery.check_replicas_every_steps=3")
     assert done.returncode == 0, done.stderr
-    assert runner.losses("x") == runner.losses("whole")
+    assert runner.losses("x") == uninterrupted.losses("whole")
 
 
-def test_a_mask_that_leaks_ends_the_run_at_the_next_look(runner, monkeypatch):
+def test_end_the_run_if_attention_is_not_causal(runner, monkeypatch):
     from hlat.model.llama import CoreAttention
 
     def forward(self, q, k, v, bias=None):
@@ -219,50 +238,54 @@ def memory_group():
     group.rmdir()
 
 
-def hit(runner, number, *overrides, at):
-    """Start a supervised run, and send a signal to its process that trains after some step."""
-    process, trains = runner.start("run.name=x", *SUPERVISED, *overrides), []
-    while process.poll() is None:
-        trains = trains or children(process)  # which takes as long as some steps
-        if steps(runner)[-1:] >= [at]:
-            for child in trains:
-                os.kill(child, number)
-            break
-        time.sleep(0.005)
-    out, err = process.communicate()
-    return process.returncode, out, err
+def run_and_signal(runner, number, *overrides):
+    """Train under a supervisor; rank 0 receives a signal in step 8 of the first attempt."""
+    inject(runner, runner.folder, SIGNAL_IN_STEP_8.format(number=int(number)))
+    return runner.run_process("run.name=x", *SUPERVISED, *overrides)
 
 
 @pytest.mark.distributed
 @pytest.mark.xdist_group("processes")
 class TestSupervised:
-    def test_a_killed_process_is_started_again(self, runner, uninterrupted):
-        code, out, err = hit(runner, signal.SIGKILL, at=7)
-        assert code == 0, err
+    @pytest.fixture(autouse=True)
+    def skip_figures(self, runner):
+        inject(runner, runner.folder, "")
+
+    def test_restart_a_killed_process_and_account_for_the_time(self, runner, uninterrupted):
+        began = time.time()
+        done = run_and_signal(runner, signal.SIGKILL)
+        assert done.returncode == 0, done.stderr
         (restart,) = events(runner, "restart")
         assert restart["reason"] == "rank 0 was killed by SIGKILL"
-        assert "restarting from the newest checkpoint (restart 1 of 9)" in err
+        assert "restarting from the newest checkpoint (restart 1 of 9)" in done.stderr
         assert runner.losses("x") == uninterrupted.losses("whole")
-        assert out.count("complete at step 20") == 1
+        assert done.stdout.count("complete at step 20") == 1
+        ledger = load_run_record(runner.folder / "runs/x").time_ledger
+        assert abs(ledger.unaccounted_seconds) < 0.05 * ledger.wall_seconds, ledger
+        first, second = ledger.attempts
+        assert first.start_time == pytest.approx(began, abs=2)
+        assert second.start_time >= restart["time"]
+        assert second.start_time - restart["time"] == pytest.approx(first.seconds["down"])
+        assert first.seconds["lost"] > 0
 
-    def test_a_stopped_process_hangs_and_tells_where(self, runner, uninterrupted):
-        timeouts = ("recovery.step_timeout_s=3", "recovery.start_timeout_s=60")
-        code, _, err = hit(runner, signal.SIGSTOP, *timeouts, at=7)
-        assert code == 0, err
+    def test_restart_a_stopped_process_after_writing_its_stack(self, runner, uninterrupted):
+        timeouts = ("recovery.step_timeout_s=5", "recovery.start_timeout_s=300")
+        done = run_and_signal(runner, signal.SIGSTOP, *timeouts)
+        assert done.returncode == 0, done.stderr
         (restart,) = events(runner, "restart")
         assert "no heartbeat from rank 0" in restart["reason"]
         assert "train.py" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
         assert runner.losses("x") == uninterrupted.losses("whole")
 
-    def test_a_signal_saves_and_ends_with_75(self, runner, uninterrupted):
-        code, _, err = hit(runner, signal.SIGTERM, at=7)
-        assert code == 75, err
+    def test_save_and_end_with_exit_code_75_on_sigterm(self, runner, uninterrupted):
+        done = run_and_signal(runner, signal.SIGTERM)
+        assert done.returncode == 75, done.stderr
         assert not events(runner, "restart")
         again = runner.run("run.name=x")
         assert again.returncode == 0, again.stderr
         assert runner.losses("x") == uninterrupted.losses("whole")
 
-    def test_the_same_exception_at_the_same_step_ends_the_run(self, runner, tmp_path):
+    def test_end_the_run_after_the_same_exception_at_the_same_step(self, runner, tmp_path):
         broken(runner, tmp_path, 0, "NativeEngine.read = lambda *_: 1 / 0")
         done = runner.run_process("run.name=x", "recovery.max_restarts=9")
         assert done.returncode == 1
@@ -271,32 +294,41 @@ class TestSupervised:
         assert "failed 2 times at step 0" in done.stderr
         assert "rank 0 failed:\nTraceback" in done.stderr
 
-    def test_a_mistake_is_never_tried_again(self, runner):
+    def test_do_not_restart_after_a_configuration_error(self, runner):
         done = runner.run_process("run.name=x", "recovery.max_restarts=9", "data.root=nowhere")
         assert done.returncode == 2
         assert not events(runner, "restart")
 
     @pytest.mark.slow  # test_nodes.py kills one of two as well
-    def test_a_killed_rank_of_two_is_started_again_with_its_peer(self, runner):
-        code, _, err = hit(runner, signal.SIGKILL, "parallelism.dp=2", at=7)
-        assert code == 0, err
+    def test_restart_both_ranks_after_one_is_killed(self, runner):
+        done = run_and_signal(runner, signal.SIGKILL, "parallelism.dp=2")
+        assert done.returncode == 0, done.stderr
         assert len(events(runner, "restart")) == 1
         assert steps(runner) == [*range(1, 21)]
 
-    def test_a_flipped_bit_is_found_before_it_is_saved(self, runner, tmp_path):
-        layout = ("parallelism.dp=2", "precision=fp32")
-        assert runner.run_process("run.name=whole", *layout).returncode == 0
+    def test_restart_instead_of_saving_a_flipped_bit(self, runner, tmp_path, uninterrupted):
         inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
-        done = runner.run_process("run.name=x", *SUPERVISED, *layout)
+        done = runner.run_process("run.name=x", *SUPERVISED, "parallelism.dp=2")
         assert done.returncode == 0, done.stderr
         (restart,) = events(runner, "restart")
         assert restart["reason"].endswith(
             "ranks 0, 1 have different replicas of weights/model.layers.0.mlp.down_proj.weight; "
             "step 15 was not saved"
         )
+        for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
+            assert found == pytest.approx(expected, rel=1e-5)
+
+    @pytest.mark.slow  # the same with the losses of two processes, bit for bit
+    def test_train_bitwise_the_same_after_a_flipped_bit(self, runner, tmp_path):
+        layout = ("parallelism.dp=2", "precision=fp32")
+        assert runner.run_process("run.name=whole", *layout).returncode == 0
+        inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
+        assert runner.run_process("run.name=x", *SUPERVISED, *layout).returncode == 0
+        assert len(events(runner, "restart")) == 1
         assert runner.losses("x") == runner.losses("whole")
 
-    def test_a_kill_for_want_of_memory_is_told(self, runner, uninterrupted, memory_group, tmp_path):
+    @pytest.mark.slow  # a killed process restarts above
+    def test_report_a_kill_because_of_memory(self, runner, uninterrupted, memory_group, tmp_path):
         code = HUNGRY.format(once=str(tmp_path / "once"), group=str(memory_group))
         inject(runner, tmp_path, code)
         done = runner.run_process("run.name=x", *SUPERVISED)
@@ -305,11 +337,9 @@ class TestSupervised:
         assert restart["reason"] == "rank 0 was killed by SIGKILL (out of memory)"
         assert runner.losses("x") == uninterrupted.losses("whole")
 
-    @pytest.mark.parametrize(
-        ("copies", "every", "found"),
-        [pytest.param(4, "null", 15, marks=pytest.mark.slow), (3, "4", 12)],
-    )
-    def test_the_node_of_the_odd_one_of_several_copies_is_excluded(
+    @pytest.mark.slow  # two replicas that differ restart above
+    @pytest.mark.parametrize(("copies", "every", "found"), [(4, "null", 15), (3, "4", 12)])
+    def test_exclude_the_node_of_the_replica_that_differs_from_the_others(
         self, runner, tmp_path, copies, every, found
     ):
         inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
@@ -327,6 +357,36 @@ class TestSupervised:
         assert steps(runner) == [*range(1, 21)]
 
 
+def test_allow_more_time_for_evaluations_and_saves_than_for_steps(runner, monkeypatch):
+    timeouts, found = [], {}
+    set_deadline = StepWatchdog._set_deadline
+
+    def record_timeout(watchdog, timeout_s):
+        timeouts.append(timeout_s)
+        set_deadline(watchdog, timeout_s)
+
+    def record_calls(owner, name):
+        function = getattr(owner, name)
+
+        def call(*arguments, **options):
+            found.setdefault(name, []).append(timeouts[-1])
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+
+    monkeypatch.setattr(StepWatchdog, "_set_deadline", record_timeout)
+    record_calls(NativeEngine, "train_step")
+    record_calls(heldout_evaluation, "evaluate_heldout")
+    record_calls(Checkpointer, "save")
+    limits = ("recovery.step_timeout_s=1000", "recovery.start_timeout_s=2000")
+    done = runner.run("run.name=x", *limits, "evaluation.every_steps=10")
+    assert done.returncode == 0, done.stderr
+    assert found["train_step"] == [2000] * 2 + [1000] * 18
+    assert found["evaluate_heldout"] == [2000] * 3
+    assert found["save"] == [2000] * 4
+
+
+@pytest.mark.slow  # the timeouts in force are compared above
 @pytest.mark.parametrize(
     "slow",
     [
@@ -334,51 +394,39 @@ class TestSupervised:
         "import hlat.recovery.checkpointer as c; m = c.Checkpointer; name = 'save'",
     ],
 )
-def test_what_may_take_longer_than_a_step_does_not_hang(runner, tmp_path, slow):
-    (tmp_path / "sitecustomize.py").write_text(
+def test_let_evaluations_and_saves_take_longer_than_a_step(runner, tmp_path, slow):
+    inject(
+        runner,
+        tmp_path,
         f"import time\n{slow}\n"
         "real, calls = getattr(m, name), []\n"
         "def late(*a, **k):\n"
         "    calls.append(0)\n"
-        "    time.sleep(4 if len(calls) == 2 else 0)\n"
+        "    time.sleep(8 if len(calls) == 2 else 0)\n"
         "    return real(*a, **k)\n"
-        "setattr(m, name, late)\n"
+        "setattr(m, name, late)\n",
     )
-    runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    timeout, every = "recovery.step_timeout_s=2", "evaluation.every_steps=10"
+    timeout, every = "recovery.step_timeout_s=5", "evaluation.every_steps=10"
     done = runner.run_process("run.name=x", timeout, every)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_step_after_a_save_may_not_take_longer_than_others(runner, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
+def test_end_an_unsupervised_run_that_hangs_in_the_step_after_a_save(runner, tmp_path):
+    inject(
+        runner,
+        tmp_path,
         "import time\n"
         "from hlat.engine.native.native_engine import NativeEngine\n"
         "real, calls = NativeEngine.train_step, []\n"
-        "NativeEngine.train_step = lambda *a: (calls.append(0), len(calls) == 11 and time.sleep(99), real(*a))[2]\n"
+        "NativeEngine.train_step = lambda *a: (calls.append(0), len(calls) == 11 and time.sleep(999), real(*a))[2]\n",
     )
-    runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    began = time.monotonic()
-    done = runner.run_process("run.name=x", "recovery.step_timeout_s=2")
+    done = runner.run_process("run.name=x", "recovery.step_timeout_s=5")
     assert done.returncode == 1
-    assert [row["step"] for row in runner.rows("x", "metrics.jsonl")] == [*range(1, 11)]
-    assert time.monotonic() - began < 60
-
-
-def test_without_a_supervisor_a_run_that_hangs_ends_itself(runner, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(
-        "import time\n"
-        "from hlat.engine.native.native_engine import NativeEngine\n"
-        "real, calls = NativeEngine.read, []\n"
-        "NativeEngine.read = lambda *a: (calls.append(0), len(calls) > 9 and time.sleep(99), real(*a))[2]\n"
-    )
-    runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    done = runner.run_process("run.name=x", "recovery.step_timeout_s=2")
-    assert done.returncode == 1
+    assert steps(runner) == [*range(1, 11)]
     assert "sitecustomize" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
 
 
-def test_milestones_hold_the_weights_and_are_kept(runner):
+def test_keep_milestones_with_weights(runner):
     done = runner.run("run.name=x", "checkpoint.milestone_tokens=3000", "checkpoint.keep_last=1")
     assert done.returncode == 0, done.stderr
     folder = runner.folder / "runs/x/milestones"

@@ -1,20 +1,21 @@
 """A run over the nodes of a job: one supervisor on each, which decide together.
 
-Two supervisors on this machine are told that they are two nodes; tests/slurm has nodes.
+Two supervisors on this machine are given the environment of two nodes; tests/slurm has nodes.
 """
 
-import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
+
+from tests.run.test_processes import inject, wait_for_step
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
 NODES = ("hardware.nodes=2", "hardware.processes_per_node=1", "parallelism.tp=2")
+LONG = "schedule.total_steps=100000"
 IN_STEP_7 = """
 import os
 if os.environ.get("RANK") == "1":
@@ -27,6 +28,12 @@ if os.environ.get("RANK") == "1":
         return whole(self, *arguments)
     NativeEngine.train_step = train_step
 """
+SHORT_TIMEOUTS = """
+import os
+if "RANK" not in os.environ:
+    from hlat.recovery import failure_coordinator
+    failure_coordinator._REPORT_TIMEOUT_S = failure_coordinator._ACKNOWLEDGE_TIMEOUT_S = 1.0
+"""
 
 
 class Nodes:
@@ -36,14 +43,13 @@ class Nodes:
         self.runner = runner
 
     def inject(self, statement: str) -> None:
-        code = IN_STEP_7.format(statement=statement)
-        (self.runner.folder / "sitecustomize.py").write_text(code)
-        self.runner.environment["PYTHONPATH"] += os.pathsep + str(self.runner.folder)
+        """Execute a statement in step 7 of rank 1, before any restart."""
+        inject(self.runner, self.runner.folder, IN_STEP_7.format(statement=statement))
 
     def start(self, *overrides: str, nodes: int = 2) -> list["subprocess.Popen[str]"]:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        meeting = {
+        variables = {
             "HLAT_NODES": str(nodes),
             "HLAT_RDZV_ENDPOINT": f"127.0.0.1:{port}",
             "HLAT_STOP": str(self.runner.folder / "stop"),
@@ -52,7 +58,7 @@ class Nodes:
             subprocess.Popen(
                 [sys.executable, "-m", "hlat.train", *self.runner.small, *NODES, *overrides],
                 cwd=self.runner.folder,
-                env=self.runner.environment | meeting | {"HLAT_NODE": str(number)},
+                env=self.runner.environment | variables | {"HLAT_NODE": str(number)},
                 text=True,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -61,18 +67,19 @@ class Nodes:
         ]
 
     def run(self, *overrides: str) -> tuple[list[int], list[str]]:
-        """Exit codes and errors of all nodes."""
+        """Return exit codes and errors of all nodes."""
         started = self.start(*overrides)
-        said = [process.communicate(timeout=300) for process in started]
-        return [process.returncode for process in started], [err for _, err in said]
+        output = [process.communicate(timeout=300) for process in started]
+        return [process.returncode for process in started], [err for _, err in output]
 
 
 @pytest.fixture
 def nodes(runner):
+    inject(runner, runner.folder, "")
     return Nodes(runner)
 
 
-def test_a_killed_process_is_started_again_on_all_nodes(nodes, runner, uninterrupted):
+def test_restart_all_nodes_after_a_process_is_killed(nodes, runner, uninterrupted):
     nodes.inject("os.kill(os.getpid(), 9)")
     codes, errors = nodes.run("run.name=x", "recovery.max_restarts=1")
     assert codes == [0, 0], errors
@@ -84,30 +91,28 @@ def test_a_killed_process_is_started_again_on_all_nodes(nodes, runner, uninterru
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_one_node_raises_ends_all_with_its_reason(nodes):
+@pytest.mark.slow  # test_processes.py: an exception in one of two processes
+def test_end_all_nodes_with_the_exception_of_one(nodes):
     nodes.inject("raise ValueError('no')")
     codes, errors = nodes.run("run.name=x")
     assert codes == [1, 1], errors
     assert "ValueError: no" in errors[0]
 
 
-def test_a_file_asks_all_nodes_to_save(nodes, runner):
-    started = nodes.start("run.name=x", "schedule.total_steps=100000")
-    while not runner.rows("x", "metrics.jsonl"):
-        assert all(process.poll() is None for process in started)
-        time.sleep(0.05)
+def test_save_on_all_nodes_when_the_stop_file_appears(nodes, runner):
+    started = nodes.start("run.name=x", LONG)
+    wait_for_step(runner, started[0])
     (runner.folder / "stop").touch()
     errors = [process.communicate(timeout=300)[1] for process in started]
     assert [process.returncode for process in started] == [75, 75], errors
     assert runner.rows("x", "events.jsonl")[-1]["event"] == "interrupt"
 
 
-def test_a_lost_node_ends_the_others(nodes, runner):
+def test_end_the_other_node_after_one_is_lost(nodes, runner):
     runner.environment.pop("SLURMD_NODENAME", None)
-    first, second = nodes.start("run.name=x", "schedule.total_steps=100000")
-    while not runner.rows("x", "metrics.jsonl"):
-        assert first.poll() is None
-        time.sleep(0.05)
+    inject(runner, runner.folder, SHORT_TIMEOUTS)
+    first, second = nodes.start("run.name=x", LONG)
+    wait_for_step(runner, first)
     second.send_signal(signal.SIGKILL)
     second.communicate()
     errors = first.communicate(timeout=300)[1]
@@ -116,7 +121,7 @@ def test_a_lost_node_ends_the_others(nodes, runner):
     assert f"hlat: node {name} did not answer after rank 0 raised" in errors, errors[-3000:]
 
 
-def test_another_number_of_nodes_is_a_mistake(nodes):
+def test_refuse_another_number_of_nodes(nodes):
     (only,) = nodes.start("run.name=x", nodes=1)
     errors = only.communicate(timeout=300)[1]
     assert only.returncode == 2

@@ -1,4 +1,4 @@
-"""A node that cannot be trusted ends a run before its first step, with its name and exit code 4."""
+"""An unhealthy node ends a run before its first step, with its name and exit code 4."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def wrong_device(monkeypatch):
     monkeypatch.setattr(host_info, "get_host_name", lambda: "trn-7")
 
 
-def test_wrong_arithmetic_ends_the_run_and_names_the_node(runner, wrong_device):
+def test_end_a_run_with_wrong_arithmetic_and_name_the_node(runner, wrong_device):
     done = runner.run("run.name=x")
     assert done.returncode == 4
     lines = [line for line in done.stderr.splitlines() if "trn-7" in line]
@@ -45,19 +45,21 @@ def test_wrong_arithmetic_ends_the_run_and_names_the_node(runner, wrong_device):
     assert not runner.rows("x", "metrics.jsonl")
 
 
-def test_the_same_command_trains_on_a_sound_node(runner, wrong_device, monkeypatch, uninterrupted):
+def test_train_with_the_same_command_on_a_healthy_node(
+    runner, wrong_device, monkeypatch, uninterrupted
+):
     assert runner.run("run.name=x").returncode == 4
     monkeypatch.undo()
     assert runner.run("run.name=x").returncode == 0
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
-def test_it_can_be_left_out(runner, wrong_device):
+def test_train_without_preflight_checks(runner, wrong_device):
     assert runner.run("run.name=x", "run.steps=1", "recovery.preflight=false").returncode == 0
     assert runner.rows("x", "events.jsonl")[0]["event"] == "start"
 
 
-def test_a_disk_for_less_than_two_checkpoints_is_a_mistake(runner, refused, monkeypatch):
+def test_refuse_a_disk_for_less_than_two_checkpoints(runner, refused, monkeypatch):
     runner.run("run.name=x", "run.steps=1", "recovery.preflight=false")
     size = sum(f.stat().st_size for f in runner.folder.glob("runs/x/checkpoints/*/*.safetensors"))
     usage = shutil.disk_usage("/")._replace(free=int(1.5 * size))
@@ -70,9 +72,10 @@ def test_a_disk_for_less_than_two_checkpoints_is_a_mistake(runner, refused, monk
     assert runner.run("run.name=x", "run.steps=2").returncode == 0
 
 
+@pytest.mark.slow  # tests/distributed/test_preflight.py: the checks of several ranks
 @pytest.mark.distributed
 @pytest.mark.xdist_group("processes")
-def test_of_two_processes_all_end_with_the_code(runner, tmp_path):
+def test_end_all_processes_with_the_exit_code_of_one(runner, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(WRONG_ON_ONE_RANK)
     runner.environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
     runner.environment["SLURMD_NODENAME"] = "trn-7"

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.conftest import Runner
+from tests.run.conftest import REPOSITORY, Runner
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
@@ -21,93 +22,176 @@ if os.environ.get("RANK") == "{rank}":
     from hlat.engine.native.native_engine import NativeEngine
     {statement}
 """
+WAIT_IN_STEP_7 = """
+import os, time
+if "RANK" in os.environ:
+    from hlat.engine.native.native_engine import NativeEngine
+    from hlat.recovery.signal_handler import SignalHandler
+    enter, train_step, handlers, steps = SignalHandler.__enter__, NativeEngine.train_step, [], []
+    def record(self):
+        handlers.append(self)
+        return enter(self)
+    def wait_for_signal(self, *arguments):
+        steps.append(1)
+        while len(steps) == 7 and handlers[-1].signal_name is None:
+            time.sleep(0.05)
+        return train_step(self, *arguments)
+    SignalHandler.__enter__, NativeEngine.train_step = record, wait_for_signal
+"""
+SKIP_FIGURES = (REPOSITORY / "tests/fakes/skip_figures.py").read_text()
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+"""127.0.0.1 and ::ffff:127.0.0.1, as /proc/net/tcp and tcp6 show them."""
 
 
 def children(process: subprocess.Popen) -> list[int]:
-    """Process ids of those that it started and that train."""
+    """Return the ids of the worker processes that a process has started."""
     found = subprocess.run(
         ["pgrep", "-P", str(process.pid), "-f", "hlat.train"], capture_output=True, text=True
     )
     return [int(number) for number in found.stdout.split()]
 
 
-def gone(numbers: list[int]) -> bool:
-    deadline = time.monotonic() + 30
-    while any(Path(f"/proc/{number}").exists() for number in numbers):
-        if time.monotonic() > deadline:
-            return False
+def wait_until_ended(processes: list[int]) -> None:
+    """Wait until none of the processes exists."""
+    deadline = time.monotonic() + 120
+    while running := [number for number in processes if Path(f"/proc/{number}").exists()]:
+        assert time.monotonic() < deadline, running
         time.sleep(0.05)
-    return True
 
 
-def broken(runner, folder: Path, rank: int, statement: str) -> None:
-    """Let a rank do something in its third step."""
+def wait_for_step(runner: Runner, process: subprocess.Popen, step: int = 1) -> None:
+    """Wait until a process has logged a step of run x."""
+    while not any(row["step"] >= step for row in runner.rows("x", "metrics.jsonl")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def broken(runner: Runner, folder: Path, rank: int, statement: str) -> None:
+    """Execute a statement when a rank starts."""
     inject(runner, folder, BROKEN.format(rank=rank, statement=statement))
 
 
-def inject(runner, folder: Path, code: str) -> None:
-    """Let every process that the runner starts begin with some code."""
-    (folder / "sitecustomize.py").write_text(code)
-    runner.environment["PYTHONPATH"] += os.pathsep + str(folder)
+def inject(runner: Runner, folder: Path, code: str) -> None:
+    """Start all processes of the runner with some code, and without figures in their reports."""
+    (folder / "sitecustomize.py").write_text(f"{SKIP_FIGURES}\n{code}")
+    runner.environment["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{folder}"
+
+
+@pytest.fixture(autouse=True)
+def skip_figures(runner: Runner) -> None:
+    """Leave the figures of reports empty."""
+    inject(runner, runner.folder, "")
+
+
+def find_listening_addresses(process: int) -> set[str]:
+    """Return the addresses on which a process accepts connections, in hexadecimal."""
+    links = [
+        os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()
+    ]
+    sockets = {link.removeprefix("socket:[")[:-1] for link in links if link.startswith("socket:")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in sockets:
+                found.add(words[1].partition(":")[0])
+    return found
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory, small):
-    """A run of two processes that nothing happened to."""
-    runner = Runner(tmp_path_factory.mktemp("two"), small)
-    done = runner.run_process("run.name=two", *LAYOUT)
+def torchrun(tmp_path_factory, small):
+    """Return a runner whose run `whole` was started by torchrun, and the output."""
+    runner = Runner(tmp_path_factory.mktemp("torchrun"), small)
+    inject(runner, runner.folder, "")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        "-m", "hlat.train", *small, "run.name=whole", *LAYOUT,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=runner.folder, env=runner.environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    return runner
+    return runner, done.stdout
 
 
-def test_one_command_starts_them_all_and_another_layout_goes_on(runner, uninterrupted):
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory, small):
+    """Return a runner whose run x was interrupted by Ctrl-C in step 7, and the process."""
+    runner = Runner(tmp_path_factory.mktemp("interrupted"), small)
+    inject(runner, runner.folder, WAIT_IN_STEP_7)
+    return runner, runner.run_until(6, signal.SIGINT, "run.name=x", *LAYOUT)
+
+
+def assert_close(found, expected):
+    """Compare losses with those of another layout."""
+    for row, other in zip(found, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-5)
+
+
+def test_train_in_processes_of_torchrun(torchrun, uninterrupted):
+    runner, printed = torchrun
+    assert printed.count("complete at step 20") == 1
+    assert_close(runner.losses("whole"), uninterrupted.losses("whole"))
+
+
+def test_resume_interrupted_run_bitwise_with_the_printed_command(runner, interrupted, torchrun):
+    first, stopped = interrupted
+    assert stopped.returncode == 75, stopped.stderr
+    shutil.copytree(first.folder / "runs", runner.folder / "runs")
+    command = shlex.split(stopped.stdout.rstrip().splitlines()[-1].removeprefix("resume:"))
+    again = subprocess.run(command, cwd=runner.folder, env=runner.environment)
+    assert again.returncode == 0
+    assert runner.losses("x") == torchrun[0].losses("whole")
+
+
+def test_resume_with_another_layout_and_keep_earlier_logs(runner, interrupted, uninterrupted):
+    shutil.copytree(interrupted[0].folder / "runs", runner.folder / "runs")
+    log = runner.folder / "runs/x/logs/rank_1.log"
+    log.write_text("output of rank 1")
+    again = runner.run_process("run.name=x", "parallelism.dp=2", "parallelism.zero=3")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("complete at step 20") == 1
+    kept = [path.read_text() for path in log.parent.glob("rank_1.*.log")]
+    assert kept == ["output of rank 1"]
+    assert [row["step"] for row in runner.rows("x", "metrics.jsonl")] == [*range(1, 21)]
+    assert_close(runner.losses("x"), uninterrupted.losses("whole"))
+
+
+@pytest.mark.slow  # two processes resume in another layout above
+def test_resume_four_processes_as_two(runner, uninterrupted):
     four = ("parallelism.tp=2", "parallelism.pp=2", "batch.micro_batch_size=2")
     done = runner.run_process("run.name=x", "run.steps=10", *four)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("complete at step 10") == 1
     assert done.stderr.count("step 10/10") <= 1
-    log = runner.folder / "runs/x/logs/rank_1.log"
-    log.write_text("what rank 1 had to say")
     again = runner.run_process("run.name=x", "parallelism.dp=2", "parallelism.zero=3")
     assert again.returncode == 0, again.stderr
-    kept = [path.read_text() for path in log.parent.glob("rank_1.*.log")]
-    assert kept == ["what rank 1 had to say"]
     assert [row["step"] for row in runner.rows("x", "metrics.jsonl")] == [*range(1, 21)]
-    for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)
+    assert_close(runner.losses("x"), uninterrupted.losses("whole"))
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [(signal.SIGINT, 75), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)],
-)
-def test_the_same_command_goes_on_to_the_last_bit(runner, two, sent, code):
-    stopped = runner.run_until(7, sent, "run.name=x", *LAYOUT)
-    assert stopped.returncode == code, stopped.stderr
-    if code == 75:
-        printed = stopped.stdout.rstrip().splitlines()[-1]
-        command = shlex.split(printed.removeprefix("resume:"))
-        again = subprocess.run(command, cwd=runner.folder, env=runner.environment)
-    else:
-        again = runner.run_process("run.name=x", *LAYOUT)
-    assert again.returncode == 0
-    assert runner.losses("x") == two.losses("two")
+@pytest.mark.slow  # an interrupted run resumes above
+def test_resume_killed_run_bitwise(runner, torchrun):
+    inject(runner, runner.folder, WAIT_IN_STEP_7)
+    stopped = runner.run_until(6, signal.SIGKILL, "run.name=x", *LAYOUT)
+    assert stopped.returncode == -9, stopped.stderr
+    inject(runner, runner.folder, "")
+    assert runner.run_process("run.name=x", *LAYOUT).returncode == 0
+    assert runner.losses("x") == torchrun[0].losses("whole")
 
 
-def test_the_first_exception_is_the_one_that_is_told(runner, tmp_path):
-    unwell = "NativeEngine.read = lambda *_: (os.write(2, b'unwell\\n'), 1 / 0)"
-    broken(runner, tmp_path, 1, unwell)
-    begun = time.monotonic()
+def test_report_only_the_first_exception(runner, tmp_path):
+    broken(runner, tmp_path, 1, "NativeEngine.read = lambda *_: (os.write(2, b'unwell\\n'), 1 / 0)")
     failed = runner.run_process("run.name=x", *LAYOUT)
     assert failed.returncode == 1
     assert "[rank 1] unwell" in failed.stderr
     assert "hlat: rank 1 failed:" in failed.stderr
     assert "ZeroDivisionError" in failed.stderr
     assert failed.stderr.count("Traceback") == 1
-    assert time.monotonic() - begun < 300
 
 
-def test_a_mistake_that_one_rank_finds_is_told_kindly(runner, tmp_path):
+@pytest.mark.slow  # test_faults.py: the same of one process
+def test_report_configuration_error_of_one_rank(runner, tmp_path):
     raised = "import hlat.config.config_errors as e; NativeEngine.read = lambda *_: (_ for _ in ()).throw(e.ConfigError('key=1: no'))"
     broken(runner, tmp_path, 1, raised)
     failed = runner.run_process("run.name=x", *LAYOUT)
@@ -116,51 +200,37 @@ def test_a_mistake_that_one_rank_finds_is_told_kindly(runner, tmp_path):
     assert "Traceback" not in failed.stderr
 
 
-def test_a_killed_rank_ends_all(runner):
-    process = runner.start("run.name=x", *LAYOUT)
-    while not runner.rows("x", "metrics.jsonl"):
-        time.sleep(0.02)
+def test_end_all_ranks_after_one_is_killed(runner):
+    process = runner.start("run.name=x", "schedule.total_steps=100000", *LAYOUT)
+    wait_for_step(runner, process)
     workers = children(process)
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
-    begun = time.monotonic()
-    _, err = process.communicate()
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert "was killed by SIGKILL" in err
-    assert time.monotonic() - begun < 60
-    assert gone(workers)
+    wait_until_ended(workers)
 
 
-def test_no_rank_outlives_the_command_which_is_where_the_attempt_began(runner):
+def test_listen_on_loopback_and_end_workers_with_the_command(runner):
     before = time.time()
-    process = runner.start("run.name=x", *LAYOUT)
+    process = runner.start("run.name=x", "schedule.total_steps=100000", "parallelism.dp=2")
     after = time.time()
-    while not runner.rows("x", "metrics.jsonl"):
-        time.sleep(0.02)
+    wait_for_step(runner, process)
     events = runner.rows("x", "events.jsonl")
-    began = next(row["began"] for row in events if row["event"] == "start")
-    assert before - 0.02 <= began <= after + 0.02
+    start = next(row["began"] for row in events if row["event"] == "start")
+    assert before - 0.02 <= start <= after + 0.02  # start of the command, in ticks of the kernel
     workers = children(process)
+    assert len(workers) == 2
+    found = {number: find_listening_addresses(number) for number in (process.pid, *workers)}
+    assert found[process.pid] == {"0100007F"}
+    assert set().union(*found.values()) <= LOOPBACK
     process.kill()
     process.communicate()
-    assert gone(workers)
+    wait_until_ended(workers)
 
 
-def test_a_world_that_does_not_fit_is_refused_before_it_starts(runner):
+def test_refuse_layout_that_does_not_divide_the_model(runner):
     refused = runner.run("parallelism.tp=3")
     assert refused.returncode == 2
     assert "parallelism.tp=3 does not divide" in refused.stderr
-
-
-def test_torchruns_processes_are_used(runner, uninterrupted):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        "-m", "hlat.train", *runner.small, "run.name=x", "parallelism.tp=2",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=runner.folder, env=runner.environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("complete at step 20") == 1
-    for found, expected in zip(runner.losses("x"), uninterrupted.losses("whole"), strict=True):
-        assert found == pytest.approx(expected, rel=1e-5)

@@ -1,8 +1,8 @@
 """A real Slurm of several nodes on this machine: loopback only, without systemd, cgroups or
-accounting, with keys and folders of its own.
+accounting, with separate keys and folders.
 
-Each node's slurmd has a UTS namespace, so that what runs on a node knows its name, and all of it
-can be found and ended at once, as if somebody had pulled the plug.
+Each node's slurmd has a UTS namespace, so that its processes see the name of the node and can be
+killed at once, as by a power failure.
 """
 
 import os
@@ -41,26 +41,27 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
-SchedulerParameters=batch_sched_delay=0,bf_interval=2,sched_interval=2
+SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1
 JobRequeue=1
 ReturnToService=1
-SlurmctldTimeout=10
-SlurmdTimeout=8
-MessageTimeout=10
+SlurmctldTimeout=30
+SlurmdTimeout=15
+MessageTimeout=30
 KillWait=5
 MinJobAge=600
 {nodes}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=90
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
+PartitionName=train Nodes={train} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=90
+PartitionName=urgent Nodes={train} MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
+PartitionName=background Nodes={background} MaxTime=INFINITE State=UP
 """
 """cred_expire is also how long a requeued job waits, from 5 on; SlurmdTimeout how long a node may
-be silent."""
+be silent; KillWait how long a cancelled process may save."""
 
 
 def missing() -> str | None:
-    """Why there can be no cluster here; None: there can."""
+    """Return the reason why no cluster can be started here, or None."""
     absent = [program for program in PROGRAMS if shutil.which(program, path=_PATH) is None]
     if absent:
         return (
@@ -73,10 +74,18 @@ def missing() -> str | None:
 
 
 class Cluster:
-    """The nodes n1, n2 ... of a Slurm; a context in which they are up."""
+    """Context manager of a Slurm with nodes n1, n2 ...
 
-    def __init__(self, folder: Path, num_nodes: int) -> None:
+    Args:
+        folder: Directory of its configuration, state and logs.
+        num_train: Nodes of the default partition, train, and of urgent, which preempts it.
+        num_background: Further nodes, of partition background.
+    """
+
+    def __init__(self, folder: Path, num_train: int, num_background: int) -> None:
+        num_nodes = num_train + num_background
         self.folder, self.names = folder, [f"n{i + 1}" for i in range(num_nodes)]
+        self._num_train = num_train
         self.conf = folder / "slurm.conf"
         self.environment = os.environ | {"SLURM_CONF": str(self.conf), "PATH": _PATH}
         for name in [name for name in self.environment if name.startswith(("SLURM_J", "SBATCH_"))]:
@@ -95,7 +104,7 @@ class Cluster:
         for job in self.run("squeue", "--noheader", "--format=%i", check=False).split():
             self.run("scancel", "--signal=KILL", job, check=False)
         for name in self.names:
-            self.unplug(name)
+            self.power_off(name)
         with suppress(OSError, ValueError):
             os.kill(int((self.folder / "slurmctld.pid").read_text()), signal.SIGKILL)
         if self._munged is not None:
@@ -106,20 +115,25 @@ class Cluster:
         hosts.write_text("".join(line for line in lines if _MARK not in line))
 
     def run(self, *words: str, check: bool = True) -> str:
-        """What a command says."""
+        """Return the output of a command."""
         done = subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, check=False, timeout=60
+            words, env=self.environment, capture_output=True, text=True, check=False, timeout=120
         )
         assert not check or done.returncode == 0, (words, done.stderr)
         return done.stdout
 
-    def plug_in(self, name: str) -> None:
+    def show_job(self, job: str) -> dict[str, str]:
+        """Return the fields of a job in `scontrol show job`."""
+        shown = self.run("scontrol", "show", "job", job).split()
+        return dict(word.split("=", 1) for word in shown if "=" in word)
+
+    def power_on(self, name: str) -> None:
         """Start a node."""
         start = 'hostname "$0" && exec slurmd -N "$0" -f "$SLURM_CONF"'
         self.run("unshare", "--uts", "sh", "-c", start, name)
 
-    def unplug(self, name: str) -> None:
-        """End everything on a node at once."""
+    def power_off(self, name: str) -> None:
+        """Kill all processes of a node at once."""
         pid = self.folder / f"slurmd-{name}.pid"
         with suppress(OSError, ValueError):
             uts = os.readlink(f"/proc/{int(pid.read_text())}/ns/uts")
@@ -131,14 +145,23 @@ class Cluster:
         pid.unlink(missing_ok=True)
 
     def wait_until(self, seconds: float, condition: str, holds) -> None:
-        """Wait for something to hold; tell what the cluster looks like if it never does."""
+        """Wait for a condition; raise AssertionError with the state of the cluster after a time."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
                 shown = self.run("squeue", "--states=all", check=False)
                 shown += self.run("sinfo", "-N", "-l", check=False)
                 raise AssertionError(f"not within {seconds:g} s: {condition}\n{shown}")
-            time.sleep(0.2)
+            time.sleep(0.1)
+
+    def wait_until_idle(self, *names: str) -> None:
+        """Wait until the nodes are up and idle."""
+        words = ("sinfo", "--noheader", "-N", "--states=idle", "--format=%N")
+
+        def idle() -> set[str]:
+            return {*self.run(*words, check=False).split()}
+
+        self.wait_until(180, f"{', '.join(names)} are idle", lambda: {*names} <= idle())
 
     def _start(self) -> None:
         host = socket.gethostname()
@@ -155,7 +178,17 @@ class Cluster:
             "RealMemory=1000 State=UNKNOWN"
             for name in self.names
         )
-        self.conf.write_text(_CONF.format(host=host, port=port, folder=self.folder, nodes=nodes))
+        train, background = self.names[: self._num_train], self.names[self._num_train :]
+        self.conf.write_text(
+            _CONF.format(
+                host=host,
+                port=port,
+                folder=self.folder,
+                nodes=nodes,
+                train=",".join(train),
+                background=",".join(background),
+            )
+        )
         (self.folder / "state").mkdir()
         self._munged = subprocess.Popen(
             [
@@ -167,15 +200,11 @@ class Cluster:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.wait_until(20, "munge", (self.folder / "munge.socket").exists)
+        self.wait_until(60, "munge", (self.folder / "munge.socket").exists)
         self.run("slurmctld", "-i", "-f", str(self.conf))
         for name in self.names:
-            self.plug_in(name)
-        self.wait_until(60, "all nodes are idle", lambda: self._idle() == {*self.names})
-
-    def _idle(self) -> set[str]:
-        words = ("sinfo", "--noheader", "-N", "--states=idle", "--format=%N")
-        return {*self.run(*words, check=False).split()}
+            self.power_on(name)
+        self.wait_until_idle(*self.names)
 
 
 def _address(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Runs sent to a Slurm that is started for the tests."""
+"""Runs submitted to a Slurm that is started for the tests."""
 
 import json
 import os
@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.run.conftest import REPOSITORY, Runner
+from tests.run.test_processes import SKIP_FIGURES
 from tests.slurm.cluster import Cluster, missing
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 TWO_NODES = (
     "hardware.nodes=2",
     "hardware.processes_per_node=1",
     "parallelism.tp=2",
 )
-_WITHOUT = missing()
+_REASON = missing()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
@@ -28,29 +29,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.slurm)
             item.add_marker(pytest.mark.xdist_group("slurm"))
-            if _WITHOUT is not None:
-                item.add_marker(pytest.mark.skip(reason=_WITHOUT))
+            if _REASON is not None:
+                item.add_marker(pytest.mark.skip(reason=_REASON))
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), 3) as up:
+    with Cluster(tmp_path_factory.mktemp("cluster"), num_train=3, num_background=3) as up:
         yield up
 
 
 class Login:
-    """A folder of a user on the login node."""
+    """A folder of a user on the login node. Reports of runs have empty figures."""
 
     def __init__(self, cluster: Cluster, folder: Path, small: list[str]) -> None:
         self.cluster, self.folder, self.small = cluster, folder, small
-        self.environment = cluster.environment | {"PYTHONPATH": str(REPOSITORY)}
+        path = f"{REPOSITORY}{os.pathsep}{folder}"
+        self.environment = cluster.environment | {"PYTHONPATH": path}
+        self.inject("")
 
     def inject(self, code: str) -> None:
-        """Let every training process begin with some code."""
-        (self.folder / "sitecustomize.py").write_text(
-            f"import os\nif 'RANK' in os.environ:\n{code}"
-        )
-        self.environment["PYTHONPATH"] += os.pathsep + str(self.folder)
+        """Start every Python process of this user, on any node, with some code."""
+        (self.folder / "sitecustomize.py").write_text(f"{SKIP_FIGURES}\n{code}")
 
     def python(self, *words: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -59,11 +59,11 @@ class Login:
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
 
     def send(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Train the small run through Slurm."""
+        """Submit the small run."""
         flags = [word for word in words if word.startswith("-")]
         typed = [word for word in words if word not in flags]
         words = ("hlat.train", *flags, "hydra/launcher=slurm", *self.small, *typed)
@@ -75,13 +75,12 @@ class Login:
         return done.stdout
 
     def shown(self, name: str, submission: int = 1) -> dict[str, str]:
-        """What Slurm knows of the newest job of a submission."""
+        """Return the fields of the newest job of a submission in `scontrol show job`."""
         rows = self.rows(name, f"submissions/{submission}/receipts.jsonl")
-        told = self.cluster.run("scontrol", "show", "job", rows[-1]["job"])
-        return dict(word.split("=", 1) for word in told.split() if "=" in word)
+        return self.cluster.show_job(rows[-1]["job"])
 
     def wait_for(
-        self, name: str, *states: str, submission: int = 1, seconds: float = 120
+        self, name: str, *states: str, submission: int = 1, seconds: float = 300
     ) -> dict[str, str]:
         """Wait until the job of a run is in one of some states."""
 
@@ -91,7 +90,7 @@ class Login:
         self.cluster.wait_until(seconds, f"{name} is {states}", there)
         return self.shown(name, submission)
 
-    def wait_for_step(self, name: str, step: int, seconds: float = 120) -> None:
+    def wait_for_step(self, name: str, step: int, seconds: float = 300) -> None:
         def there() -> bool:
             return any(row["step"] >= step for row in self.rows(name, "metrics.jsonl"))
 
@@ -110,18 +109,38 @@ class Login:
         (path,) = (self.folder / f"runs/{name}/submissions/1").glob("*.log")
         return path.read_text()
 
+    def cancel_jobs(self) -> None:
+        """Cancel the jobs of this folder, and wait for their end."""
+        words = ("squeue", "--noheader", "--format=%i %Z")
+
+        def active() -> list[str]:
+            rows = [line.split(None, 1) for line in self.cluster.run(*words).splitlines()]
+            return [job for job, folder in rows if folder == str(self.folder)]
+
+        for job in active():
+            self.cluster.run("scancel", job, check=False)
+        self.cluster.wait_until(120, f"no job of {self.folder} is left", lambda: not active())
+
 
 @pytest.fixture
 def login(cluster: Cluster, tmp_path: Path, small: list[str]) -> Iterator[Login]:
-    yield Login(cluster, tmp_path, small)
-    for job in cluster.run("squeue", "--noheader", "--format=%i").split():
-        cluster.run("scancel", job, check=False)
-    cluster.wait_until(30, "no job is left", lambda: not cluster.run("squeue", "--noheader"))
+    user = Login(cluster, tmp_path, small)
+    yield user
+    user.cancel_jobs()
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Runner:
+    """Return the runner of run `whole`, in this process."""
+    runner = Runner(tmp_path_factory.mktemp("uninterrupted"), small)
+    done = runner.run("run.name=whole")
+    assert done.returncode == 0, done.stderr
+    return runner
 
 
 @pytest.fixture(scope="session")
 def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Login:
-    """A run on two nodes that nothing happened to."""
+    """Return the user of run `whole`, which two nodes train without interruption."""
     login = Login(cluster, tmp_path_factory.mktemp("whole"), small)
     done = login.send("run.name=whole", *TWO_NODES)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The doctor under srun, where it checks the nodes that it is given."""
+"""The doctor under srun, which checks the nodes of the step."""
 
 import json
 import subprocess
@@ -20,11 +20,14 @@ if os.environ.get("SLURM_PROCID") == "1":
 
 
 @pytest.mark.parametrize(
-    ("planted", "code", "last"), [("", 0, "healthy; "), (MULTIPLIES_WRONGLY, 4, "FAIL: machine; ")]
+    ("code", "last", "injected"),
+    [
+        pytest.param(0, "healthy; ", "", marks=pytest.mark.slow, id="healthy"),
+        pytest.param(4, "FAIL: machine; ", MULTIPLIES_WRONGLY, id="unhealthy"),
+    ],
 )
-def test_it_examines_the_nodes_of_a_step(login, planted: str, code: int, last: str) -> None:
-    (login.folder / "sitecustomize.py").write_text(planted)
-    login.environment["PYTHONPATH"] += f":{login.folder}"
+def test_check_the_nodes_of_a_step(login, code: int, last: str, injected: str) -> None:
+    login.inject(injected)
     data = [word for word in login.small if word.startswith("data.")]
     done = subprocess.run(
         [
@@ -35,7 +38,7 @@ def test_it_examines_the_nodes_of_a_step(login, planted: str, code: int, last: s
         env=login.environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith(last)

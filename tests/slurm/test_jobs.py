@@ -1,63 +1,110 @@
-"""What becomes of jobs on a real Slurm: whole ones, and those that something happens to."""
+"""Jobs on a real Slurm: complete ones, and those that are preempted, cancelled or lose a node."""
 
 import shlex
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm.conftest import REPOSITORY, TWO_NODES
+from tests.run.conftest import REPOSITORY
+from tests.run.test_processes import WAIT_IN_STEP_7
+from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import TWO_NODES, Login
 
-STOP_AT_STEP_7 = """
-    if "SLURM_RESTART_COUNT" not in os.environ:
-        import time
-        from hlat.engine.native.native_engine import NativeEngine
-        whole, steps = NativeEngine.train_step, []
-        def slow(self, *arguments):
-            steps.append(1)
-            time.sleep(60 if len(steps) == 7 else 0)
-            return whole(self, *arguments)
-        NativeEngine.train_step = slow
+FIRST_ATTEMPT = 'if "RANK" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:'
+WAIT_IN_FIRST_ATTEMPT = WAIT_IN_STEP_7.replace('if "RANK" in os.environ:', FIRST_ATTEMPT)
+WRONG_IN_FIRST_ATTEMPT = f"""
+import os
+{FIRST_ATTEMPT}
+    from hlat.engine import device_checks
+    multiply = device_checks._matmul
+    device_checks._matmul = lambda one, other: multiply(one, other).clamp(max=3)
 """
-SLOW = STOP_AT_STEP_7.replace("60 if len(steps) == 7 else 0", "4")
-LESS_SLOW = SLOW.replace("sleep(4)", "sleep(1)")
-WRONG_ON_N1 = """
-    if os.environ["SLURMD_NODENAME"] == "n1":
-        from hlat.engine import device_checks
-        multiply = device_checks._matmul
-        device_checks._matmul = lambda one, other: multiply(one, other).clamp(max=3)
-"""
+BACKGROUND = "hydra.launcher.partition=background"
 
 
-def test_two_nodes_train_as_one_machine_does(whole, login):
+@pytest.fixture(scope="module")
+def limited(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
+    """Yield the user of run x, whose first attempt trains until its time limit."""
+    login = Login(cluster, tmp_path_factory.mktemp("limited"), small)
+    login.inject(WAIT_IN_FIRST_ATTEMPT)
+    login.environment["WANDB_MODE"] = "offline"
+    # The signal arrives 15 to 45 seconds after the start
+    limit = ("hydra.launcher.time=2", "hydra.launcher.signal_s=75")
+    done = login.send("run.name=x", "tracking=wandb", *limit, BACKGROUND)
+    assert done.returncode == 0, done.stderr
+    yield login
+    login.cancel_jobs()
+
+
+@pytest.fixture(scope="module")
+def unhealthy(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
+    """Yield the user of run x, whose first node computes wrong products."""
+    login = Login(cluster, tmp_path_factory.mktemp("unhealthy"), small)
+    login.inject(WRONG_IN_FIRST_ATTEMPT)
+    done = login.send("run.name=x", BACKGROUND)
+    assert done.returncode == 0, done.stderr
+    yield login
+    login.cancel_jobs()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def background_runs(limited: Login, unhealthy: Login) -> None:
+    """Start the runs that wait for Slurm for most of their time before the first test."""
+
+
+@pytest.mark.slow  # two nodes train below, after one was lost
+def test_train_on_two_nodes_bitwise_as_in_two_processes(whole, login):
     shown = whole.shown("whole")
     assert (shown["JobState"], shown["NumNodes"], shown["Restarts"]) == ("COMPLETED", "2", "0")
     here = login.python("hlat.train", *login.small, "run.name=here", "parallelism.tp=2")
     assert here.returncode == 0, here.stderr
     assert whole.losses("whole") == login.losses("here")
-    assert "resume:        python -m hlat.train hydra/launcher=slurm " in whole.log("whole")
 
 
-def test_a_sweep_returns_receipts_and_ends_complete(login):
-    mine = login.folder / "mine/experiment/own.yaml"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("# @package _global_\nrun:\n  steps: 2\n")
-    words = ("-m", f"--config-dir={mine.parent.parent}", "experiment=own")
-    done = login.send(*words, "optimizer.lr=1e-3,2e-3,3e-3")
+def test_submit_a_sweep_and_resubmit_its_failed_point(login):
+    own = login.folder / "own/experiment/own.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("# @package _global_\ncheckpoint:\n  keep_last: 1\n")
+    comment = 'it\'s $(touch x) `touch y` "#SBATCH --hold" ; touch z & 100%'
+    quoted = comment.replace("\\", "\\\\").replace("'", "\\'")
+    done = login.send(
+        *("-m", f"--config-dir={own.parent.parent}", "experiment=own"),
+        *("optimizer.lr=1e-3,1e9", f"+hydra.launcher.options.comment='{quoted}'"),
+    )
     assert done.returncode == 0, done.stderr
-    mine.unlink()
-    assert done.stdout.count("log:  hlat jobs logs runs/tiny-") == 3
+    own.unlink()
+    assert done.stdout.count("log:  hlat jobs logs runs/tiny-") == 2
     (command,) = [line for line in done.stdout.splitlines() if line.startswith("all jobs:")]
     (sweep,) = shlex.split(command)[-1:]
 
+    def rows():
+        return [line.split() for line in login.jobs(sweep).splitlines()[1:]]
+
     def states():
-        return [line.split()[2] for line in login.jobs(sweep).splitlines()[1:]]
+        return [row[2] for row in rows()]
 
-    login.cluster.wait_until(120, "three are complete", lambda: states() == ["COMPLETED"] * 3)
-    assert login.jobs("resubmit", "--failed", sweep) == "no run has failed\n"
-    assert login.jobs("logs", sweep).count("complete at step 2") == 3
+    login.cluster.wait_until(300, "both end", lambda: states() == ["COMPLETED", "DIVERGED"])
+    complete, diverged = (row[1] for row in rows())
+    printed = login.cluster.run("scontrol", "show", "job", complete)
+    assert f"Comment={comment}" in printed
+    assert not [name for name in "xyz" if (login.folder / name).exists()]
+    shown = login.cluster.show_job(diverged)
+    assert (shown["ExitCode"], shown["Restarts"]) == ("3:0", "0")
+    (log,) = (login.folder / "runs").rglob(f"{complete}.log")
+    assert "complete at step 20" in log.read_text()
+    assert "resume:        python -m hlat.train hydra/launcher=slurm " in log.read_text()
+    checkpoints = [path.name for path in log.parents[2].glob("checkpoints/step_*")]
+    assert checkpoints == ["step_00000020"], "the experiment was deleted after the submission"
+    assert "complete at step 20" in login.jobs("logs", sweep)
+    assert "complete at step 20" in login.jobs("logs", "--follow", str(log.parents[2]))
+    assert login.jobs("resubmit", "--failed", sweep).count("trains runs/tiny-") == 1
+    again = rows()
+    assert (again[0][1], again[1][1] == diverged) == (complete, False)
+    login.cluster.wait_until(300, "the point ends", lambda: states()[1] == "DIVERGED")
 
 
-def test_nothing_is_sent_if_slurm_refuses_a_point(login):
+def test_submit_nothing_if_slurm_rejects_a_point(login):
     done = login.send("-m", "run.name=x,y", "hardware.processes_per_node=1", "hardware.nodes=99")
     assert done.returncode == 2, done.stdout
     done = login.send("run.name=x", "hydra.launcher.partition=nowhere")
@@ -67,55 +114,34 @@ def test_nothing_is_sent_if_slurm_refuses_a_point(login):
     assert not list(login.folder.glob("runs/x/submissions/*"))
 
 
-def test_what_a_user_writes_reaches_slurm_as_it_is(login):
-    comment = 'it\'s $(touch x) `touch y` "#SBATCH --hold" ; touch z & 100%'
-    quoted = comment.replace("\\", "\\\\").replace("'", "\\'")
-    option = f"+hydra.launcher.options.comment='{quoted}'"
-    done = login.send("run.name=x", "run.steps=1", option)
-    assert done.returncode == 0, done.stderr
-    login.wait_for("x", "COMPLETED", "FAILED")
-    told = login.cluster.run("scontrol", "show", "job", login.shown("x")["JobId"])
-    assert f"Comment={comment}" in told
-    assert not [name for name in "xyz" if (login.folder / name).exists()]
-
-
-def test_a_cancelled_job_stays_cancelled_and_is_saved(login):
-    login.inject(LESS_SLOW)
-    assert login.send("run.name=x", *TWO_NODES).returncode == 0
-    login.wait_for_step("x", 1)
-    again = login.send("run.name=x", *TWO_NODES)
+def test_resume_a_preempted_run_and_save_a_cancelled_one(login, uninterrupted):
+    login.inject(WAIT_IN_STEP_7)  # of each attempt
+    assert login.send("run.name=x").returncode == 0
+    login.wait_for_step("x", 6)
+    again = login.send("run.name=x")
     assert again.returncode == 2
     assert "is RUNNING; cancel it with hlat jobs cancel" in again.stderr
+    urgent = ("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 1", "--output=urgent")
+    login.cluster.run("sbatch", f"--chdir={login.folder}", *urgent)
+    login.wait_for_step("x", 13)
     assert "cancelled job" in login.jobs("cancel", "runs/x")
     shown = login.wait_for("x", "CANCELLED", "FAILED", "COMPLETED")
-    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
-    listed = login.jobs("runs/x").splitlines()[1].split()
-    assert listed[2] == "CANCELLED"
-    login.cluster.wait_until(
-        30, "it has saved", lambda: login.rows("x", "events.jsonl")[-1]["event"] == "interrupt"
-    )
+    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "1")
+    assert login.jobs("runs/x").splitlines()[1].split()[2] == "CANCELLED"
+
+    def interruptions():
+        events = login.rows("x", "events.jsonl")
+        return [row["step"] for row in events if row["event"] == "interrupt"]
+
+    login.cluster.wait_until(60, "it has saved twice", lambda: interruptions() == [7, 14])
+    assert login.losses("x") == uninterrupted.losses("whole")[:14]
 
 
-def test_a_run_that_is_longer_than_its_limit_goes_on(whole, login):
-    login.inject(SLOW)
-    limit = ("hydra.launcher.time=2", "hydra.launcher.signal_s=60")
-    login.environment["WANDB_MODE"] = "offline"
-    assert login.send("run.name=x", "tracking=wandb", *limit, *TWO_NODES).returncode == 0
-    shown = login.wait_for("x", "COMPLETED", "FAILED", "TIMEOUT", seconds=240)
-    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
-    assert login.losses("x") == whole.losses("whole")
-    ends = [row for row in login.rows("x", "submissions/1/attempts.jsonl") if row["event"] == "end"]
-    assert [row["exit"] for row in ends] == [75, 0]
-    assert "interrupted and saved at step" in login.log("x")
-    attempts = [*(login.folder / "runs/x/wandb").glob("offline-run-*")]
-    assert len(attempts) == 2
-    assert len({path.name.rpartition("-")[2] for path in attempts}) == 1, "one run of W&B's"
-
-
-def test_a_preempted_run_saves_gives_way_and_goes_on(whole, login):
-    login.inject(LESS_SLOW)
+@pytest.mark.slow  # the run above is preempted, but not completed
+def test_complete_a_preempted_run_on_two_nodes(login, whole):
+    login.inject(WAIT_IN_FIRST_ATTEMPT)
     assert login.send("run.name=x", *TWO_NODES).returncode == 0
-    login.wait_for_step("x", 3)
+    login.wait_for_step("x", 6)
     urgent = ("--partition=urgent", "--nodes=3", "--exclusive", "--wrap=sleep 1", "--output=urgent")
     login.cluster.run("sbatch", f"--chdir={login.folder}", *urgent)
     assert "complete at step 20" in login.jobs("logs", "--follow", "runs/x")
@@ -126,31 +152,43 @@ def test_a_preempted_run_saves_gives_way_and_goes_on(whole, login):
     assert events.count("interrupt") == 1
 
 
-def test_a_run_whose_node_is_lost_goes_on_on_another(whole, login):
-    login.inject(STOP_AT_STEP_7)
+@pytest.mark.slow  # a run on one node is cancelled above
+def test_save_a_cancelled_run_on_two_nodes(login):
+    login.inject(WAIT_IN_STEP_7)
     assert login.send("run.name=x", *TWO_NODES).returncode == 0
     login.wait_for_step("x", 6)
-    lost = login.cluster.run("squeue", "--noheader", "--format=%N")
-    assert lost.strip() == "n[1-2]"
-    login.cluster.unplug("n2")
-    shown = login.wait_for("x", "COMPLETED", "FAILED", "NODE_FAIL", seconds=180)
-    login.cluster.plug_in("n2")
-    assert (shown["JobState"], shown["NodeList"]) == ("COMPLETED", "n[1,3]")
-    assert login.losses("x") == whole.losses("whole")
+    login.jobs("cancel", "runs/x")
+    shown = login.wait_for("x", "CANCELLED", "FAILED", "COMPLETED")
+    assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "0")
+    login.cluster.wait_until(
+        60, "it has saved", lambda: login.rows("x", "events.jsonl")[-1]["event"] == "interrupt"
+    )
 
 
-def test_an_unhealthy_node_is_left_out(whole, login):
-    login.inject(WRONG_ON_N1)
+@pytest.mark.parametrize(
+    "reported", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["reported", "timeout"]
+)
+def test_resume_on_other_nodes_after_a_node_has_failed(login, uninterrupted, reported):
+    """Switch a node off, and report it as ParallelCluster does or wait for SlurmdTimeout."""
+    login.inject(WAIT_IN_FIRST_ATTEMPT)
     assert login.send("run.name=x", *TWO_NODES).returncode == 0
-    shown = login.wait_for("x", "COMPLETED", "FAILED")
-    assert "Reason=hlat: unhealthy" in login.cluster.run("scontrol", "show", "node", "n1")
-    login.cluster.run("scontrol", "update", "NodeName=n1", "State=RESUME")
-    assert (shown["JobState"], shown["NodeList"]) == ("COMPLETED", "n[2-3]")
-    assert login.losses("x") == whole.losses("whole")
+    login.wait_for_step("x", 6)
+    assert login.shown("x")["NodeList"] == "n[1-2]"
+    login.cluster.power_off("n2")
+    if reported:
+        login.cluster.run("scontrol", "update", "NodeName=n2", "State=DOWN", "Reason=lost")
+    shown = login.wait_for("x", "COMPLETED", "FAILED", "NODE_FAIL")
+    login.cluster.power_on("n2")
+    if reported:
+        login.cluster.run("scontrol", "update", "NodeName=n2", "State=RESUME")
+    login.cluster.wait_until_idle("n2")
+    assert (shown["JobState"], shown["NodeList"]) == ("COMPLETED", "n[1,3]")
+    for row, expected in zip(login.losses("x"), uninterrupted.losses("whole"), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_job_can_rule_out_nodes_for_its_next_attempt(login):
-    """As an attempt does where its user may not drain nodes."""
+@pytest.mark.slow  # root drains the node below
+def test_exclude_nodes_from_the_next_attempt_without_permission_to_drain(login):
     python = (
         "import os; from hlat.jobs import slurm_commands; "
         "slurm_commands.requeue_job(os.environ['SLURM_JOB_ID'], [os.environ['SLURMD_NODENAME']])"
@@ -160,7 +198,7 @@ def test_a_job_can_rule_out_nodes_for_its_next_attempt(login):
         "#!/bin/bash\n"
         "#SBATCH --output=out --error=err --open-mode=append --requeue\n"
         "echo $SLURMD_NODENAME\n"
-        f'[ -n "$SLURM_RESTART_COUNT" ] || {{ trap "" TERM; {sys.executable} -c "{python}"; sleep 60; }}\n'
+        f'[ -n "$SLURM_RESTART_COUNT" ] || {{ trap "" TERM; {sys.executable} -c "{python}"; sleep 600; }}\n'
     )
     login.cluster.run(
         "sbatch", f"--chdir={login.folder}", f"--export=ALL,PYTHONPATH={REPOSITORY}", str(script)
@@ -170,19 +208,43 @@ def test_a_job_can_rule_out_nodes_for_its_next_attempt(login):
     def nodes() -> list[str]:
         return out.read_text().split() if out.exists() else []
 
-    login.cluster.wait_until(60, "it ran twice", lambda: len(nodes()) == 2)
+    login.cluster.wait_until(180, "it ran twice", lambda: len(nodes()) == 2)
     assert len({*nodes()}) == 2
 
 
-@pytest.mark.parametrize(
-    ("overrides", "code", "state"),
-    [(["data.eos_token=nowhere"], 2, "REFUSED"), (["optimizer.lr=1e9"], 3, "DIVERGED")],
-)
-def test_what_cannot_work_is_not_tried_again(login, overrides, code, state):
-    assert login.send("run.name=x", *overrides).returncode == 0
+@pytest.mark.slow  # the sweep resubmits a run that diverged
+def test_do_not_restart_a_refused_run_and_resubmit_it(login):
+    assert login.send("run.name=x", "data.eos_token=nowhere").returncode == 0
     shown = login.wait_for("x", "COMPLETED", "FAILED")
-    assert (shown["ExitCode"], shown["Restarts"]) == (f"{code}:0", "0")
-    assert login.jobs("runs/x").splitlines()[1].split()[2] == state
+    assert (shown["ExitCode"], shown["Restarts"]) == ("2:0", "0")
+    assert login.jobs("runs/x").splitlines()[1].split()[2] == "REFUSED"
     login.jobs("resubmit", "--failed", "runs/x")
     login.wait_for("x", "FAILED")
     assert len(login.rows("x", "submissions/1/receipts.jsonl")) == 2
+
+
+def test_drain_an_unhealthy_node_and_train_on_another(unhealthy, uninterrupted):
+    shown = unhealthy.wait_for("x", "COMPLETED", "FAILED")
+    starts = [
+        row
+        for row in unhealthy.rows("x", "submissions/1/attempts.jsonl")
+        if row["event"] == "start"
+    ]
+    first = starts[0]["nodes"]
+    assert "Reason=hlat: unhealthy" in unhealthy.cluster.run("scontrol", "show", "node", first)
+    unhealthy.cluster.run("scontrol", "update", f"NodeName={first}", "State=RESUME")
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
+    assert shown["NodeList"] != first
+    assert unhealthy.losses("x") == uninterrupted.losses("whole")
+
+
+def test_save_at_the_time_limit_and_resume(limited, uninterrupted):
+    shown = limited.wait_for("x", "COMPLETED", "FAILED", "TIMEOUT")
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
+    assert limited.losses("x") == uninterrupted.losses("whole")
+    rows = limited.rows("x", "submissions/1/attempts.jsonl")
+    assert [row["exit"] for row in rows if row["event"] == "end"] == [75, 0]
+    assert "interrupted and saved at step" in limited.log("x")
+    attempts = [*(limited.folder / "runs/x/wandb").glob("offline-run-*")]
+    assert len(attempts) == 2
+    assert len({path.name.rpartition("-")[2] for path in attempts}) == 1, "one run of W&B"

@@ -1,18 +1,19 @@
-"""A run on Trainium waits for the job that compiles it; a stand-in has the place of AWS's compiler."""
+"""A run on Trainium starts after the job that compiles it; a fake compiler replaces that of AWS."""
 
 import sys
 
 import pytest
 
 from hlat import neuron_compile_cache
-from tests.slurm.conftest import REPOSITORY, TWO_NODES
+from tests.run.conftest import REPOSITORY
+from tests.slurm.conftest import TWO_NODES
 
 NXD = ("engine=nxd", "compiler=neuron_2_28")
 ENGINES = (
     "engine:\n  name: nxd\n  device: xla",
     "engine:\n  name: native\n  device: cpu",
 )
-DISKS_OF_THEIR_OWN = """
+SEPARATE_DISKS = """
 import os
 if node := os.environ.get("SLURMD_NODENAME"):
     os.environ["NEURON_COMPILE_CACHE_URL"] = os.environ["DISKS"] + "/" + node
@@ -24,20 +25,19 @@ if "RANK" in os.environ:
         return NativeEngine()
     engine_factory.create_engine = on_cpu
 """
-"""What trains is the native engine: neuronx-distributed lies in another environment."""
+"""The native engine trains, as neuronx-distributed is installed in another environment."""
 
 
 @pytest.fixture
 def compiler(login, tmp_path):
-    """A login node, and nodes with disks of their own, that have the compiler."""
+    """Return a login node with the compiler; each node has its own disk."""
     tool = tmp_path / "bin/neuron_parallel_compile"
     tool.parent.mkdir()
     fake = (REPOSITORY / "tests/fakes/neuron_parallel_compile").read_text()
     tool.write_text(f"#!{sys.executable}\n{fake}")
     tool.chmod(0o755)
-    (tmp_path / "sitecustomize.py").write_text(DISKS_OF_THEIR_OWN)
+    login.inject(SEPARATE_DISKS)
     environment = login.environment
-    environment["PYTHONPATH"] += f":{tmp_path}"
     environment["PATH"] = f"{tool.parent}:{environment['PATH']}"
     environment["DISKS"] = str(tmp_path / "disks")
     environment["FAKE_SWAP"] = ">".join(ENGINES)
@@ -56,8 +56,9 @@ def times(login, submission, event):
     return [row["time"] for row in rows if row["event"] == event]
 
 
-def test_nodes_compile_together_and_the_run_starts_when_they_have(whole, compiler, tmp_path):
-    done = compiler.send("run.name=x", *TWO_NODES, *NXD)
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_compile_on_all_nodes_before_the_run_starts(compiler, uninterrupted, tmp_path, nodes):
+    done = compiler.send("run.name=x", *(TWO_NODES if nodes == 2 else ()), *NXD)
     assert done.returncode == 0, done.stderr
     (before,) = compiler.rows("x", "submissions/1/receipts.jsonl")
     assert f"trains runs/x after compilation by job {before['job']}" in done.stdout
@@ -65,15 +66,19 @@ def test_nodes_compile_together_and_the_run_starts_when_they_have(whole, compile
     shown = compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert shown["JobState"] == "COMPLETED", compiler.jobs("logs", "runs/x")
     assert times(compiler, 1, "end")[-1] < times(compiler, 2, "start")[0]
-    for folder in ("runs/.compiled", "disks/n1", "disks/n2"):
-        assert modules(tmp_path / folder) == [True] * 4
-    assert compiler.losses("x") == whole.losses("whole")
-    told = compiler.jobs("logs", "runs/x")
+    for folder in ("runs/.compiled", *(f"disks/n{i + 1}" for i in range(nodes))):
+        complete = modules(tmp_path / folder)
+        assert complete
+        assert all(complete)
+    for row, expected in zip(compiler.losses("x"), uninterrupted.losses("whole"), strict=True):
+        assert row == pytest.approx(expected, rel=1e-5)
+    printed = compiler.jobs("logs", "runs/x")
     words = ("modules are complete", "modules added", "complete at")
-    assert sorted(words, key=told.rindex) == [*words]
+    assert sorted(words, key=printed.rindex) == [*words]
 
 
-def test_a_run_that_was_not_compiled_does_not_start_until_it_is(compiler):
+@pytest.mark.slow  # a compilation that succeeds runs before the run above
+def test_cancel_the_run_if_its_compilation_fails_and_resubmit_both(compiler):
     compiler.environment["FAKE_FAILS"] = "evaluate"
     del compiler.environment["FAKE_SWAP"]
     assert compiler.send("run.name=x", "run.steps=2", *NXD).returncode == 0
