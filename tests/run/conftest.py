@@ -1,24 +1,29 @@
 """Whole runs as a user starts them: a process, a command line, a folder, an exit code."""
 
 import contextlib
+import functools
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from hlat import train
 from hlat.config import entry_point
+from hlat.config.config_errors import ExitCode
 from hlat.report.figures import ReportFigure
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PYTHONPATH = os.pathsep.join([str(REPOSITORY), str(Path(__file__).with_name("patched").resolve())])
+"""PYTHONPATH of processes that train: with hlat, and with empty figures in reports."""
 
 
 class Runner:
@@ -26,13 +31,16 @@ class Runner:
 
     def __init__(self, folder: Path, small: list[str]) -> None:
         self.folder = folder
-        self.environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        self.environment = os.environ | {"PYTHONPATH": PYTHONPATH}
         self.small = small
 
-    def run(self, *overrides: str, small: bool = True) -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, *overrides: str, small: bool = True, task: Callable[..., ExitCode] = train.main
+    ) -> "subprocess.CompletedProcess[str]":
         """Run the entry in this process, which saves the seconds that importing torch takes.
 
-        The pictures of its report stay empty: drawing them takes as long as all else.
+        Figures of the report are empty files: rendering them takes as long as the rest. Processes
+        that the entry starts, such as the points of a sweep, write to pytest's own streams.
         """
         flags = [word for word in overrides if word.startswith("-")]
         typed = [word for word in overrides if word not in flags]
@@ -45,11 +53,12 @@ class Runner:
             contextlib.redirect_stderr(err),
         ):
             patch.chdir(self.folder)
+            patch.setenv("PYTHONPATH", self.environment["PYTHONPATH"])
             patch.setattr(sys, "argv", words)
             patch.setattr(ReportFigure, "render_svg", lambda _: "<svg></svg>")
             patch.setattr(ReportFigure, "render_png", lambda _: b"")
             try:
-                entry_point.run_entry_point(train.main)
+                entry_point.run_entry_point(task)
             except SystemExit as end:
                 code = int(end.code or 0)
         return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
@@ -75,14 +84,18 @@ class Runner:
     def run_until(
         self, step: int, number: signal.Signals, *overrides: str
     ) -> "subprocess.CompletedProcess[str]":
-        """Send a signal as soon as a step has been logged."""
+        """Send a signal as soon as a step has been logged; training waits for the signal."""
+        sent = self.folder / f"signal_{time.monotonic_ns()}"
+        self.environment["HLAT_TEST_PAUSE"] = f"{step}:{sent}"
         process = self.start(*overrides)
+        del self.environment["HLAT_TEST_PAUSE"]
         name = next(o.removeprefix("run.name=") for o in overrides if o.startswith("run.name="))
         while process.poll() is None:
             if any(row["step"] >= step for row in self.rows(name, "metrics.jsonl")):
                 process.send_signal(number)
                 break
-            time.sleep(0.005)
+            time.sleep(0.02)
+        sent.touch()
         out, err = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -101,6 +114,46 @@ class Runner:
         ).read_bytes()
 
 
+class CommandResult(NamedTuple):
+    """Exit code and output of a command that ran in this process."""
+
+    code: int
+    out: str
+    err: str
+
+
+def call_command(main: Callable[[Sequence[str]], Any], folder: Path, *words: str) -> CommandResult:
+    """Run the main function of a command in this process, in a folder."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(folder)
+        try:
+            code = int(main(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def harness_tasks_listed_once() -> Iterator[None]:
+    """Let lm-evaluation-harness list its thousands of tasks once."""
+    tasks = pytest.importorskip("lm_eval.tasks", reason="lm_eval is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "TaskManager", functools.cache(tasks.TaskManager))
+        yield
+
+
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Render the figures of reports in this process as empty files."""
+    monkeypatch.setattr(ReportFigure, "render_svg", lambda _: "<svg></svg>")
+    monkeypatch.setattr(ReportFigure, "render_png", lambda _: b"")
+
+
 @pytest.fixture
 def runner(tmp_path: Path, small: list[str]) -> Runner:
     return Runner(tmp_path, small)
@@ -112,6 +165,36 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, small: list[str]) ->
     runner = Runner(tmp_path_factory.mktemp("uninterrupted"), small)
     done = runner.run("run.name=whole")
     assert done.returncode == 0, done.stderr
+    return runner
+
+
+@pytest.fixture(scope="session")
+def _partial_runs(
+    tmp_path_factory: pytest.TempPathFactory, small: list[str]
+) -> Callable[..., Path]:
+    """Return the folder in which the small run was trained up to a step, under the name `x`."""
+
+    @functools.cache
+    def train_up_to(step: int) -> Path:
+        runner = Runner(tmp_path_factory.mktemp(f"up_to_{step}"), small)
+        done = runner.run("run.name=x", f"run.steps={step}")
+        assert done.returncode == 0, done.stderr
+        return runner.folder
+
+    return train_up_to
+
+
+@pytest.fixture
+def runner_at_step_2(runner: Runner, _partial_runs: Callable[..., Path]) -> Runner:
+    """Runner with a copy of the small run up to step 2, under the name `x`."""
+    shutil.copytree(_partial_runs(2) / "runs", runner.folder / "runs")
+    return runner
+
+
+@pytest.fixture
+def runner_at_step_10(runner: Runner, _partial_runs: Callable[..., Path]) -> Runner:
+    """Runner with a copy of the small run up to step 10, under the name `x`."""
+    shutil.copytree(_partial_runs(10) / "runs", runner.folder / "runs")
     return runner
 
 

@@ -1,12 +1,11 @@
-"""Small copies of the data sets behind the paper's tasks, in the layout and schema of the hub's.
+"""Small copies of the data sets of the paper's tasks, with the layout and schema of the hub.
 
-The questions are made of words drawn by lot: what matters is that the harness's own task files read
-them as they read the real ones.
+The questions consist of random words: the harness's own task files read them like the real ones.
 """
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class Draw:
-    """Texts by lot."""
+    """Random texts."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -143,7 +142,7 @@ def _bbh(draw: Draw) -> Row:
 
 
 def _subjects(folder: str, pattern: str) -> list[str]:
-    """The names of subsets that the harness's own files ask for; a YAML tag there may name code."""
+    """Return the names of subsets in the harness's own files, without evaluating YAML tags."""
     spec = find_spec("lm_eval")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -153,12 +152,13 @@ def _subjects(folder: str, pattern: str) -> list[str]:
     return sorted({yaml.safe_load(line)["dataset_name"] for line in named})
 
 
-def write(folder: Path, rows: int = 2) -> Path:
-    """Write all data sets into a folder; returns it.
+def write(folder: Path, rows: int = 2, names: Collection[str] | None = None) -> Path:
+    """Write data sets into a folder and return it.
 
     Args:
-        folder: It is made.
-        rows: Questions of each split, beside ten to take examples from.
+        folder: Folder, which is created.
+        rows: Number of questions of each split; splits with few-shot examples have ten.
+        names: Names of the data sets; None: all.
     """
     kinds: dict[str, tuple[list[str | None], Callable[[Draw], Row]]] = {
         "cais/mmlu": ([*_subjects("mmlu/default", "mmlu_*.yaml")], _mmlu),
@@ -176,7 +176,8 @@ def write(folder: Path, rows: int = 2) -> Path:
         "SaylorTwift/bbh": ([*_subjects("bbh/cot_fewshot", "*.yaml")], _bbh),
     }
     for seed, (name, (subsets, make)) in enumerate(kinds.items()):
-        _write(folder / name, subsets, make, Draw(seed), rows)
+        if names is None or name in names:
+            _write(folder / name, subsets, make, Draw(seed), rows)
     return folder
 
 
@@ -187,7 +188,7 @@ def _write(
     draw: Draw,
     rows: int,
 ) -> None:
-    """A data set as the hub has it: files of rows, and a README that says what they are."""
+    """Write a data set with the layout of the hub: files of rows, and a README that lists them."""
     folder.mkdir(parents=True)
     configs = []
     for subset in subsets:

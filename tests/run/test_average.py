@@ -1,7 +1,5 @@
-"""From a run to the average of its checkpoints and on, as a user does it."""
+"""Averages of the checkpoints of a run, their export, and training from it."""
 
-import contextlib
-import io
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +11,7 @@ from safetensors.torch import load_file
 from hlat import average, export
 from hlat.checkpoint import __main__ as checkpoint
 from hlat.checkpoint import checkpoint_store
+from tests.run.conftest import call_command
 
 MEAN = "runs/whole/averages/step_00000020_of_15_20"
 
@@ -23,32 +22,10 @@ def trained(runner, uninterrupted):
     shutil.copytree(uninterrupted.folder / "runs/whole", runner.folder / "runs/whole")
 
 
-class Done:
-    """What an entry printed and returned."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
 @pytest.fixture
 def do(runner):
-    """Run an entry in this process, in the runner's folder."""
-
-    def run(entry, *words: str) -> Done:
-        out, err = io.StringIO(), io.StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            patch.chdir(runner.folder)
-            try:
-                code = int(entry.main(words))
-            except SystemExit as end:
-                code = int(end.code or 0)
-        return Done(code, out.getvalue(), err.getvalue())
-
-    return run
+    """Run a command in this process, in the runner's folder."""
+    return lambda entry, *words: call_command(entry.main, runner.folder, *words)
 
 
 def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -56,7 +33,7 @@ def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return {n.removeprefix("weights/"): v for n, v in found.items() if n.startswith("weights/")}
 
 
-def test_a_run_is_averaged_exported_and_trained_on(trained, runner, do):
+def test_average_export_and_train(trained, runner, do):
     done = do(average, "runs/whole", "last=2")
     assert done.code == 0, done.err
     assert done.out.splitlines() == [
@@ -77,7 +54,7 @@ def test_a_run_is_averaged_exported_and_trained_on(trained, runner, do):
     assert first.returncode == 0, first.stderr
 
 
-def test_the_average_stands_in_the_list_and_is_no_checkpoint_of_the_run(trained, runner, do):
+def test_list_the_average_and_do_not_resume_from_it(trained, runner, do):
     one, two = (weights(runner.folder, step)["lm_head.weight"].double() for step in (10, 20))
     assert do(average, "runs/whole", "steps=20,10", "weights=3,1", "--dtype", "bf16").code == 0
     found = json.loads(do(checkpoint, "ls", "runs/whole", "--json").out)
@@ -92,7 +69,7 @@ def test_the_average_stands_in_the_list_and_is_no_checkpoint_of_the_run(trained,
     assert torch.equal(values, ((one + 3 * two) / 4).bfloat16())
 
 
-def test_no_run_goes_on_from_an_average(trained, runner, do, refused):
+def test_refuse_to_start_from_an_average(trained, runner, do, refused):
     assert do(average, "runs/whole", "last=2").code == 0
     sentence = (
         f"hlat: {MEAN} contains weights only; a run also needs the optimizer state and the position "
@@ -107,7 +84,7 @@ def test_no_run_goes_on_from_an_average(trained, runner, do, refused):
     )
 
 
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_left(trained, runner, do):
+def test_refuse_to_average_a_damaged_checkpoint(trained, runner, do):
     path = runner.folder / "runs/whole/checkpoints/step_00000015/rank_00000.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
@@ -170,14 +147,14 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_told_in_one_sentence_and_leave_nothing(trained, runner, do):
+def test_refuse_mistakes_in_one_sentence(trained, runner, do):
     for words, sentence in MISTAKES:
         done = do(average, *words)
         assert (done.code, done.err) == (2, sentence), words
     assert not (runner.folder / "runs/whole/averages").exists()
 
 
-def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
+def test_leave_no_files_after_an_interrupt(trained, runner, do, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -188,7 +165,7 @@ def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
     assert not (runner.folder / "runs/whole/averages").exists()
 
 
-def test_a_disk_that_refuses_is_told(trained, runner, do):
+def test_fail_when_the_output_is_not_writable(trained, runner, do):
     done = do(average, "runs/whole", "last=2", "--output", "/proc/nowhere/mean")
     assert done.code == 1
     sentence = "hlat: /proc/nowhere/mean cannot be written: No such file or directory"

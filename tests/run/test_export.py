@@ -1,12 +1,9 @@
-"""From a trained run to a Hugging Face folder and back, as a user does it."""
+"""Export of a trained run to a Hugging Face folder, and training from it."""
 
-import contextlib
-import io
+import functools
 import json
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +19,7 @@ from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.llama import Llama
 from hlat.model.parameter_specs import list_parameter_specs
+from tests.run.conftest import Runner, call_command
 
 transformers = pytest.importorskip("transformers")
 
@@ -34,32 +32,29 @@ def trained(runner, uninterrupted):
     shutil.copytree(uninterrupted.folder / "runs/whole", runner.folder / "runs/whole")
 
 
-class Done:
-    """What an entry printed and returned."""
+@pytest.fixture(scope="session")
+def _run_from_export(tmp_path_factory, small, uninterrupted) -> Path:
+    """Folder with the small run, its export `out`, and the run `y` of 2 steps from this export."""
+    runner = Runner(tmp_path_factory.mktemp("from_export"), small)
+    shutil.copytree(uninterrupted.folder / "runs/whole", runner.folder / "runs/whole")
+    done = call_command(export.main, runner.folder, "runs/whole", "--output", "out")
+    assert done.code == 0, done.err
+    first = runner.run("run.name=y", "model.init_from=out", "run.steps=2")
+    assert first.returncode == 0, first.stderr
+    return runner.folder
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+
+@pytest.fixture
+def runner_from_export(runner, _run_from_export) -> Runner:
+    """Runner with a copy of the small run, its export `out`, and the run `y` from it."""
+    shutil.copytree(_run_from_export, runner.folder, dirs_exist_ok=True)
+    return runner
 
 
 @pytest.fixture
 def do(runner):
     """Run hlat.export in this process, in the runner's folder."""
-
-    def run(*words: str) -> Done:
-        out, err = io.StringIO(), io.StringIO()
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
-            patch.chdir(runner.folder)
-            try:
-                code = int(export.main(words))
-            except SystemExit as end:
-                code = int(end.code or 0)
-        return Done(code, out.getvalue(), err.getvalue())
-
-    return run
+    return functools.partial(call_command, export.main, runner.folder)
 
 
 def ours(folder: Path, model: ModelConfig) -> Llama:
@@ -91,9 +86,14 @@ def settings(model: ModelConfig) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), [("mha", "fp32"), ("one_kv_head_tied", "bf16"), ("head_dim_48", "mixed")]
+    ("name", "precision"),
+    [
+        pytest.param("mha", "fp32", marks=pytest.mark.slow),
+        pytest.param("one_kv_head_tied", "bf16", marks=pytest.mark.slow),
+        ("head_dim_48", "mixed"),
+    ],
 )
-def test_a_trained_run_computes_the_same_under_transformers(runner, do, name, precision):
+def test_transformers_compute_the_same_logits(runner, do, name, precision):
     model = MODELS[name]
     overrides = (*settings(model), f"precision={precision}", "run.name=x")
     assert runner.run(*overrides, "run.steps=2").returncode == 0
@@ -116,8 +116,8 @@ def test_a_trained_run_computes_the_same_under_transformers(runner, do, name, pr
     assert text.startswith(TEXTS[0])
 
 
-def test_what_is_written_is_what_was_saved_and_trains_on_to_the_bit(trained, runner, do):
-    """A run that begins from its own export has its weights, and a fresh optimizer."""
+def test_export_is_bit_identical_and_starts_a_new_run(trained, runner, do):
+    """A run from its own export has the same weights and a new optimizer state."""
     done = do("runs/whole", "--output", "out")
     assert done.code == 0, done.err
     command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
@@ -145,8 +145,8 @@ def test_what_is_written_is_what_was_saved_and_trains_on_to_the_bit(trained, run
     assert len(start["init_from_fingerprint"]) == 64
 
 
-def test_a_run_begins_as_well_from_what_ranks_of_nxd_saved(trained, runner, do):
-    assert do("runs/whole", "--output", "out").code == 0
+def test_start_from_checkpoint_files_of_nxd(runner_from_export):
+    runner = runner_from_export
     whole = load_file(runner.folder / "out/model.safetensors")
     tag = runner.folder / "nxd/step_7"
     (tag / "model").mkdir(parents=True)
@@ -157,9 +157,8 @@ def test_a_run_begins_as_well_from_what_ranks_of_nxd_saved(trained, runner, do):
         }
         torch.save(share, tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt")
     (tag / "done").touch()
-    for name, folder in (("y", "out"), ("z", "nxd")):
-        done = runner.run(f"run.name={name}", f"model.init_from={folder}", "run.steps=2")
-        assert done.returncode == 0, done.stderr
+    done = runner.run("run.name=z", "model.init_from=nxd", "run.steps=2")
+    assert done.returncode == 0, done.stderr
     assert "starting from the weights in nxd/step_7/model" in done.stdout
     assert runner.losses("y") == runner.losses("z")
     first, second = (
@@ -174,7 +173,7 @@ def by_columns(name: str) -> int:
     return int("o_proj" in name or "down_proj" in name)
 
 
-def test_master_weights_leave_and_come_in(runner, do):
+def test_export_and_import_master_weights(runner, do):
     tiny = ("precision=mixed", "run.steps=1")
     assert runner.run(*tiny, "run.name=x").returncode == 0
     done = do("runs/x", "--output", "out", "--dtype", "fp32")
@@ -191,7 +190,7 @@ def test_master_weights_leave_and_come_in(runner, do):
     assert began[0] == ended[-1]
 
 
-def test_the_printed_command_composes_and_reads_the_exported_tokenizer(trained, runner, do):
+def test_train_with_the_printed_command(trained, runner, do):
     done = do("runs/whole/checkpoints/step_00000015", "--output", "my out/a=b")
     assert done.code == 0, done.err
     command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
@@ -202,22 +201,19 @@ def test_the_printed_command_composes_and_reads_the_exported_tokenizer(trained, 
     assert config.data.tokenizer == str(runner.folder / "my out/a=b/tokenizer.json")
 
 
-def test_own_checkpoints_come_first_and_the_folder_may_be_gone(trained, runner, do, uninterrupted):
-    do("runs/whole", "--output", "out")
-    begin = ("run.name=y", "model.init_from=out")
-    assert runner.run(*begin, "run.steps=8").returncode == 0
-    whole = runner.run("run.name=z", "model.init_from=out")
+def test_resume_from_own_checkpoints_without_the_exported_folder(runner_from_export, uninterrupted):
+    runner = runner_from_export
+    whole = runner.run("run.name=z", "model.init_from=out", "run.steps=4")
     assert whole.returncode == 0, whole.stderr
     shutil.rmtree(runner.folder / "out")
-    again = runner.run(*begin)
+    again = runner.run("run.name=y", "model.init_from=out", "run.steps=4")
     assert again.returncode == 0, again.stderr
     assert "starting from the weights" not in again.stdout
-    assert runner.losses("y") == runner.losses("z") != uninterrupted.losses("whole")
+    assert runner.losses("y") == runner.losses("z") != uninterrupted.losses("whole")[:4]
 
 
-def test_another_origin_under_the_same_name_is_refused(trained, runner, do, refused):
-    do("runs/whole", "--output", "out")
-    runner.run("run.name=y", "model.init_from=out", "run.steps=2")
+def test_refuse_another_init_from_under_the_same_name(runner_from_export, refused):
+    runner = runner_from_export
     for name, step, words, change in (
         ("y", 2, (), "model.init_from was out, is None"),
         ("whole", 20, ("model.init_from=out",), "model.init_from was None, is out"),
@@ -227,11 +223,10 @@ def test_another_origin_under_the_same_name_is_refused(trained, runner, do, refu
         refused(runner.run(f"run.name={name}", *words), sentence)
 
 
-def test_a_branch_of_a_run_that_began_from_a_folder(trained, runner, do, refused):
-    do("runs/whole", "--output", "out")
-    runner.run("run.name=y", "model.init_from=out", "run.steps=2")
+def test_branch_from_a_run_with_init_from(runner_from_export, refused):
+    runner = runner_from_export
     start = "checkpoint.start_from=runs/y/checkpoints/step_00000002"
-    for steps in (3, 4):  # the second goes on from the branch's own
+    for steps in (3, 4):  # the second resumes from the branch's own checkpoint
         done = runner.run("run.name=branch", start, f"run.steps={steps}")
         assert done.returncode == 0, done.stderr
     assert [step for step, _ in runner.losses("branch")] == [3, 4]
@@ -242,34 +237,27 @@ def test_a_branch_of_a_run_that_began_from_a_folder(trained, runner, do, refused
     )
 
 
-def test_a_folder_that_does_not_fit_is_refused_before_anything_is_built(
-    trained, runner, do, refused
-):
-    do("runs/whole", "--output", "out")
-    done = runner.run("run.name=y", "model.init_from=out", "model.num_layers=3")
+def test_refuse_a_folder_with_another_model(runner_from_export, refused):
+    runner = runner_from_export
+    done = runner.run("run.name=z", "model.init_from=out", "model.num_layers=3")
     refused(
         done,
         "hlat: model.init_from=out: config.json has num_hidden_layers=2, this run has "
         "model.num_layers=3; set model.num_layers=2\n",
     )
-    assert not (runner.folder / "runs/y").exists()
+    assert not (runner.folder / "runs/z").exists()
 
 
-def test_an_export_from_elsewhere_finds_a_tokenizer_beside_the_runs(runner, do, monkeypatch):
+def test_find_the_tokenizer_of_a_run_from_another_directory(runner, do):
     text = EMBEDDED_FILE.read_text().replace("{", "{ ", 1)  # another file to its hash
     (runner.folder / "mine.json").write_text(text)
     relative = ("data.tokenizer=mine.json", "data.root=.")
     paths = [f"data.sources.{n}.paths=[{p}]" for n, p in _paths(runner).items()]
     assert runner.run("run.name=x", "run.steps=1", *relative, *paths).returncode == 0
     (runner.folder / "elsewhere").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "hlat.export", "../runs/x", "--output", "out"],
-        cwd=runner.folder / "elsewhere",
-        env=runner.environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("../runs/x", "--output", "out")
+    done = call_command(export.main, runner.folder / "elsewhere", *words)
+    assert done.code == 0, done.err
     assert (runner.folder / "elsewhere/out/tokenizer.json").read_text() == text
 
     (runner.folder / "mine.json").rename(runner.folder / "moved.json")
@@ -327,14 +315,14 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_told_in_one_sentence_and_leave_nothing(trained, runner, do):
+def test_refuse_mistakes_in_one_sentence(trained, runner, do):
     for words, sentence in MISTAKES:
         done = do(*words)
         assert (done.code, done.err) == (2, sentence), words
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}
 
 
-def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
+def test_leave_no_files_after_an_interrupt(trained, runner, do, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
@@ -344,7 +332,7 @@ def test_an_interrupt_leaves_nothing(trained, runner, do, monkeypatch):
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}
 
 
-def test_a_disk_that_refuses_is_told(trained, runner, do):
+def test_fail_when_the_output_is_not_writable(trained, runner, do):
     done = do("runs/whole", "--output", "/proc/nowhere/out")
     sentence = "hlat: output=/proc/nowhere/out cannot be written: No such file or directory\n"
     assert (done.code, done.err) == (1, sentence)

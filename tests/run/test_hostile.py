@@ -1,7 +1,7 @@
-"""What somebody else wrote is refused with a sentence, or read as what it is; it is never run.
+"""Files of an attacker are refused with a sentence or read as data; their code never runs.
 
-A checkpoint's hashes say that it is what was written, not by whom: these files are hostile and
-sealed, with every hash made to match.
+The hashes of a checkpoint prove that it is what was written, not who wrote it: these files are
+hostile, and every hash matches.
 """
 
 import contextlib
@@ -29,6 +29,8 @@ STEP = "checkpoints/step_00000010"
 DEEP = b"[" * 100_000
 HUGE = 10**30
 TOKENIZER = ["--tokenizer", str(EMBEDDED_FILE)]
+EVERY_NTH = 6
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 class Payload:
@@ -42,7 +44,7 @@ class Payload:
 
 
 def refuses(act: Callable[[], object], with_what: type[ConfigError] = ConfigError) -> bool:
-    """Whether something raises this error."""
+    """Return True if `act` raises this error."""
     try:
         act()
     except with_what:
@@ -139,8 +141,23 @@ def tensor_files(content: bytes) -> dict[str, bytes]:
     return cases
 
 
+Select = Callable[[dict[str, bytes]], dict[str, bytes]]
+
+
+@pytest.fixture(params=["every sixth case", pytest.param("other cases", marks=pytest.mark.slow)])
+def select(request: pytest.FixtureRequest) -> Select:
+    """Return a function that selects every sixth case, or the others, which take long."""
+    is_default = request.param == "every sixth case"
+
+    def select_cases(cases: dict[str, bytes]) -> dict[str, bytes]:
+        numbered = enumerate(cases.items())
+        return dict(case for i, case in numbered if (i % EVERY_NTH == 0) == is_default)
+
+    return select_cases
+
+
 class Victim:
-    """A run whose only checkpoint somebody else writes."""
+    """Run whose only checkpoint an attacker writes."""
 
     def __init__(self, runner: Any, trained: Path) -> None:
         self.runner = runner
@@ -193,21 +210,21 @@ def victim(runner, uninterrupted) -> Victim:
     return Victim(runner, uninterrupted.folder / "runs/whole")
 
 
-def test_a_hostile_state_is_refused(victim: Victim) -> None:
+def test_refuse_a_hostile_state(victim: Victim, select: Select) -> None:
     state = json.loads((victim.run / STEP / "state.json").read_bytes())
-    for case, content in states(state).items():
+    for case, content in select(states(state)).items():
         victim.seal(state=content)
         victim.assert_refused(case)
 
 
-def test_hostile_tensors_are_refused(victim: Victim) -> None:
+def test_refuse_hostile_tensors(victim: Victim, select: Select) -> None:
     content = (victim.run / STEP / "rank_00000.safetensors").read_bytes()
-    for case, hostile in tensor_files(content).items():
+    for case, hostile in select(tensor_files(content)).items():
         victim.seal(rank=hostile)
         victim.assert_refused(case)
 
 
-def test_a_hostile_manifest_is_refused(victim: Victim) -> None:
+def test_refuse_a_hostile_manifest(victim: Victim) -> None:
     manifest = json.loads((victim.run / STEP / "manifest.json").read_bytes())
     for case, content in manifests(manifest).items():
         victim.seal(manifest=content)
@@ -217,7 +234,7 @@ def test_a_hostile_manifest_is_refused(victim: Victim) -> None:
     victim.assert_refused(case)
 
 
-def test_pickles_in_place_of_every_file_run_nothing(victim: Victim, tmp_path: Path) -> None:
+def test_refuse_pickles_in_place_of_files(victim: Victim, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     payload = pickle.dumps(Payload(trace))
     victim.seal(state=payload, rank=payload)
@@ -229,7 +246,7 @@ def test_pickles_in_place_of_every_file_run_nothing(victim: Victim, tmp_path: Pa
     assert not trace.exists()
 
 
-def test_a_linked_file_is_refused(victim: Victim, tmp_path: Path) -> None:
+def test_refuse_a_symbolic_link_in_a_checkpoint(victim: Victim, tmp_path: Path) -> None:
     for name in ("COMMITTED", "manifest.json", "state.json", "rank_00000.safetensors"):
         path = victim.renew()
         (path / name).rename(tmp_path / "elsewhere")
@@ -237,7 +254,7 @@ def test_a_linked_file_is_refused(victim: Victim, tmp_path: Path) -> None:
         victim.assert_refused(name)
 
 
-def test_start_from_is_no_back_door(victim: Victim, refused) -> None:
+def test_refuse_a_hostile_checkpoint_in_start_from(victim: Victim, refused) -> None:
     state = json.loads((victim.run / STEP / "state.json").read_bytes())
     victim.seal(state=changed(state, ["fixed", "model.name"], "${oc.env:PATH}"))
     kept = victim.run.with_name("theirs")
@@ -246,7 +263,7 @@ def test_start_from_is_no_back_door(victim: Victim, refused) -> None:
     refused(done, "model.name was ${oc.env:PATH}, is tiny")
 
 
-def test_a_hostile_configuration_of_a_run_does_not_hinder_its_export(
+def test_export_a_run_with_a_hostile_configuration(
     victim: Victim, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = victim.runner.folder / "trace"
@@ -261,7 +278,7 @@ def test_a_hostile_configuration_of_a_run_does_not_hinder_its_export(
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "provenance.json"])
-def test_a_hostile_record_becomes_a_report_all_the_same(victim: Victim, name: str) -> None:
+def test_write_a_report_of_a_hostile_record(victim: Victim, name: str) -> None:
     lines = [DEEP, b"[]", b"NaN", b"1", b'"x"', pickle.dumps(Payload(Path("/nowhere")))]
     lines += [b'{"step": 1, "event": {}, "time": "x", "loss": [], "stages": 1, "phase": {}}']
     lines += [b'{"step": 1, "event": "<script>alert(1)", "refused": {"a": [{}]}, "attempt": []}']
@@ -279,9 +296,7 @@ def hugging_face(folder: Path, runner: Any) -> Path:
     return folder
 
 
-def test_a_hub_folder_with_code_beside_its_weights_runs_none(
-    uninterrupted, runner, tmp_path: Path
-) -> None:
+def test_run_no_code_of_a_hugging_face_folder(uninterrupted, runner, tmp_path: Path) -> None:
     folder, trace = hugging_face(tmp_path / "model", uninterrupted), tmp_path / "trace"
     config = json.loads((folder / "config.json").read_bytes())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling.Model", "AutoConfig": "modeling.C"}
@@ -300,7 +315,7 @@ def test_a_hub_folder_with_code_beside_its_weights_runs_none(
     assert not trace.exists()
 
 
-def test_hostile_hub_folders_are_refused(uninterrupted, compose, tmp_path: Path) -> None:
+def test_refuse_hostile_hugging_face_folders(uninterrupted, compose, tmp_path: Path) -> None:
     folder = hugging_face(tmp_path / "model", uninterrupted)
     model = runner_model(uninterrupted)
     config = json.loads((folder / "config.json").read_bytes())
@@ -347,7 +362,7 @@ def runner_model(runner: Any) -> Any:
     return run_identity.build_saved_model_config(saved["fixed"])
 
 
-def test_hostile_tokenizers_are_refused(tmp_path: Path) -> None:
+def test_refuse_hostile_tokenizers(tmp_path: Path) -> None:
     document = json.loads(EMBEDDED_FILE.read_bytes())
     path = tmp_path / "tokenizer.json"
     cases = {"deep": DEEP, "list": b"[]", "null": b"null", "pickle": pickle.dumps(1), "empty": b""}
@@ -371,7 +386,7 @@ NAMES = ["../x", "/x", "a/b", "a\nb", "a\0b", "a\x1b[2J", ".", "..", ".x", "", "
 
 
 @pytest.mark.parametrize("name", NAMES, ids=repr)
-def test_a_name_that_leads_out_of_the_folder_is_refused(runner, name: str) -> None:
+def test_refuse_a_run_name_outside_of_the_run_root(runner, name: str) -> None:
     before = set(runner.folder.parent.rglob("*"))
     done = runner.run("run.name=" + json.dumps(name, ensure_ascii=False))
     assert done.returncode == 2, done.stderr
@@ -379,7 +394,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(runner, name: str) -> No
     assert set(runner.folder.parent.rglob("*")) == before
 
 
-def test_the_printed_command_is_one_command_whatever_the_name(runner) -> None:
+def test_quote_the_run_name_in_the_printed_command(runner) -> None:
     name = "$(touch trace); `touch trace` ' && touch trace | * ~ \" é{a,b} #"
     done = runner.run("run.name=" + json.dumps(name, ensure_ascii=False), "run.steps=1")
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""Runs sent to Kubernetes: nothing is created before all is looked at, and pods' commands train.
+"""Runs as Kubernetes jobs: all manifests are validated first, and the commands of pods train.
 
-There is no cluster: a stand-in for kubectl writes down what it is asked, and the commands of pods
-run as processes of this machine, with what Kubernetes would fill in.
+There is no cluster: a fake kubectl records its arguments, and the commands of pods run as processes
+of this machine, with the variables that Kubernetes sets.
 """
 
 import json
@@ -59,7 +59,7 @@ def documents(file: Path) -> tuple[dict, dict]:
     return configuration, work
 
 
-def test_the_cluster_looks_at_all_points_before_one_is_created(runner, kubectl):
+def test_validate_all_points_before_creating_one(runner, kubectl):
     done = runner.run("-m", *SEND, "run.name=a,b")
     assert done.returncode == 0, done.stderr
     first, second = (str(file.relative_to(runner.folder)) for file in manifests(runner))
@@ -72,7 +72,7 @@ def test_the_cluster_looks_at_all_points_before_one_is_created(runner, kubectl):
     assert not (runner.folder / "runs/a").exists()
 
 
-def test_a_single_run_is_sent_too(runner, kubectl):
+def test_submit_a_single_run(runner, kubectl):
     done = runner.run(*SEND, "run.name=a")
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in kubectl.asked()] == ["--dry-run=server", "-f"]
@@ -89,14 +89,14 @@ def test_a_single_run_is_sent_too(runner, kubectl):
         (("run.name=same", "run.seed=1,2"), "run.name=same run.seed=1]; omit run.name"),
     ],
 )
-def test_one_bad_point_or_setting_stops_all(words, problem, runner, kubectl):
+def test_refuse_an_invalid_point_or_setting(words, problem, runner, kubectl):
     done = runner.run("-m", *SEND, *words)
     assert done.returncode == 2, done.stdout
     assert problem in done.stderr
     assert kubectl.asked() == []
 
 
-def test_what_the_cluster_refuses_is_told_and_nothing_is_created(runner, kubectl):
+def test_create_nothing_when_the_cluster_refuses(runner, kubectl):
     kubectl.refuse("--dry-run=server")
     done = runner.run("-m", *SEND, "run.name=a,b")
     assert done.returncode == 2
@@ -104,7 +104,7 @@ def test_what_the_cluster_refuses_is_told_and_nothing_is_created(runner, kubectl
     assert len(kubectl.asked()) == 1
 
 
-def test_without_kubectl_manifests_are_written(runner, monkeypatch):
+def test_write_manifests_without_kubectl(runner, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     done = runner.run("-m", *SEND, "run.name=a,b", "hydra.launcher.kind=PyTorchJob")
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_without_kubectl_manifests_are_written(runner, monkeypatch):
     assert "create it with:  kubectl create -f runs/sweeps/" in done.stdout
 
 
-def test_nothing_that_a_user_writes_is_filled_in_or_escapes_its_place(runner, kubectl):
+def test_escape_values_of_the_user(runner, kubectl):
     variable = "+compiler.environment.X='$(HOME) $HOME \"a\" : # - {b}'"
     done = runner.run(
         *SEND, "run.name=a", variable, "compiler.neuron_sdk='2.28'", "run.root='x $(y)'"
@@ -127,7 +127,7 @@ def test_nothing_that_a_user_writes_is_filled_in_or_escapes_its_place(runner, ku
     assert "bad" not in " ".join(filled_in(word, {"y": "bad"}) for word in container["command"])
 
 
-def test_pods_that_need_other_fields_get_them(runner, kubectl):
+def test_add_fields_to_pods(runner, kubectl):
     tolerations = "+hydra.launcher.pod.tolerations=[{operator: Exists}]"
     assert runner.run(*SEND, "run.name=a", tolerations).returncode == 0
     _, work = documents(manifests(runner)[0])
@@ -136,7 +136,7 @@ def test_pods_that_need_other_fields_get_them(runner, kubectl):
 
 
 @pytest.mark.parametrize("run", ["a", "a_b", "a-b", "A-b", "x" * 200, "x" * 201, "ä", "1.5"])
-def test_names_are_labels_of_their_own(run):
+def test_object_names_are_unique_labels(run):
     name_of = import_launcher_module("kubernetes._kubernetes_manifest").build_object_name
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,39}[a-z0-9])?", name_of(run))
     others = {"a", "a_b", "a-b", "A-b", "x" * 200, "x" * 201, "ä", "1.5"} - {run}
@@ -155,10 +155,16 @@ def filled_in(text: str, variables: dict[str, str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("kind", "index"), [("JobSet", "JOB_COMPLETION_INDEX"), ("PyTorchJob", "RANK")]
+    ("kind", "index", "nodes"),
+    [
+        ("JobSet", "JOB_COMPLETION_INDEX", 1),
+        pytest.param("JobSet", "JOB_COMPLETION_INDEX", 2, marks=pytest.mark.slow),
+        pytest.param("PyTorchJob", "RANK", 2, marks=pytest.mark.slow),
+    ],
 )
-def test_the_pods_of_two_nodes_train_together(kind, index, runner, kubectl, tmp_path):
-    layout = ("parallelism.tp=2", "hardware.nodes=2", "hardware.processes_per_node=1")
+def test_pods_train_together(kind, index, nodes, runner, kubectl, tmp_path):
+    layout = (f"parallelism.tp={nodes}", f"hardware.nodes={nodes}", "run.steps=3")
+    layout += ("hardware.processes_per_node=1",)
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     done = runner.run(*SEND, "run.name=a", *layout, f"hydra.launcher.kind={kind}")
@@ -172,7 +178,7 @@ def test_the_pods_of_two_nodes_train_together(kind, index, runner, kubectl, tmp_
     text = json.dumps(work["spec"])
     command = json.loads(re.search(r'"command": (\[.*?\])', text)[1])
     pods = []
-    for i in range(2):
+    for i in range(nodes):
         words = [filled_in(word, {index: str(i)}) for word in command]
         words = [str(mounted) if word == "/etc/hlat" else word for word in words]
         words = [sys.executable if word == "python" else word for word in words]
@@ -180,7 +186,12 @@ def test_the_pods_of_two_nodes_train_together(kind, index, runner, kubectl, tmp_
             re.sub("^HLAT_RDZV_ENDPOINT=.*", f"HLAT_RDZV_ENDPOINT=127.0.0.1:{port}", w)
             for w in words
         ]
-        operator = {"RANK": str(i), "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}
+        operator = {
+            "RANK": str(i),
+            "WORLD_SIZE": str(nodes),
+            "MASTER_ADDR": "x",
+            "MASTER_PORT": "1",
+        }
         pods.append(
             subprocess.Popen(
                 words,
@@ -191,8 +202,6 @@ def test_the_pods_of_two_nodes_train_together(kind, index, runner, kubectl, tmp_
                 text=True,
             )
         )
-    said = [pod.communicate(timeout=300)[0] for pod in pods]
-    assert [pod.returncode for pod in pods] == [0, 0], "\n".join(said)
-    steps = [row["step"] for row in runner.rows("a", "metrics.jsonl")]
-    assert steps == [*range(1, len(steps) + 1)]
-    assert steps
+    output = [pod.communicate(timeout=600)[0] for pod in pods]
+    assert [pod.returncode for pod in pods] == [0] * nodes, "\n".join(output)
+    assert [row["step"] for row in runner.rows("a", "metrics.jsonl")] == [1, 2, 3]

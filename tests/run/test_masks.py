@@ -3,7 +3,7 @@
 MASKS = ("data.document_mask=true", "data.loss_mask=true")
 
 
-def test_a_masked_run_trains_and_resumes_to_the_last_bit(runner, uninterrupted):
+def test_train_with_masks_and_resume_bit_identically(runner, uninterrupted):
     whole = runner.run("run.name=masked", *MASKS)
     assert whole.returncode == 0, whole.stderr
     losses = dict(runner.losses("masked"))
@@ -14,8 +14,8 @@ def test_a_masked_run_trains_and_resumes_to_the_last_bit(runner, uninterrupted):
     assert dict(runner.losses("parts")) == losses
 
 
-def test_a_mask_may_change_in_mid_run_and_is_told(runner, uninterrupted):
-    runner.run("run.name=x", "run.steps=10")
+def test_report_a_change_of_masks_at_resume(runner_at_step_10, uninterrupted):
+    runner = runner_at_step_10
     again = runner.run("run.name=x", *MASKS)
     assert again.returncode == 0, again.stderr
     for key in ("data.document_mask", "data.loss_mask"):

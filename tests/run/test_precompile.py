@@ -1,4 +1,4 @@
-"""`python -m hlat.precompile` around a stand-in for AWS's tool, which runs the real training."""
+"""`python -m hlat.precompile` with a fake of AWS's tool, which runs the real training."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 from hlat import neuron_compile_cache, precompile
 from hlat.config import entry_point, frozen_config, resolve
 from hlat.engine import graph_extraction
+from tests.run.conftest import PYTHONPATH
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 FAKE = REPOSITORY / "tests/fakes/neuron_parallel_compile"
@@ -32,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tool.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -54,7 +55,7 @@ def do(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ca
     return run
 
 
-def test_compiles_verifies_and_does_nothing_twice(cache: Path, do: Callable[..., Done]) -> None:
+def test_compile_verify_and_reuse_the_cache(cache: Path, do: Callable[..., Done]) -> None:
     first = do("engine=nxd")
     assert first.code == 0, first.err
     assert f"{cache}: 4 of 4 modules are complete" in first.out
@@ -64,7 +65,7 @@ def test_compiles_verifies_and_does_nothing_twice(cache: Path, do: Callable[...,
     assert [path.name for path in Path("runs").iterdir()] == [".compiled"]
 
 
-def test_a_node_compiles_nothing_that_another_one_has(
+def test_merge_modules_of_another_node(
     cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do("engine=nxd")
@@ -75,7 +76,7 @@ def test_a_node_compiles_nothing_that_another_one_has(
     assert f"{cache}: 4 modules added, 0 already present" in done.out
 
 
-def test_failures_are_named_and_compiled_anew(
+def test_print_failed_modules_and_compile_them_again(
     cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_FAILS", "evaluate")
@@ -90,7 +91,7 @@ def test_failures_are_named_and_compiled_anew(
     assert "is incomplete after an earlier attempt" in again.out
 
 
-def test_a_lock_of_a_killed_compiler_blocks_nothing(cache: Path, do: Callable[..., Done]) -> None:
+def test_remove_the_lock_of_a_killed_compiler(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
     module = neuron_compile_cache.list_modules(cache)[0]
     (module / "model.done").unlink()
@@ -99,7 +100,7 @@ def test_a_lock_of_a_killed_compiler_blocks_nothing(cache: Path, do: Callable[..
     assert neuron_compile_cache.is_module_complete(module)
 
 
-def test_a_traced_run_shows_all_graphs_and_keeps_nothing(
+def test_trace_a_run_and_keep_no_files(
     cache: Path,
     do: Callable[..., Done],
     small: list[str],
@@ -124,22 +125,18 @@ def test_a_traced_run_shows_all_graphs_and_keeps_nothing(
     assert not [*run.glob("checkpoints/*")]
 
 
-def test_garbage_is_not_judged(small: list[str], tmp_path: Path) -> None:
-    """Numbers of a traced run are often not finite."""
-    words = [*small, "run.name=x", "run.steps=4", "optimizer.lr=1e30"]
-    words += ["schedule.warmup_steps=0", "recovery.rollback_after=1", "recovery.spike_window=2"]
+def test_do_not_judge_metrics_of_a_traced_run(runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics of a traced run are often not finite."""
+    words = ["run.steps=4", "optimizer.lr=1e30", "schedule.warmup_steps=0"]
+    words += ["recovery.rollback_after=1", "recovery.spike_window=2"]
     codes = {}
     for traced in ("", "1"):
-        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
-        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-        environment["NEURON_EXTRACT_GRAPHS_ONLY"] = traced
-        command = [sys.executable, "-m", "hlat.train", *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
-        codes[traced] = done.returncode
+        monkeypatch.setenv("NEURON_EXTRACT_GRAPHS_ONLY", traced)
+        codes[traced] = runner.run(f"run.name=x{traced}", *words).returncode
     assert codes == {"": 3, "1": 0}
 
 
-def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) -> None:
+def test_merge_into_the_cache_of_a_node(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
     shared = cache.parent / "shared"
     done = do("merge", str(cache), "--into", str(shared))
@@ -163,14 +160,14 @@ def test_merges_onto_the_disk_of_a_node(cache: Path, do: Callable[..., Done]) ->
         ("verify a b", "verify takes one directory"),
     ],
 )
-def test_mistakes_are_told(cache: Path, do: Callable[..., Done], words: str, result: str) -> None:
+def test_refuse_mistakes(cache: Path, do: Callable[..., Done], words: str, result: str) -> None:
     done = do(*words.split())
     assert done.code == 2
     assert result in done.err
     assert "Traceback" not in done.err
 
 
-def test_a_folder_that_cannot_be_written(cache: Path, do: Callable[..., Done]) -> None:
+def test_fail_when_a_directory_is_not_writable(cache: Path, do: Callable[..., Done]) -> None:
     do("engine=nxd")
     Path("file").touch()
     done = do("merge", str(cache), "--into", "file/all")
@@ -180,7 +177,7 @@ def test_a_folder_that_cannot_be_written(cache: Path, do: Callable[..., Done]) -
     assert "Not a directory" in done.err
 
 
-def test_what_cannot_be_traced_is_not_compiled(
+def test_fail_when_tracing_fails(
     cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SWAP", "engine:>engines:")
@@ -190,7 +187,7 @@ def test_what_cannot_be_traced_is_not_compiled(
     assert not cache.exists()
 
 
-def test_a_machine_without_the_tool(
+def test_refuse_without_the_compiler(
     cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -202,12 +199,12 @@ def test_a_machine_without_the_tool(
     )
 
 
-def test_an_empty_cache_is_not_complete(cache: Path, do: Callable[..., Done]) -> None:
+def test_verify_an_empty_cache(cache: Path, do: Callable[..., Done]) -> None:
     done = do("verify")
     assert (done.code, done.out) == (1, f"{cache}: 0 of 0 modules are complete\n")
 
 
-def test_looking_after_caches_needs_no_heavy_library(cache: Path, tmp_path: Path) -> None:
+def test_verify_without_importing_torch(cache: Path, tmp_path: Path) -> None:
     refuse = (
         "import sys\n"
         "class Refuse:\n"
@@ -227,7 +224,9 @@ def test_looking_after_caches_needs_no_heavy_library(cache: Path, tmp_path: Path
         assert done.returncode == code, done.stderr
 
 
-def test_nodes_trace_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compose) -> None:
+def test_trace_with_the_processes_of_all_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compose
+) -> None:
     """Each node starts its processes as a job does, in a folder that all of them see."""
     slurm = {"PROCID": "3", "NTASKS": "64", "LOCALID": "0", "JOB_ID": "17", "STEP_ID": "2"}
     for name, value in (slurm | {"STEP_NODELIST": "trn-[001-064]"}).items():

@@ -1,9 +1,9 @@
-"""Questions that a run is asked while it trains."""
+"""Probe questions that are evaluated during training."""
 
 import json
 
 
-def test_questions_are_asked_and_change_nothing(runner, uninterrupted):
+def test_evaluate_probes_without_changing_the_losses(runner, uninterrupted):
     rows = [
         {"context": f"{number} is", "choices": [" even", " odd"], "answer": number % 2}
         for number in range(6)
@@ -20,7 +20,7 @@ def test_questions_are_asked_and_change_nothing(runner, uninterrupted):
     assert losses == [row["loss"] for row in uninterrupted.rows("whole", "metrics.jsonl")]
 
 
-def test_where_nobody_can_read_them_is_told_first(runner):
+def test_refuse_probes_with_zero_3(runner):
     done = runner.run("run.name=x", "+evaluation.probes.a=b.jsonl", "parallelism.zero=3")
     assert done.returncode == 2
     assert (

@@ -1,4 +1,4 @@
-"""Mistakes are told in one kind message before any training, with exit code 2."""
+"""Configuration errors end a run with one message and exit code 2 before training."""
 
 import os
 
@@ -35,11 +35,11 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("mistake", "sentence"), MISTAKES)
-def test_mistake(runner, refused, mistake, sentence):
+def test_refuse_a_mistake(runner, refused, mistake, sentence):
     refused(runner.run(mistake), sentence)
 
 
-def test_a_70b_model_on_one_machine(runner, refused):
+def test_refuse_a_70b_model_on_one_machine(runner, refused):
     done = runner.run("model=70b", small=False)
     refused(done, "model=70b needs ")
     single = ("parallelism=single", "precision=fp32")
@@ -47,18 +47,18 @@ def test_a_70b_model_on_one_machine(runner, refused):
 
 
 @pytest.mark.parametrize("root", ["/proc/nowhere", "/dev/null/runs", "file"])
-def test_a_run_folder_that_cannot_be_written(runner, refused, root):
+def test_refuse_a_run_directory_that_is_not_writable(runner, refused, root):
     (runner.folder / "file").write_text("")
     refused(runner.run(f"run.root={root}"), f"run.root={root}: cannot write to {root}/")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_run_folder_without_permission(runner, refused):
+def test_refuse_a_run_directory_without_permission(runner, refused):
     runner.folder.joinpath("locked").mkdir(mode=0o500)
     refused(runner.run("run.root=locked"), "Permission denied")
 
 
-def test_a_file_without_a_text_column(runner, refused):
+def test_refuse_a_file_without_a_text_column(runner, refused):
     path = runner.folder / "odd.arrow"
     table = pa.table({"body": ["x"] * 100})
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -69,13 +69,13 @@ def test_a_file_without_a_text_column(runner, refused):
     assert "body" in done.stderr
 
 
-def test_a_truncated_file(runner, refused, corpus):
+def test_refuse_a_truncated_file(runner, refused, corpus):
     path = runner.folder / "short.arrow"
     content = (corpus / "code.arrow").read_bytes()
     path.write_bytes(content[: len(content) // 2])
     refused(runner.run(f"data.sources.code.paths=[{path}]"), "short.arrow")
 
 
-def test_a_refused_run_leaves_no_folder_when_nothing_was_opened(runner):
+def test_create_no_run_directory_for_a_refused_run(runner):
     runner.run("run.name=x", "model=70b", small=False)
     assert not (runner.folder / "runs").exists()

@@ -1,18 +1,19 @@
-"""Kill it, interrupt it, damage its files: the numbers are those of the run that nothing happened to."""
+"""Runs that are killed, interrupted or damaged resume with the results of an uninterrupted run."""
 
 import itertools
 import json
 import shlex
 import signal
-import subprocess
 import time
 
 import pytest
 
 from hlat.checkpoint import checkpoint_store
 
+SLOW = pytest.mark.slow
 
-def test_a_run_writes_its_folder(uninterrupted):
+
+def test_write_the_files_of_a_run(uninterrupted):
     folder = uninterrupted.folder / "runs/whole"
     written = {path.name for path in folder.iterdir()}
     assert written == {
@@ -36,8 +37,8 @@ def test_a_run_writes_its_folder(uninterrupted):
     assert provenance["data"]["run.seed"] == 12349
 
 
-@pytest.mark.parametrize("step", [3, 10, pytest.param(12, marks=pytest.mark.slow)])
-def test_kill_9_and_the_same_command_again_is_bit_identical(runner, uninterrupted, step):
+@pytest.mark.parametrize("step", [pytest.param(3, marks=SLOW), pytest.param(10, marks=SLOW), 12])
+def test_resume_after_sigkill_is_bit_identical(runner, uninterrupted, step):
     killed = runner.run_until(step, signal.SIGKILL, "run.name=x")
     assert killed.returncode == -signal.SIGKILL
     again = runner.run("run.name=x")
@@ -48,9 +49,10 @@ def test_kill_9_and_the_same_command_again_is_bit_identical(runner, uninterrupte
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")]
+    ("number", "name"),
+    [pytest.param(signal.SIGINT, "SIGINT", marks=SLOW), (signal.SIGTERM, "SIGTERM")],
 )
-def test_a_signal_saves_and_says_so(runner, uninterrupted, number, name):
+def test_save_after_a_signal_and_print_the_resume_command(runner, uninterrupted, number, name):
     stopped = runner.run_until(7, number, "run.name=x")
     assert stopped.returncode == 75, stopped.stderr
     last = runner.rows("x", "events.jsonl")[-1]
@@ -58,30 +60,27 @@ def test_a_signal_saves_and_says_so(runner, uninterrupted, number, name):
     assert f"interrupted and saved at step {last['step']}" in stopped.stdout
     printed = stopped.stdout.rstrip().splitlines()[-1]
     command = shlex.split(printed.removeprefix("resume:"))
-    assert subprocess.run(command, cwd=runner.folder, env=runner.environment).returncode == 0
+    assert command[1:3] == ["-m", "hlat.train"]
+    assert runner.run(*command[3:], small=False).returncode == 0
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
-def test_stopping_early_keeps_the_schedule_and_the_printed_command_goes_on(runner, uninterrupted):
+def test_stop_early_and_extend_the_same_schedule(runner, uninterrupted):
     first = runner.run("run.name=x", "run.steps=8")
     assert first.returncode == 0, first.stderr
     assert "run.steps" not in first.stdout.rstrip().splitlines()[-1]
     assert runner.losses("x") == uninterrupted.losses("whole")[:8]
+    before = runner.rows("x", "metrics.jsonl")
+    again = runner.run("run.name=x", "run.steps=8")
+    assert again.returncode == 0, again.stderr
+    assert "complete" in again.stdout
+    assert runner.rows("x", "metrics.jsonl") == before
     assert runner.run("run.name=x").returncode == 0
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
-def test_a_complete_run_says_so_and_trains_no_further(runner):
-    runner.run("run.name=x", "run.steps=2")
-    before = runner.rows("x", "metrics.jsonl")
-    again = runner.run("run.name=x", "run.steps=2")
-    assert again.returncode == 0, again.stderr
-    assert "complete" in again.stdout
-    assert runner.rows("x", "metrics.jsonl") == before
-
-
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(runner, uninterrupted):
-    runner.run("run.name=x", "run.steps=10")
+def test_resume_from_the_checkpoint_before_a_damaged_one(runner_at_step_10, uninterrupted):
+    runner = runner_at_step_10
     newest = runner.folder / "runs/x/checkpoints/step_00000010/rank_00000.safetensors"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
@@ -94,25 +93,24 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(runner, uninter
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
-def test_another_model_under_the_same_name_is_refused(runner, refused):
-    runner.run("run.name=x", "run.steps=2")
+def test_refuse_another_model_or_other_data_under_the_same_name(runner_at_step_2, refused):
+    runner = runner_at_step_2
+    before = (runner.folder / "runs/x/config.yaml").read_text()
     refused(runner.run("run.name=x", "model.num_layers=3"), "model.num_layers was 2, is 3")
-
-
-def test_other_data_under_the_same_name_is_refused(runner, refused):
-    runner.run("run.name=x", "run.steps=2")
     refused(runner.run("run.name=x", "run.seed=1"), "run.seed")
     refused(runner.run("run.name=x", "data.heldout_documents=9"), "data.heldout_documents")
+    assert (runner.folder / "runs/x/config.yaml").read_text() == before
+    assert "name: x" in before
 
 
-def test_another_rate_under_the_same_name_is_told(runner):
-    runner.run("run.name=x", "run.steps=2")
-    again = runner.run("run.name=x", "run.steps=4", "optimizer.lr=1e-4")
+def test_report_another_learning_rate_under_the_same_name(runner_at_step_2):
+    runner = runner_at_step_2
+    again = runner.run("run.name=x", "run.steps=3", "optimizer.lr=1e-4")
     assert again.returncode == 0, again.stderr
     assert "optimizer.lr was 0.003, is 0.0001" in again.stdout
 
 
-def test_start_from_branches_off_and_own_checkpoints_come_first(runner, uninterrupted):
+def test_branch_from_a_checkpoint_and_resume_from_own_checkpoints(runner, uninterrupted):
     source = uninterrupted.folder / "runs/whole/checkpoints/step_00000015"
     branch = ("run.name=branch", f"checkpoint.start_from={source}")
     first = runner.run(*branch, "run.steps=17")
@@ -122,8 +120,8 @@ def test_start_from_branches_off_and_own_checkpoints_come_first(runner, uninterr
     assert runner.losses("branch") == uninterrupted.losses("whole")[15:]
 
 
-def test_another_layout_of_the_same_batch_goes_on_in_the_same_folder(runner, uninterrupted):
-    runner.run("run.name=x", "run.steps=10")
+def test_resume_with_another_layout_of_the_same_batch(runner_at_step_10, uninterrupted):
+    runner = runner_at_step_10
     done = runner.run("run.name=x", "batch.micro_batch_size=2", "data.prefetch=0")
     assert done.returncode == 0, done.stderr
     ours, whole = dict(runner.losses("x")), dict(uninterrupted.losses("whole"))
@@ -131,7 +129,7 @@ def test_another_layout_of_the_same_batch_goes_on_in_the_same_folder(runner, uni
     assert list(ours.values()) == pytest.approx(list(whole.values()), rel=1e-5)
 
 
-def test_not_a_number_stops_with_3_and_saves_nothing_of_it(runner):
+def test_stop_with_exit_code_3_at_a_loss_that_is_not_finite(runner):
     done = runner.run("run.name=x", "optimizer.lr=1e30", "optimizer.grad_clip=0")
     assert done.returncode == 3, done.stderr
     last = runner.rows("x", "events.jsonl")[-1]
@@ -141,35 +139,30 @@ def test_not_a_number_stops_with_3_and_saves_nothing_of_it(runner):
     assert "not finite" in done.stdout
 
 
-def test_a_run_folder_belongs_to_one_process(runner, refused):
+def test_refuse_a_run_directory_that_is_in_use_and_train_without_a_reader(
+    runner, refused, uninterrupted
+):
+    """The first process also goes on after the reader of its stdout has left."""
     first = runner.start("run.name=x")
+    first.stdout.close()
     while not runner.rows("x", "metrics.jsonl") and first.poll() is None:
-        time.sleep(0.01)
+        time.sleep(0.02)
     first.send_signal(signal.SIGSTOP)
     refused(runner.run("run.name=x"), "run.name=x: another process is training in runs/x")
     first.send_signal(signal.SIGCONT)
-    first.communicate()
-    assert first.returncode == 0
+    assert first.wait() == 0, first.stderr.read()
+    first.stderr.close()
+    assert runner.losses("x") == uninterrupted.losses("whole")
 
 
-def test_a_refused_command_leaves_the_record_of_the_run_alone(runner, refused):
-    runner.run("run.name=x", "run.steps=2")
-    before = (runner.folder / "runs/x/config.yaml").read_text()
-    refused(runner.run("run.name=x", "model.num_layers=3"), "model.num_layers was 2, is 3")
-    assert (runner.folder / "runs/x/config.yaml").read_text() == before
-    assert "name: x" in before
-
-
-def test_when_every_checkpoint_is_damaged_nothing_is_trained_over_them(runner, refused):
-    runner.run("run.name=x", "run.steps=2")
+def test_refuse_to_train_when_every_checkpoint_is_damaged(runner_at_step_2, refused):
+    runner = runner_at_step_2
     (runner.folder / "runs/x/checkpoints/step_00000002/manifest.json").write_text("{}")
     refused(runner.run("run.name=x"), "has no valid checkpoint; move runs/x/checkpoints away")
     assert len(runner.losses("x")) == 2
 
 
-def test_a_disk_that_takes_no_checkpoint_is_told_and_the_run_does_not_count_as_complete(
-    runner, monkeypatch
-):
+def test_a_run_whose_checkpoints_cannot_be_written_is_not_complete(runner, monkeypatch):
     real = checkpoint_store.save_checkpoint
     with monkeypatch.context() as full:
 
@@ -177,16 +170,16 @@ def test_a_disk_that_takes_no_checkpoint_is_told_and_the_run_does_not_count_as_c
             raise OSError(28, "No space left on device")
 
         full.setattr(checkpoint_store, "save_checkpoint", refuse)
-        done = runner.run("run.name=x")
+        done = runner.run("run.name=x", "run.steps=10")
     assert done.returncode == 1
-    assert done.stdout.count("WARNING: no checkpoint at step") == 4
+    assert done.stdout.count("WARNING: no checkpoint at step") == 2
     assert "could not be saved" in done.stdout
     assert checkpoint_store.save_checkpoint is real
-    assert runner.run("run.name=x").returncode == 0
+    assert runner.run("run.name=x", "run.steps=10").returncode == 0
 
 
-def test_a_log_with_a_damaged_line_does_not_bar_the_run(runner):
-    runner.run("run.name=x", "run.steps=2")
+def test_resume_with_a_damaged_line_in_a_log(runner_at_step_2):
+    runner = runner_at_step_2
     with (runner.folder / "runs/x/events.jsonl").open("a") as file:
         file.write("garbage\n")
     again = runner.run("run.name=x", "run.steps=3")
@@ -194,15 +187,7 @@ def test_a_log_with_a_damaged_line_does_not_bar_the_run(runner):
     assert "damaged line" in again.stderr
 
 
-def test_a_reader_that_leaves_does_not_end_the_run(runner):
-    process = runner.start("run.name=x")
-    process.stdout.close()
-    assert process.wait() == 0, process.stderr.read()
-    process.stderr.close()
-    assert len(runner.losses("x")) == 20
-
-
-def test_secrets_of_the_environment_are_not_written(runner, corpus, monkeypatch):
+def test_write_interpolations_of_the_environment_unresolved(runner, corpus, monkeypatch):
     monkeypatch.setenv("CANARY", str(corpus))
     done = runner.run("run.name=x", "run.steps=1", "data.root=${oc.env:CANARY}")
     assert done.returncode == 0, done.stderr
@@ -213,36 +198,27 @@ def test_secrets_of_the_environment_are_not_written(runner, corpus, monkeypatch)
     assert "oc.env:CANARY" in done.stdout.splitlines()[-1]
 
 
-def test_a_change_of_mixture_is_an_event_and_survives_a_resume(runner):
-    timeline = "[{name: first, tokens: 5120}, {name: second, weights: {code: 1}}]"
-    phases = ("run.name=x", f"phase.timeline={timeline}")
-    assert runner.run(*phases, "run.steps=8").returncode == 0
-    assert runner.run(*phases).returncode == 0
-    events = [
-        (row["step"], row["name"])
-        for row in runner.rows("x", "events.jsonl")
-        if row["event"] == "phase"
-    ]
-    assert events == [(10, "second")]
-    stages = [row["phase"] for row in runner.rows("x", "metrics.jsonl")]
-    assert stages == ["first"] * 10 + ["second"] * 10
-
-
-def test_a_stages_own_rate_is_the_one_that_is_used_also_after_a_resume(runner, uninterrupted):
-    timeline = "[{name: first, tokens: 5120}, {name: anneal, lr: 1e-3, end_lr: 0}]"
-    phases = ("run.name=x", f"phase.timeline={timeline}")
+def test_resume_in_the_second_phase_of_a_timeline(runner, uninterrupted):
+    second = "{name: second, weights: {code: 1}, lr: 1e-3, end_lr: 0}"
+    phases = ("run.name=x", f"phase.timeline=[{{name: first, tokens: 5120}}, {second}]")
     assert runner.run(*phases, "run.steps=13").returncode == 0
     assert runner.run(*phases).returncode == 0
-    rates = [row["learning_rate"] for row in runner.rows("x", "metrics.jsonl")]
+    events = [row for row in runner.rows("x", "events.jsonl") if row["event"] == "phase"]
+    assert [(row["step"], row["name"]) for row in events] == [(10, "second")]
+    rows = runner.rows("x", "metrics.jsonl")
+    assert [row["phase"] for row in rows] == ["first"] * 10 + ["second"] * 10
+    assert runner.losses("x")[:10] == uninterrupted.losses("whole")[:10]
+    assert runner.losses("x")[10:] != uninterrupted.losses("whole")[10:]
+    rates = [row["learning_rate"] for row in rows]
     whole = [row["learning_rate"] for row in uninterrupted.rows("whole", "metrics.jsonl")]
     assert rates[:10] == whole[:10]
     assert rates[10:] == pytest.approx([1e-3 * (1 - done / 10) for done in range(10)])
-    norms = [row["param_norm"] for row in runner.rows("x", "metrics.jsonl")]
+    norms = [row["param_norm"] for row in rows]
     steps = [abs(after - before) for before, after in itertools.pairwise(norms)]
     assert steps[-1] < steps[10] / 4
 
 
-def test_every_nth_checkpoint_is_kept_beside_the_newest(runner):
+def test_keep_every_nth_checkpoint_and_the_newest(runner):
     keep = ("checkpoint.keep_last=1", "checkpoint.keep_every_steps=10", "checkpoint.every_steps=5")
     done = runner.run("run.name=x", "run.steps=15", *keep)
     assert done.returncode == 0, done.stderr
@@ -250,7 +226,7 @@ def test_every_nth_checkpoint_is_kept_beside_the_newest(runner):
     assert sorted(path.name for path in kept) == ["step_00000010", "step_00000015"]
 
 
-def test_a_checkpoint_says_what_made_it(uninterrupted, monkeypatch):
+def test_a_checkpoint_contains_its_configuration_and_code_revision(uninterrupted):
     folder = uninterrupted.folder / "runs/whole/checkpoints/step_00000020"
     state = json.loads((folder / "state.json").read_text())
     assert (state["step"], state["tokens"]) == (20, 20 * 8 * 64)

@@ -32,12 +32,13 @@ def environment(monkeypatch: pytest.MonkeyPatch, runner) -> None:
         runner.environment[name] = f"{CANARY}-{name}"
 
 
-def test_the_environment_leaves_no_trace(
-    environment: None, runner, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_write_no_variable_of_the_environment(
+    environment: None, runner, without_figures, capfd: pytest.CaptureFixture[str], dp: int
 ) -> None:
-    """In two processes with data workers, in which logs of ranks are files of the run."""
+    """With two processes, the logs of ranks are files of the run."""
     run = ["run.name=x", "run.steps=5", "data.workers=1"]
-    done = runner.run_process(*run, "parallelism.dp=2")
+    done = runner.run(*run) if dp == 1 else runner.run_process(*run, f"parallelism.dp={dp}")
     assert done.returncode == 0, done.stderr
     assert report.main([str(runner.folder / "runs/x")]) == 0
     out = runner.folder / "out"
@@ -46,17 +47,18 @@ def test_the_environment_leaves_no_trace(
     assert holding(runner.folder) == []
 
 
-def test_what_an_interpolation_stands_for_is_not_written(
-    environment: None, runner, corpus: Path
+def test_write_no_value_of_an_interpolation(
+    environment: None, runner, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path by way of a secret: the files hold the expression, where they hold it at all, and so
     do those that W&B's and TensorBoard's own libraries write."""
     place = runner.folder.parent / f"{CANARY}-WANDB_API_KEY"
     place.symlink_to(corpus)
     root = "data.root='${oc.env:PARENT}/${oc.env:WANDB_API_KEY}'"
-    runner.environment |= {"PARENT": str(runner.folder.parent), "WANDB_MODE": "offline"}
+    monkeypatch.setenv("PARENT", str(runner.folder.parent))
+    monkeypatch.setenv("WANDB_MODE", "offline")
     services = "tracking.services=[wandb,tensorboard]"
-    done = runner.run_process("run.name=x", "run.steps=5", root, services)
+    done = runner.run("run.name=x", "run.steps=5", root, services)
     assert done.returncode == 0, done.stderr
     for service in ("wandb/offline-run-*/*.wandb", "tensorboard/events*"):
         (written,) = runner.folder.glob(f"runs/x/{service}")

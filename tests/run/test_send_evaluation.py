@@ -1,9 +1,10 @@
-"""Evaluations that are sent: what is looked at before, and what is sent then.
+"""Evaluations as jobs of Slurm and Kubernetes: validation, and the submitted job.
 
-There is no scheduler: stand-ins for sbatch and squeue take what they are told, and what a login node
-lacks is taken away.
+There is no scheduler: fake sbatch and squeue programs accept every job. Packages that a login node
+lacks cannot be imported.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -35,7 +36,7 @@ SLURM = ("hydra/launcher=slurm", "hydra.launcher.partition=trn")
 
 
 class Login:
-    """A login node without torch and without the harness."""
+    """Login node without torch and without lm-evaluation-harness."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
         self.folder, self.programs = folder, programs
@@ -63,7 +64,7 @@ class Login:
 
 @pytest.fixture
 def login(tmp_path: Path, uninterrupted) -> Login:
-    """One that sees the small run, of which the steps 10, 15 and 20 were kept."""
+    """Login node with the small run, which has checkpoints of steps 10, 15 and 20."""
     (tmp_path / "programs").mkdir()
     (tmp_path / "home/runs").mkdir(parents=True)
     (tmp_path / "home/runs/whole").symlink_to(uninterrupted.folder / "runs/whole")
@@ -72,7 +73,7 @@ def login(tmp_path: Path, uninterrupted) -> Login:
 
 @pytest.fixture
 def place(login: Login) -> Path:
-    """Where a sent evaluation lies, which is removed again: the run is shared."""
+    """Directory of a submitted evaluation, which is removed again, since the run is shared."""
     done = login.evaluate("runs/whole", "tasks=hlat_cr", "limit=7", *SLURM, "parallelism.tp=2")
     assert done.returncode == 0, done.stderr
     (found,) = (login.folder / "runs/whole/evaluations").glob("hlat_cr-*/submissions/1")
@@ -81,7 +82,7 @@ def place(login: Login) -> Path:
     subprocess.run(["rm", "-r", str(found.parents[1])], check=True)
 
 
-def test_the_job_does_what_was_typed_from_a_copy_of_the_program(login, place):
+def test_submit_one_job_with_a_copy_of_the_code(login, place):
     sent = json.loads((place / "job.json").read_text())
     words = [str(place / "code"), "hlat.evaluate", "runs/whole", "tasks=hlat_cr", "limit=7"]
     assert sent["commands"] == [[sys.executable, *words, "parallelism.tp=2"]]
@@ -89,8 +90,6 @@ def test_the_job_does_what_was_typed_from_a_copy_of_the_program(login, place):
     assert sent["scores"] == str(login.folder / "runs/whole/evaluations")
     assert (place / "code/conf/config.yaml").is_file()
 
-
-def test_the_same_is_sent_once_and_something_else_beside_it(login, place):
     (login.programs / "queue").write_text("41|RUNNING|n1|None\n")
     asked = ("runs/whole", "tasks=hlat_cr", "limit=7", *SLURM)
     again = login.evaluate(*asked, "parallelism.tp=1")
@@ -125,18 +124,21 @@ def test_the_same_is_sent_once_and_something_else_beside_it(login, place):
         (["runs", *SLURM, "follow=true"], "runs contains no config.yaml"),
     ],
 )
-def test_nothing_is_sent_of_what_cannot_be_done(login, words, problem, monkeypatch, capsys):
+def test_refuse_mistakes_before_submission(login, words, problem, monkeypatch, capsys):
+    found = importlib.util.find_spec
+    without_harness = lambda name, *args: None if name == "lm_eval" else found(name, *args)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", without_harness)
     refused(login, [words[0], "tasks=boolq", *words[1:]], problem, monkeypatch, capsys)
 
 
-def test_a_task_that_the_harness_has_not_is_not_sent(login, monkeypatch, capsys):
-    pytest.importorskip("lm_eval", reason="not installed: pip install 'hlat[evaluation]'")
+@pytest.mark.slow  # test_evaluate.py asserts the same message without a launcher
+def test_refuse_a_task_that_does_not_exist(login, harness_tasks_listed_once, monkeypatch, capsys):
     words = ["runs/whole", "tasks=hlat_tabel2", *SLURM]
     refused(login, words, "did you mean hlat_table2?", monkeypatch, capsys)
 
 
 def refused(login, words, problem, monkeypatch, capsys):
-    """In this process, which saves starting one, and has the harness if it is installed."""
+    """Run the command in this process, which is faster, and assert that it submits no job."""
     monkeypatch.chdir(login.folder)
     monkeypatch.setenv("PATH", str(login.programs))
     monkeypatch.setattr(sys, "argv", ["hlat.evaluate", *words])
@@ -149,7 +151,7 @@ def refused(login, words, problem, monkeypatch, capsys):
     assert not [*login.folder.glob("runs/*/evaluations/*/submissions")]
 
 
-def test_a_manifest_holds_the_command_and_asks_for_what_the_layout_needs(login):
+def test_write_a_manifest_with_the_resources_of_the_layout(login):
     import yaml
 
     image = ("hydra/launcher=kubernetes", "hydra.launcher.image=registry.example/hlat:1")

@@ -10,7 +10,7 @@ def _name(folder: Path) -> str:
     return json.loads((folder / "services.json").read_text())["wandb"]
 
 
-def test_the_checkpoint_knows_the_runs_name(runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_the_wandb_run_of_a_checkpoint(runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert runner.run("run.name=x", "run.steps=5", "tracking=wandb").returncode == 0
     x = runner.folder / "runs/x"

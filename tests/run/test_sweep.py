@@ -1,4 +1,4 @@
-"""A multirun checks every point, then starts one process per point, each in a run folder of its own."""
+"""Sweeps: every point is checked, then each point is one process with its own run directory."""
 
 import json
 import os
@@ -16,37 +16,62 @@ def _folders(runner):
     return [path for path in root.iterdir() if path.name != "sweeps"] if root.exists() else []
 
 
-def test_every_point_has_its_run_in_one_group_and_one_report(runner, capsys):
-    runner.environment["WANDB_MODE"] = "offline"
-    words = ("run.steps=1", "optimizer.beta2=0.95,0.99", "tracking=wandb")
-    done = runner.run_process("-m", *words)
-    assert done.returncode == 0, done.stderr
-    assert len(_folders(runner)) == 2
-    assert all((folder / "report.html").exists() for folder in _folders(runner))
-    (sweep,) = (runner.folder / "runs/sweeps").iterdir()
-    for folder in _folders(runner):
-        (written,) = folder.glob("wandb/offline-run-*/*.wandb")
-        assert sweep.name.encode() in written.read_bytes(), "W&B shows them together"
-    assert report.main([str(sweep)]) == 0
-    assert (sweep / "comparison.html").exists()
-    told = capsys.readouterr().out
-    assert "optimizer.beta2" in told
-    assert all(folder.name in told for folder in _folders(runner))
+def test_train_the_valid_points_in_parallel_in_one_group(
+    runner, runner_at_step_10, without_figures, monkeypatch, capfd
+):
+    """The points are choices of the user's own configuration directory; two are left out.
 
-
-def test_a_sweep_over_choices_of_ones_own(runner):
+    One point is the run of runner_at_step_10, under the name `x`.
+    """
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    alone = runner.folder / "runs/x"
+    alone.rename(runner.folder / "alone")
     mine = runner.folder / "mine/optimizer"
     mine.mkdir(parents=True)
     (mine / "fast.yaml").write_text("lr: 1e-2\n")
-    done = runner.run_process(
-        "-m", f"--config-dir={mine.parent}", "run.steps=1", "optimizer=fast,tiny"
-    )
+    words = ("optimizer=fast,tiny", "batch.micro_batch_size=4,3", "hydra.launcher.prune=true")
+    fixed = ("run.steps=5", "tracking=wandb", "hydra.launcher.jobs=2", "hydra.launcher.cores=2")
+    done = runner.run("-m", f"--config-dir={mine.parent}", *words, *fixed)
     assert done.returncode == 0, done.stderr
-    assert len(_folders(runner)) == 2
-    assert f"--config-dir {mine.parent}" in done.stdout
+    (sweep,) = (runner.folder / "runs/sweeps").iterdir()
+    folders = _folders(runner)
+    rows = [*map(json.loads, (sweep / "sweep.jsonl").read_text().splitlines())]
+    left_out = [row for row in rows if "problems" in row]
+    assert len(left_out) == 2
+    assert all("batch.micro_batch_size=3" in row["overrides"] for row in left_out)
+    assert "is not a multiple of batch.micro_batch_size=3" in left_out[0]["problems"][0]
+    trained = {Path(row["run_folder"]): row for row in rows if "problems" not in row}
+    assert {*trained} == {folder.resolve() for folder in folders}
+    assert len(trained) == 2
+    for folder in folders:
+        (written,) = folder.glob("wandb/offline-run-*/*.wandb")
+        assert sweep.name.encode() in written.read_bytes(), "the name of the sweep is the group"
+        assert (folder / "report.html").exists()
+
+    (tiny,) = (path for path, row in trained.items() if "optimizer=tiny" in row["overrides"])
+    (runner.folder / "alone").rename(alone)
+    assert runner.losses(tiny.name) == runner.losses("x")[:5]
+    assert runner.weights(tiny.name, 5) == runner.weights("x", 5)
+
+    shown = done.stdout + capfd.readouterr().out
+    both_started = max(shown.index(log) for log in (".log)",))
+    assert both_started < shown.index("finished after")
+    assert shown.count(f" s, step 5/5, loss {runner.losses(tiny.name)[-1][1]:.4f}\n") == 1
+    assert shown.count(" s, step 5/5, loss ") == 2
+    assert "step 1/" not in shown
+    logs = [file.read_text() for file in sweep.rglob("*.log")]
+    assert len(logs) == 2
+    assert all("complete at step 5" in log for log in logs)
+    assert all(f"--config-dir {mine.parent}" in log for log in logs)
+
+    assert report.main([str(sweep)]) == 0
+    assert (sweep / "comparison.html").exists()
+    shown = capfd.readouterr().out
+    assert "optimizer.lr" in shown
+    assert all(folder.name in shown for folder in folders)
 
 
-def test_hydras_own_launcher_runs_every_point_too(runner):
+def test_train_the_points_with_the_basic_launcher(runner):
     done = runner.run("-m", "hydra/launcher=basic", "run.steps=1", "optimizer.beta2=0.95,0.99")
     assert done.returncode == 0, done.stderr
     assert len(_folders(runner)) == 2
@@ -64,38 +89,19 @@ def test_hydras_own_launcher_runs_every_point_too(runner):
         ),
     ],
 )
-def test_one_bad_point_stops_the_sweep_before_the_first(runner, refused, overrides, sentence):
+def test_refuse_a_sweep_with_an_invalid_point(runner, refused, overrides, sentence):
     refused(runner.run("-m", "run.steps=1", *overrides), sentence)
     assert not _folders(runner)
 
 
-def test_points_at_once_train_what_they_train_one_by_one(runner):
-    runner.environment["OMP_NUM_THREADS"] = "1"
-    alone = runner.run_process("-m", "run.steps=6", "run.name=c")
-    assert alone.returncode == 0, alone.stderr
-    done = runner.run_process(
-        "-m", "hydra.launcher.jobs=2", "hydra.launcher.cores=2", "run.steps=6", "run.name=a,b"
-    )
-    assert done.returncode == 0, done.stderr
-    assert runner.losses("a") == runner.losses("b") == runner.losses("c")
-    assert runner.weights("a", 6) == runner.weights("b", 6) == runner.weights("c", 6)
-    both_started = done.stdout.index("1.log)")
-    assert both_started < done.stdout.index("finished after")
-    last = runner.losses("a")[-1][1]
-    assert done.stdout.count(f" s, step 6/6, loss {last:.4f}\n") == 2
-    assert "step 1/" not in done.stdout
-    for log in ("0.log", "1.log"):
-        (file,) = (runner.folder / "runs/sweeps").rglob(log)
-        assert "complete at step 6" in file.read_text()
-
-
-def test_ctrl_c_saves_all_that_run_at_once_and_starts_no_other(runner):
+@pytest.mark.slow
+def test_sigint_saves_all_parallel_points_and_starts_no_other(runner):
     sweep = runner.start(
         *("-m", "hydra.launcher.jobs=2", "hydra.launcher.cores=2", "run.name=a,b,c"),
         "schedule.total_steps=5000",
     )
     while sweep.poll() is None and not all(runner.rows(name, "metrics.jsonl") for name in "ab"):
-        time.sleep(0.01)
+        time.sleep(0.02)
     os.kill(sweep.pid, signal.SIGINT)
     _, err = sweep.communicate()
     assert sweep.returncode == 75, err
@@ -107,36 +113,36 @@ def test_ctrl_c_saves_all_that_run_at_once_and_starts_no_other(runner):
     assert not (runner.folder / "runs/c").exists()
 
 
-def test_slurm_is_asked_about_sound_points_only(runner, refused):
-    runner.environment["PATH"] = str(runner.folder)
+def test_check_the_points_before_slurm(runner, refused, monkeypatch):
+    monkeypatch.setenv("PATH", str(runner.folder))
     words = ("hydra/launcher=slurm", "run.steps=1")
     refused(
-        runner.run_process("-m", *words, "parallelism.tp=1,3"),
+        runner.run("-m", *words, "parallelism.tp=1,3"),
         "parallelism.tp=3] parallelism.tp=3 does",
     )
     for flags in ([], ["-m"]):
-        refused(runner.run_process(*flags, *words, "run.name=x"), "sbatch is not on the PATH")
+        refused(runner.run(*flags, *words, "run.name=x"), "sbatch is not on the PATH")
     assert not [*runner.folder.glob("runs/x/submissions/*")]
 
 
-def test_slurm_runs_training_only(hlat):
+def test_refuse_slurm_for_precompile(hlat):
     done = hlat("precompile", "hydra/launcher=slurm", "-m")
     assert done.returncode == 2
     assert "hydra/launcher=slurm runs hlat.train, not hlat.precompile" in done.stderr
 
 
-def test_a_study_without_multirun_is_refused(runner, refused):
+def test_refuse_a_study_without_multirun(runner, refused):
     refused(runner.run("+sweep=beta2"), "optimizer.beta2, precision, run.seed are not set; add -m")
 
 
-def test_ctrl_c_in_a_sweep_saves_the_point_and_stops(runner):
+def test_sigint_saves_the_point_and_stops_the_sweep(runner):
     sweep = runner.start("-m", "optimizer.lr=1e-3,2e-3")
     rows = []
     while not rows and sweep.poll() is None:
         rows = [
             row for folder in _folders(runner) for row in runner.rows(folder.name, "metrics.jsonl")
         ]
-        time.sleep(0.01)
+        time.sleep(0.02)
     os.kill(sweep.pid, signal.SIGINT)
     out, err = sweep.communicate()
     assert sweep.returncode == 75, err
@@ -145,20 +151,7 @@ def test_ctrl_c_in_a_sweep_saves_the_point_and_stops(runner):
     assert runner.rows(folder.name, "events.jsonl")[-1]["event"] == "interrupt"
 
 
-def test_points_that_cannot_run_are_left_out_and_listed(runner):
-    done = runner.run_process(
-        "-m", "hydra.launcher.prune=true", "run.steps=1", "parallelism.tp=3,1", "optimizer.lr=1e-3"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "parallelism.tp=3 optimizer.lr=0.001] parallelism.tp=3 does not divide" in done.stdout
-    (record,) = (runner.folder / "runs/sweeps").glob("*/sweep.jsonl")
-    left_out, ran = map(json.loads, record.read_text().splitlines())
-    assert "parallelism.tp=3" in left_out["overrides"]
-    assert "does not divide" in left_out["problems"][0]
-    assert [folder.resolve() for folder in _folders(runner)] == [Path(ran["run_folder"])]
-
-
-def test_a_sweep_of_which_no_point_can_run_is_refused(runner, refused):
+def test_refuse_a_sweep_without_a_valid_point(runner, refused):
     words = ("hydra.launcher.prune=true", "parallelism.tp=3,5")
-    refused(runner.run_process("-m", *words), "parallelism.tp=5 does not divide")
+    refused(runner.run("-m", *words), "parallelism.tp=5 does not divide")
     assert not _folders(runner)

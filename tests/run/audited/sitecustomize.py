@@ -1,8 +1,8 @@
-"""Watches every Python process that is started with this folder on PYTHONPATH.
+"""Audit hook for every Python process that has this folder on PYTHONPATH.
 
-Python runs this file before anything else, in a trainer as in its data workers and ranks. What
-nothing in hlat may do is written to the file $HLAT_AUDIT and raised on the spot; test_audit.py
-tells what that is. The lists below are everything that is let through, and why.
+Python runs this file at startup, in a trainer as well as in its data workers and ranks. A forbidden
+event is written to the file $HLAT_AUDIT and raised; test_audit.py lists the rules. The lists below
+contain all exceptions, and why.
 """
 
 import functools
@@ -21,12 +21,13 @@ TRUSTED = tuple(
     for folder in (
         sys.prefix,
         sys.base_prefix,
+        *(entry for entry in sys.path if os.path.basename(entry) == "site-packages"),
         HERE,
         f"{REPOSITORY}/hlat",
         os.environ["HLAT_AUDIT_LAUNCHERS"],
     )
 )
-"""Where the code of Python, of installed packages and of hlat lies."""
+"""Directories with the code of Python, of installed packages and of hlat."""
 IMPORTERS = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 COMPOSERS = (
     # Python: functions from the fields that a class declares, annotations, syntax trees
@@ -45,7 +46,7 @@ COMPOSERS = (
     # torch: a template of its own, filled at import
     "torch/distributed/nn/jit/instantiator.py",
 )
-"""Files that make code of texts which they compose themselves, never of a file's content."""
+"""Files that compile texts which they compose themselves, never the content of a file."""
 OWN_PIPES = (
     "multiprocessing/connection.py",
     "multiprocessing/queues.py",
@@ -58,17 +59,17 @@ LOCAL_NAMES = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
 
 
 class ForbiddenError(Exception):
-    """Something that nothing in hlat may do."""
+    """Event that hlat must not cause."""
 
 
 @functools.cache
 def trusted(name: str) -> bool:
-    """Whether a file's name is that of installed code."""
+    """Return True if a file contains installed code."""
     return name.startswith("<frozen ") or os.path.realpath(name).startswith(TRUSTED)
 
 
 def caller() -> str:
-    """The file whose code did what is being judged; empty for the interpreter itself."""
+    """Return the file whose code caused the event; empty for the interpreter itself."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back  # type: ignore[assignment]
@@ -76,7 +77,7 @@ def caller() -> str:
 
 
 def may_run(event: str, arguments: tuple[Any, ...], by: str) -> bool:
-    """Whether code may be compiled or run: that of installed files, or a known composer's."""
+    """Return True if code may be compiled or run: that of installed files or of a composer."""
     code = arguments[0]
     if by == "" or (trusted(by) and by.endswith(COMPOSERS)):
         return True  # the interpreter itself runs what its command line names
@@ -86,17 +87,17 @@ def may_run(event: str, arguments: tuple[Any, ...], by: str) -> bool:
 
 
 def may_start(arguments: tuple[Any, ...]) -> bool:
-    """Whether a program may be started; with shell=True it is a shell."""
+    """Return True if a program may be started; with shell=True it is a shell."""
     return os.path.basename(os.fsdecode(arguments[0])) in PROGRAMS
 
 
 def is_local(address: Any) -> bool:
-    """Whether a socket's address is a path or this machine."""
+    """Return True if the address of a socket is a path or this machine."""
     return isinstance(address, (str, bytes)) or address[0] in LOCAL_NAMES
 
 
 def allowed(event: str, arguments: tuple[Any, ...], by: str) -> bool:
-    """Whether this may happen."""
+    """Return True if the event is allowed."""
     if event in ("exec", "compile"):
         return may_run(event, arguments, by)
     if event == "pickle.find_class":
@@ -118,21 +119,21 @@ def allowed(event: str, arguments: tuple[Any, ...], by: str) -> bool:
 
 
 def forbid(told: str) -> None:
-    """Leave word, and raise."""
+    """Write the event to $HLAT_AUDIT and raise ForbiddenError."""
     with open(os.environ["HLAT_AUDIT"], "a") as file:
         file.write(f"{told}\n")
     raise ForbiddenError(told)
 
 
 def watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Judge one event."""
+    """Forbid the event if it is not allowed."""
     by = caller()
     if not allowed(event, arguments, by):
         forbid(f"{event} {str(arguments)[:200]!r} by {by}")
 
 
 def forbid_objects(self: Any, *arguments: Any) -> None:
-    """Stands for what YAML's unsafe loaders look classes and functions up by."""
+    """Replace the lookup of classes and functions in the unsafe loaders of YAML."""
     forbid(f"yaml {str(arguments)[:200]!r}")
 
 
