@@ -1,4 +1,5 @@
-# make train: a model on this machine, now.   make test: the tests.   Both install what they need into .venv first.
+# make train: a model on this machine, now.   make test: the default tests.   Both install what they need into .venv first.
+# make test-all: the default tests, then the slow ones. Both run in two workers, within 4 GB of memory; with more memory: ARGS="--maxprocesses 4".
 # make test-schemas: clusters, manifests and scripts against the code and schemas of those who read them, in .venv-schemas.
 # make studies: the runs of sweeps/, one after another, hours of one core, and their tables and figures; typed again, it goes on. A point that diverges is a result.
 # make studies JOBS=2: two runs at once, but for the study that measures speed.
@@ -7,6 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 2 --dist loadgroup
 MANIFEST := pyproject.toml setup.cfg constraints.txt
 NXD_VENV := .venv-nxd
 NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
@@ -19,7 +21,7 @@ STUDIES := weight_decay init precision beta2 upsampling averaging parallelism se
 JOBS := 1
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-nxd test-schemas nxd-source lint types wheel clean
+.PHONY: train studies test test-all test-nxd test-schemas nxd-source lint types wheel clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -34,7 +36,10 @@ studies: $(VENV)/.installed-dev
 	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.report runs/sweeps/$$study; done
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(PYTEST) $(ARGS)
+
+test-all: test
+	$(PYTEST) -m slow $(ARGS) || test $$? -eq 5  # 5: none of the chosen tests is slow
 
 test-nxd: nxd-source $(NXD_VENV)/.installed
 	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \

@@ -44,15 +44,15 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     ]
 
 
-@pytest.mark.parametrize(("document", "command"), _commands("make "))
-def test_make_targets_exist(document: str, command: str) -> None:
+@pytest.mark.parametrize("command", sorted({command for _, command in _commands("make ")}))
+def test_make_targets_exist(command: str) -> None:
     done = subprocess.run(
         ["make", "--dry-run", *shlex.split(command)[1:]],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, f"{document}: {command}\n{done.stderr}"
+    assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
 @pytest.mark.parametrize(("document", "command"), _commands("python -m hlat.train"))

@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import io
 import re
 import tokenize
@@ -36,9 +37,12 @@ OPENINGS = set(
 )
 
 
+_parse = functools.cache(ast.parse)
+
+
 def _read_prose(text: str) -> Iterator[str]:
     """Yield docstrings and comments."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -47,7 +51,7 @@ def _read_prose(text: str) -> Iterator[str]:
 
 
 def _read_functions(text: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -118,7 +122,7 @@ def test_class_names_are_unique() -> None:
     names = collections.Counter(
         node.name
         for file in FILES
-        for node in ast.parse(file.read_text()).body
+        for node in _parse(file.read_text()).body
         if isinstance(node, ast.ClassDef)
     )
     assert not [name for name, count in names.items() if count > 1]

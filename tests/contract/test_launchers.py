@@ -46,6 +46,18 @@ if "--test-only" not in sys.argv:
 Sweep = Callable[..., list[list[JobReturn]]]
 
 
+def default_on(*defaults: str) -> pytest.MarkDecorator:
+    """Parametrize with all launchers, of which those that are not named are slow.
+
+    All launchers compose points with the same code, so one is enough for what Hydra composes.
+    """
+    launchers = [
+        pytest.param(name, marks=[] if name in defaults else [pytest.mark.slow])
+        for name in LAUNCHERS
+    ]
+    return pytest.mark.parametrize("launcher", launchers, indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def _known() -> None:
     composition.register_configs()
@@ -106,6 +118,7 @@ def test_one_point(sweep, base, compose):
     assert point.hydra_cfg.hydra.job.id is not None
 
 
+@default_on("local")
 def test_two_points(sweep, base, compose):
     ((first, second),) = sweep(*base, "hydra.sweep.dir=swept", "run.seed=1,2")
     recorded = OmegaConf.load("swept/multirun.yaml").hydra.overrides.task
@@ -124,6 +137,7 @@ def test_a_key_that_is_none_stops_all_points(sweep, base):
     assert not Path("runs").exists()
 
 
+@default_on("slurm")
 def test_two_choices(sweep, base, compose):
     ((first, second),) = sweep(*base, "optimizer=tiny,small")
     assert first.overrides == [*base, "optimizer=tiny"]
@@ -133,6 +147,7 @@ def test_two_choices(sweep, base, compose):
     assert first.cfg.optimizer != second.cfg.optimizer
 
 
+@default_on("slurm")
 def test_a_choice_that_a_default_leaves_open(sweep, base):
     write("mine/rates/slow.yaml", "lr: 1e-5\n")
     write("mine/rates/fast.yaml", "lr: 1e-2\n")
@@ -142,6 +157,7 @@ def test_a_choice_that_a_default_leaves_open(sweep, base):
     assert [first.cfg.optimizer.lr, second.cfg.optimizer.lr] == [1e-5, 1e-2]
 
 
+@default_on("slurm")
 def test_keys_that_only_a_choice_has(sweep, base):
     """The sources of a corpus are no keys of the schema: those of `base` are its choice's."""
     write("mine/data/also.yaml", "defaults: [python]\nsources: {code: {weight: 0.9}}\n")
@@ -153,6 +169,7 @@ def test_keys_that_only_a_choice_has(sweep, base):
     assert first.cfg.data.sources.code.text_column == "text"
 
 
+@default_on("slurm")
 def test_batches_go_on_counting(sweep, base):
     batches = sweep(*base, "hydra.sweeper.max_batch_size=2", "run.seed=1,2", "optimizer=tiny,small")
     assert [len(batch) for batch in batches] == [2, 2]
@@ -167,12 +184,14 @@ def test_batches_go_on_counting(sweep, base):
     assert len({point.working_dir for point in points}) == 4
 
 
+@default_on("slurm")
 def test_another_name_for_the_job_changes_no_entry(sweep, base):
     ((point,),) = sweep(*base, "hydra.job.name=other")
     assert point.task_name == point.hydra_cfg.hydra.job.name == "other"
     assert point.status is JobStatus.COMPLETED
 
 
+@default_on("slurm")
 def test_the_sweeps_folder_moves_and_runs_do_not(sweep, base):
     ((point,),) = sweep(
         *base, "hydra.sweep.dir=mine", "hydra.sweep.subdir=${hydra.job.num}", "run.name=x"
@@ -188,6 +207,7 @@ def test_paths_mean_the_folder_where_the_command_was_typed(sweep, base, corpus):
     assert point.status is JobStatus.COMPLETED
 
 
+@default_on("slurm")
 def test_values_of_all_kinds_arrive_as_they_are(sweep, base, corpus):
     names = ["a b", "it's", "c=d,e", 'say "f"']
     more = "+hardware.peak_tflops={fp32:1.5,bf16:3}"

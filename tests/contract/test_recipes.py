@@ -30,9 +30,30 @@ OWN = {
 ALL = {name: (f"precision={name}",) for name in RECIPES} | OWN
 
 
+SIZE = ("model.vocab_size=512", "batch.micro_batch_size=2")
+
+
 @pytest.fixture(params=ALL.values(), ids=ALL)
 def config(request, compose, small):
-    return resolve_config(compose(*small, *request.param, "batch.micro_batch_size=2"))
+    return resolve_config(compose(*small, *SIZE, *request.param))
+
+
+built_in = pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(groups, id=name, marks=[] if name in RECIPES else [pytest.mark.slow])
+        for name, groups in ALL.items()
+    ],
+    indirect=True,
+)
+"""Run with recipes that a user composes only in the slow suite."""
+
+
+@pytest.fixture(scope="module")
+def fp32_metrics(compose, small):
+    """Metrics of the batches in fp32."""
+    config = resolve_config(compose(*small, *SIZE))
+    return train(build(config), make_batches(config))
 
 
 def build(config, **groups):
@@ -48,6 +69,10 @@ def build(config, **groups):
 
 @pytest.fixture
 def batches(config):
+    return make_batches(config)
+
+
+def make_batches(config):
     generator = np.random.default_rng(0)
     size = (config.batch.global_batch_size, config.batch.sequence_length)
     return [
@@ -134,11 +159,13 @@ def test_persistent_memory_equals_the_recipe(config, batches, monkeypatch):
     assert all(weight.grad is None for weight in engine.model_parts[0].parameters())
 
 
+@built_in
 def test_it_learns(config, batches):
     losses = [numbers.loss for numbers in train(build(config), batches[:1] * 6)]
     assert losses[-1] < losses[0] - 0.1
 
 
+@built_in
 def test_the_same_seed_gives_the_same_bits(config, batches):
     assert train(build(config), batches) == train(build(config), batches)
 
@@ -154,6 +181,7 @@ def test_resume_is_bit_identical(config, batches, tmp_path):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@built_in
 def test_chunk_size_of_rounding_changes_no_bit(config, batches, monkeypatch):
     expected = train(build(config), batches)
     monkeypatch.setitem(stochastic_rounding._CHUNK_NUMEL, "cpu", 1000)
@@ -172,22 +200,21 @@ def test_model_weights_are_rounded_master_weights(config, batches):
             assert bool(((weight.float() - master).abs() <= 2**-7 * master.abs()).all())
 
 
-def test_every_step_is_close_to_fp32(config, batches, compose, small):
-    exact = build(resolve_config(compose(*small, "batch.micro_batch_size=2")))
-    expected = train(exact, batches)
-    for found, wanted in zip(train(build(config), batches), expected, strict=True):
+def test_every_step_is_close_to_fp32(config, batches, fp32_metrics):
+    for found, wanted in zip(train(build(config), batches), fp32_metrics, strict=True):
         assert found.loss == pytest.approx(wanted.loss, rel=2e-3)
         assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=3e-2)
         assert found.param_norm == pytest.approx(wanted.param_norm, rel=2e-3)
 
 
+@built_in
 def test_checkpoints_are_interchangeable_between_recipes(config, batches, compose, small, tmp_path):
     engine = build(config)
     train(engine, batches[:3])
     path = checkpoint_store.save_checkpoint(tmp_path, 3, engine.chunks(), {})
     loss = engine.read(engine.eval_step(batches[3])).loss
     for name in RECIPES:
-        other = build(resolve_config(compose(*small, f"precision={name}")))
+        other = build(resolve_config(compose(*small, *SIZE, f"precision={name}")))
         checkpoint_store.load_checkpoint(path, other.chunks())
         assert other.read(other.eval_step(batches[3])).loss == pytest.approx(loss, rel=2e-3)
 
@@ -196,6 +223,7 @@ STRONG_DECAY = 200.0
 """Decays a weight by a fifth per step at RATE, far above an update and the rounding of bf16."""
 
 
+@built_in
 def test_decay_of_norms(config, batches):
     """Compare one step with and without decay of norms; matrices decay in both."""
     decayed, apart = (

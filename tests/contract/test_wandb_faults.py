@@ -15,6 +15,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 SCRIPT = REPOSITORY / "tests/contract/wandb_fault.py"
+MAX_SECONDS = 20.0
+"""Limit of a call that does not block; a blocking one never returns. Allows for a busy machine."""
 
 
 def _outcome(what: str, folder: Path, **variables: str) -> tuple[dict[str, float], str, str]:
@@ -27,7 +29,7 @@ def _outcome(what: str, folder: Path, **variables: str) -> tuple[dict[str, float
         **variables,
     }
     command = [sys.executable, str(SCRIPT), what, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     *output, seconds = done.stdout.splitlines()
     return json.loads(seconds), "\n".join(output), done.stderr
@@ -36,8 +38,8 @@ def _outcome(what: str, folder: Path, **variables: str) -> tuple[dict[str, float
 @pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
 def test_its_process_is_killed(tmp_path: Path) -> None:
     seconds, _, errors = _outcome("killed", tmp_path)
-    assert seconds["rows"] < 1.0
-    assert seconds["finish"] < 10.0
+    assert seconds["rows"] < MAX_SECONDS
+    assert seconds["finish"] < MAX_SECONDS
     (warning,) = errors.splitlines()
     # Depending on timing, the pipe or a response fails first
     form = r"hlat W&B is disabled after \w+Error(: .+)?; training continues"
@@ -47,8 +49,8 @@ def test_its_process_is_killed(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
 def test_its_process_hangs(tmp_path: Path) -> None:
     seconds, _, errors = _outcome("hangs", tmp_path)
-    assert seconds["rows"] < 1.0
-    assert seconds["finish"] < 10.0
+    assert seconds["rows"] < MAX_SECONDS
+    assert seconds["finish"] < MAX_SECONDS
     assert errors == "hlat W&B has not finished after 1 s\n"
 
 
@@ -58,7 +60,7 @@ def test_its_servers_cannot_be_reached(tmp_path: Path) -> None:
     key = "5f2d9c0a" * 5
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": key}
     seconds, output, errors = _outcome("nothing", tmp_path, **unreachable)
-    assert seconds["rows"] < 1.0
+    assert seconds["rows"] < MAX_SECONDS
     assert output.startswith("W&B cannot be reached (Failed to authenticate with http://127")
     assert output.endswith(f"wandb sync {tmp_path}/wandb/offline-run-*-abcd1234")
     written = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
@@ -85,7 +87,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_its_disk_fills_up(small_disk: Path) -> None:
     seconds, _, errors = _outcome("nothing", small_disk)
     assert errors.count("is full; W&B may lack rows") == 1
-    assert seconds["rows"] < 1.0
-    assert seconds["finish"] < 35.0
+    assert seconds["rows"] < MAX_SECONDS
+    assert seconds["finish"] < 30.0 + MAX_SECONDS
     left = os.statvfs(small_disk)
     assert left.f_bavail * left.f_frsize < 16_384, "the disk was never full"

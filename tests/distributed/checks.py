@@ -1,4 +1,4 @@
-"""What a rank does in a test; each function returns what the test compares."""
+"""Functions that run on ranks; tests compare their results."""
 
 import dataclasses
 import hashlib
@@ -30,39 +30,38 @@ EOS = 7
 
 
 def layers(layout: str) -> str:
-    """Enough to give stages unequal shares; few where each costs collectives."""
-    return f"model.num_layers={6 if 'pp=' in layout else 2}"
+    """Return few layers, which give pipeline stages unequal numbers of layers."""
+    if "pp=4" in layout or "stages_per_rank=" in layout:
+        return "model.num_layers=6"
+    return f"model.num_layers={3 if 'pp=' in layout else 2}"
 
 
 def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
-    """Global batches."""
+    """Return global batches."""
     size = (config.batch.global_batch_size, config.batch.sequence_length)
     generator = np.random.default_rng(0)
     return [generator.integers(0, config.model.vocab_size, size, np.int32) for _ in range(steps)]
 
 
 def own(batch: NDArray[np.int32], engine: Engine) -> PackedSequences:
-    """The rows of a data-parallel rank."""
+    """Return the rows of a data-parallel rank."""
     rows = batch[engine.world.dp_rank :: engine.world.dp_size]
     return PackedSequences(rows, compute_document_ids(rows, EOS))
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
-    """Loss, gradient norm and weights' norm of each step, and `losses_after` of the first batch."""
+    """Return loss, gradient norm and weight norm of each step, and `losses_after` of the first batch."""
     engine = NativeEngine()
     engine.build(config)
     every = batches(config, steps)
-    rows = [
-        dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
-        for batch in every
-    ]
+    rows = [_step(engine, batch) for batch in every]
     after = losses_after(engine, every[0])
     engine.close()
     return [*rows, after]
 
 
 def losses_after(engine: Engine, batch: NDArray[np.int32]) -> tuple[float, float]:
-    """The loss of five sequences, and of their first seven targets only."""
+    """Return the loss of five sequences, and of their first seven targets only."""
     tokens, documents = batch[:5], compute_document_ids(batch[:5], EOS)
     every, first = (
         PackedSequences(tokens, documents),
@@ -71,26 +70,47 @@ def losses_after(engine: Engine, batch: NDArray[np.int32]) -> tuple[float, float
     return engine.read(engine.eval_step(every)).loss, engine.read(engine.eval_step(first)).loss
 
 
-def slices(config: Config, kind: str) -> tuple[dict[Any, Any], float]:
-    """After one step, every slice of a kind that this rank is to save, and the loss then."""
+@dataclasses.dataclass(frozen=True)
+class TrainingRecord:
+    """Results of one rank.
+
+    Attributes:
+        rows: Loss, gradient norm and weight norm of each step, and `losses_after` of the first batch.
+        chunks: Values of each chunk that this rank saves after the first step, by name and offset.
+        eval_loss: Loss of the first batch after the first step.
+    """
+
+    rows: list[tuple[float, ...]]
+    chunks: dict[tuple[str, tuple[int, ...]], NDArray[Any]]
+    eval_loss: float
+
+
+def train_and_record(config: Config, steps: int) -> TrainingRecord:
+    """Train, and record weights, first moments and the evaluation loss after the first step."""
     engine = NativeEngine()
     engine.build(config)
-    batch = batches(config, 1)[0]
-    engine.train_step(own(batch, engine), RATE)
-    loss = engine.read(
-        engine.eval_step(PackedSequences(batch, compute_document_ids(batch, EOS)))
-    ).loss
-    found = {
+    every = batches(config, steps)
+    first, *others = every
+    rows = [_step(engine, first)]
+    documents = compute_document_ids(first, EOS)
+    eval_loss = engine.read(engine.eval_step(PackedSequences(first, documents))).loss
+    chunks = {
         (chunk.name, chunk.offset): chunk.tensor.float().numpy().reshape(chunk.size).copy()
         for chunk in engine.chunks()
-        if chunk.is_main_replica and chunk.name.startswith(f"{kind}/")
+        if chunk.is_main_replica and chunk.name.startswith(("weights/", "exp_avg/"))
     }
+    rows += [_step(engine, batch) for batch in others]
+    rows.append(losses_after(engine, first))
     engine.close()
-    return found, loss
+    return TrainingRecord(rows, chunks, eval_loss)
+
+
+def _step(engine: NativeEngine, batch: NDArray[np.int32]) -> tuple[float, ...]:
+    return dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
 
 
 def joined(found: list[dict[Any, Any]]) -> dict[str, NDArray[Any]]:
-    """Whole parameters of the slices of all ranks, which tile them."""
+    """Return whole tensors from the chunks of all ranks."""
     pieces: dict[str, list[tuple[TensorSlice, NDArray[Any]]]] = {}
     for (name, offset), values in (item for slices in found for item in slices.items()):
         pieces.setdefault(name, []).append((TensorSlice(offset, values.shape), values))
@@ -107,7 +127,7 @@ def joined(found: list[dict[Any, Any]]) -> dict[str, NDArray[Any]]:
 
 
 def digests(config: Config, steps: int) -> dict[Any, str]:
-    """After some steps, a digest of each canonical slice that the model reads on this rank."""
+    """Return a digest of each canonical slice that the model reads on this rank after some steps."""
     engine = NativeEngine()
     engine.build(config)
     for batch in batches(config, steps):
@@ -122,8 +142,8 @@ def digests(config: Config, steps: int) -> dict[Any, str]:
     return found
 
 
-def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float, ...]]:
-    """Train, save, train on: the numbers of the steps after the save."""
+def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[float, ...]]:
+    """Train, save, continue, and return the metrics of the steps after the save."""
     engine = NativeEngine()
     engine.build(config)
     every = batches(config, 2 * steps)
@@ -136,8 +156,8 @@ def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float
     return _rest(engine, every[steps:])
 
 
-def go_on(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
-    """Restore what `save_and_go_on` has saved, and train on: the numbers of those steps."""
+def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
+    """Load the checkpoint of `save_and_continue`, continue, and return the metrics of those steps."""
     engine = NativeEngine()
     engine.build(config)
     checkpoint_store.load_checkpoint(path, engine.chunks())
@@ -145,9 +165,6 @@ def go_on(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
 
 
 def _rest(engine: NativeEngine, every: list[NDArray[np.int32]]) -> list[tuple[float, ...]]:
-    rows = [
-        dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
-        for batch in every
-    ]
+    rows = [_step(engine, batch) for batch in every]
     engine.close()
     return rows

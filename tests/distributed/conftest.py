@@ -1,4 +1,4 @@
-"""Eight processes for the session, started again after a test that broke them."""
+"""Eight rank processes for the session, started again after an error."""
 
 from collections.abc import Iterator
 

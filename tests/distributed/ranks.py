@@ -1,6 +1,7 @@
-"""Processes that stay for all distributed tests, and run on request what a test asks of them.
+"""Rank processes that run functions of distributed tests.
 
-Starting eight processes that import torch takes ten times as long as most checks.
+They are forked from a server process that has imported torch and hlat, because these imports take
+ten times as long as most checks.
 """
 
 import gc
@@ -15,13 +16,16 @@ from typing import Any
 from hlat.recovery.rendezvous import LocalRendezvous
 
 SECONDS = 300
+PRELOADED = ["tests.distributed.checks", "tests.distributed.mutants", "tests.distributed.faults"]
+"""Modules that the server process imports."""
 
 
 class Ranks:
-    """Processes on this machine, of which each check makes a world."""
+    """Processes on this machine that form a new process group for each function."""
 
     def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
@@ -34,14 +38,14 @@ class Ranks:
 
     @property
     def alive(self) -> bool:
-        """Whether nothing has broken them."""
+        """Return False after an error in a rank."""
         return bool(self._pipes)
 
     def run(self, size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What a function of a test module returns on each of the first ranks."""
-        assert self.alive, "these were broken by an earlier check"
-        meeting = LocalRendezvous("check")  # kept: a port that is free is anybody's a moment later
-        port = meeting.next_rendezvous().bootstrap_store_info.master_port
+        """Return the results of a function of a test module on the first ranks."""
+        assert self.alive, "an earlier check failed on these ranks"
+        rendezvous = LocalRendezvous("check")  # a reference keeps the port bound
+        port = rendezvous.next_rendezvous().bootstrap_store_info.master_port
         for pipe in self._pipes[:size]:
             pipe.send((size, port, check, arguments))
         results: dict[Connection, Any] = {}
@@ -52,13 +56,13 @@ class Ranks:
                 try:
                     kind, results[pipe] = pipe.recv()
                 except EOFError:
-                    kind, results[pipe] = "raised", "a rank has died; its last words are on stderr"
+                    kind, results[pipe] = "raised", "a rank has ended; see stderr"
                 if kind == "raised":
                     self.close()
                     raise RuntimeError(results[pipe])
             if time.monotonic() > deadline:
                 self.close()
-                raise TimeoutError(f"{len(waiting)} ranks have not answered for {SECONDS} s")
+                raise TimeoutError(f"{len(waiting)} ranks have not returned after {SECONDS} s")
         return [results[pipe] for pipe in self._pipes[:size]]
 
     def close(self) -> None:
@@ -88,6 +92,6 @@ def _serve(rank: int, pipe: Connection) -> None:
             pipe.send(("returned", check(*arguments)))
         except Exception:
             pipe.send(("raised", f"rank {rank}:\n{traceback.format_exc()}"))
-        if dist.is_initialized():  # a check that fails does not leave its world
+        if dist.is_initialized():  # also after an error
             dist.destroy_process_group()
-        gc.collect()  # each group has threads, which wake up a hundred times a second
+        gc.collect()  # threads of a group wake up a hundred times a second

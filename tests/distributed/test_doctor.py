@@ -1,5 +1,4 @@
-"""The doctor finds each bug that is planted, blames what is to blame, and nothing where all is
-well."""
+"""The doctor finds each injected bug and names the faulty part, and finds nothing in a correct run."""
 
 import json
 
@@ -17,17 +16,17 @@ from tests.distributed.ranks import Ranks
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
 ARITHMETIC = [name for name in CHECKS if name != "data"]
-"""Of which none starts processes of its own."""
+"""Checks that start no processes."""
 
 OF_GRADIENTS = {"loss", "reduction", "pipeline", "gradient norm"}
-"""What the check `gradients` finds beside its own."""
+"""Other results of the check `gradients`."""
 
 HEALTHY = {
-    "alone": "",
+    "single": "",
     "mixed": f"precision=mixed {MICRO}",
     "bf16": "precision=bf16",
     "tp2+sp": f"{SP} precision=bf16_sr",
-    "tp4, copies of heads": f"{KV} precision=bf16_sr_master",
+    "tp4, replicated heads": f"{KV} precision=bf16_sr_master",
     "dp2+zero1": f"{DP} parallelism.zero=1 precision=bf16_sr",
     "dp2+zero3": f"{DP} parallelism.zero=3 precision=mixed",
     "pp2": f"{PP} precision=mixed",
@@ -44,10 +43,20 @@ OPTIONS = {
     "model.tie_embeddings=true",
 }
 
+DEFAULT = {"single", "dp2+zero3", "pp2", "masks, tied head"}
+SLOW_BUGS = {
+    *("one layer leaks", "documents see ahead", "labels not shifted", "gate without up"),
+    *("mean of means", "scaled by sqrt(L)", "epsilon inside the root", "rate ignored"),
+    *("decay through gradients", "rounds to nearest", "input gradients not summed"),
+    *("key/value copies summed twice", "pipeline loses the last", "restored in bf16"),
+}
+"""Bugs of which the default suite has one with the same check, axis and configuration."""
+SEEDS = 2
+
 
 @pytest.fixture(scope="session")
-def shrunk(compose, small):
-    """The small configuration that the doctor makes of overrides of train."""
+def reduced(compose, small):
+    """Return the reduced configuration of the doctor for overrides of train."""
     data = [word for word in small if word.startswith("data.")]
 
     def make(words: str, *more: str):
@@ -56,25 +65,28 @@ def shrunk(compose, small):
     return make
 
 
-def test_every_mutant_is_expected_somewhere() -> None:
+def test_every_bug_has_an_expected_result() -> None:
     assert {*FOUND, "a device multiplies wrongly"} == mutants.MUTANTS.keys()
 
 
-@pytest.mark.parametrize("mutant", FOUND)
-def test_a_planted_bug_is_found_and_named(ranks: Ranks, shrunk, mutant: str) -> None:
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(bug, marks=[pytest.mark.slow] if bug in SLOW_BUGS else []) for bug in FOUND],
+)
+def test_injected_bug_is_found_and_named(ranks: Ranks, reduced, mutant: str) -> None:
     words, check, part, axis = FOUND[mutant]
-    config = shrunk(words)
+    config = reduced(words)
     names = ["gradients" if check in OF_GRADIENTS else check]
-    told = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)
-    (outcome,) = [one for one in told[0] if one.check == check]
+    results = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)
+    (outcome,) = [one for one in results[0] if one.check == check]
     assert outcome.status is CheckStatus.failed, outcome.said
-    blamed = [one for one in outcome.culprits if part in one.part]
-    assert blamed, outcome
-    assert {one.axis for one in blamed} == {axis}, outcome
+    found_parts = [one for one in outcome.culprits if part in one.part]
+    assert found_parts, outcome
+    assert {one.axis for one in found_parts} == {axis}, outcome
 
 
-def test_a_parameter_that_is_not_reduced_is_the_only_one_blamed(ranks: Ranks, shrunk) -> None:
-    config = shrunk(DP)
+def test_only_the_parameter_that_is_not_reduced_is_named(ranks: Ranks, reduced) -> None:
+    config = reduced(DP)
     run = (mutants.diagnose, config, "one parameter not reduced", ["gradients", "replicas"])
     found = {one.check: one for one in ranks.run(2, *run)[0]}
     for check in ("gradients", "reduction", "replicas"):
@@ -91,15 +103,15 @@ def test_a_parameter_that_is_not_reduced_is_the_only_one_blamed(ranks: Ranks, sh
         ("a device multiplies wrongly", ExitCode.UNHEALTHY_NODE, "machine"),
     ],
 )
-def test_the_exit_code_tells_arithmetic_from_a_machine(
-    ranks: Ranks, shrunk, tmp_path, mutant: str, code: ExitCode, failed: str
+def test_exit_code_differs_between_arithmetic_and_machine(
+    ranks: Ranks, reduced, tmp_path, mutant: str, code: ExitCode, failed: str
 ) -> None:
-    config = shrunk(DP)
-    told = ranks.run(2, mutants.exit_code, config, str(tmp_path), mutant)
-    assert [found for found, _ in told] == [code] * 2
-    assert f"FAIL  {failed}" in told[0][1]
-    assert "in a run: " in told[0][1]
-    assert told[1][1] == ""
+    config = reduced(DP)
+    results = ranks.run(2, mutants.exit_code, config, str(tmp_path), mutant)
+    assert [found for found, _ in results] == [code] * 2
+    assert f"FAIL  {failed}" in results[0][1]
+    assert "in a run: " in results[0][1]
+    assert results[1][1] == ""
     record = json.loads((tmp_path / "doctor.json").read_text())
     assert not record["healthy"]
     bad = [one for one in record["checks"] if one["status"] == "FAIL"]
@@ -107,23 +119,29 @@ def test_the_exit_code_tells_arithmetic_from_a_machine(
     assert all(one["culprits"] and one["symptom"] for one in bad)
 
 
-def test_one_leaking_head_is_the_only_one_blamed(ranks: Ranks, shrunk) -> None:
-    config = shrunk("")
+def test_only_the_leaking_head_is_named(ranks: Ranks, reduced) -> None:
+    config = reduced("")
     (outcome,) = ranks.run(1, mutants.diagnose, config, "one head leaks", ["causality"])[0]
     assert {one.part for one in outcome.culprits} == {"layer 0 head 1", "layer 1 head 1"}
 
 
-@pytest.mark.parametrize("name", [*HEALTHY, *OPTIONS])
-def test_nothing_is_found_where_all_is_well(ranks: Ranks, shrunk, name: str) -> None:
-    config = shrunk((HEALTHY | OPTIONS)[name])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in DEFAULT else [pytest.mark.slow])
+        for name in HEALTHY | OPTIONS
+    ],
+)
+def test_correct_run_passes(ranks: Ranks, reduced, name: str) -> None:
+    config = reduced((HEALTHY | OPTIONS)[name])
     for outcome in ranks.run(config.num_processes, mutants.diagnose, config, None, [*CHECKS])[0]:
         assert outcome.status is not CheckStatus.failed, outcome
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(1, 1 + SEEDS))
 @pytest.mark.parametrize("name", HEALTHY)
-def test_no_false_alarm(ranks: Ranks, shrunk, name: str, seed: int) -> None:
-    config = shrunk(HEALTHY[name], f"run.seed={seed}")
+def test_no_false_alarm(ranks: Ranks, reduced, name: str, seed: int) -> None:
+    config = reduced(HEALTHY[name], f"run.seed={seed}")
     for outcome in ranks.run(config.num_processes, mutants.diagnose, config, None, ARITHMETIC)[0]:
         assert outcome.status is not CheckStatus.failed, outcome

@@ -1,4 +1,4 @@
-"""What a run looks at between steps is silent in every layout, and finds a mask that leaks."""
+"""Periodic checks find nothing in a correct run of every layout, and find a mask that leaks."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.distributed.ranks import Ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
-LOOKS = 8
+NUM_CHECKS = 8
 LAYOUTS = {
     "": "precision=mixed data.document_mask=true",
     "tp=2 sequence_parallel=true": "precision=bf16_sr",
@@ -20,10 +20,11 @@ LAYOUTS = {
     "dp=2 zero=3": "precision=mixed",
     "tp=2 pp=2 dp=2 zero=1": "precision=bf16_sr_master",
 }
+DEFAULT = {"", "tp=4", "pp=2", "dp=2 zero=3"}
 
 
 class Tracker:
-    """Keeps events, as JSON knows them."""
+    """Recorder of events."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
@@ -34,30 +35,41 @@ class Tracker:
     def print_message(self, text: str) -> None: ...
 
 
-def looks(config: Config, mutant: str | None) -> tuple[list[ExitCode | None], list[str]]:
-    """What comes of some looks after a step, and the events."""
+def run_checks(config: Config, mutant: str | None) -> tuple[list[ExitCode | None], list[str]]:
+    """Return the exit codes of some checks after a step, and the events."""
     engine, tracker = NativeEngine(), Tracker()
     with mutants.planted(mutant):
         engine.build(config)
         engine.train_step(checks.own(checks.batches(config, 1)[0], engine), checks.RATE)
         found = [
-            periodic_checks.run_periodic_checks(config, engine, tracker, i) for i in range(LOOKS)
+            periodic_checks.run_periodic_checks(config, engine, tracker, i)
+            for i in range(NUM_CHECKS)
         ]
     engine.close()
     return found, tracker.events
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_is_found_where_all_is_well(ranks: Ranks, configure, layout: str) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(each, marks=[] if each in DEFAULT else [pytest.mark.slow]) for each in LAYOUTS],
+)
+def test_correct_layout_has_no_finding(ranks: Ranks, configure, layout: str) -> None:
     config = configure(layout, *LAYOUTS[layout].split())
-    for told in ranks.run(config.num_processes, looks, config, None):
-        assert told == ([None] * LOOKS, [])
+    for result in ranks.run(config.num_processes, run_checks, config, None):
+        assert result == ([None] * NUM_CHECKS, [])
 
 
-@pytest.mark.parametrize("layout", ["tp=2 sequence_parallel=true", "pp=2", "dp=2 zero=3"])
-def test_all_ranks_find_the_future_together(ranks: Ranks, configure, layout: str) -> None:
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "tp=2 sequence_parallel=true",
+        "pp=2",
+        pytest.param("dp=2 zero=3", marks=pytest.mark.slow),
+    ],
+)
+def test_all_ranks_find_a_leaking_mask(ranks: Ranks, configure, layout: str) -> None:
     config = configure(layout, "precision=fp32")
-    every = ranks.run(config.num_processes, looks, config, "one head leaks")
+    every = ranks.run(config.num_processes, run_checks, config, "one head leaks")
     for found, events in every:
         assert found == every[0][0]
-        assert found.count(ExitCode.DIVERGED) == len(events) >= LOOKS // 2
+        assert found.count(ExitCode.DIVERGED) == len(events) >= NUM_CHECKS // 2

@@ -1,4 +1,4 @@
-"""Of several ranks one is broken; all of them say so, and the first names it."""
+"""If one of several ranks is faulty, preflight fails on all of them and rank 0 names it."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ def events(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
-def test_well_ranks_go_on_to_build(ranks, configure, tmp_path) -> None:
+def test_healthy_ranks_build_the_engine(ranks, configure, tmp_path) -> None:
     config = configure("tp=2 dp=2")
     assert ranks.run(4, faults.check, config, str(tmp_path), "sends", 9) == [True] * 4
     (event,) = events(tmp_path)
@@ -30,13 +30,15 @@ def test_well_ranks_go_on_to_build(ranks, configure, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("layout", "fault", "broken", "reason"),
     [
-        ("dp=2", "sends", 1, "all-reduce over dp=2 ranks is wrong"),
+        pytest.param(
+            *("dp=2", "sends", 1, "all-reduce over dp=2 ranks is wrong"), marks=pytest.mark.slow
+        ),
         ("tp=2 dp=2", "sends", 2, "all-reduce over tp=2 ranks is wrong"),
         ("dp=4", "gets", 0, "all-reduce over dp=4 ranks is wrong"),
         ("pp=2", "multiplies", 1, "wrong elements in"),
     ],
 )
-def test_the_broken_rank_is_named(
+def test_faulty_rank_is_named(
     ranks, configure, tmp_path, layout: str, fault: str, broken: int, reason: str
 ) -> None:
     config = configure(layout)
@@ -48,18 +50,18 @@ def test_the_broken_rank_is_named(
     assert any(reason in sentence for sentence in event["reasons"])
 
 
-@pytest.mark.parametrize("size", [3, 4])
-def test_a_slow_rank_is_found_among_its_neighbours(ranks, configure, tmp_path, size) -> None:
-    """A twentieth of 0.2 GB/s is asked for; 0.3 seconds a sum leaves 0.005."""
+@pytest.mark.parametrize("size", [pytest.param(3, marks=pytest.mark.slow), 4])
+def test_slow_rank_is_found(ranks, configure, tmp_path, size) -> None:
+    """At least a twentieth of 0.08 GB/s is required; 1 second per all_reduce gives 0.0015."""
     cut = ("batch.global_batch_size=12", "batch.micro_batch_size=1")
-    config = configure(f"dp={size}", *cut, "hardware.link_gb_per_s=0.2")
+    config = configure(f"dp={size}", *cut, "hardware.link_gb_per_s=0.08")
     assert ranks.run(size, faults.check, config, str(tmp_path), "slow", 2) == [False] * size
     _, event = events(tmp_path)
     assert (event["event"], event["host"], event["ranks"]) == ("exclude", "node2", [2])
     assert f"all-reduce over dp={size} ranks reaches" in event["reasons"][0]
 
 
-def test_a_clock_that_is_ahead_is_a_warning(ranks, configure, tmp_path) -> None:
+def test_clock_that_is_ahead_is_a_warning(ranks, configure, tmp_path) -> None:
     assert ranks.run(2, faults.check, configure("tp=2"), str(tmp_path), "ahead", 1) == [True] * 2
     (event,) = events(tmp_path)
     (finding,) = event["failed"]
@@ -67,7 +69,7 @@ def test_a_clock_that_is_ahead_is_a_warning(ranks, configure, tmp_path) -> None:
     assert finding["measured"] == pytest.approx(100, abs=5)
 
 
-def test_what_the_user_can_mend_is_told_by_all_ranks(ranks, configure, tmp_path) -> None:
+def test_config_error_is_raised_on_all_ranks(ranks, configure, tmp_path) -> None:
     """A disk that is too small: exit code 2 on each."""
     found = ranks.run(2, faults.check, configure("tp=2"), str(tmp_path), "full", 0)
     assert found[0] == found[1]

@@ -1,5 +1,7 @@
 """Log-probabilities and generation with every layout equal those of one process."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -17,13 +19,14 @@ LAYOUTS = {
     "dp2+zero1": "dp=2 zero=1",
     "tp2": "tp=2",
     "tp2+sp": "tp=2 sequence_parallel=true",
-    "tp4, where ranks share a head": "tp=4",
+    "tp4, replicated heads": "tp=4",
     "pp2": "pp=2",
     "pp4": "pp=4",
     "interleaved": "pp=2 pipeline_schedule=interleaved stages_per_rank=3",
     "tp2+pp2": "tp=2 pp=2",
     "tp2+sp+pp2+dp2": "tp=2 sequence_parallel=true pp=2 dp=2",
 }
+DEFAULT = {"dp2+zero1", "tp4, replicated heads", "interleaved", "tp2+sp+pp2+dp2"}
 LARGE_INIT = "model.init_std=0.1"
 
 
@@ -48,13 +51,17 @@ def score_and_generate(config: Config):
 
 @pytest.fixture(scope="module")
 def single_process(configure):
-    found = {
-        n: score_and_generate(configure("", n, LARGE_INIT)) for n in (layers("pp=2"), layers(""))
-    }
-    return lambda layout: found[layers(layout)]
+    found = functools.cache(lambda n: score_and_generate(configure("", n, LARGE_INIT)))
+    return lambda layout: found(layers(layout))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(layout, id=name, marks=[] if name in DEFAULT else [pytest.mark.slow])
+        for name, layout in LAYOUTS.items()
+    ],
+)
 def test_results_equal_one_process(ranks: Ranks, configure, single_process, layout: str) -> None:
     config = configure(layout, LARGE_INIT)
     found = ranks.run(config.num_processes, score_and_generate, config)
@@ -79,7 +86,14 @@ def evaluate(config: Config, training: bool) -> tuple[float, float]:
     return losses
 
 
-@pytest.mark.parametrize("layout", ["dp=2 zero=1", "dp=2 zero=3", "tp=2 sequence_parallel=true"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param("dp=2 zero=1", marks=pytest.mark.slow),
+        "dp=2 zero=3",
+        "tp=2 sequence_parallel=true",
+    ],
+)
 def test_loss_without_training_state(ranks: Ranks, configure, layout: str):
     config = configure(layout)
     assert ranks.run(2, evaluate, config, False) == ranks.run(2, evaluate, config, True)

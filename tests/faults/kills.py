@@ -12,32 +12,18 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.trials import (
-    SUPERVISED,
-    Keeper,
-    Place,
-    Run,
-    arguments,
-    conclude,
-    descendants,
-    differing,
-    gone,
-    note,
-    say,
-    somewhere,
-)
+from tests.faults import trials
 
 STEPS, EVERY_STEPS = 60, 3
 IN_A_SAVE_S = 0.03
 """Kills that are meant for a save come at most so long after its beginning."""
-RUN = (f"schedule.total_steps={STEPS}", f"checkpoint.every_steps={EVERY_STEPS}")
+RUN = trials.build_run_overrides(STEPS, EVERY_STEPS)
 
 
 @dataclass(frozen=True)
@@ -52,10 +38,10 @@ TWO = ("parallelism.tp=2",)
 WORKER = ("data.workers=1",)
 ARMS = {
     "one process, same command": Arm((), ("command",)),
-    "one process, supervised": Arm(SUPERVISED, ("rank 0", "all", "command")),
+    "one process, supervised": Arm(trials.SUPERVISED, ("rank 0", "all", "command")),
     "tp 2, same command": Arm(TWO, ("rank 0", "rank 1", "all", "command")),
-    "tp 2, supervised": Arm((*TWO, *SUPERVISED), ("rank 0", "rank 1", "all", "command")),
-    "data worker, supervised": Arm((*WORKER, *SUPERVISED), ("data worker",)),
+    "tp 2, supervised": Arm((*TWO, *trials.SUPERVISED), ("rank 0", "rank 1", "all", "command")),
+    "data worker, supervised": Arm((*WORKER, *trials.SUPERVISED), ("data worker",)),
 }
 """`command` is the process that the user started: the supervisor, where there is one."""
 
@@ -101,10 +87,10 @@ class Trial:
     """
 
     def __init__(
-        self, run: Run, arm: Arm, seconds: float, lot: random.Random, found: Found
+        self, run: trials.Run, arm: Arm, seconds: float, lot: random.Random, found: Found
     ) -> None:
         self._run, self._arm, self._seconds, self._lot, self._found = run, arm, seconds, lot, found
-        self._keeper, self._readied = Keeper(run.folder / "checkpoints"), 0
+        self._keeper, self._readied = trials.Keeper(run.folder / "checkpoints"), 0
 
     def go(self, kills: int, expected: list[tuple[int, float]]) -> None:
         """Kill the run at most so often, then let it end; compare it with the uninterrupted one."""
@@ -118,7 +104,7 @@ class Trial:
             if run.process.poll() is not None:
                 run.start()
         code = run.wait()
-        problem = f"exit code {code}" if code else differing(run.losses(), expected)
+        problem = f"exit code {code}" if code else trials.differing(run.losses(), expected)
         if problem:
             found.problems.append(f"{run.name}: {problem}")
         found.problems += self._keeper.problems
@@ -146,7 +132,7 @@ class Trial:
         while in_a_save and len(run.events("ready")) == self._readied:
             if not self._alive_after(0.02):
                 return False
-        ranks, family = run.ranks(), [run.process.pid, *descendants(run.process.pid)]
+        ranks, family = run.ranks(), [run.process.pid, *trials.descendants(run.process.pid)]
         if in_a_save and not self._wait_for_save():
             return False
         before, readied = self._keeper.committed(), len(run.events("ready"))
@@ -189,17 +175,17 @@ class Trial:
 
     def _end(self, target: str, family: list[int]) -> None:
         """See to it that what should end does."""
-        run, supervised = self._run, SUPERVISED[0] in self._arm.overrides
+        run, supervised = self._run, trials.SUPERVISED[0] in self._arm.overrides
         if supervised and target not in ("all", "command"):
             return
         run.wait(timeout_s=60)
-        if left := gone(family):
+        if left := trials.gone(family):
             self._found.problems.append(
                 f"{run.name}: processes left after killing {target}: {left}"
             )
 
 
-def trials(place: Place, name: str, kills: int, seed: int) -> Iterator[dict[str, Any]]:
+def run_arm(place: trials.Place, name: str, kills: int, seed: int) -> Iterator[dict[str, Any]]:
     """Kill runs of an arm until so many kills have been done; tell what was found after each."""
     arm, lot, found = ARMS[name], random.Random(f"{seed} {name}"), Found()
     whole = place.run(f"whole-{name.replace(' ', '-').replace(',', '')}", *RUN, *arm.overrides)
@@ -207,7 +193,7 @@ def trials(place: Place, name: str, kills: int, seed: int) -> Iterator[dict[str,
     if code := whole.finish():
         raise RuntimeError(f"the uninterrupted run ended with {code}: {whole.printed}")
     seconds, expected = time.monotonic() - began, whole.losses()
-    say(f"{name}: a whole run takes {seconds:.1f} s")
+    trials.say(f"{name}: a whole run takes {seconds:.1f} s")
     while found.kills.total() < kills:
         began, before = time.monotonic(), found.kills.total()
         run = place.run(f"{whole.name}-{found.runs}", *RUN, *arm.overrides)
@@ -217,9 +203,9 @@ def trials(place: Place, name: str, kills: int, seed: int) -> Iterator[dict[str,
             run.kill_all()
         if found.kills.total() == before:
             seconds = min(seconds, time.monotonic() - began)
-        say(f"{name}: {found.kills.total()} kills, {len(found.problems)} problems")
+        trials.say(f"{name}: {found.kills.total()} kills, {len(found.problems)} problems")
         for problem in found.problems[-3:]:
-            say(f"    {problem}")
+            trials.say(f"    {problem}")
         run.remove()
         yield {
             "forked": place.forks,
@@ -230,22 +216,19 @@ def trials(place: Place, name: str, kills: int, seed: int) -> Iterator[dict[str,
 
 
 def main() -> None:
-    parser = arguments("kill -9 at random moments; --trials kills of each arm.", 100)
+    parser = trials.arguments("kill -9 at random moments; --trials kills of each arm.", 100)
     parser.add_argument("--arms", nargs="*", default=[*ARMS], choices=[*ARMS], metavar="ARM")
     asked = parser.parse_args()
     earlier = json.loads(asked.output.read_text()) if asked.output and asked.output.exists() else {}
     result = earlier.get("arms", {})
     for name in asked.arms:
         folder = asked.folder and asked.folder / name.replace(",", "").replace(" ", "-")
-        with somewhere(folder, asked.forks) as place:
-            for found in trials(place, name, asked.trials, asked.seed):
+        with trials.somewhere(folder, asked.forks) as place:
+            for found in run_arm(place, name, asked.trials, asked.seed):
                 result[name] = found
-                note({"every_steps": EVERY_STEPS, "arms": result}, asked.output)
-    conclude({"every_steps": EVERY_STEPS, "arms": result}, asked.output)
+                trials.note({"every_steps": EVERY_STEPS, "arms": result}, asked.output)
+    trials.conclude({"every_steps": EVERY_STEPS, "arms": result}, asked.output)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    trials.run_script(main)

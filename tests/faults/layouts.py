@@ -10,27 +10,15 @@ rounding; a run that is killed as often and keeps its layout must not differ at 
 import itertools
 import json
 import random
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.trials import (
-    Keeper,
-    Place,
-    Run,
-    arguments,
-    conclude,
-    descendants,
-    differing,
-    gone,
-    say,
-    somewhere,
-)
+from tests.faults import trials
 
 STEPS, EVERY_STEPS, TOLERANCE = 60, 3, 1e-6
-RUN = (f"schedule.total_steps={STEPS}", f"checkpoint.every_steps={EVERY_STEPS}")
+RUN = trials.build_run_overrides(STEPS, EVERY_STEPS)
 LAYOUTS = {
     "one process": (),
     "dp 2": ("parallelism.dp=2",),
@@ -51,14 +39,16 @@ class Found:
     problems: list[str] = field(default_factory=list)
 
 
-def positions(run: Run) -> dict[int, Any]:
+def positions(run: trials.Run) -> dict[int, Any]:
     """What has been read of each source, by the step of the save; the newest of each step."""
     return {row["step"]: row["stages"] for row in run.events("ledger")}
 
 
-def kill_and_change(run: Run, seconds: float, kills: int, lot: random.Random, found: Found) -> None:
+def kill_and_change(
+    run: trials.Run, seconds: float, kills: int, lot: random.Random, found: Found
+) -> None:
     """Kill a run at random moments until it ends or was killed so often."""
-    keeper, before = Keeper(run.folder / "checkpoints"), ""
+    keeper, before = trials.Keeper(run.folder / "checkpoints"), ""
     while True:
         layout = lot.choice([name for name in LAYOUTS if name != before])
         run.start(*LAYOUTS[layout])
@@ -71,17 +61,17 @@ def kill_and_change(run: Run, seconds: float, kills: int, lot: random.Random, fo
             time.sleep(0.01)
         if run.process.poll() is not None:
             break
-        committed, family = keeper.committed(), descendants(run.process.pid)
+        committed, family = keeper.committed(), trials.descendants(run.process.pid)
         run.kill_all()
         found.kills += 1
-        found.problems += [f"{run.name}: left {number}" for number in gone(family)]
+        found.problems += [f"{run.name}: left {number}" for number in trials.gone(family)]
         keeper.check(committed)
     if code := run.wait():
         found.problems.append(f"{run.name}: exit code {code} with {before}")
     found.problems += keeper.problems
 
 
-def compare(run: Run, whole: Run, found: Found) -> None:
+def compare(run: trials.Run, whole: trials.Run, found: Found) -> None:
     """Compare a run with the uninterrupted one."""
     ours, theirs = run.losses(), whole.losses()
     if [step for step, _ in ours] != [step for step, _ in theirs]:
@@ -96,7 +86,7 @@ def compare(run: Run, whole: Run, found: Found) -> None:
     found.problems += [f"{run.name}: data differ at steps {moved}"] * bool(moved)
 
 
-def uninterrupted(place: Place, found: Found) -> tuple[Run, float]:
+def uninterrupted(place: trials.Place, found: Found) -> tuple[trials.Run, float]:
     """The run to compare with, and how long the longest of the layouts takes."""
     seconds, whole = 0.0, None
     for layout, overrides in LAYOUTS.items():
@@ -113,12 +103,12 @@ def uninterrupted(place: Place, found: Found) -> tuple[Run, float]:
 
 
 def main() -> None:
-    parser = arguments("Layouts that change at every kill.", 50)
+    parser = trials.arguments("Layouts that change at every kill.", 50)
     asked = parser.parse_args()
     lot, found, same = random.Random(asked.seed), Found(), ""
-    with somewhere(asked.folder, asked.forks) as place:
+    with trials.somewhere(asked.folder, asked.forks) as place:
         whole, seconds = uninterrupted(place, found)
-        say(f"the slowest layout takes {seconds:.1f} s; they differ by {found.by_layout}")
+        trials.say(f"the slowest layout takes {seconds:.1f} s; they differ by {found.by_layout}")
         for number in itertools.count():
             if found.kills >= asked.trials:
                 break
@@ -128,16 +118,13 @@ def main() -> None:
                 compare(run, whole, found)
             finally:
                 run.kill_all()
-            say(f"{found.kills} kills, {json.dumps(found.problems[-3:])}")
+            trials.say(f"{found.kills} kills, {json.dumps(found.problems[-3:])}")
         again = place.run("again", *RUN)
         again.finish()
-        same = differing(again.losses(), whole.losses())
+        same = trials.differing(again.losses(), whole.losses())
     told = {"runs": len(found.largest), "same_layout_differs": same, "tolerance": TOLERANCE}
-    conclude({**told, "forked": asked.forks, **vars(found)}, asked.output)
+    trials.conclude({**told, "forked": asked.forks, **vars(found)}, asked.output)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    trials.run_script(main)

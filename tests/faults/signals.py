@@ -11,37 +11,20 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.common import spread
-from tests.faults.trials import (
-    SUPERVISED,
-    Keeper,
-    Place,
-    Run,
-    arguments,
-    conclude,
-    descendants,
-    differing,
-    gone,
-    say,
-    somewhere,
-)
+from tests.faults import trials
 
 STEPS, EVERY_STEPS = 60, 20
-RUN = (
-    f"schedule.total_steps={STEPS}",
-    f"checkpoint.every_steps={EVERY_STEPS}",
-    "evaluation.every_steps=null",
-)
+RUN = (*trials.build_run_overrides(STEPS, EVERY_STEPS), "evaluation.every_steps=null")
 KINDS = {
     "one process": (),
-    "one process, supervised": SUPERVISED,
-    "tp 2, supervised": (*SUPERVISED, "parallelism.tp=2"),
+    "one process, supervised": trials.SUPERVISED,
+    "tp 2, supervised": (*trials.SUPERVISED, "parallelism.tp=2"),
 }
 TIMEOUT_S, DUMP_S = 2.0, 2.0
 """Of a step; and what the supervisor gives to processes for writing where they are."""
@@ -83,7 +66,7 @@ class Interrupted:
         }
 
 
-def wait_until(run: Run, seconds: float) -> bool:
+def wait_until(run: trials.Run, seconds: float) -> bool:
     """Wait; returns whether the command is still running."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and run.process.poll() is None:
@@ -91,15 +74,15 @@ def wait_until(run: Run, seconds: float) -> bool:
     return run.process.poll() is None
 
 
-def interrupt(run: Run, number: signal.Signals, found: Interrupted) -> None:
+def interrupt(run: trials.Run, number: signal.Signals, found: Interrupted) -> None:
     """Send a signal to a running command, and see what it leaves."""
     events = run.rows("events.jsonl")
     training = bool(events) and events[-1]["event"] not in ("interrupt", "finish")
-    family, began, at = descendants(run.process.pid), time.monotonic(), time.time()
+    family, began, at = trials.descendants(run.process.pid), time.monotonic(), time.time()
     run.process.send_signal(number)
     code = run.wait(120)
     found.signals += 1
-    found.problems += [f"{run.name}: left process {one}" for one in gone(family)]
+    found.problems += [f"{run.name}: left process {one}" for one in trials.gone(family)]
     if code == 0:
         return found.codes.update(["0, as it was about to finish"])
     if not training or run.rows("events.jsonl")[-1]["event"] != "interrupt":
@@ -109,45 +92,47 @@ def interrupt(run: Run, number: signal.Signals, found: Interrupted) -> None:
     told = run.events("interrupt")[-1]
     rows = run.rows("metrics.jsonl")
     found.steps_until_saved.append(sum(row["time"] > at for row in rows))
-    if told["step"] not in Keeper(run.folder / "checkpoints").committed():
+    if told["step"] not in trials.Keeper(run.folder / "checkpoints").committed():
         found.problems.append(f"{run.name}: step {told['step']} was not saved")
     if code != 75:
         found.problems.append(f"{run.name}: exit code {code} after {number.name}")
     return None
 
 
-def terminations(place: Place, kind: str, trials: int, lot: random.Random) -> Interrupted:
+def terminations(
+    place: trials.Place, kind: str, num_trials: int, lot: random.Random
+) -> Interrupted:
     """Interrupt runs of a kind at random moments until each has ended."""
     found = Interrupted()
     whole, seconds = reference(place, kind, *KINDS[kind])
     number = 0
-    while found.signals < trials:
+    while found.signals < num_trials:
         run = place.run(f"{whole.name}-{number}", *RUN, *KINDS[kind])
         number += 1
         run.start()
-        while found.signals < trials and wait_until(run, lot.uniform(0, seconds)):
+        while found.signals < num_trials and wait_until(run, lot.uniform(0, seconds)):
             interrupt(run, lot.choice([signal.SIGTERM, signal.SIGUSR2]), found)
             run.start()
         finish(run, whole, found.problems)
         begun = run.events("resume")
         found.steps_run_again += sum(row.get("lost_steps", 0) for row in begun)
-        say(f"{kind}: {found.signals} signals, {found.problems[-3:]}")
+        trials.say(f"{kind}: {found.signals} signals, {found.problems[-3:]}")
         run.remove()
     return found
 
 
-def finish(run: Run, whole: Run, problems: list[str]) -> None:
+def finish(run: trials.Run, whole: trials.Run, problems: list[str]) -> None:
     """Wait for a run and compare it with the one that nothing happened to."""
     try:
         problem = f"exit code {code}" if (code := run.wait()) else ""
-        problem = problem or differing(run.losses(), whole.losses())
+        problem = problem or trials.differing(run.losses(), whole.losses())
         problems += [f"{run.name}: {problem}"] * bool(problem)
         problems += [f"{run.name}: left {name}" for name in run.place.leftovers()]
     finally:
         run.kill_all()
 
 
-def reference(place: Place, name: str, *overrides: str) -> tuple[Run, float]:
+def reference(place: trials.Place, name: str, *overrides: str) -> tuple[trials.Run, float]:
     """A run that nothing happens to, and how long it took."""
     run = place.run("whole-" + name.replace(" ", "-").replace(",", ""), *RUN, *overrides)
     began = time.monotonic()
@@ -156,7 +141,9 @@ def reference(place: Place, name: str, *overrides: str) -> tuple[Run, float]:
     return run, time.monotonic() - began
 
 
-def hangs(place: Place, kind: str, way: str, trials: int, lot: random.Random) -> dict[str, Any]:
+def hangs(
+    place: trials.Place, kind: str, way: str, num_trials: int, lot: random.Random
+) -> dict[str, Any]:
     """Let a process that trains hang at a random moment of each run."""
     noticed: list[float] = []
     problems: list[str] = []
@@ -165,7 +152,7 @@ def hangs(place: Place, kind: str, way: str, trials: int, lot: random.Random) ->
         overrides += ("data.workers=1",)
     whole, _ = reference(place, f"{kind} {way}", *overrides)
     trained = [row["time"] for row in whole.rows("metrics.jsonl")]
-    for number in range(trials):
+    for number in range(num_trials):
         run = place.run(f"{whole.name}-{number}", *RUN, *overrides)
         if way == STOPPED:
             run.start()
@@ -186,7 +173,7 @@ def hangs(place: Place, kind: str, way: str, trials: int, lot: random.Random) ->
         seconds = None if at is None else until_restart(run, at, num_ranks, problems)
         noticed += [] if seconds is None else [seconds]
         finish(run, whole, problems)
-        say(f"{kind}, {way}: {len(noticed)} of {number + 1} hangs noticed, {problems[-3:]}")
+        trials.say(f"{kind}, {way}: {len(noticed)} of {number + 1} hangs noticed, {problems[-3:]}")
         run.remove()
     late = [seconds for seconds in noticed if seconds > TIMEOUT_S + DUMP_S + 1]
     return {
@@ -198,7 +185,7 @@ def hangs(place: Place, kind: str, way: str, trials: int, lot: random.Random) ->
     }
 
 
-def stop(run: Run, lot: random.Random) -> tuple[float | None, int]:
+def stop(run: trials.Run, lot: random.Random) -> tuple[float | None, int]:
     """Stop a rank; returns when, None if the run was over, and how many ranks there are."""
     there = run.ranks()
     if not there or run.events("finish"):
@@ -208,7 +195,7 @@ def stop(run: Run, lot: random.Random) -> tuple[float | None, int]:
     return at, len(there)
 
 
-def until_restart(run: Run, at: float, num_ranks: int, problems: list[str]) -> float | None:
+def until_restart(run: trials.Run, at: float, num_ranks: int, problems: list[str]) -> float | None:
     """Wait for the restart; returns the seconds since a time, None if the run ended by itself."""
     while run.process.poll() is None and not run.events("restart"):
         time.sleep(0.01)
@@ -226,7 +213,7 @@ def until_restart(run: Run, at: float, num_ranks: int, problems: list[str]) -> f
     return float(restarts[0]["time"] - at)
 
 
-def patience(place: Place) -> dict[str, Any]:
+def patience(place: trials.Place) -> dict[str, Any]:
     """Runs in which one thing takes three times as long as a step may."""
     result = {}
     for name, fault in SLOW.items():
@@ -238,32 +225,29 @@ def patience(place: Place) -> dict[str, Any]:
             run.inject(**fault)
             code = run.finish()
             result[title] = {"exit_code": code, "restarts": len(run.events("restart"))}
-            say(f"{title}: {result[title]}")
+            trials.say(f"{title}: {result[title]}")
             run.remove()
     return result
 
 
 def main() -> None:
-    parser = arguments("Signals at random moments, and hangs.", 100)
+    parser = trials.arguments("Signals at random moments, and hangs.", 100)
     parser.add_argument("--hangs", type=int, default=25, help="of each kind")
     asked = parser.parse_args()
     lot, share = random.Random(asked.seed), -(-asked.trials // len(KINDS))
     earlier = json.loads(asked.output.read_text()) if asked.output and asked.output.exists() else {}
     told: dict[str, Any] = {"signals": {}, "hangs": {}, **earlier, "forked": asked.forks}
     told |= {"steps": STEPS, "every_steps": EVERY_STEPS}
-    with somewhere(asked.folder, asked.forks) as place:
+    with trials.somewhere(asked.folder, asked.forks) as place:
         for kind in KINDS if share else ():
             told["signals"][kind] = terminations(place, kind, share, lot).to_json()
-            conclude(told, asked.output)
+            trials.conclude(told, asked.output)
         for kind, way in HANGS if asked.hangs else ():
             told["hangs"][f"{kind}: {way}"] = hangs(place, kind, way, asked.hangs, lot)
-            conclude(told, asked.output)
+            trials.conclude(told, asked.output)
         told["nothing_hangs"] = patience(place)
-    conclude(told, asked.output)
+    trials.conclude(told, asked.output)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    trials.run_script(main)

@@ -1,4 +1,4 @@
-"""The fault trials of tests/faults, a few of each kind: what their committed figures say holds."""
+"""A few fault trials of each kind have the results of the committed figures."""
 
 import random
 
@@ -16,14 +16,14 @@ def place(tmp_path):
 
 
 @pytest.mark.parametrize("arm", kills.ARMS)
-def test_kills_cost_nothing_but_time(place, arm):
-    *_, found = kills.trials(place, arm, 3, seed=1)
+def test_kills_lose_no_checkpoint_and_no_step(place, arm):
+    *_, found = kills.run_arm(place, arm, 3, seed=1)
     assert found["kills"] == 3
     assert not found["problems"]
     assert found["most_steps_run_again"] <= 2 * kills.EVERY_STEPS
 
 
-def test_a_layout_that_changes_at_every_kill_reads_the_same_data(place):
+def test_layout_change_at_every_kill_keeps_the_data_order(place):
     found = layouts.Found()
     whole, seconds = layouts.uninterrupted(place, found)
     run = place.run("changing", *layouts.RUN)
@@ -33,7 +33,7 @@ def test_a_layout_that_changes_at_every_kill_reads_the_same_data(place):
 
 
 @pytest.mark.parametrize("kind", signals.KINDS)
-def test_signals_cost_at_most_a_step(place, kind):
+def test_signals_repeat_no_step(place, kind):
     found = signals.terminations(place, kind, 3, random.Random(2))
     assert not found.problems
     assert found.steps_run_again == 0
@@ -41,19 +41,19 @@ def test_signals_cost_at_most_a_step(place, kind):
 
 
 @pytest.mark.parametrize(("kind", "way"), signals.HANGS)
-def test_a_process_that_hangs_is_noticed(place, kind, way):
+def test_hanging_process_is_detected(place, kind, way):
     found = signals.hangs(place, kind, way, 1, random.Random(3))
     assert found["hung"] == 1
     assert not found["problems"]
     assert found["over_timeout_dump_and_1_s"] == 0
 
 
-def test_what_is_slow_does_not_hang(place):
+def test_slow_step_save_or_evaluation_is_not_a_hang(place):
     for title, found in signals.patience(place).items():
         assert found == {"exit_code": 0, "restarts": 0}, title
 
 
-def test_a_disk_that_fails_at_a_call_costs_one_save(place):
+def test_failed_disk_call_costs_one_save(place):
     found = disk.each_call(place, "ENOSPC", disk.ERRORS["ENOSPC"], 0.0, calls=8)
     assert found["exit_codes"] == [0, 0]
     assert found["failed"] == found["told_on_the_console"] == 8
@@ -65,7 +65,7 @@ def test_a_disk_that_fails_at_a_call_costs_one_save(place):
 
 
 @pytest.mark.parametrize("recipe", round_trips.RECIPES)
-def test_what_is_restored_is_what_was_saved(place, recipe):
+def test_restored_state_equals_saved_state(place, recipe):
     config = round_trips.configuration(place.folder / "corpus", recipe)
     found = round_trips.go(config, place.folder / recipe, 5)
     assert not found["other_bytes"]
@@ -73,7 +73,7 @@ def test_what_is_restored_is_what_was_saved(place, recipe):
 
 
 @pytest.mark.parametrize("kind", bad_numbers.KINDS)
-def test_bad_numbers_are_dealt_with(place, kind):
+def test_invalid_values_are_handled(place, kind):
     whole = place.run("whole", *bad_numbers.RUN, "parallelism.tp=2", "checkpoint.every_steps=3")
     assert whole.finish() == 0
     lot = random.Random(4)
@@ -82,7 +82,7 @@ def test_bad_numbers_are_dealt_with(place, kind):
         assert all(found["good"].values()), found
 
 
-def test_a_minute_of_faults_is_accounted_for(place):
+def test_goodput_accounts_for_a_minute_of_faults(place):
     soaked = soak.Soak(place, mean_s=12, seed=5)
     try:
         soaked.go(60)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from benchmarks.common import describe_machine
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.data import row_index
+from hlat.storage.storage_path import TEMPORARY_PREFIX
 from tests.faults.forked import Forked, import_all
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -286,7 +287,7 @@ class Keeper:
         """Names of folders that are being written or removed, or whose writer was killed."""
         with contextlib.suppress(FileNotFoundError):
             names = {path.name for path in self.folder.iterdir()}
-            return {name for name in names if name.startswith(checkpoint_store.TEMPORARY_PREFIX)}
+            return {name for name in names if name.startswith(TEMPORARY_PREFIX)}
         return set()
 
     def check(self, before: list[int]) -> None:
@@ -347,6 +348,19 @@ def somewhere(folder: Path | None, forks: bool = False) -> Iterator[Place]:
         return
     with tempfile.TemporaryDirectory(prefix="trials-", ignore_cleanup_errors=True) as made:
         yield Place(Path(made), forks)
+
+
+def build_run_overrides(steps: int, every_steps: int) -> tuple[str, ...]:
+    """Return overrides for the number of steps of a run and between its checkpoints."""
+    return (f"schedule.total_steps={steps}", f"checkpoint.every_steps={every_steps}")
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run the main function of a script; exit with 130 after Ctrl-C."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def conclude(result: Row, output: Path | None) -> None:

@@ -1,6 +1,8 @@
 """Every study composes into as many runs as it says, each of which can run and none of which is
 another."""
 
+import copy
+import functools
 import importlib.util
 import itertools
 import json
@@ -52,9 +54,15 @@ def runs_of(study, compose):
                 raise
 
 
+@pytest.fixture(scope="module")
+def load_runs(compose):
+    """Return the configurations of a study, which are composed once."""
+    return functools.cache(lambda study: [*runs_of(study, compose)])
+
+
 @pytest.mark.parametrize("study", GRIDS, ids=lambda file: file.stem)
-def test_a_study_has_the_points_that_it_tells(study, compose):
-    runs = [*runs_of(study, compose)]
+def test_study_has_the_points_that_it_states(study, load_runs):
+    runs = load_runs(study)
     assert len(runs) == POINTS[study.stem]
     assert len({config.run.name for config in runs}) == len(runs)
     assert f"# Cost: {len(runs)} runs" in study.read_text()
@@ -64,14 +72,14 @@ def test_a_study_has_the_points_that_it_tells(study, compose):
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda file: file.stem)
-def test_a_study_begins_with_question_answer_and_cost_and_is_listed(study):
+def test_study_begins_with_question_answer_and_cost(study):
     text = study.read_text()
     told = [text.index(f"# {word}") for word in ("Question:", "The paper's answer", "Cost:")]
     assert told == sorted(told)
     assert re.search(rf"^\| \[{study.stem}\]\({study.name}\) \|", README, re.MULTILINE)
 
 
-def test_a_search_tells_its_trials_and_reaches_its_corners(compose):
+def test_search_states_its_trials_and_composes_at_its_bounds(compose):
     study = find_package_dir("sweeps") / "search.yaml"
     sweeper = OmegaConf.load(study).hydra.sweeper
     assert f"# Cost: {sweeper.trials} runs" in study.read_text()
@@ -81,16 +89,14 @@ def test_a_search_tells_its_trials_and_reaches_its_corners(compose):
         assert config.tracking.wandb.group == "search"
 
 
-def test_averaging_takes_the_runs_of_upsampling(plot):
+def test_averaging_uses_the_runs_of_upsampling(plot):
     averaged, trained = plot.points_of("averaging"), plot.points_of("upsampling")
     assert averaged == trained
 
 
-def test_precision_runs_every_recipe(compose):
-    recipes = {
-        resolve_config(compose("+sweep=precision", *point)).precision.name
-        for point in points(find_package_dir("sweeps") / "precision.yaml")
-    }
+def test_precision_runs_every_recipe(load_runs):
+    study = find_package_dir("sweeps") / "precision.yaml"
+    recipes = {config.precision.name for config in load_runs(study)}
     assert recipes == {
         file.stem for file in (find_package_dir("conf") / "precision").glob("*.yaml")
     }
@@ -98,11 +104,13 @@ def test_precision_runs_every_recipe(compose):
 
 @pytest.fixture(scope="module")
 def plot():
-    """The script that sums up a study's runs."""
+    """Load the script that sums up the runs of a study, and compose each study once."""
     file = Path(__file__).resolve().parents[2] / "benchmarks/sweeps/plot.py"
     spec = importlib.util.spec_from_file_location("sweeps_plot", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    names = functools.cache(module.points_of)
+    module.points_of = lambda study: copy.deepcopy(names(study))
     return module
 
 
@@ -121,16 +129,17 @@ def write_run(folder, losses, bits, end="finish"):
     (folder / "provenance.json").write_text(json.dumps(origin | {"packages": {"torch": "2"}}))
 
 
-def test_studies_share_their_defaults(plot):
-    shared = [
-        plot.points_of(study)[point]["2"]
-        for study, point in (
-            ("weight_decay", "optimizer.decay_norms=true"),
-            ("init", "model.scaled_init=depth"),
-            ("precision", "precision=fp32"),
-        )
-    ]
-    assert len(set(shared)) == 1
+def test_studies_share_their_defaults(load_runs):
+    names = set()
+    for name, point in (
+        ("weight_decay", "optimizer.decay_norms=true"),
+        ("init", "model.scaled_init=depth"),
+        ("precision", "precision=fp32"),
+    ):
+        study = find_package_dir("sweeps") / f"{name}.yaml"
+        runs = zip(points(study), load_runs(study), strict=True)
+        names |= {run.run.name for overrides, run in runs if {*overrides} == {point, "run.seed=2"}}
+    assert len(names) == 1
 
 
 def test_runs_are_summed_up_seed_by_seed(plot, tmp_path, monkeypatch):

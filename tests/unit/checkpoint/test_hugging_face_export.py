@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,28 +26,14 @@ from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.hugging_face_config import build_hf_config
 from hlat.model.llama import Llama
 from hlat.model.parameter_specs import list_parameter_specs
+from tests.support.llama_models import MODELS, _seed, build_weight_chunks  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 
-MODELS = {
-    "mha": ModelConfig("mha", 2, 64, 96, 4, 4, 131, rms_norm_eps=1e-6),
-    "gqa": ModelConfig("gqa", 2, 96, 104, 6, 2, 1031, rope_theta=500000.0),
-    "one_kv_head": ModelConfig("one_kv_head", 2, 64, 88, 4, 1, 131),
-    "head_dim_48": ModelConfig("head_dim_48", 2, 192, 352, 4, 2, 1031),
-    "tied": ModelConfig("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
-}
 MODEL = MODELS["mha"]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
 
 
 def llama(model: ModelConfig) -> Llama:
@@ -55,15 +41,6 @@ def llama(model: ModelConfig) -> Llama:
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.2)
     return ours
-
-
-def chunks(model: ModelConfig, ours: Llama) -> list[TensorChunk]:
-    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
-    views = iter_canonical_views(model, {n: p.detach() for n, p in ours.named_parameters()})
-    return [
-        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
-        for name, view in views
-    ]
 
 
 def exported(
@@ -91,7 +68,7 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(
     tmp_path: Path, name: str, max_bytes: int
 ) -> None:
     model, ours = MODELS[name], llama(MODELS[name])
-    out = exported(tmp_path, model, chunks(model, ours), max_bytes=max_bytes)
+    out = exported(tmp_path, model, build_weight_chunks(model, ours), max_bytes=max_bytes)
     assert (out / (SAFE_WEIGHTS_NAME if max_bytes == 10**9 else SAFE_WEIGHTS_INDEX_NAME)).is_file()
     theirs, message = transformers.AutoModelForCausalLM.from_pretrained(
         out, output_loading_info=True
@@ -109,15 +86,22 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(
 @pytest.mark.parametrize("name", MODELS)
 def test_the_way_there_and_back_is_exact(tmp_path: Path, name: str) -> None:
     model, ours, again = MODELS[name], llama(MODELS[name]), Llama(MODELS[name])
-    out = exported(tmp_path, model, chunks(model, ours), max_bytes=60_000)
-    load_pretrained(str(out), model, chunks(model, again))
+    out = exported(tmp_path, model, build_weight_chunks(model, ours), max_bytes=60_000)
+    load_pretrained(str(out), model, build_weight_chunks(model, again))
     for one, other in zip(ours.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_files_hold_at_most_what_was_asked_and_the_index_knows_them(tmp_path: Path) -> None:
     message: list[Any] = []
-    out = exported(tmp_path, MODEL, chunks(MODEL, llama(MODEL)), Dtype.bf16, 30_000, message.append)
+    out = exported(
+        tmp_path,
+        MODEL,
+        build_weight_chunks(MODEL, llama(MODEL)),
+        Dtype.bf16,
+        30_000,
+        message.append,
+    )
     index = json.loads((out / SAFE_WEIGHTS_INDEX_NAME).read_text())
     files = {path.name: load_file(path) for path in sorted(out.glob("*.safetensors"))}
     assert list(files) == [
@@ -140,7 +124,7 @@ def test_a_parameter_larger_than_a_file_has_one_of_its_own() -> None:
 
 def test_wide_weights_are_rounded_to_nearest(tmp_path: Path) -> None:
     wide = llama(MODEL)
-    out = exported(tmp_path, MODEL, chunks(MODEL, wide), Dtype.bf16)
+    out = exported(tmp_path, MODEL, build_weight_chunks(MODEL, wide), Dtype.bf16)
     found = load_file(out / SAFE_WEIGHTS_NAME)["model.embed_tokens.weight"]
     assert torch.equal(found, wide.embed_tokens.weight.bfloat16())
 
@@ -148,7 +132,7 @@ def test_wide_weights_are_rounded_to_nearest(tmp_path: Path) -> None:
 def test_an_existing_output_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError) as refused:
-        exported(tmp_path, MODEL, chunks(MODEL, llama(MODEL)))
+        exported(tmp_path, MODEL, build_weight_chunks(MODEL, llama(MODEL)))
     assert str(refused.value) == (
         f"output={tmp_path / 'out'} exists already; specify a new directory, or remove it"
     )
@@ -162,7 +146,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     big = ModelConfig("big", 2, 192, 352, 4, 2, 1031)
     with pytest.raises(ConfigError) as refused:
-        exported(tmp_path, big, chunks(big, llama(big)))
+        exported(tmp_path, big, build_weight_chunks(big, llama(big)))
     assert str(refused.value) == (f"output={tmp_path / 'out'} needs 4 MB, the disk has 1 MB free")
     assert left(tmp_path) == []
 
@@ -172,7 +156,7 @@ def test_a_disk_that_fills_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     checkpoint = checkpoint_store.save_checkpoint(
-        tmp_path / "checkpoints", 1, chunks(MODEL, llama(MODEL)), {}
+        tmp_path / "checkpoints", 1, build_weight_chunks(MODEL, llama(MODEL)), {}
     )
     real, calls = builtins.open, iter(range(100))
 
@@ -203,7 +187,7 @@ def killed_while_writing(tmp_path: Path, checkpoint: Path) -> None:
 
 
 def test_a_kill_leaves_no_folder_of_that_name_and_the_next_export_cleans_up(tmp_path: Path) -> None:
-    saved = chunks(MODEL, llama(MODEL))
+    saved = build_weight_chunks(MODEL, llama(MODEL))
     killed_while_writing(
         tmp_path, checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
     )
@@ -215,7 +199,7 @@ def test_a_kill_leaves_no_folder_of_that_name_and_the_next_export_cleans_up(tmp_
 
 
 def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
-    saved = chunks(MODEL, llama(MODEL))
+    saved = build_weight_chunks(MODEL, llama(MODEL))
     checkpoint = checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
     refusals = []
 
@@ -245,7 +229,7 @@ def test_only_one_file_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return real(tensors, metadata)
 
     checkpoint = checkpoint_store.save_checkpoint(
-        tmp_path / "checkpoints", 1, chunks(MODEL, llama(MODEL)), {}
+        tmp_path / "checkpoints", 1, build_weight_chunks(MODEL, llama(MODEL)), {}
     )
     monkeypatch.setattr(hugging_face_export.safetensors_file, "serialize_tensors", watched)
     files = split_into_shards(MODEL, Dtype.fp32, 60_000)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,59 +19,18 @@ from hlat.checkpoint.pretrained_weights import (
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
-from hlat.model.canonical_views import iter_canonical_views
 from hlat.model.llama import Llama
-from hlat.model.parameter_specs import list_parameter_specs
+from tests.support.llama_models import MODELS, _seed, build_transformers_llama, build_weight_chunks  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 
-MODELS = {
-    "mha": ModelConfig("mha", 2, 64, 96, 4, 4, 131, rms_norm_eps=1e-6),
-    "gqa": ModelConfig("gqa", 2, 96, 104, 6, 2, 1031, rope_theta=500000.0),
-    "one_kv_head": ModelConfig("one_kv_head", 2, 64, 88, 4, 1, 131),
-    "head_dim_48": ModelConfig("head_dim_48", 2, 192, 352, 4, 2, 1031),
-    "tied": ModelConfig("tied", 2, 64, 96, 4, 2, 131, tie_embeddings=True),
-}
 MODEL = MODELS["gqa"]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
-def peer(model: ModelConfig) -> torch.nn.Module:
-    config = transformers.LlamaConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        rms_norm_eps=model.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
-        tie_word_embeddings=model.tie_embeddings,
-        initializer_range=0.2,
-        attn_implementation="eager",
-    )
-    return transformers.LlamaForCausalLM(config)
-
-
-def chunks(model: ModelConfig, ours: Llama) -> list[TensorChunk]:
-    shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
-    views = iter_canonical_views(model, dict(ours.named_parameters()))
-    return [
-        TensorChunk(f"weights/{name}", shapes[name], (0,) * len(shapes[name]), shapes[name], view)
-        for name, view in views
-    ]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder that transformers wrote in several files."""
-    peer(MODEL).save_pretrained(tmp_path / "llama", max_shard_size="200KB")
+    build_transformers_llama(MODEL).save_pretrained(tmp_path / "llama", max_shard_size="200KB")
     assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 2
     return tmp_path / "llama"
 
@@ -88,13 +46,13 @@ def refusals(folder: Path, model: ModelConfig = MODEL) -> list[str]:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", ["5GB", "60KB"])
 def test_logits_are_those_of_transformers(tmp_path: Path, name: str, size: str) -> None:
-    model, theirs = MODELS[name], peer(MODELS[name])
+    model, theirs = MODELS[name], build_transformers_llama(MODELS[name])
     theirs.save_pretrained(tmp_path / "llama", max_shard_size=size)
     assert (
         tmp_path / "llama" / (SAFE_WEIGHTS_NAME if size == "5GB" else SAFE_WEIGHTS_INDEX_NAME)
     ).is_file()
     ours = Llama(model)
-    load_pretrained(str(tmp_path / "llama"), model, chunks(model, ours))
+    load_pretrained(str(tmp_path / "llama"), model, build_weight_chunks(model, ours))
     tokens = torch.randint(0, model.vocab_size, (2, 17))
     with torch.no_grad():
         found, expected = ours.compute_logits(tokens), theirs(tokens).logits
@@ -131,7 +89,7 @@ def test_weights_are_rounded_to_nearest_for_a_narrower_run(folder: Path) -> None
 
 
 def test_the_fingerprint_tells_models_apart_and_not_how_they_are_cut(tmp_path: Path) -> None:
-    one, other = peer(MODEL), peer(MODEL)
+    one, other = build_transformers_llama(MODEL), build_transformers_llama(MODEL)
     one.save_pretrained(tmp_path / "one")
     one.save_pretrained(tmp_path / "cut", max_shard_size="60KB")
     other.save_pretrained(tmp_path / "other")
@@ -143,7 +101,7 @@ def test_the_fingerprint_tells_models_apart_and_not_how_they_are_cut(tmp_path: P
 
 def test_what_transformers_skips_is_skipped(tmp_path: Path) -> None:
     model = MODELS["tied"]
-    peer(model).save_pretrained(tmp_path)
+    build_transformers_llama(model).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
@@ -195,7 +153,7 @@ def test_a_config_that_cannot_be_read(folder: Path) -> None:
 
 
 def test_tensors_that_are_missing_extra_misshapen_or_of_another_dtype(tmp_path: Path) -> None:
-    peer(MODEL).save_pretrained(tmp_path)
+    build_transformers_llama(MODEL).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     tensors["model.layers.0.self_attn.q_proj.bias"] = torch.ones(96)
@@ -211,7 +169,7 @@ def test_tensors_that_are_missing_extra_misshapen_or_of_another_dtype(tmp_path: 
 
 
 def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
-    peer(MODEL).save_pretrained(tmp_path)
+    build_transformers_llama(MODEL).save_pretrained(tmp_path)
     save_file({"model.norm.weight": torch.ones(96)}, tmp_path / SAFE_WEIGHTS_NAME)
     assert refusals(tmp_path) == [
         "it lacks model.embed_tokens.weight, model.layers.0.input_layernorm.weight, "

@@ -1,7 +1,5 @@
 """The decoder against transformers' LlamaForCausalLM, through the canonical views."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -15,6 +13,7 @@ from hlat.model.canonical_views import iter_row_views as views_of
 from hlat.model.llama import Llama
 from hlat.model.loss import build_next_token_targets, linear_cross_entropy
 from hlat.model.parameter_specs import count_parameters, list_parameter_specs
+from tests.support.llama_models import _seed, build_transformers_llama  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
 
@@ -35,28 +34,8 @@ def model(request: pytest.FixtureRequest) -> ModelConfig:
     return MODELS[request.param]
 
 
-@pytest.fixture(autouse=True)
-def _seed() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
-
-
 def reference(model: ModelConfig) -> torch.nn.Module:
-    config = transformers.LlamaConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=model.hidden_size,
-        intermediate_size=model.intermediate_size,
-        num_hidden_layers=model.num_layers,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        rms_norm_eps=model.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
-        tie_word_embeddings=model.tie_embeddings,
-        initializer_range=min(0.2, model.hidden_size**-0.5),
-        attn_implementation="eager",
-    )
-    peer = transformers.LlamaForCausalLM(config)
+    peer = build_transformers_llama(model, min(0.2, model.hidden_size**-0.5))
     for parameter in peer.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
