@@ -8,8 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -105,3 +106,10 @@ def hlat(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         )
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def restore_environment() -> Iterator[None]:
+    """Restore the environment variables that a command in this process has set."""
+    with mock.patch.dict(os.environ):
+        yield

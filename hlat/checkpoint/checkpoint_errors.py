@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safetensors import SafetensorError
-
 from hlat.config.config_errors import ConfigError
 from hlat.storage.remote_path import StorageUnavailableError
 
@@ -18,13 +16,17 @@ class CorruptCheckpointError(ConfigError):
 
 
 @contextmanager
-def raise_as_corrupt(path: object) -> Iterator[None]:
-    """Raise errors of reading `path`, except failed requests to a store, as corruption."""
+def raise_as_corrupt(path: object, *other_errors: type[Exception]) -> Iterator[None]:
+    """Raise OSError and `other_errors` of reading `path` as CorruptCheckpointError.
+
+    A failed request to an object store is raised as it is.
+    """
+    errors: tuple[type[Exception], ...] = (OSError, *other_errors)
     try:
         yield
     except StorageUnavailableError:
         raise
-    except (OSError, SafetensorError) as error:
+    except errors as error:
         reason = getattr(error, "strerror", None) or error
         raise CorruptCheckpointError(f"{path} cannot be read ({reason})") from error
 

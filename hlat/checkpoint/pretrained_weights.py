@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from hlat.checkpoint import nxd_directory
 from hlat.checkpoint.checkpoint_errors import (
@@ -216,7 +216,7 @@ def _load_tensor_records(path: Path) -> dict[str, TensorRecord]:
 
 def _load_header(path: Path) -> dict[str, TensorRecord]:
     records = {}
-    with raise_as_corrupt(path.name), safe_open(path, framework="np") as file:
+    with raise_as_corrupt(path.name, SafetensorError), safe_open(path, framework="np") as file:
         for name in file.keys():  # noqa: SIM118  the file is not a dictionary
             tensor = file.get_slice(name)
             shape = tuple(tensor.get_shape())

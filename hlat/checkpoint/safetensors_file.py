@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError, raise_as_corrupt
 from hlat.checkpoint.checkpoint_manifest import SliceRecord, TensorRecord, format_slice_key
@@ -119,7 +119,7 @@ class SafetensorsReader:
     ) -> torch.Tensor:
         saved_slice, path = slice_record.tensor_slice, self._directory / slice_record.file
         key = format_slice_key(name, record.shape, saved_slice)
-        with raise_as_corrupt(path):
+        with raise_as_corrupt(path, SafetensorError):
             if slice_record.file not in self._files:
                 self._files[slice_record.file] = self._stack.enter_context(_open_safetensors(path))
             file = self._files[slice_record.file]

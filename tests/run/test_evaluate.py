@@ -199,10 +199,11 @@ def test_scores_equal_those_of_the_harness_for_the_exported_model(trained, expor
     assert any(expected["generate_until"])
 
 
+@pytest.mark.slow  # tests/distributed/test_texts.py compares them with one process
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "layout",
-    ["parallelism.tp=2", pytest.param("parallelism.pp=2", marks=pytest.mark.slow)],
+    ["parallelism.tp=2", "parallelism.pp=2"],
 )
 def test_layouts_have_the_same_scores(trained, data, layout):
     words = ["runs/whole", "tasks=piqa,hlat_csp_en", f"data={data}", "--json"]

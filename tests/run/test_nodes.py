@@ -99,6 +99,7 @@ def test_end_all_nodes_with_the_exception_of_one(nodes):
     assert "ValueError: no" in errors[0]
 
 
+@pytest.mark.slow  # two processes save after SIGTERM in test_processes.py
 def test_save_on_all_nodes_when_the_stop_file_appears(nodes, runner):
     started = nodes.start("run.name=x", LONG)
     wait_for_step(runner, started[0])

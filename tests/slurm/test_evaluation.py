@@ -51,6 +51,7 @@ def state_of(login: Login, job: str) -> str:
     return login.cluster.show_job(job)["JobState"]
 
 
+@pytest.mark.slow  # test_send_evaluation.py submits one, and test_jobs.py runs jobs
 def test_evaluate_checkpoints_while_the_run_writes_them(evaluated: Login) -> None:
     """The events of the run have no `finish` until the last checkpoint appears."""
     run = evaluated.folder / "runs/x"
