@@ -53,11 +53,11 @@ def _is_slow() -> Any:
     """A rank that keeps those waiting that add up with it."""
 
     def sum_(self, tensor, wait=True):
-        time.sleep(1.0)
+        time.sleep(0.25)
         return _sum(self, tensor, wait)
 
     def exchange(self, tensor, other):
-        time.sleep(1.0)
+        time.sleep(0.25)
         return _exchange(self, tensor, other)
 
     return mock.patch.multiple(MeshAxis, all_reduce=sum_, send_recv=exchange)

@@ -268,6 +268,7 @@ class TestSupervised:
         assert second.start_time - restart["time"] == pytest.approx(first.seconds["down"])
         assert first.seconds["lost"] > 0
 
+    @pytest.mark.slow  # a run without a supervisor hangs below
     def test_restart_a_stopped_process_after_writing_its_stack(self, runner, uninterrupted):
         timeouts = ("recovery.step_timeout_s=5", "recovery.start_timeout_s=300")
         done = run_and_signal(runner, signal.SIGSTOP, *timeouts)
@@ -306,6 +307,7 @@ class TestSupervised:
         assert len(events(runner, "restart")) == 1
         assert steps(runner) == [*range(1, 21)]
 
+    @pytest.mark.slow  # tests/distributed/test_copies.py compares replicas
     def test_restart_instead_of_saving_a_flipped_bit(self, runner, tmp_path, uninterrupted):
         inject(runner, tmp_path, FLIP.format(once=str(tmp_path / "once")))
         done = runner.run_process("run.name=x", *SUPERVISED, "parallelism.dp=2")

@@ -109,6 +109,7 @@ def test_save_on_all_nodes_when_the_stop_file_appears(nodes, runner):
     assert runner.rows("x", "events.jsonl")[-1]["event"] == "interrupt"
 
 
+@pytest.mark.slow  # test_processes.py: one of two processes is killed
 def test_end_the_other_node_after_one_is_lost(nodes, runner):
     runner.environment.pop("SLURMD_NODENAME", None)
     inject(runner, runner.folder, SHORT_TIMEOUTS)

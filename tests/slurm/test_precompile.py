@@ -56,7 +56,8 @@ def times(login, submission, event):
     return [row["time"] for row in rows if row["event"] == event]
 
 
-@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/run/test_precompile.py compiles without Slurm
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_compile_on_all_nodes_before_the_run_starts(compiler, uninterrupted, tmp_path, nodes):
     done = compiler.send("run.name=x", *(TWO_NODES if nodes == 2 else ()), *NXD)
     assert done.returncode == 0, done.stderr
