@@ -31,7 +31,8 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("steps", [(12,), pytest.param((3, 7), marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_resume.py kills a run with checkpoints on the same disk
+@pytest.mark.parametrize("steps", [(12,), (3, 7)])
 def test_resume_after_sigkill_is_bit_identical(runner, uninterrupted, there, steps):
     destination = f"checkpoint.destination=file://{there}"
     for step in steps:

@@ -278,6 +278,7 @@ class TestSupervised:
         assert "train.py" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
         assert runner.losses("x") == uninterrupted.losses("whole")
 
+    @pytest.mark.slow  # test_resume.py sends SIGTERM to a run without a supervisor
     def test_save_and_end_with_exit_code_75_on_sigterm(self, runner, uninterrupted):
         done = run_and_signal(runner, signal.SIGTERM)
         assert done.returncode == 75, done.stderr

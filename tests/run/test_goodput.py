@@ -9,7 +9,8 @@ from hlat.report.run_record import load_run_record
 from tests.run.conftest import Runner
 from tests.run.test_processes import inject
 
-pytestmark = pytest.mark.xdist_group("goodput")
+# tests/unit/recovery/test_goodput.py computes the ledger of written events
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("goodput")]
 
 PAUSE = 0.5
 KILL_IN_STEP = """

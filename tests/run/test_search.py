@@ -7,6 +7,7 @@ from hlat.report import __main__ as report
 SEARCH = ["-m", "hydra/sweeper=search", "hydra.sweep.dir=found", "run.steps=3"]
 
 
+@pytest.mark.slow  # tests/unit/launchers/test_search_sweeper.py runs trials without training
 def test_print_the_best_trial_that_has_not_diverged(runner, without_figures, capfd):
     words = [*SEARCH, "hydra.sweeper.trials=2", "optimizer.lr=1e-3,1e30", "optimizer.grad_clip=0"]
     done = runner.run(*words)
