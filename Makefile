@@ -1,5 +1,5 @@
 # make train: a model on this machine, now.   make test: the default tests.   Both install what they need into .venv first.
-# make test-all: the default tests, then the slow ones. Both run in three workers, within 4 GB of memory; with more cores and memory: ARGS="--numprocesses 8".
+# make test-all: the default tests, then the slow ones. Both run in two workers, within 4 GB of memory; with more cores and memory: ARGS="--numprocesses 8".
 # make test-schemas: clusters, manifests and scripts against the code and schemas of those who read them, in .venv-schemas.
 # make studies: the runs of sweeps/, one after another, hours of one core, and their tables and figures; typed again, it goes on. A point that diverges is a result.
 # make studies JOBS=2: two runs at once, but for the study that measures speed.
@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 MANIFEST := pyproject.toml setup.cfg constraints.txt
 NXD_VENV := .venv-nxd
 NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from hlat.report import __main__ as report
 
 SEARCH = ["-m", "hydra/sweeper=search", "hydra.sweep.dir=found", "run.steps=3"]
