@@ -43,7 +43,7 @@ OPTIONS = {
     "model.tie_embeddings=true",
 }
 
-DEFAULT = {"single", "dp2+zero3", "pp2", "masks, tied head"}
+DEFAULT = {"single", "dp2+zero3"}
 SLOW_BUGS = {
     *("one layer leaks", "documents see ahead", "labels not shifted", "gate without up"),
     *("mean of means", "scaled by sqrt(L)", "epsilon inside the root", "rate ignored"),

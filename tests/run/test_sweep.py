@@ -16,6 +16,7 @@ def _folders(runner):
     return [path for path in root.iterdir() if path.name != "sweeps"] if root.exists() else []
 
 
+@pytest.mark.slow  # tests/contract/test_launchers.py trains points with this launcher
 def test_train_the_valid_points_in_parallel_in_one_group(
     runner, runner_at_step_10, without_figures, monkeypatch, capfd
 ):

@@ -1,5 +1,6 @@
 """HumanEval: estimates of pass@k, resumed samples, and verdicts that programs cannot forge."""
 
+import dataclasses
 import gzip
 import itertools
 import json
@@ -108,7 +109,6 @@ WRONG = {
         "the program ended",
     ),
     "never returns": ("    while True: pass\n", ""),
-    "sleeps": ("    import time\n    time.sleep(99)\n", "timed out"),
     "returns too much": ("    return 'x' * (1 << 23)\n", "message was too long"),
     "prints without end": ("    while True: print('x' * 10**6)\n", ""),
     "nests too deeply": (
@@ -124,6 +124,14 @@ def test_wrong_completion_fails(completion, why):
     result = humaneval.run_problem_tests(ADD, completion, CONSENT)
     assert result.exit_code != PASSED_EXIT_CODE
     assert why in humaneval._format_verdict(result)["why"], result
+
+
+@needs_sandbox
+def test_sleeping_completion_fails():
+    settings = dataclasses.replace(CONSENT, limits=ResourceLimits(seconds=2))
+    result = humaneval.run_problem_tests(ADD, "    import time\n    time.sleep(99)\n", settings)
+    assert result.exit_code != PASSED_EXIT_CODE
+    assert "timed out" in humaneval._format_verdict(result)["why"], result
 
 
 @pytest.mark.parametrize(

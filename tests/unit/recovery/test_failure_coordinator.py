@@ -20,8 +20,8 @@ MISTAKE = Failure("rank 0 raised", problems=("a", "b"), exit=ExitCode.CONFIGURAT
 @pytest.fixture
 def members(monkeypatch):
     """Members of a council of three, by number of their nodes."""
-    monkeypatch.setattr(failure_coordinator, "_REPORT_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(failure_coordinator, "_ACKNOWLEDGE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(failure_coordinator, "_REPORT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(failure_coordinator, "_ACKNOWLEDGE_TIMEOUT_S", 0.5)
     leader = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seconds = timedelta(seconds=30)
 
