@@ -251,6 +251,7 @@ class TestSupervised:
     def skip_figures(self, runner):
         inject(runner, runner.folder, "")
 
+    @pytest.mark.slow  # test_nodes.py kills one of two processes
     def test_restart_a_killed_process_and_account_for_the_time(self, runner, uninterrupted):
         began = time.time()
         done = run_and_signal(runner, signal.SIGKILL)

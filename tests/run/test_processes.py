@@ -135,7 +135,7 @@ def test_train_in_processes_of_torchrun(torchrun, uninterrupted):
     assert_close(runner.losses("whole"), uninterrupted.losses("whole"))
 
 
-@pytest.mark.slow  # an interrupted run resumes in another layout below
+@pytest.mark.slow  # test_resume.py resumes one process with the printed command
 def test_resume_interrupted_run_bitwise_with_the_printed_command(runner, interrupted, torchrun):
     first, stopped = interrupted
     assert stopped.returncode == 75, stopped.stderr
@@ -146,6 +146,7 @@ def test_resume_interrupted_run_bitwise_with_the_printed_command(runner, interru
     assert runner.losses("x") == torchrun[0].losses("whole")
 
 
+@pytest.mark.slow  # tests/distributed/test_reshard.py resumes in all layouts
 def test_resume_with_another_layout_and_keep_earlier_logs(runner, interrupted, uninterrupted):
     shutil.copytree(interrupted[0].folder / "runs", runner.folder / "runs")
     log = runner.folder / "runs/x/logs/rank_1.log"

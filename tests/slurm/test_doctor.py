@@ -19,10 +19,11 @@ if os.environ.get("SLURM_PROCID") == "1":
 """
 
 
+@pytest.mark.slow  # tests/run/test_doctor.py checks this machine
 @pytest.mark.parametrize(
     ("code", "last", "injected"),
     [
-        pytest.param(0, "healthy; ", "", marks=pytest.mark.slow, id="healthy"),
+        pytest.param(0, "healthy; ", "", id="healthy"),
         pytest.param(4, "FAIL: machine; ", MULTIPLIES_WRONGLY, id="unhealthy"),
     ],
 )
