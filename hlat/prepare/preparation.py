@@ -177,7 +177,7 @@ def _validate_settings(source: PreparationSource, previous: dict[str, Any]) -> N
     """Raise ConfigError if a directory was started with other settings."""
     problems = []
     for name, now in source.to_settings().items():
-        then = previous[name]
+        then = previous.get(name, [])
         if now == then:
             continue
         if name == "INPUT":
