@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hlat.plan import failure_model
 from hlat.plan.failure_model import FailureScenario, FloatOrArray, TimeBreakdown
-from hlat.report.text_format import render_text
+from hlat.report.report_templates import render_text
 
 _LABELS = {
     "uptime": "uptime",

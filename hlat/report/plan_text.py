@@ -12,13 +12,13 @@ from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
+from hlat.report.report_templates import render_text
 from hlat.report.text_format import (
     UNKNOWN,
     format_count,
     format_duration,
     format_gib,
     format_short,
-    render_text,
 )
 
 MEMORY_LABELS = {

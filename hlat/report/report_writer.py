@@ -29,8 +29,9 @@ from hlat.report.figures import (
     build_run_panels,
     format_mark_legend,
 )
+from hlat.report.report_templates import TEMPLATES
 from hlat.report.run_record import RunRecord, load_run_record
-from hlat.report.text_format import TEMPLATES, format_value
+from hlat.report.text_format import format_value
 from hlat.tracking.run_directory import replace_file
 
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}

@@ -3,10 +3,7 @@
 import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 UNKNOWN = "n/a"
 """Text for a missing or non-finite number."""
@@ -88,18 +85,3 @@ def format_value(value: Any) -> str:
 def format_gib(num_bytes: float) -> str:
     """Return a size in GiB."""
     return f"{num_bytes / 2**30:,.2f}"
-
-
-def render_text(template: str, **context: Any) -> list[str]:
-    """Return the lines of a text for a terminal from a template."""
-    return TEMPLATES.get_template(template).render(context).rstrip("\n").split("\n")
-
-
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=select_autoescape(("html.j2",)),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-TEMPLATES.filters |= {"duration": format_duration, "gib": format_gib, "thousands": format_count}
