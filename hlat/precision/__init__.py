@@ -1,1 +1,4 @@
-"""Precision: memory of recipes, torch dtypes, stochastic rounding and its random bits."""
+"""Arithmetic of precision recipes: memory, torch dtypes, stochastic rounding and its random bits.
+
+To add a precision recipe, write conf/precision/NAME.yaml; hlat/config/precision.py is its schema.
+"""
