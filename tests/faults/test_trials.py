@@ -7,7 +7,7 @@ import pytest
 from tests.faults import bad_numbers, disk, kills, layouts, round_trips, signals, soak
 from tests.faults.trials import Place
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("trials")]
 
 
 @pytest.fixture
