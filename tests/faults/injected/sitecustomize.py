@@ -45,17 +45,17 @@ class Step:
 
 def patch_tracker(module):
     tracker = module.Tracker
-    ready, rewind = tracker.ready, tracker.rewind
+    log_ready, rewind = tracker.log_ready, tracker.rewind
 
     def set_ready(self, step):
         Step.number = step
-        return ready(self, step)
+        return log_ready(self, step)
 
     def set_rewind(self, step):
         Step.number = step
         return rewind(self, step)
 
-    tracker.ready, tracker.rewind = set_ready, set_rewind
+    tracker.log_ready, tracker.rewind = set_ready, set_rewind
 
 
 def nan_steps():
@@ -67,13 +67,13 @@ def nan_steps():
 
 
 class NotFinite:
-    """Passes micro batches through the layers, with a loss scale that is NaN."""
+    """Forward and backward passes with a loss scale that is NaN."""
 
-    def __init__(self, passage):
-        self.passage = passage
+    def __init__(self, forward_backward):
+        self.forward_backward = forward_backward
 
     def backward(self, batch, scale):
-        return self.passage.backward(batch, scale * float("nan"))
+        return self.forward_backward.backward(batch, scale * float("nan"))
 
 
 def raise_once():
@@ -142,13 +142,13 @@ def patch_engine(module):
         hang_once()
         if "garbage" in FAULTS:
             spoil(sequences)
-        passage = self._passage
+        forward_backward = self._forward_backward
         if FAULTS.get("rank", 0) == RANK and Step.number in nan_steps():
-            self._passage = NotFinite(passage)
+            self._forward_backward = NotFinite(forward_backward)
         try:
             return train_step(self, sequences, rate)
         finally:
-            self._passage = passage
+            self._forward_backward = forward_backward
 
     def read_numbers(self, pending):
         numbers = read(self, pending)
@@ -162,14 +162,14 @@ def patch_engine(module):
 
 
 def patch_store(module):
-    save = module.save
+    save = module.save_checkpoint
 
     def slow(*arguments, **keywords):
         time.sleep(FAULTS.get("save_s", 0))
         Disk.begin()
         return save(*arguments, **keywords)
 
-    module.save = slow
+    module.save_checkpoint = slow
 
 
 class Disk:
