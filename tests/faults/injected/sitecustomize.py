@@ -213,6 +213,10 @@ class File:
         self.tell, self.fileno, self.read = self.file.tell, self.file.fileno, self.file.read
         self.write, self.flush = touching(self.file.write), touching(self.file.flush)
 
+    def writelines(self, blocks):
+        for block in blocks:
+            self.write(block)
+
     def __enter__(self):
         return self
 
