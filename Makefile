@@ -49,7 +49,7 @@ test-schemas: $(VENV)/.installed-dev $(SCHEMAS_VENV)/.installed
 	$(BIN)/python -m pytest tests/schemas $(ARGS)
 
 nxd-source:
-	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "say where a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29) is: make test-nxd NXD_SOURCE=<folder>"; exit 2; }
+	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "set NXD_SOURCE to a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29): make test-nxd NXD_SOURCE=<folder>"; exit 2; }
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,9 +5,11 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import click
 import pytest
 from omegaconf import OmegaConf
 
+from hlat import __main__ as hlat_main
 from hlat.config.config_validation import VALIDATORS
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -24,7 +26,7 @@ BLOCK = re.compile(r"^ *```(?:bash|sh)?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
 def _commands(prefix: str) -> list[tuple[str, str]]:
-    """Commands of all code blocks that begin with `prefix`, with the document they stand in."""
+    """Return the (document, command) pairs of all code blocks whose command has a prefix."""
     found = []
     for document in DOCUMENTS:
         for block in BLOCK.findall(document.read_text()):
@@ -55,9 +57,17 @@ def test_make_targets_exist(command: str) -> None:
     assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
-@pytest.mark.parametrize(("document", "command"), _commands("python -m hlat.train"))
+TRAINING_COMMANDS = [
+    *_commands("python -m hlat.train"),
+    *_commands("hlat train"),
+    *_commands("hlat sweep"),
+    *_commands("hlat precompile"),
+]
+
+
+@pytest.mark.parametrize(("document", "command"), TRAINING_COMMANDS)
 def test_training_commands_compose(document: str, command: str, compose) -> None:
-    words = shlex.split(command)[3:]
+    words = shlex.split(command)
     overrides = [word for word in words if "=" in word and not word.startswith("hydra")]
     overrides = [re.sub(r"=.*interval\(([^,]+),.*", r"=\1", word) for word in overrides]
     first_point = [word.split(",")[0] if "[" not in word else word for word in overrides]
@@ -66,6 +76,13 @@ def test_training_commands_compose(document: str, command: str, compose) -> None
     # A command may need hardware or an engine that is not here, but its numbers must agree
     elsewhere = ("cannot be executed by this version", "needs a multiple of")
     assert not [p for p in problems if not any(words in p for words in elsewhere)], document
+
+
+@pytest.mark.parametrize(("document", "command"), _commands("hlat "))
+def test_commands_exist(document: str, command: str) -> None:
+    words = shlex.split(command)
+    known = hlat_main.main.list_commands(click.Context(hlat_main.main))
+    assert words[1] in {*known, "--help"}, document
 
 
 @pytest.mark.parametrize(("document", "command"), _commands("python -m hlat."))
