@@ -32,7 +32,6 @@ from hlat.evaluate import heldout_evaluation
 from hlat.optim.lr_schedule import compute_lr
 
 HERE = Path(__file__).resolve().parent
-DOCUMENT = HERE.parent.parent / "docs/averaging.md"
 Json = dict[str, Any]
 STEPS, SPACING, NUM_SINGLE = 1200, 40, 5
 RUN = [
@@ -162,8 +161,7 @@ def main() -> None:
         result = {"ends": ends, "machine": describe_machine(["torch"])}
         recorded.write_text(json.dumps(result, indent=1) + "\n")
     tables = render(json.loads(recorded.read_text()))
-    for document in (HERE / "README.md", DOCUMENT):
-        write_between(document, "averaging", tables)
+    write_between(HERE / "README.md", "averaging", tables)
 
 
 if __name__ == "__main__":
