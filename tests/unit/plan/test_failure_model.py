@@ -326,7 +326,7 @@ def test_the_fitted_rate_lies_between_those_of_llama_3():
 
 
 def test_the_documented_alternatives_meet_the_fitted_uptime():
-    text = (Path(__file__).resolve().parents[3] / "docs/failures.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "benchmarks/planning/uptimes.md").read_text()
     rows = re.findall(
         r"^\| (\d+\.?\d*) h \| ([\d,]+) h \| ([\d,]+) h \| (\S+)% \|$", text, re.MULTILINE
     )
