@@ -7,12 +7,15 @@ from pathlib import Path
 
 import click
 import pytest
-from omegaconf import OmegaConf
 
 from hlat import __main__ as hlat_main
-from hlat.config.config_validation import VALIDATORS
+from tests.support.document_commands import (
+    REPOSITORY,
+    find_config_problems,
+    find_shell_blocks,
+    list_commands,
+)
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCUMENTS = sorted(
     [
         *REPOSITORY.glob("*.md"),
@@ -22,25 +25,21 @@ DOCUMENTS = sorted(
         *(REPOSITORY / "tests").rglob("*.md"),
     ]
 )
-BLOCK = re.compile(r"^ *```(?:bash|sh)?\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
-def _commands(prefix: str) -> list[tuple[str, str]]:
+def _commands(*prefixes: str) -> list[tuple[str, str]]:
     """Return the (document, command) pairs of all code blocks whose command has a prefix."""
-    found = []
-    for document in DOCUMENTS:
-        for block in BLOCK.findall(document.read_text()):
-            for line in block.splitlines():
-                command = line.strip().split("  #")[0].strip()
-                if command.startswith(prefix):
-                    found.append((str(document.relative_to(REPOSITORY)), command))
-    return found
+    return [
+        (str(document.relative_to(REPOSITORY)), command)
+        for document in DOCUMENTS
+        for block in find_shell_blocks(document)
+        for command in list_commands(block)
+        if command.startswith(prefixes)
+    ]
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
-    first = BLOCK.search((REPOSITORY / "README.md").read_text())
-    assert first is not None
-    assert [line.split("#")[0].strip() for line in first[1].strip().splitlines()] == [
+    assert list_commands(find_shell_blocks(REPOSITORY / "README.md")[0]) == [
         "make train",
         "make test",
     ]
@@ -58,24 +57,17 @@ def test_make_targets_exist(command: str) -> None:
 
 
 TRAINING_COMMANDS = [
-    *_commands("python -m hlat.train"),
-    *_commands("hlat train"),
-    *_commands("hlat sweep"),
-    *_commands("hlat precompile"),
+    (document, command)
+    for document, command in _commands(
+        "python -m hlat.train", "hlat train", "hlat sweep", "hlat precompile"
+    )
+    if not document.startswith("docs/guides/")  # tests/docs/test_guides.py runs these
 ]
 
 
 @pytest.mark.parametrize(("document", "command"), TRAINING_COMMANDS)
 def test_training_commands_compose(document: str, command: str, compose) -> None:
-    words = shlex.split(command)
-    overrides = [word for word in words if "=" in word and not word.startswith("hydra")]
-    overrides = [re.sub(r"=.*interval\(([^,]+),.*", r"=\1", word) for word in overrides]
-    first_point = [word.split(",")[0] if "[" not in word else word for word in overrides]
-    config = OmegaConf.to_object(compose(*first_point))
-    problems = [problem for rule in VALIDATORS for problem in rule(config)]
-    # A command may need hardware or an engine that is not here, but its numbers must agree
-    elsewhere = ("cannot be executed by this version", "needs a multiple of")
-    assert not [p for p in problems if not any(words in p for words in elsewhere)], document
+    assert not find_config_problems(command, compose), document
 
 
 @pytest.mark.parametrize(("document", "command"), _commands("hlat "))

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from hlat.config.config_validation import VALIDATORS
+from tests.support.document_commands import (
+    REPOSITORY,
+    find_config_problems,
+    find_shell_blocks,
+    list_commands,
+)
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 GUIDES = sorted((REPOSITORY / "docs/guides").glob("*.md"))
-BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # The first line of a block that needs more than this machine. Its runs are composed and validated only.
 COMPOSED_ONLY = re.compile(r"# (needs|takes) ")
 # Commands of a checkout; test_documents.py checks that the targets of make exist
@@ -31,8 +33,11 @@ SLOW = {
 
 
 def _blocks(guide: Path, composed_only: bool) -> list[str]:
-    blocks = BLOCK.findall(guide.read_text())
-    return [block for block in blocks if bool(COMPOSED_ONLY.match(block)) is composed_only]
+    return [
+        block
+        for block in find_shell_blocks(guide)
+        if bool(COMPOSED_ONLY.match(block)) is composed_only
+    ]
 
 
 @pytest.mark.parametrize(
@@ -74,26 +79,18 @@ def _composed_only() -> list[tuple[str, str]]:
         (guide.stem, command)
         for guide in GUIDES
         for block in _blocks(guide, composed_only=True)
-        for command in block.replace("\\\n", " ").splitlines()
-        if not command.startswith("#")
+        for command in list_commands(block)
     ]
 
 
 @pytest.mark.parametrize(("guide", "command"), _composed_only())
 def test_other_commands_compose(guide: str, command: str, compose) -> None:
-    program, name, *words = shlex.split(command)
+    program, name, *_ = shlex.split(command)
     assert program == "hlat"
     module = REPOSITORY / "hlat" / name
     assert module.is_dir() or module.with_suffix(".py").is_file() or name == "sweep"
-    if name not in ("train", "sweep"):
-        return
-    overrides = [word for word in words if not re.match(r"\+?hydra[./]", word)]
-    first_point = [word.split(",")[0] if "[" not in word else word for word in overrides]
-    config = OmegaConf.to_object(compose(*first_point))
-    problems = [problem for rule in VALIDATORS for problem in rule(config)]
-    # These depend on the machine or the number of processes that the job has
-    elsewhere = ("cannot be executed by this version", "needs a multiple of")
-    assert not [p for p in problems if not any(words in p for words in elsewhere)], guide
+    if name in ("train", "sweep"):
+        assert not find_config_problems(command, compose), guide
 
 
 def test_there_are_eight_guides() -> None:

@@ -29,8 +29,8 @@ def limited(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
     login = Login(cluster, tmp_path_factory.mktemp("limited"), small)
     login.inject(WAIT_IN_FIRST_ATTEMPT)
     login.environment["WANDB_MODE"] = "offline"
-    # The signal arrives 15 to 45 seconds after the start
-    limit = ("hydra.launcher.time=2", "hydra.launcher.signal_s=75")
+    # The signal arrives 30 to 60 seconds after the start
+    limit = ("hydra.launcher.time=2", "hydra.launcher.signal_s=60")
     done = login.send("run.name=x", "tracking=wandb", *limit, BACKGROUND)
     assert done.returncode == 0, done.stderr
     yield login
@@ -240,11 +240,14 @@ def test_drain_an_unhealthy_node_and_train_on_another(unhealthy, uninterrupted):
 
 def test_save_at_the_time_limit_and_resume(limited, uninterrupted):
     shown = limited.wait_for("x", "COMPLETED", "FAILED", "TIMEOUT")
-    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
+    restarts = int(shown["Restarts"])
+    assert (shown["JobState"], restarts > 0) == ("COMPLETED", True)
     assert limited.losses("x") == uninterrupted.losses("whole")
     rows = limited.rows("x", "submissions/1/attempts.jsonl")
-    assert [row["exit"] for row in rows if row["event"] == "end"] == [75, 0]
+    exits = [row["exit"] for row in rows if row["event"] == "end"]
+    # On a loaded machine, later attempts may reach the time limit too
+    assert exits == [75] * restarts + [0]
     assert "interrupted and saved at step" in limited.log("x")
     attempts = [*(limited.folder / "runs/x/wandb").glob("offline-run-*")]
-    assert len(attempts) == 2
+    assert len(attempts) >= 2
     assert len({path.name.rpartition("-")[2] for path in attempts}) == 1, "one run of W&B"
