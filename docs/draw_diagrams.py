@@ -5,6 +5,7 @@ Usage: python docs/draw_diagrams.py
 
 import re
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 PAGE = Path(__file__).with_name("architecture.md")
@@ -31,8 +32,7 @@ def parse_paths(page: str) -> dict[str, list[tuple[str, str]]]:
 
 def draw_path(title: str, calls: list[tuple[str, str]]) -> str:
     """Return an SVG with one lane per package and one box per call, in order from the top."""
-    packages = [module.split("/")[1 if "/" in module else 0] for _, module in calls]
-    packages = [p if m.startswith("hlat/") else "launchers" for p, (_, m) in zip(packages, calls)]
+    packages = [module.split("/")[module.startswith("hlat/")] for _, module in calls]
     lanes = list(dict.fromkeys(packages))
     width, height = LANE_WIDTH * len(lanes) + 8, ROW * len(calls) + 52
     parts = [
@@ -49,9 +49,9 @@ def draw_path(title: str, calls: list[tuple[str, str]]) -> str:
     parts += [
         f'<path d="M{x0} {y0 + BOX_HEIGHT / 2} L{x1} {y1 - BOX_HEIGHT / 2 - 1}" stroke="{LINE}" '
         'fill="none" marker-end="url(#arrow)"/>'
-        for (x0, y0), (x1, y1) in zip(centers, centers[1:])
+        for (x0, y0), (x1, y1) in pairwise(centers)
     ]
-    for number, ((function, _), (x, y)) in enumerate(zip(calls, centers), 1):
+    for number, ((function, _), (x, y)) in enumerate(zip(calls, centers, strict=True), 1):
         parts.append(
             f'<rect x="{x - LANE_WIDTH / 2 + 8}" y="{y - BOX_HEIGHT / 2}" '
             f'width="{LANE_WIDTH - 16}" height="{BOX_HEIGHT}" rx="5" fill="{FILL}" '
