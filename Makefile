@@ -1,6 +1,7 @@
 # make train: a model on this machine, now.   make test: the default tests.   Both install what they need into .venv first.
 # make test-all: the default tests, then the slow ones. Both run in two workers, within 4 GB of memory; with more cores and memory: ARGS="--numprocesses 8".
 # make test-schemas: clusters, manifests and scripts against the code and schemas of those who read them, in .venv-schemas.
+# make docs: the documentation site in build/site, with the reference generated anew. Needs Python 3.11 or newer; the site works from disk.
 # make studies: the runs of sweeps/, one after another, hours of one core, and their tables and figures; typed again, it goes on. A point that diverges is a result.
 # make studies JOBS=2: two runs at once, but for the study that measures speed.
 # make test-nxd NXD_SOURCE=<a checkout>: neuronx-distributed's own code on this CPU, with the torch that it needs in .venv-nxd.
@@ -21,7 +22,7 @@ STUDIES := weight_decay init precision beta2 upsampling averaging parallelism se
 JOBS := 1
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-all test-nxd test-schemas nxd-source lint types wheel clean
+.PHONY: train studies test test-all test-nxd test-schemas nxd-source docs lint types wheel clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -51,6 +52,9 @@ test-schemas: $(VENV)/.installed-dev $(SCHEMAS_VENV)/.installed
 nxd-source:
 	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "set NXD_SOURCE to a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29): make test-nxd NXD_SOURCE=<folder>"; exit 2; }
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -75,6 +79,10 @@ $(VENV)/.installed: $(VENV)/bin/python $(MANIFEST)
 
 $(VENV)/.installed-dev: $(VENV)/bin/python $(MANIFEST)
 	$(INSTALL) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: $(VENV)/bin/python $(MANIFEST)
+	$(INSTALL) --editable '.[docs]'
 	@touch $@ $(VENV)/.installed
 
 $(NXD_VENV)/.installed: $(NXD_VENV)/bin/python $(NXD_MANIFEST) | nxd-source

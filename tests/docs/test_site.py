@@ -1,0 +1,91 @@
+"""The documentation site: navigation, pinned packages, and the build with its links and anchors."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+DOCS = REPOSITORY / "docs"
+CONFIG = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
+OUTSIDE_NAV = re.compile(r"adr/0.*|quickstart\.md")
+
+
+def _iterate_pages(item: Any) -> Iterator[str]:
+    if isinstance(item, str):
+        yield item
+        return
+    for child in item if isinstance(item, list) else item.values():
+        yield from _iterate_pages(child)
+
+
+def test_navigation_contains_every_page_once() -> None:
+    pages = sorted(_iterate_pages(CONFIG["nav"]))
+    found = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+    assert pages == sorted(page for page in found if not OUTSIDE_NAV.fullmatch(page))
+
+
+def test_packages_are_pinned() -> None:
+    table = re.search(
+        r"^docs = \[\n(.*?)^\]",
+        (REPOSITORY / "pyproject.toml").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )
+    assert table is not None
+    names = {canonicalize_name(Requirement(text).name) for text in re.findall(r'"(.+)"', table[1])}
+    pins = (REPOSITORY / "constraints.txt").read_text()
+    assert names <= {canonicalize_name(name) for name in re.findall(r"^([\w.-]+)==", pins, re.M)}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    if any(importlib.util.find_spec(name) is None for name in ("material", "mkdocstrings")):
+        pytest.skip("needs the packages of the extra `docs`: make docs")
+    directory = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(directory)],
+        cwd=REPOSITORY,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("site")
+def test_site_loads_nothing_from_other_hosts(site: Path) -> None:
+    loaded = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=\"?(https?:[^\"> ]+)")
+    for page in site.rglob("*.html"):
+        assert not loaded.findall(page.read_text()), page.relative_to(site)
+    for style in site.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?https?:", style.read_text()), style.relative_to(site)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("site")
+def test_internal_links_and_anchors_exist(site: Path) -> None:
+    """MkDocs checks the links of Markdown; this checks those of the pages, raw HTML included."""
+    texts = {page: page.read_text() for page in site.rglob("*.html") if page.name != "404.html"}
+    anchors = {page: set(re.findall(r'\bid="?([^"\s>]+)', text)) for page, text in texts.items()}
+    for page, text in texts.items():
+        for target in re.findall(r'\b(?:href|src)="?([^"\s>]+)', text):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, anchor = target.replace("&amp;", "&").partition("#")
+            destination = (page.parent / path).resolve() if path else page
+            assert destination.exists(), f"{page.relative_to(site)}: {target}"
+            if anchor and destination in anchors:
+                assert anchor in anchors[destination], f"{page.relative_to(site)}: {target}"
