@@ -2,7 +2,7 @@
 
 Usage: PYTHONPATH=. python benchmarks/planning/fit.py
 
-Writes fit.json beside itself and the table of docs/planning.md. Because somebody chose the rows to
+Writes fit.json and the table of published.md. Because somebody chose the rows to
 fit, other choices of as many, drawn by lot, are tried as well.
 """
 
@@ -24,7 +24,7 @@ from hlat.plan.published_throughput import COMMON_OVERRIDES, PUBLISHED_RUNS, Pub
 from hlat.plan.step_time import compute_achieved_speed, compute_step_time
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent.parent / "docs/planning.md"
+PAGE = HERE / "published.md"
 START = [0.5, 0.2, 0.3]
 CHOICES = 60
 
@@ -90,7 +90,7 @@ def other_choices(rows: Sequence[Row], count: int) -> dict[str, float]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of docs/planning.md."""
+    """Return the table of published.md."""
     header = ["row", "nodes", "published, sequences/s", "predicted", "of the median", "of each"]
     lines = [
         [

@@ -3,7 +3,7 @@
 Usage: PYTHONPATH=. python benchmarks/planning/run.py
 
 A layout's processes run together, two steps each, and the fullest counts. Writes result.json
-beside itself, and the table of README.md and docs/planning.md.
+and the table of README.md.
 """
 
 import json
@@ -111,8 +111,7 @@ def main() -> None:
         print(f"{name}: {need.total / 2**20:.0f} MiB, {peak / 2**20:.0f} measured", flush=True)
     result = {"machine": describe_machine(["torch"]), "run": MODEL, "rows": rows}
     (HERE / "result.json").write_text(json.dumps(result, indent=2) + "\n")
-    for page in (HERE / "README.md", HERE.parent.parent / "docs/planning.md"):
-        write_between(page, "memory", render(result))
+    write_between(HERE / "README.md", "memory", render(result))
 
 
 if __name__ == "__main__":
