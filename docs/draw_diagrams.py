@@ -56,7 +56,7 @@ def draw_path(title: str, calls: list[tuple[str, str]]) -> str:
             f'<rect x="{x - LANE_WIDTH / 2 + 8}" y="{y - BOX_HEIGHT / 2}" '
             f'width="{LANE_WIDTH - 16}" height="{BOX_HEIGHT}" rx="5" fill="{FILL}" '
             f'stroke="{LINE}"/><text x="{x}" y="{y + 4}" text-anchor="middle" font-size="11" '
-            f'fill="{INK}">{number}. {escape(function.rpartition(".")[2])}</text>'
+            f'fill="{INK}">{number}. {escape(_shorten(function))}</text>'
         )
     return _wrap(title, width, height, parts)
 
@@ -79,6 +79,11 @@ def draw_packages() -> str:
                 f'font-size="12" fill="{INK}">{package}</text>'
             )
     return _wrap("Packages of hlat", width, 20 + 58 * len(LAYERS), parts)
+
+
+def _shorten(function: str) -> str:
+    """Return a qualified name without its class if it is too long for a box."""
+    return function if len(function) <= 25 else function.rpartition(".")[2]
 
 
 def _wrap(title: str, width: float, height: float, parts: list[str]) -> str:
