@@ -79,6 +79,7 @@ def nodes(runner):
     return Nodes(runner)
 
 
+@pytest.mark.slow  # test_faults.py: one process restarts after it is killed
 def test_restart_all_nodes_after_a_process_is_killed(nodes, runner, uninterrupted):
     nodes.inject("os.kill(os.getpid(), 9)")
     codes, errors = nodes.run("run.name=x", "recovery.max_restarts=1")

@@ -203,7 +203,7 @@ def test_report_configuration_error_of_one_rank(runner, tmp_path):
     assert "Traceback" not in failed.stderr
 
 
-@pytest.mark.slow  # test_nodes.py kills one of two processes
+@pytest.mark.slow  # test_faults.py kills one process
 def test_end_all_ranks_after_one_is_killed(runner):
     process = runner.start("run.name=x", "schedule.total_steps=100000", *LAYOUT)
     wait_for_step(runner, process)

@@ -115,6 +115,7 @@ def test_submit_nothing_if_slurm_rejects_a_point(login):
     assert not list(login.folder.glob("runs/x/submissions/*"))
 
 
+@pytest.mark.slow  # a run is requeued at its time limit below
 def test_resume_a_preempted_run_and_save_a_cancelled_one(login, uninterrupted):
     login.inject(WAIT_IN_STEP_7)  # of each attempt
     assert login.send("run.name=x").returncode == 0
