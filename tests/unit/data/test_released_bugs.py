@@ -1,6 +1,7 @@
 """One test for each bug of the loader that the paper's authors released: it would have caught it.
 
-The bugs were found by reading and running that loader; docs/data.md lists them.
+benchmarks/data/released_loader.md lists the bugs, which were found by reading and running that
+loader.
 """
 
 import json
