@@ -10,7 +10,7 @@ import logging
 import struct
 import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -133,6 +133,12 @@ class ArrowDataset:
         """Return the document in a row as text, with U+FFFD in place of invalid UTF-8."""
         return str(self.read_document(row), "utf-8", "replace")
 
+    def sample_documents(self) -> Iterator[memoryview]:
+        """Yield up to NUM_SAMPLED_ROWS evenly spaced documents."""
+        count = min(NUM_SAMPLED_ROWS, len(self))
+        rows = np.linspace(0, len(self) - 1, count).astype(np.int64).tolist()
+        return map(self.read_document, rows)
+
     def compute_fingerprint(self) -> dict[str, Any]:
         """Return the number of files, the number of rows and a sha256 of the documents.
 
@@ -145,9 +151,8 @@ class ArrowDataset:
         digest = hashlib.sha256(f"column {self._column}\n".encode())
         for file in self._files:
             digest.update(f"file {file.file.name} {file.num_bytes} {file.num_rows}\n".encode())
-        count = min(NUM_SAMPLED_ROWS, len(self))
-        for row in np.linspace(0, len(self) - 1, count).astype(np.int64):
-            digest.update(hashlib.sha256(self.read_document(int(row))).digest())
+        for document in self.sample_documents():
+            digest.update(hashlib.sha256(document).digest())
         return digest.hexdigest()
 
 

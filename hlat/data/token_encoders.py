@@ -2,13 +2,15 @@
 
 The library `tokenizers` defines the ids of a tokenizer.json. It is fast enough for a large model,
 but too slow for a small one. The fast library encodes only texts without code points on which the
-two libraries differ (see encoder_parity.py).
+two libraries may differ.
 """
 
+import functools
 import importlib.metadata
 import json
-import re
-from collections.abc import Iterable, Sequence
+import sys
+import unicodedata
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +23,9 @@ FAST_LIBRARY = "gigatoken"
 TOKENS_PER_RELOAD = 1 << 26
 """Number of tokens after which the fast library is reloaded. Its word cache grows by up to 10 bytes
 per token (text without spaces, base64), and version 0.10 never evicts an entry."""
+
+_LAST_CLASSIFIED = 0x3FFFF
+"""The planes beyond contain private use, tags and variation selectors."""
 
 
 class TokenEncoder(Protocol):
@@ -44,14 +49,18 @@ class ReferenceEncoder:
 
 
 class FastEncoder:
-    """Encoder of the library gigatoken, on the calling thread."""
+    """Encoder of the library gigatoken, on the calling thread.
 
-    def __init__(self, name: str, content: bytes) -> None:
+    The reference encodes texts with code points that the libraries may read differently.
+    """
+
+    def __init__(self, name: str, content: bytes, reference: TokenEncoder) -> None:
         """Load a tokenizer.json; `name` is the value of `data.tokenizer`.
 
         Raises:
             ConfigError: If the library is missing or does not support the tokenizer.
         """
+        self._reference = reference
         self._content = _remove_special_tokens(content)
         try:
             self._load()
@@ -62,8 +71,9 @@ class FastEncoder:
             ) from error
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
+            version = importlib.metadata.version(FAST_LIBRARY)
             raise ConfigError(
-                f"data.encoder=fast: {FAST_LIBRARY} {get_fast_library_version()} does not know a "
+                f"data.encoder=fast: {FAST_LIBRARY} {version} does not know a "
                 f"tokenizer like data.tokenizer={name} ({reason}); set data.encoder=reference"
             ) from error
 
@@ -75,10 +85,13 @@ class FastEncoder:
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
         """Return one array of token ids per text."""
-        return [self.encode_one(text) for text in documents]
+        return [self._encode(text) for text in documents]
 
-    def encode_one(self, text: str | bytes) -> NDArray[np.int32]:
-        """Return the token ids of a text, given as str or UTF-8."""
+    def _encode(self, text: str) -> NDArray[np.int32]:
+        if not text.isascii():
+            code_points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+            if _find_differing_code_points()[code_points].any():
+                return self._reference.encode([text])[0]
         ids: NDArray[np.uint32] = self._library.encode(text)
         self._tokens_until_reload -= ids.size
         if self._tokens_until_reload < 0:
@@ -86,37 +99,22 @@ class FastEncoder:
         return ids.view(np.int32)
 
 
-class FastEncoderWithFallback:
-    """The fast encoder, with the reference for texts with code points on which they differ."""
+@functools.cache
+def _find_differing_code_points() -> NDArray[np.bool_]:
+    """Return True for each code point on which the libraries may differ, [0x110000].
 
-    def __init__(
-        self,
-        fast: FastEncoder,
-        reference: TokenEncoder,
-        differing_ranges: Iterable[tuple[int, int]],
-    ) -> None:
-        """Combine two encoders; the ranges (first, last) of code points exclude ASCII."""
-        self._fast = fast
-        self._reference = reference
-        self._fallback_patterns = _compile_utf8_patterns(differing_ranges)
-
-    def encode(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return one array of token ids per text."""
-        return [self._encode(text) for text in documents]
-
-    def _encode(self, text: str) -> NDArray[np.int32]:
-        if text.isascii():
-            return self._fast.encode_one(text)
-        data = text.encode()
-        for first_byte, pattern in self._fallback_patterns:
-            if first_byte in data and pattern.search(data):
-                return self._reference.encode([text])[0]
-        return self._fast.encode_one(data)
-
-
-def get_fast_library_version() -> str:
-    """Return the version of the fast library."""
-    return importlib.metadata.version(FAST_LIBRARY)
+    gigatoken 0.10 implements Unicode 17 and the pattern library of `tokenizers` Unicode 16; Python
+    lacks all code points of 17. The normalizer of `tokenizers` lacks combining marks from Unicode
+    10 on, which are among those that Unicode 3.2 lacks.
+    """
+    differing = np.ones(sys.maxunicode + 1, np.bool_)
+    for code_point in range(_LAST_CLASSIFIED + 1):
+        character = chr(code_point)
+        category = unicodedata.category(character)
+        differing[code_point] = category == "Cn" or (
+            category.startswith("M") and unicodedata.ucd_3_2_0.category(character) == "Cn"
+        )
+    return differing
 
 
 def _remove_special_tokens(content: bytes) -> bytes:
@@ -125,31 +123,3 @@ def _remove_special_tokens(content: bytes) -> bytes:
     added = settings.get("added_tokens") or []
     settings["added_tokens"] = [token for token in added if not token.get("special")]
     return json.dumps(settings).encode()
-
-
-def _compile_utf8_patterns(
-    ranges: Iterable[tuple[int, int]],
-) -> list[tuple[int, re.Pattern[bytes]]]:
-    """Return (first byte, pattern) pairs that find the code points of the ranges in UTF-8.
-
-    Most documents lack these first bytes, and a search for one byte needs a hundredth of the time
-    of a search for a character class.
-    """
-    tree: dict[int, Any] = {}
-    for first, last in ranges:
-        for code_point in range(first, last + 1):
-            node = tree
-            for byte in chr(code_point).encode():
-                node = node.setdefault(byte, {})
-    return [
-        (byte, re.compile(_build_utf8_pattern({byte: rest}), re.DOTALL))
-        for byte, rest in tree.items()
-    ]
-
-
-def _build_utf8_pattern(tree: dict[int, Any]) -> bytes:
-    """Return a regular expression for the byte sequences of a prefix tree."""
-    if not any(tree.values()):
-        return b"[" + b"".join(b"\\x%02x" % byte for byte in tree) + b"]"
-    branches = [b"\\x%02x" % byte + _build_utf8_pattern(rest) for byte, rest in tree.items()]
-    return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"

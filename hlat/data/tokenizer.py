@@ -6,7 +6,7 @@ a web page cannot end a document.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
 from hlat.data import encoder_parity
 from hlat.data.document_chunks import build_document_chunker
-from hlat.data.token_encoders import ReferenceEncoder, TokenEncoder
+from hlat.data.token_encoders import FastEncoder, ReferenceEncoder, TokenEncoder
 
 EMBEDDED = "embedded"
 EMBEDDED_FILE = Path(__file__).with_name("embedded_tokenizer.json")
@@ -35,9 +35,6 @@ class Tokenizer:
         encoder: EncoderLibrary = EncoderLibrary.reference,
     ) -> None:
         """Load a tokenizer.json, relative to `root`, or the `embedded` one.
-
-        Before its first use with a tokenizer, the fast encoder is compared with the reference for a
-        few seconds.
 
         Raises:
             ConfigError: If the file is missing or invalid, lacks the EOS token, encodes text to a
@@ -58,16 +55,22 @@ class Tokenizer:
         vocabulary = self._backend_tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.eos_token_id = self._find_eos_token_id(path, eos_token)
-        self._encoder: TokenEncoder = ReferenceEncoder(self._backend_tokenizer)
+        self._name = name
+        self._reference = ReferenceEncoder(self._backend_tokenizer)
+        self._encoder: TokenEncoder = self._reference
         self._validate_special_tokens(name, path, eos_token)
         if encoder is EncoderLibrary.fast:
+            self._encoder = FastEncoder(name, content, self._reference)
             added = self._backend_tokenizer.get_added_tokens_decoder().values()
-            added_tokens = [token.content for token in added]
-            self._encoder = encoder_parity.build_verified_encoder(
-                name, content, self._encoder, added_tokens
-            )
+            spelled = [f"a{token.content} {token.content * 2}b" for token in added]
+            self.validate_encoder([*encoder_parity.TEXTS, *spelled])
         self.chunker = build_document_chunker(self._backend_tokenizer)
         """Splits long documents without a change of their tokens."""
+
+    def validate_encoder(self, texts: Iterable[str]) -> None:
+        """Raise ConfigError if the fast encoder does not give the reference's ids for the texts."""
+        if self._encoder is not self._reference:
+            encoder_parity.validate_same_ids(self._name, self._encoder, self._reference, texts)
 
     def _find_eos_token_id(self, path: Path, eos_token: str) -> int:
         eos_token_id = self._backend_tokenizer.token_to_id(eos_token)

@@ -12,6 +12,9 @@ from hlat.data.data_source import DataSource, open_data_sources
 from hlat.data.token_streams import NUM_CURSOR_FIELDS
 from hlat.data.tokenizer import Tokenizer
 
+MAX_COMPARED_BYTES = 4096
+"""Bytes, of each sampled document, on which the encoders are compared."""
+
 
 @dataclass(frozen=True)
 class TrainingData:
@@ -36,11 +39,17 @@ def open_training_data(
     """Open the sources and the tokenizer of a run.
 
     Raises:
-        ConfigError: If a file, column, weight or size is invalid.
+        ConfigError: If a file, column, weight or size is invalid, or the fast encoder does not give
+            the ids of the reference for the sampled documents.
     """
     schedule = build_mixture_schedule(phase, data, batch)
     tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, data.encoder)
     sources = open_data_sources(data, seed)
+    for source in sources.values():
+        tokenizer.validate_encoder(
+            str(document[:MAX_COMPARED_BYTES], "utf-8", "replace")
+            for document in source.dataset.sample_documents()
+        )
     fingerprint = {
         "run.seed": seed,
         "batch.global_batch_size": batch.global_batch_size,

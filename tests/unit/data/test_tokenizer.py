@@ -10,7 +10,6 @@ import tokenizers
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
-from hlat.data import encoder_parity
 from hlat.data.tokenizer import EMBEDDED_FILE, Tokenizer
 
 TEXTS = [
@@ -22,13 +21,7 @@ TEXTS = [
 
 
 @pytest.fixture(params=EncoderLibrary, ids=lambda encoder: encoder.value)
-def tokenizer(eos, request, monkeypatch, tmp_path) -> Tokenizer:
-    monkeypatch.setenv("HLAT_CACHE", str(tmp_path))
-    monkeypatch.setattr(
-        encoder_parity,
-        "build_test_inputs",
-        lambda written: encoder_parity.EncoderTestInputs(list(written)),
-    )
+def tokenizer(eos, request) -> Tokenizer:
     return Tokenizer("embedded", ".", eos, request.param)
 
 

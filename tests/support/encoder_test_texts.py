@@ -1,4 +1,4 @@
-"""Texts on which two encoders are most likely to differ.
+"""Texts and code points on which two encoders are most likely to differ.
 
 Libraries that read the same tokenizer.json differ on unusual text: code points of newer Unicode
 versions, runs of white space, digits, composing marks, long words. Ordinary text would not reveal
