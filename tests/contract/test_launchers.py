@@ -1,11 +1,11 @@
-"""What Hydra asks of every launcher, asked of ours.
+"""Contract of the launchers: the properties that Hydra's test suite requires of a launcher.
 
-Hydra's own suite calls a task of its own in this process and looks at what it returned. Ours start
-hlat.train elsewhere, so what a test of that suite is about is tested here on hlat.train; a table in
-docs/adr/0030-points-share-a-machine.md has all of its tests, and a reason for each that is left out.
+Hydra's suite calls a task function in this process and checks its return value. The launchers of
+hlat start hlat.train in other processes, so the same properties are tested with hlat.train. The
+table in tests/contract/README.md has all tests of Hydra's suite, with a reason for each omission.
 
-On this machine the points run; most of them only show what they would read. A stand-in for sbatch
-numbers jobs, and manifests are written as where there is no kubectl.
+With the local launcher the points run; most tests only print the configuration that they would
+read. A fake sbatch assigns job numbers, and manifests are written as without kubectl.
 """
 
 import inspect
@@ -247,7 +247,7 @@ def test_the_files_of_a_point_have_its_configuration_and_words(sweep, launcher, 
 
 
 def test_every_test_of_hydras_suite_is_held_or_left_out_for_a_reason():
-    text = (REPOSITORY / "docs/adr/0030-points-share-a-machine.md").read_text()
+    text = (REPOSITORY / "tests/contract/README.md").read_text()
     rows = re.findall(r"^\| `(\w+)\.(test_\w+)` \| (.*) \|$", text, re.MULTILINE)
     tests = {
         (owner, name)
