@@ -108,7 +108,56 @@ def test_the_readmes_tree_names_every_folder() -> None:
             )
 
 
-def test_every_decision_is_listed() -> None:
+RECORDS = sorted((REPOSITORY / "docs/adr").glob("0*.md"))
+RECORD_PATH = re.compile(r"`((?:conf|docs|hlat|launchers|tests)/[^`\s]*)`")
+
+
+def _get_status(record: Path) -> str:
+    status = re.search(r"^\*\*Status\.\*\* (.+)\.$", record.read_text(), re.MULTILINE)
+    assert status is not None, record.name
+    return status[1]
+
+
+def test_the_index_has_title_and_status_of_every_record() -> None:
     index = (REPOSITORY / "docs/adr/README.md").read_text()
-    for record in (REPOSITORY / "docs/adr").glob("0*.md"):
-        assert record.name in index
+    for record in RECORDS:
+        number, title = record.read_text().split("\n", 1)[0].removeprefix("# ").split(": ", 1)
+        assert f"| [{number}]({record.name}) | {title} | {_get_status(record)} |" in index
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
+def test_records_have_all_parts(record: Path) -> None:
+    parts = re.findall(r"^\*\*(\w+)\.\*\*", record.read_text(), re.MULTILINE)
+    required = ("Status", "Context", "Options", "Decision", "Consequences")
+    assert [part for part in parts if part in required] == [*required]
+    assert {*parts} - {*required} <= {"Measurement"}
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
+def test_the_status_of_a_record_names_existing_records(record: Path) -> None:
+    status = _get_status(record)
+    if status != "Accepted":
+        assert re.fullmatch(r"(Superseded|Amended) by \d{4}(, \d{4})*", status)
+    numbers = {path.name[:4] for path in RECORDS} - {record.name[:4]}
+    assert {*re.findall(r"\d{4}", status)} <= numbers
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)
+def test_paths_in_records_exist(record: Path) -> None:
+    for path in RECORD_PATH.findall(record.read_text()):
+        assert (REPOSITORY / path).exists(), path
+
+
+LOG_ENTRIES = re.split(r"^## ", (REPOSITORY / "docs/log.md").read_text(), flags=re.MULTILINE)[1:]
+
+
+@pytest.mark.parametrize("entry", LOG_ENTRIES, ids=lambda entry: entry.split("\n", 1)[0])
+def test_log_entries_have_all_parts(entry: str) -> None:
+    assert re.match(r"\d{4}-\d{2}-\d{2}: \S", entry)
+    parts = re.findall(r"^\*\*(\w+)\.\*\*", entry, re.MULTILINE)
+    assert parts == ["Question", "Method", "Result", "Conclusion"]
+
+
+def test_the_newest_log_entry_is_first() -> None:
+    dates = [entry[:10] for entry in LOG_ENTRIES]
+    assert dates == sorted(dates, reverse=True)
