@@ -53,6 +53,7 @@ nxd-source:
 	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "set NXD_SOURCE to a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29): make test-nxd NXD_SOURCE=<folder>"; exit 2; }
 
 docs: $(VENV)/.installed-docs
+	$(BIN)/python docs/generate_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(VENV)/.installed-dev

@@ -7,16 +7,21 @@ class ExitCode(IntEnum):
     """Exit codes of every entry point."""
 
     FINISHED = 0
+    """The last step is complete and saved, or the command succeeded. Nothing to do."""
     FAILED = 1
-    """Any failure without a code of its own, such as a final checkpoint that cannot be written."""
+    """A failure without a code of its own, such as a final checkpoint that cannot be written. Read
+    the message, then repeat the command."""
     CONFIGURATION = 2
-    """Never retry."""
+    """A setting, or a file that it names, is invalid; every problem is printed. Correct it; never
+    retry."""
     DIVERGED = 3
-    """Do not restart."""
+    """Loss or gradient norm is too high or not finite, and a rollback did not help. Do not
+    restart."""
     UNHEALTHY_NODE = 4
-    """Exclude this node and requeue."""
+    """A node failed a check; the message contains its name. Exclude this node and requeue."""
     PREEMPTED = 75
-    """Interrupted after saving the state: requeue, or start the same command again."""
+    """A signal interrupted the run, and the state is saved. Requeue, or repeat the command: the run
+    resumes."""
 
 
 class ConfigError(ValueError):

@@ -74,8 +74,7 @@ def _build_parser() -> CommandLineParser:
     layouts = sorted(corpus_layouts.LAYOUTS)
     add("--layout", choices=layouts, help="published corpus that INPUT is a copy of")
     add("--text-column", default="text", metavar="NAME", help="field of the text (default: text)")
-    cores = os.cpu_count()
-    workers = f"processes (default: {cores})"
+    cores, workers = os.cpu_count(), "processes (default: one per core)"
     add("--workers", type=parse_positive_int, default=cores, metavar="N", help=workers)
     add("--skip-damaged", action="store_true", help="skip and count damaged documents")
     add("--inspect", metavar="PATH", help="print counts, sizes, tokens and samples")

@@ -1,0 +1,23 @@
+"""Columns and events of a run are listed in hlat.tracking.metric_definitions."""
+
+import json
+
+from hlat.tracking.metric_definitions import EVENTS, METRICS
+
+
+def test_rows_and_events_of_a_run_are_listed(runner_at_step_10) -> None:
+    run = runner_at_step_10.run("run.name=x", "run.steps=12")
+    assert run.returncode == 0, run.stderr
+    (directory,) = runner_at_step_10.folder.glob("runs/x")
+    rows, events = (
+        [json.loads(line) for line in (directory / name).read_text().splitlines()]
+        for name in ("metrics.jsonl", "events.jsonl")
+    )
+    for row in rows:
+        assert list(row) == [name for name in METRICS if not name.startswith("neuron")]
+    assert {"start", "ready", "evaluate", "ledger", "checkpoint", "resume", "finish"} <= {
+        event["event"] for event in events
+    }
+    for event in events:
+        fields = set(event) - {"event", "step", "attempt", "time"}
+        assert fields <= set(EVENTS[event["event"]].fields), event
