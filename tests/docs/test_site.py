@@ -35,6 +35,23 @@ def test_navigation_contains_every_page_once() -> None:
     assert pages == sorted(page for page in found if not OUTSIDE_NAV.fullmatch(page))
 
 
+def _collect_anchors(page: Path) -> set[str]:
+    """Return the anchors of a page: those of its headings as Python-Markdown builds them, and `<a id>`."""
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", title)) for title in titles]
+    slugs = {re.sub(r"[-\s]+", "-", title.strip().lower()) for title in plain}
+    return slugs | set(re.findall(r'<a id="([^"]+)"', text))
+
+
+def test_anchors_of_links_exist() -> None:
+    for page in [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
+        links = re.findall(r"\]\(([^)#\s]*\.md)?#([^)\s]+)\)", page.read_text())
+        for path, anchor in links:
+            target = page.parent / path if path else page
+            assert anchor in _collect_anchors(target), f"{page.name}: {path}#{anchor}"
+
+
 def test_packages_are_pinned() -> None:
     table = re.search(
         r"^docs = \[\n(.*?)^\]",
