@@ -9,6 +9,7 @@ same row in the head, which has the same probability unless an earlier position 
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,15 +67,8 @@ def check_labels(harness: EngineHarness) -> Iterator[CheckResult]:
     measured = np.array([harness.evaluate(tokens, np.zeros_like(tokens)) for tokens in batches])
     if not harness.is_rank0:
         return
-    expected = np.array(
-        [
-            [
-                reference_model.compute_mean_loss(config.model, weights, tokens, shift)
-                for tokens in batches
-            ]
-            for shift in _SHIFTS
-        ]
-    )
+    compute_loss = partial(reference_model.compute_mean_loss, config.model, weights)
+    expected = np.array([[compute_loss(batch, n) for batch in batches] for n in _SHIFTS])
     nearest = int(np.argmin(np.linalg.norm(expected - measured, axis=1)))
     yield build_result(
         "labels",
@@ -113,38 +107,29 @@ def _build_weights(config: Config) -> FullTensors:
 
 def _measure_leak(harness: EngineHarness) -> float:
     """Return the largest change of a loss among the probes."""
-    probes = [*_build_future_probes(harness.config)]
-    if harness.config.data.document_mask:
-        probes += _build_document_probes(harness.config)
-    changes = [
-        harness.evaluate(first, documents) - harness.evaluate(second, documents)
-        for first, second, documents in probes
-    ]
+    changes = []
+    for first, second, documents in _build_probes(harness.config):
+        rows = np.tile(documents.astype(np.int32), (len(first), 1))
+        changes.append(harness.evaluate(first, rows) - harness.evaluate(second, rows))
     return float(np.abs(changes).max())
 
 
-def _build_future_probes(config: Config) -> Iterator[tuple[Tokens, Tokens, Tokens]]:
-    """Yield two batches that differ from a position on, and documents that count those before."""
+def _build_probes(config: Config) -> Iterator[tuple[Tokens, Tokens, NDArray[np.int64]]]:
+    """Yield two batches, and the document of each position that counts only their common tokens.
+
+    The batches differ from a position on, or with a document mask before the counted document.
+    """
     length, is_tied = config.batch.sequence_length, config.model.tie_embeddings
+    positions = np.arange(length)
     for position in (2, length // 2, length - 2):
         first, second = sample_batch(config, 1), sample_batch(config, 2)
         second[:, :position] = first[:, :position]
         first[:, position], second[:, position] = _EQUIVALENT_TOKENS
-        documents = np.maximum(np.arange(length) - (position - is_tied), 0)
-        yield first, second, _repeat_rows(documents, first)
-
-
-def _build_document_probes(config: Config) -> Iterator[tuple[Tokens, Tokens, Tokens]]:
-    """Yield two batches that differ before the only document that is counted."""
-    length = config.batch.sequence_length
-    for start in (1, length // 2):
+        yield first, second, np.maximum(positions - (position - is_tied), 0)
+    for start in (1, length // 2) if config.data.document_mask else ():
         first, second = sample_batch(config, 1), sample_batch(config, 2)
         second[:, start:] = first[:, start:]
-        yield first, second, _repeat_rows(np.minimum(np.arange(length), start), first)
-
-
-def _repeat_rows(documents: NDArray[np.int64], tokens: Tokens) -> Tokens:
-    return np.tile(documents.astype(np.int32), (len(tokens), 1))
+        yield first, second, np.minimum(positions, start)
 
 
 def _find_leaking_heads(

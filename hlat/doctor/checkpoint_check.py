@@ -7,24 +7,19 @@ import numpy as np
 from hlat.checkpoint import checkpoint_store
 from hlat.doctor import tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
-from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch
+from hlat.doctor.engine_harness import EngineHarness, StateTensors, sample_batch
 from hlat.doctor.gradient_check import format_parallel_axes
 from hlat.doctor.reduced_config import to_single_process
 from hlat.recovery.preflight_checks import format_first
 
 _LEARNING_RATE = 2.0**-7
-_STATE_KEYS = ("weights", "exp_avg", "exp_avg_sq", "updates")
-
-StateTensors = dict[str, FullTensors]
 
 
 def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
     """Save, train a step, load: check the state bit for bit, and the loss of the next step."""
     config, world = harness.config, harness.engine.world
-    harness.load_random_weights()
-    for seed in range(2):
-        harness.train_step(sample_batch(config, seed), _LEARNING_RATE)
-    saved, tokens = _gather_state(harness), sample_batch(config, 2)
+    harness.train(2, _LEARNING_RATE)
+    saved, tokens = harness.gather_state(), sample_batch(config, 2)
     axes, gap = format_parallel_axes(config), 0.0
     with harness.make_temporary_dir() as directory:
         chunks = harness.engine.chunks()
@@ -34,7 +29,7 @@ def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
         expected = harness.train_step(tokens, _LEARNING_RATE)
         weights = harness.gather_full_tensors("weights")
         checkpoint_store.load_checkpoint(path, harness.engine.chunks())
-        faults = _find_differences(saved, _gather_state(harness), "here")
+        faults = _find_differences(saved, harness.gather_state(), "here")
         repeated = harness.train_step(tokens, _LEARNING_RATE)
         repeated_weights = harness.gather_full_tensors("weights")
         if repeated.loss != expected.loss or _find_differences(
@@ -44,7 +39,7 @@ def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
         if harness.can_rebuild and config.num_processes > 1:
             with harness.with_config(to_single_process(config)) as other:
                 checkpoint_store.load_checkpoint(path, other.engine.chunks())
-                faults += _find_differences(saved, _gather_state(other), axes)
+                faults += _find_differences(saved, other.gather_state(), axes)
                 loss = other.train_step(tokens, _LEARNING_RATE).loss
                 gap = abs(loss - expected.loss) / expected.loss
     if harness.is_rank0 and not gap <= tolerances.compute_loss_tolerance(config):
@@ -58,10 +53,6 @@ def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
         + format_first([f"{fault.part} ({fault.axis})" for fault in faults]),
         next_loss_gap=gap,
     )
-
-
-def _gather_state(harness: EngineHarness) -> StateTensors:
-    return {key: harness.gather_full_tensors(key) for key in _STATE_KEYS}
 
 
 def _find_differences(saved: StateTensors, loaded: StateTensors, axis: str) -> list[FaultLocation]:

@@ -10,7 +10,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,7 @@ from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 FullTensors = dict[str, NDArray[np.float32]]
 """Full tensors by canonical name; empty on ranks other than 0."""
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Metrics of one step from zero moments, and gradients before clipping, on rank 0 only."""
-
-    metrics: StepMetrics
-    gradients: FullTensors
+StateTensors = dict[str, FullTensors]
 
 
 class EngineHarness:
@@ -80,34 +73,45 @@ class EngineHarness:
         sequences = PackedSequences(rows, np.zeros_like(rows))
         return self.engine.read(self.engine.train_step(sequences, learning_rate))
 
-    def step_with_gradients(self, tokens: NDArray[np.int32]) -> StepResult:
-        """Run one step with learning rate 0 from zero moments; return metrics and gradients."""
-        self.reset_optimizer_state()
+    def train(self, num_steps: int, learning_rate: float) -> list[StepMetrics]:
+        """Train random weights on different batches; return the metrics of each step."""
+        self.load_random_weights()
+        batches = [sample_batch(self.config, seed) for seed in range(num_steps)]
+        return [self.train_step(batch, learning_rate) for batch in batches]
+
+    def step_with_gradients(self, tokens: NDArray[np.int32]) -> tuple[StepMetrics, FullTensors]:
+        """Run one step with learning rate 0 from zero moments.
+
+        Return its metrics, and on rank 0 the gradients before clipping.
+        """
+        self.set_optimizer_state()
         metrics = self.train_step(tokens, 0.0)
         assert metrics.grad_norm is not None
         max_norm = self.config.optimizer.grad_clip
         clip_factor = min(1.0, max_norm / (metrics.grad_norm + 1e-6)) if max_norm else 1.0
         scale = np.float32(1 / (clip_factor * (1 - self.config.optimizer.beta1)))
         moments = self.gather_full_tensors("exp_avg")
-        return StepResult(metrics, {name: moment * scale for name, moment in moments.items()})
+        return metrics, {name: moment * scale for name, moment in moments.items()}
 
     def evaluate(self, tokens: NDArray[np.int32], documents: NDArray[np.int32]) -> float:
         """Return the mean loss of some sequences, given on all ranks."""
         return self.engine.read(self.engine.eval_step(PackedSequences(tokens, documents))).loss
 
-    def load_random_weights(self, seed: int = 0) -> FullTensors:
+    def load_random_weights(self) -> FullTensors:
         """Load `sample_weights` with a zero optimizer state; return the weights."""
-        weights = sample_weights(self.config, seed)
+        weights = sample_weights(self.config)
         self.load_weights(weights)
-        self.reset_optimizer_state()
+        self.set_optimizer_state()
         return weights
 
     @torch.no_grad()
-    def reset_optimizer_state(self) -> None:
-        """Set the optimizer state to zero."""
+    def set_optimizer_state(self, num_updates: int = 0, exp_avg_sq: float = 0.0) -> None:
+        """Set the number of updates and the second moments, and all else of the state to zero."""
+        values = {"updates": float(num_updates), "exp_avg_sq": exp_avg_sq}
         for chunk in self.engine.chunks():
-            if not chunk.name.startswith("weights/"):
-                chunk.tensor.zero_()
+            state_key = chunk.name.partition("/")[0]
+            if state_key != "weights":
+                chunk.tensor.fill_(values.get(state_key, 0.0))
 
     @torch.no_grad()
     def load_weights(self, weights: FullTensors) -> None:
@@ -118,6 +122,11 @@ class EngineHarness:
                 part = weights[name][_to_slices(chunk.offset, chunk.size)]
                 values = torch.from_numpy(np.ascontiguousarray(part))
                 chunk.tensor.copy_(values.view(chunk.tensor.shape))
+
+    def gather_state(self) -> StateTensors:
+        """Return weights, moments and numbers of updates by state key, on rank 0."""
+        keys = ("weights", "exp_avg", "exp_avg_sq", "updates")
+        return {key: self.gather_full_tensors(key) for key in keys}
 
     def gather_full_tensors(self, state_key: str) -> FullTensors:
         """Return all tensors of one state key on rank 0, assembled from the saved chunks.

@@ -16,13 +16,9 @@ from numpy.typing import NDArray
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import (
-    EngineHarness,
-    FullTensors,
-    StepResult,
-    sample_batch,
-)
+from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch
 from hlat.doctor.reduced_config import move_axis_to_dp, to_single_process
+from hlat.engine.interface import StepMetrics
 from hlat.engine.parameter_shards import count_kv_replicas
 from hlat.recovery.preflight_checks import format_first
 
@@ -36,38 +32,40 @@ ExactGradients = dict[str, NDArray[np.float64]]
 class _GradientError:
     """Wrong gradient of a parameter.
 
-    `error` is the norm of the error, relative to the norm of the exact gradient. `counts` are those
-    of each micro batch in the gradient; empty if no sum explains it. `axis` is empty while unknown.
+    `error` is the norm of the error, relative to the norm of the exact gradient. `axis` is empty
+    while unknown. `counts` describes those of each micro batch; empty if no sum explains the error.
     """
 
     name: str
     error: float
-    counts: list[float]
     axis: str
+    counts: str
 
 
 def check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check loss and gradients of a step against the reference with the same weights."""
     config = harness.config
     weights, tokens = harness.load_random_weights(), sample_batch(config)
-    step = harness.step_with_gradients(tokens)
+    metrics, gradients = harness.step_with_gradients(tokens)
     exact: list[ExactGradients] = []
     errors: list[_GradientError] = []
     loss = 0.0
     if harness.is_rank0:
         exact, loss = _compute_micro_batch_gradients(config, weights, tokens)
-        errors = _find_wrong_gradients(config, step, exact)
+        errors = _find_wrong_gradients(config, gradients, exact)
     unknown = harness.broadcast_object([error.name for error in errors if not error.axis])
     axes = _find_axes(harness, unknown)
     if not harness.is_rank0:
         return
     for error in errors:
         error.axis = error.axis or axes[error.name]
-    yield _check_loss(config, step.metrics.loss, loss, errors)
-    yield _check_all_gradients(config, step, exact, errors)
+    location = FaultLocation("loss", errors[0].axis if errors else format_parallel_axes(config))
+    tolerance = tolerances.compute_loss_tolerance(config)
+    yield _compare_scalar("loss", location, metrics.loss, loss, tolerance)
+    yield _check_all_gradients(config, gradients, exact, errors)
     yield _check_contributions(config, errors, "reduction", "dp")
     yield _check_contributions(config, errors, "pipeline", "pp")
-    yield _check_gradient_norm(config, step)
+    yield _check_gradient_norm(config, metrics, gradients)
 
 
 def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
@@ -80,18 +78,18 @@ def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
     num_micro_batches = 2 * max(2, config.num_micro_batches)
     batch = replace(config.batch, global_batch_size=num_micro_batches * dp)
     tokens = sample_batch(replace(config, batch=batch))
-    steps = []
+    results = []
     for size in (2, 1):
         variant = replace(config, batch=replace(batch, micro_batch_size=size))
         with harness.with_config(variant) as other:
             other.load_random_weights()
-            steps.append(other.step_with_gradients(tokens))
+            results.append(other.step_with_gradients(tokens)[1])
     if not harness.is_rank0:
         return
     tolerance = 2 * tolerances.compute_gradient_tolerance(config)
     errors = {
-        name: compute_relative_error(steps[1].gradients[name], gradient)
-        for name, gradient in steps[0].gradients.items()
+        name: compute_relative_error(results[1][name], gradient)
+        for name, gradient in results[0].items()
     }
     wrong = [name for name, error in errors.items() if not error <= tolerance]
     wrong.sort(key=errors.__getitem__, reverse=True)
@@ -157,34 +155,34 @@ def _compute_micro_batch_gradients(
 
 
 def _find_wrong_gradients(
-    config: Config, step: StepResult, exact: list[ExactGradients]
+    config: Config, gradients: FullTensors, exact: list[ExactGradients]
 ) -> list[_GradientError]:
     """Return the wrong gradients, the worst first, with their axis if the counts show it."""
     tolerance, errors = tolerances.compute_gradient_tolerance(config), []
-    for name, measured in step.gradients.items():
-        terms = [gradients[name] for gradients in exact]
+    for name, measured in gradients.items():
+        terms = [part[name] for part in exact]
         error = compute_relative_error(measured, np.sum(terms, axis=0))
         if error <= tolerance:
             continue
         basis, flat = np.stack([term.ravel() for term in terms], axis=1), measured.ravel()
         counts, *_ = np.linalg.lstsq(basis, np.nan_to_num(flat.astype(np.float64)))
         residual = compute_relative_error(flat, basis @ counts)
-        if residual <= tolerance * max(1, counts.max()):
-            axis = _find_axis_of_counts(config, counts)
-            errors.append(_GradientError(name, error, counts.tolist(), axis))
-        else:
-            errors.append(_GradientError(name, error, [], ""))
+        is_sum = residual <= tolerance * max(1, counts.max())
+        axis, description = _explain_counts(config, counts) if is_sum else ("", "")
+        errors.append(_GradientError(name, error, axis, description))
     return sorted(errors, key=lambda error: -error.error)
 
 
-def _find_axis_of_counts(config: Config, counts: NDArray[Any]) -> str:
-    """Return the axis along which counts differ; empty if all are equal."""
+def _explain_counts(config: Config, counts: NDArray[Any]) -> tuple[str, str]:
+    """Return the axis along which counts differ, empty if all are equal, and their description."""
     table = counts.reshape(-1, config.num_micro_batches)
+    axis, subject, shown = "", "every sequence counts", table.mean(keepdims=True)[0]
     if np.ptp(table.mean(1)) > _COUNT_TOLERANCE:
-        return "dp"
-    if np.ptp(table.mean(0)) > _COUNT_TOLERANCE:
-        return "pp" if config.parallelism.pp > 1 else "accumulation"
-    return ""
+        axis, subject, shown = "dp", "sequences of data-parallel ranks count", table.mean(1)
+    elif np.ptp(table.mean(0)) > _COUNT_TOLERANCE:
+        axis = "pp" if config.parallelism.pp > 1 else "accumulation"
+        subject, shown = "micro batches count", table.mean(0)
+    return axis, f": {subject} {', '.join(f'{abs(n):.3g}' for n in shown.round(2))} times"
 
 
 def _find_axes(harness: EngineHarness, names: list[str]) -> dict[str, str]:
@@ -218,44 +216,51 @@ def _find_wrong_names(harness: EngineHarness, config: Config) -> set[str]:
     tokens = sample_batch(config)
     with harness.with_config(config) as other:
         weights = other.load_random_weights()
-        step = other.step_with_gradients(tokens)
+        _, gradients = other.step_with_gradients(tokens)
         names = []
         if other.is_rank0:
             exact, _ = _compute_micro_batch_gradients(config, weights, tokens)
-            names = [error.name for error in _find_wrong_gradients(config, step, exact)]
+            names = [error.name for error in _find_wrong_gradients(config, gradients, exact)]
         return set(other.broadcast_object(names))
 
 
-def _check_loss(
-    config: Config, measured: float, expected: float, errors: list[_GradientError]
+def _compare_scalar(
+    check: str,
+    location: FaultLocation,
+    measured: float,
+    expected: float,
+    tolerance: float,
+    hint: str = "",
 ) -> CheckResult:
-    gap, tolerance = abs(measured - expected) / expected, tolerances.compute_loss_tolerance(config)
-    axis = errors[0].axis if errors else format_parallel_axes(config)
+    """Compare a measured value with the expected one."""
+    gap = abs(measured - expected) / expected
+    values = f"{measured:.7g}, expected {expected:.7g}"
     return build_result(
-        "loss",
-        [] if gap <= tolerance else [FaultLocation("loss", axis)],
-        f"{measured:.6f}, expected {expected:.6f}",
-        f"{measured:.6f}, expected {expected:.6f}: ratio {measured / expected:.4g}, relative error "
-        f"{gap:.1e} (tolerance {tolerance:.1e})",
-        loss=measured,
-        expected=expected,
-        tolerance=tolerance,
+        check,
+        [] if gap <= tolerance else [location],
+        values,
+        f"{values}: ratio {measured / expected:.4g}, relative error {gap:.1e} (tolerance "
+        f"{tolerance:.1e}) along {location.axis}{hint}",
+        **{location.part: measured, "expected": expected, "tolerance": tolerance},
     )
 
 
 def _check_all_gradients(
-    config: Config, step: StepResult, exact: list[ExactGradients], errors: list[_GradientError]
+    config: Config,
+    gradients: FullTensors,
+    exact: list[ExactGradients],
+    errors: list[_GradientError],
 ) -> CheckResult:
     tolerance = tolerances.compute_gradient_tolerance(config)
     largest = max(
-        compute_relative_error(measured, np.sum([gradients[name] for gradients in exact], axis=0))
-        for name, measured in step.gradients.items()
+        compute_relative_error(measured, np.sum([part[name] for part in exact], axis=0))
+        for name, measured in gradients.items()
     )
     return build_result(
         "gradients",
         [FaultLocation(error.name, error.axis) for error in errors],
-        f"all {len(step.gradients)} have a relative error of at most {largest:.1e}",
-        f"{_format_errors(config, errors)} (tolerance {tolerance:.1e})",
+        f"all {len(gradients)} have a relative error of at most {largest:.1e}",
+        f"{_format_errors(errors)} (tolerance {tolerance:.1e})",
         largest=largest,
         tolerance=tolerance,
     )
@@ -274,48 +279,31 @@ def _check_contributions(
         "pp": f"each of {config.num_micro_batches} micro batches passes {size} stages once",
     }
     faults = [FaultLocation(error.name, axis) for error in errors]
-    return build_result(check, faults, passed[axis], _format_errors(config, errors))
+    return build_result(check, faults, passed[axis], _format_errors(errors))
 
 
-def _format_errors(config: Config, errors: list[_GradientError]) -> str:
-    return format_first([_format_error(config, error) for error in errors], separator="; ")
+def _format_errors(errors: list[_GradientError]) -> str:
+    messages = [
+        f"{one.name} has a relative error of {one.error:.1e} along {one.axis}{one.counts}"
+        for one in errors
+    ]
+    return format_first(messages, separator="; ")
 
 
-def _format_error(config: Config, error: _GradientError) -> str:
-    text = f"{error.name} has a relative error of {error.error:.1e} along {error.axis}"
-    if not error.counts:
-        return text
-    table = np.reshape(error.counts, (-1, config.num_micro_batches))
-    counts, subject = table.mean(keepdims=True)[0], "every sequence counts"
-    if error.axis == "dp" and np.ptp(table.mean(1)) > _COUNT_TOLERANCE:
-        counts, subject = table.mean(1), "sequences of data-parallel ranks count"
-    elif np.ptp(table.mean(0)) > _COUNT_TOLERANCE:
-        counts, subject = table.mean(0), "micro batches count"
-    return f"{text}: {subject} {', '.join(f'{abs(n):.3g}' for n in counts.round(2))} times"
-
-
-def _check_gradient_norm(config: Config, step: StepResult) -> CheckResult:
+def _check_gradient_norm(
+    config: Config, metrics: StepMetrics, gradients: FullTensors
+) -> CheckResult:
     """Check the global norm against that of the gathered gradients."""
     squares = {
         name: float(np.square(gradient.astype(np.float64)).sum())
-        for name, gradient in step.gradients.items()
+        for name, gradient in gradients.items()
     }
-    measured, expected = step.metrics.grad_norm, float(np.sqrt(sum(squares.values())))
+    measured, expected = metrics.grad_norm, float(np.sqrt(sum(squares.values())))
     assert measured is not None
+    location = FaultLocation("grad_norm", _find_double_counted_axis(config, squares, measured))
     tolerance = tolerances.compute_norm_tolerance(config)
-    gap = abs(measured - expected) / expected
-    fault = FaultLocation("grad_norm", _find_double_counted_axis(config, squares, measured))
-    return build_result(
-        "gradient norm",
-        [] if gap <= tolerance else [fault],
-        f"{measured:.6g} is that of the gathered gradients to {gap:.1e}",
-        f"{measured:.6g}, expected {expected:.6g} from the gathered gradients: relative error "
-        f"{gap:.1e} (tolerance {tolerance:.1e}) along {fault.axis}: some elements are counted more "
-        "than once or not at all",
-        grad_norm=measured,
-        expected=expected,
-        tolerance=tolerance,
-    )
+    hint = ": some elements are counted more than once or not at all"
+    return _compare_scalar("gradient norm", location, measured, expected, tolerance, hint)
 
 
 def _find_double_counted_axis(config: Config, squares: dict[str, float], measured: float) -> str:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,15 +85,10 @@ def _find_correlated_pairs(weights: dict[str, NDArray[np.float32]]) -> list[tupl
     for name, values in weights.items():
         if values.ndim == 2:
             by_shape.setdefault(values.shape, []).append(name)
-    pairs = [
-        (first, second)
-        for names in by_shape.values()
-        for i, second in enumerate(names)
-        for first in names[:i]
-    ]
     return [
         (first, second)
-        for first, second in pairs
+        for names in by_shape.values()
+        for first, second in combinations(names, 2)
         if abs(np.corrcoef(weights[first].ravel(), weights[second].ravel())[0, 1])
         > _SIGMAS / math.sqrt(weights[first].size)
     ]

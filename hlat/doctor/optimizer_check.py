@@ -1,7 +1,8 @@
-"""Checks of schedule and optimizer against torch's schedulers and torch's AdamW in fp64.
+"""Checks of schedule, optimizer and a short run against torch's schedulers and AdamW in fp64.
 
-The gradient follows from the first moment after a step if that was zero before. Each step therefore
-starts from a zero first moment, a given second moment, and a given number of updates.
+The gradient of a step follows from the first moment after it if that was zero before. Each step of
+the optimizer's check therefore starts from a zero first moment, a given second moment, and a given
+number of updates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from torch.optim import lr_scheduler
 from hlat.config.precision import Dtype
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleConfig, ScheduleShape
-from hlat.doctor import tolerances
+from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
 from hlat.doctor.engine_harness import EngineHarness, sample_batch, sample_weights
 from hlat.optim.lr_schedule import compute_schedule_lr
@@ -27,6 +28,10 @@ _LEARNING_RATE = 2.0**-3
 _INITIAL_STATES = ((0, 0.0), (1, 2.0**-17), (1000, 2.0**-17))
 """Number of updates, and value of the second moment."""
 _WARMUP_STEPS, _TOTAL_STEPS = 20, 200
+_NUM_STEPS = 12
+_MAX_LEARNING_RATE = 1e-3
+_TOLERANCES = {Dtype.fp32: 1e-3, Dtype.bf16: 0.05}
+"""Maximum relative error of the gradient norm at any step, by the dtype of matmuls."""
 
 Array = NDArray[np.float64]
 
@@ -38,10 +43,9 @@ def check_optimizer(harness: EngineHarness) -> Iterator[CheckResult]:
     tokens, weights = sample_batch(config, 5), sample_weights(config, 5)
     for num_updates, exp_avg_sq in _INITIAL_STATES:
         harness.load_weights(weights)
-        _set_state(harness, num_updates, exp_avg_sq)
+        harness.set_optimizer_state(num_updates, exp_avg_sq)
         harness.train_step(tokens, _LEARNING_RATE)
-        keys = ("weights", "exp_avg", "exp_avg_sq", "updates")
-        after = {key: harness.gather_full_tensors(key) for key in keys}
+        after = harness.gather_state()
         for name in after["weights"]:
             updated = {key: tensors[name].astype(np.float64) for key, tensors in after.items()}
             state = weights[name].astype(np.float64), num_updates, exp_avg_sq
@@ -84,13 +88,26 @@ def check_schedule(harness: EngineHarness) -> Iterator[CheckResult]:
     )
 
 
-@torch.no_grad()
-def _set_state(harness: EngineHarness, num_updates: int, exp_avg_sq: float) -> None:
-    values = {"exp_avg": 0.0, "exp_avg_sq": exp_avg_sq, "updates": float(num_updates)}
-    for chunk in harness.engine.chunks():
-        key = chunk.name.partition("/")[0]
-        if key in values:
-            chunk.tensor.fill_(values[key])
+def check_numerics(harness: EngineHarness) -> Iterator[CheckResult]:
+    """Compare the gradient norm at each step with that of the reference."""
+    config = harness.config
+    lr = min(config.optimizer.lr, _MAX_LEARNING_RATE)
+    norms = [metrics.grad_norm for metrics in harness.train(_NUM_STEPS, lr)]
+    if not harness.is_rank0:
+        return
+    ratios = np.array(norms, np.float64) / _train_fp64_reference(config, lr)
+    largest, tolerance = float(np.abs(ratios - 1).max()), _TOLERANCES[config.precision.compute]
+    growth = float(ratios[-1] / ratios[0])
+    yield build_result(
+        "numerics",
+        [] if largest <= tolerance else [FaultLocation("grad_norm", "precision")],
+        f"over {_NUM_STEPS} steps the gradient norm is that of the fp64 reference to {largest:.1e}",
+        f"over {_NUM_STEPS} steps the gradient norm differs from the fp64 reference by "
+        f"{largest:.1%} (tolerance {tolerance:.1%}) and grows {growth:.3g} times as much",
+        largest=largest,
+        growth=growth,
+        tolerance=tolerance,
+    )
 
 
 def _compute_errors(
@@ -116,7 +133,7 @@ def _compute_errors(
     yield "updates", float(abs(updated["updates"] - num_updates - 1) * 2)
 
 
-def build_torch_adamw(
+def _build_torch_adamw(
     config: Config, weights: Sequence[torch.Tensor], learning_rate: float
 ) -> torch.optim.AdamW:
     """Return torch's plain AdamW for the weights, with the settings of the run."""
@@ -138,7 +155,7 @@ def _run_torch_adamw(
     """Return weights and second moments after one step of torch's plain AdamW."""
     weight = torch.from_numpy(before.copy()).requires_grad_()
     weight.grad = torch.from_numpy(gradient)
-    adamw = build_torch_adamw(config, [weight], _LEARNING_RATE)
+    adamw = _build_torch_adamw(config, [weight], _LEARNING_RATE)
     adamw.state[weight] = {
         "step": torch.tensor(float(num_updates)),
         "exp_avg": torch.zeros_like(weight),
@@ -179,3 +196,23 @@ def _compute_torch_rates(schedule: ScheduleConfig, peak_lr: float) -> list[float
         optimizer.step()
         scheduler.step()
     return rates
+
+
+def _train_fp64_reference(config: Config, learning_rate: float) -> list[float]:
+    """Train the reference model in fp64; return its gradient norms."""
+    weights = {
+        name: torch.from_numpy(weight).double().requires_grad_()
+        for name, weight in sample_weights(config).items()
+    }
+    adamw = _build_torch_adamw(config, [*weights.values()], learning_rate)
+    norms = []
+    for seed in range(_NUM_STEPS):
+        tokens = sample_batch(config, seed)
+        num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
+        adamw.zero_grad()
+        loss = reference_model.compute_loss_sum(config.model, weights, tokens) / num_targets
+        loss.backward()
+        max_norm = config.optimizer.grad_clip or float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)))
+        adamw.step()
+    return norms

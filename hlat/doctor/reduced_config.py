@@ -7,6 +7,7 @@ heads, a smaller vocabulary shard on the last rank, unequal pipeline stages.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
@@ -21,6 +22,11 @@ _HEAD_DIM, _NARROW_HEAD_DIM, _MANY_HEADS = 16, 4, 16
 _VOCAB_SIZE, _SEQUENCE_LENGTH = 128, 32
 _CHECK_TIMEOUT_S = 900.0
 """Timeout of the supervisor for one check."""
+_WITHOUT_AXIS: dict[str, dict[str, Any]] = {
+    "tp": {"tp": 1, "sequence_parallel": False},
+    "pp": {"pp": 1, "pipeline_schedule": PipelineSchedule.one_f_one_b, "stages_per_rank": 1},
+}
+"""Settings of a layout without an axis."""
 
 
 def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
@@ -65,29 +71,14 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
 
 def to_single_process(config: Config) -> Config:
     """Return the same run on one process, with the micro batches of all ranks in turn."""
-    layout = replace(
-        config.parallelism,
-        tp=1,
-        pp=1,
-        dp=1,
-        zero=0,
-        sequence_parallel=False,
-        pipeline_schedule=PipelineSchedule.one_f_one_b,
-        stages_per_rank=1,
-    )
-    return replace(config, parallelism=layout)
+    without_axes = _WITHOUT_AXIS["tp"] | _WITHOUT_AXIS["pp"] | {"dp": 1, "zero": 0}
+    return replace(config, parallelism=replace(config.parallelism, **without_axes))
 
 
 def move_axis_to_dp(config: Config, axis: str) -> Config:
     """Return the same run and number of processes with an axis replaced by data parallelism."""
-    layout = config.parallelism
-    size = {"tp": layout.tp, "pp": layout.pp}[axis]
-    layout = replace(layout, dp=(layout.dp or 1) * size)
-    if axis == "tp":
-        layout = replace(layout, tp=1, sequence_parallel=False)
-    else:
-        schedule = PipelineSchedule.one_f_one_b
-        layout = replace(layout, pp=1, pipeline_schedule=schedule, stages_per_rank=1)
+    layout, size = config.parallelism, getattr(config.parallelism, axis)
+    layout = replace(layout, dp=(layout.dp or 1) * size, **_WITHOUT_AXIS[axis])
     batch = replace(config.batch, global_batch_size=config.batch.global_batch_size * size)
     return replace(config, parallelism=layout, batch=batch)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hlat.config.run import Config
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result, skip_check
-from hlat.doctor.engine_harness import EngineHarness, sample_batch
+from hlat.doctor.engine_harness import EngineHarness
 from hlat.parallelism.mesh_coordinates import compute_mesh_coordinates, compute_parallel_degrees
 
 _NUM_STEPS = 4
@@ -24,9 +24,7 @@ def check_replicas(harness: EngineHarness) -> Iterator[CheckResult]:
     if config.num_processes == config.parallelism.pp:
         yield skip_check("replicas", "no two ranks have replicas of the same tensor")
         return
-    harness.load_random_weights()
-    for seed in range(_NUM_STEPS):
-        harness.train_step(sample_batch(config, seed), _LEARNING_RATE)
+    harness.train(_NUM_STEPS, _LEARNING_RATE)
     engine = harness.engine
     mismatches = [asdict(mismatch) for mismatch in engine.find_replica_mismatches()]
     gathered = engine.world.world_group.gather_object(mismatches)

@@ -26,53 +26,40 @@ Array = NDArray[np.float64]
 
 def check_rounding(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check the fraction of small updates that is applied, and the drift of the weights."""
-    config = harness.config
     harness.load_random_weights()
-    tokens, samples = sample_batch(config), []
+    tokens, samples = sample_batch(harness.config), []
     before = harness.gather_full_tensors("weights")
     for _ in range(_NUM_STEPS):
         harness.train_step(tokens, _LEARNING_RATE)
-        after = harness.gather_full_tensors("weights")
-        moments = [harness.gather_full_tensors(key) for key in ("exp_avg", "exp_avg_sq", "updates")]
-        # Norm weights are close to one, where such an update rarely changes the value
-        for name in (name for name, weight in before.items() if weight.ndim > 1):
-            tensors = (tensors[name].astype(np.float64) for tensors in (before, after, *moments))
-            samples.append(_select_small_updates(config, *tensors))
-        before = after
+        after = harness.gather_state()
+        for name, weight in before.items():
+            # Norm weights are close to one, where such an update rarely changes the value
+            if weight.ndim > 1:
+                state = {key: tensors[name].astype(np.float64) for key, tensors in after.items()}
+                samples.append(
+                    _select_small_updates(harness.config, weight.astype(np.float64), state)
+                )
+        before = after["weights"]
     if harness.is_rank0:
-        yield _build_rounding_result(config, np.concatenate(samples, axis=1))
+        yield _build_rounding_result(harness.config, np.concatenate(samples, axis=1))
 
 
-def _select_small_updates(
-    config: Config, before: Array, after: Array, exp_avg: Array, exp_avg_sq: Array, count: Array
-) -> Array:
-    """Return weights, exact updates, applied updates and spacings of small updates, [4, n]."""
-    requested = _compute_requested_update(config, before, exp_avg, exp_avg_sq, count)
-    spacing = _compute_spacing(config, before)
-    values = np.stack([before, requested, after - before, spacing])
+def _select_small_updates(config: Config, before: Array, after: dict[str, Array]) -> Array:
+    """Return weights, exact updates, applied updates and spacings of small updates, [4, n].
+
+    The exact update follows from the stored moments (arXiv 1711.05101, algorithm 2).
+    """
+    settings, count = config.optimizer, float(after["updates"])
+    ratio = (after["exp_avg"] / (1 - settings.beta1**count)) / (
+        np.sqrt(after["exp_avg_sq"] / (1 - settings.beta2**count)) + settings.eps
+    )
+    requested = -_LEARNING_RATE * (ratio + settings.weight_decay * before)
     is_bf16 = _get_update_dtype(config) is Dtype.bf16
+    magnitude = np.maximum(np.abs(before), 1e-30)
+    spacing = np.exp2(np.floor(np.log2(magnitude)) - (7 if is_bf16 else 23))
+    values = np.stack([before, requested, after["weights"] - before, spacing])
     small = np.abs(requested) < spacing / 2 if is_bf16 else np.full(before.shape, True)
     return values[:, small]
-
-
-def _compute_requested_update(
-    config: Config, weight: Array, exp_avg: Array, exp_avg_sq: Array, num_updates: Array
-) -> Array:
-    """Return the exact update from the stored moments (arXiv 1711.05101, algorithm 2)."""
-    settings, count = config.optimizer, float(num_updates)
-    ratio = (exp_avg / (1 - settings.beta1**count)) / (
-        np.sqrt(exp_avg_sq / (1 - settings.beta2**count)) + settings.eps
-    )
-    update: Array = -_LEARNING_RATE * (ratio + settings.weight_decay * weight)
-    return update
-
-
-def _compute_spacing(config: Config, weight: Array) -> Array:
-    """Return the spacing of the weights' dtype at each weight."""
-    mantissa_bits = 23 if _get_update_dtype(config) is Dtype.fp32 else 7
-    magnitude = np.maximum(np.abs(weight), 1e-30)
-    spacing: Array = np.exp2(np.floor(np.log2(magnitude)) - mantissa_bits)
-    return spacing
 
 
 def _get_update_dtype(config: Config) -> Dtype:

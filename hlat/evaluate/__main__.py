@@ -9,15 +9,17 @@ one process. See docs/evaluation.md.
 import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat import launch_environment
 from hlat.config.argument_parser import CommandLineParser, build_list_parser, parse_positive_int
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.evaluate.evaluation_interrupt import interrupt_on_signal
 
 if TYPE_CHECKING:
     from hlat.evaluate.eval_request import EvalRequest
@@ -46,6 +48,7 @@ the exit code is 75. `hlat report tables` prints them beside the paper's."""
 
 _LAUNCHER_PREFIXES = ("hydra/launcher=", "hydra.launcher.")
 """Prefixes of overrides that choose and configure a launcher."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _split_overrides(parser, arguments)
     if arguments.tasks is None:
         parser.error("no tasks; give tasks=hlat_table2, for example")
-    with interrupt_on_signal() as received_signal:
+    with _interrupt_on_signal() as received_signal:
         try:
             return _run_command(arguments, typed)
         except ConfigError as error:
@@ -127,6 +130,38 @@ def _report_interruption() -> ExitCode:
     return ExitCode.PREEMPTED
 
 
+@contextmanager
+def _interrupt_on_signal() -> Iterator[threading.Event]:
+    """Raise KeyboardInterrupt on rank 0 at the first signal within the context.
+
+    The results of a task are on disk as soon as the task has finished. After a signal, rank 0 only
+    writes the run's event, and the other ranks end at once, since they only wait for rank 0. hlat's
+    supervisor repeats every signal and kills ranks that remain, so rank 0 ignores all further
+    signals under a supervisor. Without one, a second signal ends rank 0.
+
+    The event is set after a signal; exceptions may then be caused by ranks that have exited.
+    """
+    received = threading.Event()
+
+    def handle_signal(*_: object) -> None:
+        received.set()
+        is_supervised = launch_environment.RECORDS_DIR_ENV in os.environ
+        _install_handler(signal.SIG_IGN if is_supervised else signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    is_rank0 = launch_environment.read_rank_info().rank == 0
+    previous_handlers = _install_handler(handle_signal if is_rank0 else signal.SIG_DFL)
+    try:
+        yield received
+    finally:
+        for signum, handler in previous_handlers.items():
+            signal.signal(signum, handler)
+
+
+def _install_handler(handler: Any) -> dict[int, Any]:
+    return {signum: signal.signal(signum, handler) for signum in _SIGNALS}
+
+
 def _parse_shots(text: str) -> int:
     return 0 if text == "0" else parse_positive_int(text)
 
@@ -142,7 +177,7 @@ def _run_command(arguments: argparse.Namespace, argv: list[str]) -> int:
     chosen = compose.instantiate_launcher(launcher_overrides) if launcher_overrides else None
     if chosen is None:
         return _evaluate_locally(arguments, request, argv)
-    from hlat.evaluate.evaluation_launch import build_evaluation_job
+    from hlat.evaluate.eval_request import build_evaluation_job
 
     launcher, directory = chosen
     job_argv = [word for word in argv if word not in launcher_overrides]

@@ -5,7 +5,6 @@ After the end of the run, its last checkpoint counts as permanent.
 """
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from hlat.checkpoint import checkpoint_directory, checkpoint_lookup
@@ -28,10 +27,10 @@ def list_permanent_checkpoints(run_dir: Path) -> list[StoragePath]:
     every, milestones = load_recorded_settings(
         run_dir, "checkpoint.keep_every_steps", "checkpoint.milestone_tokens"
     )
-    checkpoints = dict(_iterate_complete_checkpoints(root / "checkpoints"))
+    checkpoints = _list_complete_checkpoints(root / "checkpoints")
     permanent = {step: path for step, path in checkpoints.items() if every and step % every == 0}
     if milestones:
-        permanent |= dict(_iterate_complete_checkpoints(root / "milestones"))
+        permanent |= _list_complete_checkpoints(root / "milestones")
     if checkpoints and has_run_ended(run_dir):
         permanent.setdefault(max(checkpoints), checkpoints[max(checkpoints)])
     return [path for _, path in sorted(permanent.items())]
@@ -56,9 +55,6 @@ def has_run_ended(run_dir: Path) -> bool:
     return bool(events) and events[-1] in _END_EVENTS
 
 
-def _iterate_complete_checkpoints(directory: StoragePath) -> Iterator[tuple[int, StoragePath]]:
-    if not directory.is_dir():
-        return
-    for step, path in checkpoint_directory.list_steps(directory).items():
-        if (path / COMMIT_MARKER).exists():
-            yield step, path
+def _list_complete_checkpoints(directory: StoragePath) -> dict[int, StoragePath]:
+    paths = checkpoint_directory.list_steps(directory)
+    return {step: path for step, path in paths.items() if (path / COMMIT_MARKER).exists()}

@@ -1,13 +1,20 @@
-"""Tasks and settings of one evaluation, and their validation before a model is loaded."""
+"""Tasks and settings of one evaluation, their validation before a model is loaded, and its job."""
 
 import hashlib
+import importlib.util
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hlat.checkpoint import checkpoint_directory
+from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate import humaneval, model_metadata
+from hlat.evaluate.inference_config import build_inference_config, build_unverified_config
+from hlat.evaluate.lm_eval_tasks import TaskLoader
 from hlat.evaluate.paper_tasks import HUMANEVAL
+from hlat.jobs.evaluation_job import EvaluationJob
 
 _MAX_NAME_LENGTH = 40
 """Characters of the readable part of an evaluation's name."""
@@ -86,3 +93,57 @@ def load_humaneval_problems(request: EvalRequest) -> list[humaneval.HumanEvalPro
     files = [directory / name for name in ("HumanEval.jsonl", "HumanEval.jsonl.gz")]
     path = next((file for file in files if file.is_file()), files[-1])
     return humaneval.load_problems(path)[: request.limit]
+
+
+def build_evaluation_job(
+    request: EvalRequest,
+    arguments: Sequence[str],
+    overrides: Sequence[str],
+    shares_filesystem: bool,
+) -> EvaluationJob:
+    """Validate an evaluation, and return its job for a launcher.
+
+    Errors are reported before the job waits in a queue. The validation does not read weights, and
+    requires neither torch nor lm-evaluation-harness.
+
+    Args:
+        request: Model, tasks and settings.
+        arguments: Command-line arguments without overrides of the launcher.
+        overrides: Configuration overrides in `arguments`.
+        shares_filesystem: The job reads the files of this machine, so that they are validated.
+    """
+    source, metadata = Path(request.source), None
+    if shares_filesystem or source.exists():
+        validate_request(request)
+        metadata = model_metadata.load_metadata(request.source)
+        if not request.follow and model_metadata.is_run_dir(source):
+            _validate_checkpoint_exists(source, request.step)
+        if HUMANEVAL in request.tasks:
+            load_humaneval_problems(request)
+    if metadata is None:
+        config, base_dir = build_unverified_config(overrides), Path()
+    else:
+        config, base_dir = build_inference_config(metadata, overrides), metadata.base_dir
+    # Task names are validated only where lm-evaluation-harness is installed
+    names = request.harness_tasks if importlib.util.find_spec("lm_eval") is not None else []
+    TaskLoader(request.data if shares_filesystem else None).resolve_tasks(names, request.shots)
+    if base_dir.is_relative_to(Path.cwd()):
+        base_dir = base_dir.relative_to(Path.cwd())
+    name = request.build_name()
+    return EvaluationJob(name, request.source, base_dir, tuple(arguments), config)
+
+
+def _validate_checkpoint_exists(run_dir: Path, step: int | None) -> None:
+    """Raise ConfigError if a local run lacks the checkpoint to evaluate."""
+    root = checkpoint_directory.load_checkpoint_root(run_dir)
+    if not isinstance(root, Path):
+        return
+    paths = checkpoint_directory.list_steps(root / "checkpoints")
+    steps = [step for step, path in paths.items() if (path / COMMIT_MARKER).exists()]
+    if not steps:
+        raise ConfigError(
+            f"{run_dir} contains no checkpoint; follow=true evaluates each as it appears"
+        )
+    if step is not None and step not in steps:
+        available = ", ".join(map(str, steps))
+        raise ConfigError(f"step={step}: {run_dir} has no such checkpoint, only {available}")

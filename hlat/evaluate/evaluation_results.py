@@ -9,7 +9,6 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,17 @@ from hlat.config.config_errors import ConfigError
 from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
 from hlat.storage import durable_files
-from hlat.tracking.run_directory import replace_file
+from hlat.tracking.run_directory import EVALUATIONS_DIR, replace_file
 
 ScoreRow = dict[str, Any]
+TaskResult = dict[str, Any]
+"""Result of one task, as in a scores file.
 
-
-@dataclass(frozen=True)
-class TaskResult:
-    """Result of one task.
-
-    Attributes:
-        shots: Few-shot examples; None: they differ within a group.
-        metrics: Metrics by `metric,filter`, as fractions of 1.
-        errors: Standard errors of these metrics, where known.
-        counts: Metric of the paper's tables; empty: none.
-        questions: Number of questions.
-        limit: Maximum number of questions of each task; None: all.
-    """
-
-    shots: int | None
-    metrics: dict[str, float]
-    errors: dict[str, float]
-    counts: str
-    questions: int
-    limit: int | None
+`shots` are the few-shot examples, None if they differ within a group; `metrics` are fractions of 1
+by `metric,filter`, and `errors` their standard errors, where known; `counts` is the metric of the
+paper's tables, empty if there is none; `questions` is the number of questions, and `limit` their
+maximum for each task, None for all.
+"""
 
 
 def parse_task_results(
@@ -77,7 +63,7 @@ def save_scores(
     """Merge results into a scores file, and return its new content."""
     previous = load_scores(path) if path.is_file() else {}
     tasks = previous.get("tasks", {}) | {
-        name: {**vars(result), **metadata} for name, result in results.items()
+        name: result | metadata for name, result in results.items()
     }
     measured = {
         name: (task["metrics"][task["counts"]], task["errors"].get(task["counts"]))
@@ -116,15 +102,29 @@ def load_scores(path: Path) -> ScoreRow:
     return dict(row)
 
 
+def load_evaluated_models(directory: Path) -> list[ScoreRow]:
+    """Return the scores of each model of a directory, with full name and question limits.
+
+    Raise ConfigError if there are none.
+    """
+    models = []
+    for path in sorted((directory / EVALUATIONS_DIR).glob("*.json")):
+        row = load_scores(path)
+        limits = [task["limit"] for task in row["tasks"].values() if task.get("limit") is not None]
+        name = f"{directory.resolve().name} {_format_model_name(row)}".strip()
+        models.append(row | {"name": name, "limits": limits})
+    if not models:
+        raise ConfigError(
+            f"{directory} has no scores in {EVALUATIONS_DIR}/; give the directory of a run or a "
+            f"model, and evaluate it first: hlat evaluate {directory} tasks=hlat_table2"
+        )
+    return models
+
+
 def load_completed_tasks(path: Path, limit: int | None) -> dict[str, TaskResult]:
     """Return the results in a scores file with the given limit of questions."""
     rows = load_scores(path)["tasks"] if path.is_file() else {}
-    names = [field.name for field in fields(TaskResult)]
-    return {
-        task: TaskResult(**{name: row[name] for name in names})
-        for task, row in rows.items()
-        if row["limit"] == limit
-    }
+    return {task: row for task, row in rows.items() if row["limit"] == limit}
 
 
 def record_run_scores(
@@ -142,7 +142,7 @@ def record_run_scores(
     if source.run_dir is None or not keys:
         return
     keys.add(AVERAGE)
-    limits = {result.limit for result in results.values() if result.limit is not None}
+    limits = {result["limit"] for result in results.values()} - {None}
     event = {
         "event": "score",
         "step": source.step,
@@ -161,12 +161,23 @@ def _append_row(path: Path, row: ScoreRow) -> None:
     A partial line of a killed process is terminated first, so that the new row remains readable.
     The next process that trains in the directory removes the partial line.
     """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-    try:
-        size = os.fstat(fd).st_size
-        is_partial = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+    with path.open("ab+", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        is_partial = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
         line = b"\n" * is_partial + json.dumps(row, allow_nan=False).encode() + b"\n"
-        if os.write(fd, line) < len(line):
+        if file.write(line) < len(line):
             raise OSError(f"only a part of a row was written to {path}")
-    finally:
-        os.close(fd)
+
+
+def _format_model_name(row: ScoreRow) -> str:
+    if row["step"] is None:
+        return "" if row["name"] == "scores" else str(row["name"])
+    tokens = row.get("tokens")
+    return f"step {row['step']}" + ("" if tokens is None else f", {_format_num_tokens(tokens)}")
+
+
+def _format_num_tokens(tokens: int) -> str:
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if tokens >= size:
+            return f"{tokens / size:.4g}{unit}"
+    return str(tokens)

@@ -125,11 +125,18 @@ def _build_humaneval_task(request: EvalRequest, num_problems: int) -> EvalTask:
     def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
         suffix = f"_first_{request.limit}" if request.limit else ""
         output_dir = str(source.scores_path.with_name(f"{source.name}_{HUMANEVAL}{suffix}"))
-        rates = scheduler.run("run_humaneval", output_dir=output_dir, model_name=source.name)
-        results = {}
-        for name, value in rates.items():
-            metric = f"{name},unbiased"
-            results[name] = TaskResult(0, {metric: value}, {}, metric, num_problems, request.limit)
+        rates = scheduler.run("run_humaneval", output_dir, source.name)
+        results = {
+            name: TaskResult(
+                shots=0,
+                metrics={f"{name},unbiased": rate},
+                errors={},
+                counts=f"{name},unbiased",
+                questions=num_problems,
+                limit=request.limit,
+            )
+            for name, rate in rates.items()
+        }
         return results, {"samples": num_samples, "shortened": 0}
 
     return EvalTask(HUMANEVAL, [f"pass@{k}" for k in humaneval.list_ks(num_samples)], run)
@@ -142,9 +149,10 @@ def _iterate_models(
 
     Checkpoints of a followed run are yielded only if they have pending tasks.
     """
+    names = {name for task in tasks for name in task.result_names}
     if request.followed_run is None:
-        completed = _load_completed_results(source, request, tasks)
-        if completed.keys() >= _list_result_names(tasks):
+        completed = _load_completed_results(source, request, names)
+        if completed.keys() >= names:
             print(f"{source.name} has scores on all of these tasks already", flush=True)
         yield source, completed
         return
@@ -154,8 +162,8 @@ def _iterate_models(
         has_ended = checkpoint_watcher.has_run_ended(request.followed_run)
         for path in checkpoint_watcher.list_permanent_checkpoints(request.followed_run):
             checkpoint = model_source.open_checkpoint(path, request.followed_run)
-            completed = _load_completed_results(checkpoint, request, tasks)
-            if str(path) in corrupt or completed.keys() >= _list_result_names(tasks):
+            completed = _load_completed_results(checkpoint, request, names)
+            if str(path) in corrupt or completed.keys() >= names:
                 continue
             try:
                 checkpoint_store.verify_checkpoint(path)
@@ -164,7 +172,7 @@ def _iterate_models(
                 corrupt.add(str(path))
                 continue
             if checkpoint.location != loaded:
-                scheduler.run("load_checkpoint", location=str(path))
+                scheduler.run("load_checkpoint", str(path))
                 loaded = checkpoint.location
             yield checkpoint, completed
         if has_ended:
@@ -172,20 +180,16 @@ def _iterate_models(
         scheduler.wait(checkpoint_watcher.POLL_INTERVAL_S)
 
 
-def _list_result_names(tasks: list[EvalTask]) -> set[str]:
-    return {name for task in tasks for name in task.result_names}
-
-
 def _load_completed_results(
-    source: ModelSource, request: EvalRequest, tasks: list[EvalTask]
+    source: ModelSource, request: EvalRequest, names: set[str]
 ) -> dict[str, TaskResult]:
-    """Return the saved results of the tasks at the limit of the request, if it skips them."""
+    """Return the saved results at the limit of the request by name, if it skips them."""
     if not request.skip_completed:
         return {}
     saved = evaluation_results.load_completed_tasks(
         request.output or source.scores_path, request.limit
     )
-    return {name: saved[name] for name in _list_result_names(tasks) & saved.keys()}
+    return {name: saved[name] for name in names & saved.keys()}
 
 
 def _evaluate_model(

@@ -83,7 +83,7 @@ def run_humaneval(
     problems: Sequence[HumanEvalProblem],
     output_dir: Path,
     model_name: str,
-    settings: HumanEvalSettings | None = None,
+    settings: HumanEvalSettings,
 ) -> dict[str, float]:
     """Generate and execute samples, and return pass@1 and pass@10. All ranks call this function.
 
@@ -94,7 +94,6 @@ def run_humaneval(
     Returns:
         `pass@1`, and `pass@10` with at least ten samples; empty without consent.
     """
-    settings = settings or HumanEvalSettings()
     world = model.world
     # Existing files contain the hash of this representation
     problems_key = repr(problems).replace("HumanEvalProblem(", "Problem(")

@@ -12,12 +12,7 @@ from functools import partial
 from typing import Any
 
 MAX_LINE_LENGTH = 1 << 22
-_CONTAINERS: dict[str, type[Any]] = {
-    "list": list,
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-}
+_CONTAINERS: dict[str, type[Any]] = {c.__name__: c for c in (list, tuple, set, frozenset)}
 
 
 def encode_value(value: Any) -> Any:
@@ -57,10 +52,6 @@ def decode_value(encoded: Any) -> Any:
     return _CONTAINERS[name](decode_value(item) for item in content)
 
 
-class ChannelClosedError(Exception):
-    """End of the other program."""
-
-
 class PipeChannel:
     """Connection to the other program through the file descriptors of the sandbox."""
 
@@ -75,10 +66,10 @@ class PipeChannel:
         self._writer.flush()
 
     def receive(self) -> Any:
-        """Wait for a message; raise ChannelClosedError if there is none or it is too long."""
+        """Wait for a message; raise EOFError if there is none or it is too long."""
         line = self._reader.readline(MAX_LINE_LENGTH)
         if not line.endswith("\n"):
-            raise ChannelClosedError(
+            raise EOFError(
                 "the program ended, or its message was too long, before the end of the tests"
             )
         return json.loads(line)
@@ -106,7 +97,7 @@ def execute_tests(prompt: str, test: str, name: str, passed_exit_code: int) -> N
 
 
 def serve_calls(channel: PipeChannel, program: str, name: str) -> None:
-    """Execute a program, and call its function for each message of the other program."""
+    """Execute a program, and call its function for each message, until the other program ends."""
     namespace: dict[str, Any] = {"__name__": "program"}
 
     def define() -> None:
@@ -115,10 +106,7 @@ def serve_calls(channel: PipeChannel, program: str, name: str) -> None:
 
     channel.send(_capture_outcome(define))
     while True:
-        try:
-            args, kwargs = channel.receive()
-        except ChannelClosedError:
-            return
+        args, kwargs = channel.receive()
         call = partial(namespace[name], *decode_value(args), **decode_value(kwargs))
         channel.send(_capture_outcome(call))
 

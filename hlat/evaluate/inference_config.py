@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from enum import Enum
 
 from hlat.config.compose import compose_config
-from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype
 from hlat.config.resolve import convert_to_dataclasses, resolve_config
 from hlat.config.run import Config
@@ -21,15 +20,10 @@ _PRECISION_RECIPES = {Dtype.fp32: "fp32", Dtype.bf16: "bf16"}
 
 
 def build_inference_config(metadata: ModelMetadata, overrides: Sequence[str]) -> Config:
-    """Return the configuration of an engine; raise ConfigError if an override does not fit."""
-    groups = ", ".join(OVERRIDABLE_GROUPS)
-    problems = [
-        f"{override} has no effect on an evaluation; override one of {groups}"
-        for override in overrides
-        if parse_config_group(override) not in OVERRIDABLE_GROUPS
-    ]
-    if problems:
-        raise ConfigError(*problems)
+    """Return the configuration of an engine; raise ConfigError if an override does not fit.
+
+    The overrides are of `OVERRIDABLE_GROUPS`.
+    """
     all_overrides = ["recovery=desk", *_build_model_overrides(metadata), *overrides]
     if not any(override.startswith("precision=") for override in overrides):
         operators = metadata.fp32_operators if metadata.dtype is Dtype.bf16 else ()

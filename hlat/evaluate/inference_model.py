@@ -87,9 +87,11 @@ class InferenceModel:
         local_results = []
         for batch in _split_into_batches(shard, sizes, self._max_batch_tokens):
             bits = [_derive_random_bits(seed, sample_ids[i], max_new_tokens) for i in batch]
-            generation = _GenerationBatch(np.stack(bits), is_finished, temperature, top_p)
-            generation.run(self._engine, [tuple(prompts[i]) for i in batch])
-            local_results += [[i, ids] for i, ids in zip(batch, generation.tokens, strict=True)]
+            batch_prompts, sampling = [tuple(prompts[i]) for i in batch], (temperature, top_p)
+            ids = _generate_batch(
+                self._engine, batch_prompts, np.stack(bits), is_finished, *sampling
+            )
+            local_results += [[i, tokens] for i, tokens in zip(batch, ids, strict=True)]
         generated = dict(self._gather_results(local_results))
         return [generated[i] for i in range(len(prompts))]
 
@@ -160,56 +162,40 @@ def _add_scores(
     np.logical_and.at(is_greedy, requests, greedy_tokens == tokens)
 
 
-class _GenerationBatch:
-    """Batch of sequences in generation, with random bits [n, max_new_tokens]."""
-
-    def __init__(
-        self,
-        random_bits: NDArray[np.int64],
-        is_finished: Callable[[list[int]], bool],
-        temperature: float,
-        top_p: float,
-    ) -> None:
-        self.tokens: list[list[int]] = [[] for _ in random_bits]
-        """Generated tokens of each sequence."""
-        self._random_bits, self._is_finished = random_bits, is_finished
-        self._temperature, self._top_p = temperature, top_p
-        self._active = np.arange(len(random_bits))
-
-    def run(self, engine: Engine, prompts: list[tuple[int, ...]]) -> None:
-        """Generate until all sequences are finished or have the maximum length."""
-        unique = sorted(set(prompts))
-        tokens, lengths = _pad_tokens(unique)
-        root = engine.create_decode_state()
-        state = root.select(_ROOT_ROW.repeat(len(unique)), tokens.shape[1])
-        state.append(tokens, lengths)
-        prompt_rows = np.array([unique.index(prompt) for prompt in prompts])
-        next_tokens = self._sample_next_tokens(state, prompt_rows, 0)
-        cached, length = np.arange(len(prompts)), self._random_bits.shape[1]
-        state = state.select(prompt_rows, length)
-        for position in range(1, length):
-            if not len(self._active):
-                return
-            if 2 * len(self._active) <= len(cached):  # drop the cache of finished sequences
-                state = state.select(np.searchsorted(cached, self._active), length - position)
-                cached = self._active
-            rows = np.searchsorted(cached, self._active)
-            tokens = np.zeros((len(cached), 1), np.int32)
-            tokens[rows, 0] = next_tokens
-            state.append(tokens, np.ones(len(cached), np.int64))
-            next_tokens = self._sample_next_tokens(state, rows, position)
-
-    def _sample_next_tokens(
-        self, state: DecodeState, rows: NDArray[np.int64], position: int
-    ) -> NDArray[np.int32]:
-        """Sample a token for each active sequence; return those of sequences still active."""
-        random_bits = self._random_bits[self._active, position]
-        sampled = state.sample(rows, random_bits, self._temperature, self._top_p)
-        for i, token in zip(self._active.tolist(), sampled.tolist(), strict=True):
-            self.tokens[i].append(token)
-        is_active = [not self._is_finished(self.tokens[i]) for i in self._active]
-        self._active = self._active[is_active]
-        return sampled[is_active]
+def _generate_batch(
+    engine: Engine,
+    prompts: list[tuple[int, ...]],
+    random_bits: NDArray[np.int64],
+    is_finished: Callable[[list[int]], bool],
+    temperature: float,
+    top_p: float,
+) -> list[list[int]]:
+    """Generate until all sequences are finished or have the length of `random_bits`, [n, s]."""
+    unique, max_new_tokens = sorted(set(prompts)), random_bits.shape[1]
+    tokens, lengths = _pad_tokens(unique)
+    state = engine.create_decode_state().select(_ROOT_ROW.repeat(len(unique)), tokens.shape[1])
+    state.append(tokens, lengths)
+    rows = np.array([unique.index(prompt) for prompt in prompts])
+    generated: list[list[int]] = [[] for _ in prompts]
+    cached = active = np.arange(len(prompts))
+    for position in range(1, max_new_tokens + 1):
+        sampled = state.sample(rows, random_bits[active, position - 1], temperature, top_p)
+        for i, token in zip(active.tolist(), sampled.tolist(), strict=True):
+            generated[i].append(token)
+        is_active = [not is_finished(generated[i]) for i in active]
+        active, sampled = active[is_active], sampled[is_active]
+        if not len(active) or position == max_new_tokens:
+            break
+        if position == 1:
+            state = state.select(rows, max_new_tokens)
+        if 2 * len(active) <= len(cached):  # drop the cache of finished sequences
+            state = state.select(np.searchsorted(cached, active), max_new_tokens - position)
+            cached = active
+        rows = np.searchsorted(cached, active)
+        tokens = np.zeros((len(cached), 1), np.int32)
+        tokens[rows, 0] = sampled
+        state.append(tokens, np.ones(len(cached), np.int64))
+    return generated
 
 
 def _build_sequences(

@@ -13,14 +13,15 @@ import numpy as np
 from lm_eval import evaluator
 from lm_eval.api.model import TemplateLM
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+    truncate_tokens,
+)
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from tqdm import tqdm
 
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler, ScoreRequest
-
-_DEFAULT_MAX_NEW_TOKENS = 256
-"""Maximum of tasks without one, as in the harness's adapters."""
 
 
 class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
@@ -77,9 +78,8 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
             groups.setdefault(repr(request.args[1]), []).append(i)
         texts = [""] * len(requests)
         for group in groups.values():
-            generated = self._generate(
-                [requests[i].args[0] for i in group], requests[group[0]].args[1]
-            )
+            contexts = [requests[i].args[0] for i in group]
+            generated = self._generate(contexts, requests[group[0]].args[1])
             for i, text in zip(group, generated, strict=True):
                 texts[i] = text
         return texts
@@ -90,24 +90,26 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
         return self._score([(context, answer) for _, context, answer in requests], "answers")
 
     def _score(self, requests: Sequence[ScoreRequest], unit: str) -> list[tuple[float, bool]]:
-        truncated = []
-        for context, answer in requests:
-            max_context = max(1, self.max_length + 1 - len(answer))
-            self.num_truncated += len(context) > max_context
-            truncated.append((context[-max_context:], answer))
-        with tqdm(total=len(requests), unit=f" {unit}", disable=None, leave=False) as bar:
-            return self._scheduler.score(truncated, bar.update)
+        truncated = [
+            (self._truncate(context, self.max_length + 1 - len(answer)), answer)
+            for context, answer in requests
+        ]
+        return self._scheduler.score(truncated, unit)
+
+    def _truncate(self, ids: list[int], max_length: int) -> list[int]:
+        """Return the last tokens of a context, at least one, and count a truncation."""
+        shown: list[int] = truncate_tokens(ids, max(1, max_length))
+        self.num_truncated += len(shown) < len(ids)
+        return shown
 
     def _generate(self, contexts: Sequence[str], gen_kwargs: dict[str, Any]) -> list[str]:
-        options = normalize_gen_kwargs(gen_kwargs, _DEFAULT_MAX_NEW_TOKENS)
+        options = normalize_gen_kwargs(gen_kwargs)
         until = handle_stop_sequences(options.get("until"), eos=self._tokenizer.eos_token)
         # The harness's adapter fails if a task may generate more tokens than the model supports
         max_new_tokens = options["max_gen_toks"]
         if max_new_tokens >= self.max_length:
             max_new_tokens = self.max_length // 2
         max_context = self.max_length - max_new_tokens
-        prompts = [self.tok_encode(text) for text in contexts]
-        self.num_truncated += sum(len(ids) > max_context for ids in prompts)
         sampling = {
             "max_new_tokens": max_new_tokens,
             "temperature": options["temperature"] if options.get("do_sample") else 0.0,
@@ -115,17 +117,14 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
             "seed": DEFAULT_OTHER_SEED,
         }
         stop_sequences = [stop for stop in until if stop]
-        prompts = [ids[-max_context:] for ids in prompts]
-        with tqdm(total=len(prompts), unit=" texts", disable=None, leave=False) as bar:
-            generated = self._scheduler.generate(prompts, stop_sequences, sampling, bar.update)
+        prompts = [self._truncate(self.tok_encode(text), max_context) for text in contexts]
+        generated = self._scheduler.generate(prompts, stop_sequences, sampling)
         return [self._decode_until(ids, stop_sequences) for ids in generated]
 
-    def _decode_until(self, ids: list[int], stop_sequences: Sequence[str]) -> str:
+    def _decode_until(self, ids: list[int], stop_sequences: list[str]) -> str:
         if self.eot_token_id in ids:
             ids = ids[: ids.index(self.eot_token_id)]
-        text = self._tokenizer.decode(ids)
-        for stop in stop_sequences:
-            text = text.split(stop)[0]
+        text: str = postprocess_generated_text(self._tokenizer.decode(ids), stop_sequences, None)
         return text
 
 

@@ -16,9 +16,6 @@ from typing import Any
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate.paper_tasks import TASK_SETS, TaskSpec, list_tasks
 
-FEWSHOT_SEED = 1234
-"""Seed of the few-shot examples, the harness's default."""
-
 
 def validate_harness_installed() -> None:
     """Raise ConfigError if lm-evaluation-harness is not installed."""
@@ -76,6 +73,8 @@ class TaskLoader:
 
     def load_task(self, spec: TaskSpec) -> Any:
         """Return a task or group with its data in the format of the harness's evaluator."""
+        from lm_eval.defaults import DEFAULT_OTHER_SEED
+
         with self._redirect_datasets(spec.name):
             loaded = self._task_manager.load([spec.name])
         for task in loaded["tasks"].values():
@@ -83,7 +82,7 @@ class TaskLoader:
                 task.set_config(key="num_fewshot", value=spec.shots)
             elif task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
-            task.set_fewshot_seed(seed=FEWSHOT_SEED)
+            task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
         return loaded
 
     @contextmanager

@@ -77,7 +77,10 @@ def find_model(
     if isinstance(source, Path) and model_metadata.is_hugging_face_dir(source):
         if step is not None:
             raise ConfigError(f"{source} is a Hugging Face directory; step= needs a run")
-        return _open_hugging_face(source)
+        metadata = model_metadata.load_hugging_face_metadata(source)
+        pretrained_weights.validate_pretrained(str(source), metadata.model)
+        tokenizer = prompt_tokenizer.load_hugging_face_tokenizer(source)
+        return ModelSource(**vars(metadata), location=source, name="scores", tokenizer=tokenizer)
     checkpoint_dir, warnings = checkpoint_lookup.find_checkpoint(source, step)
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
@@ -116,10 +119,3 @@ def open_checkpoint(
         tokens=state.tokens,
         run_dir=run_dir if is_state else None,
     )
-
-
-def _open_hugging_face(directory: Path) -> ModelSource:
-    metadata = model_metadata.load_hugging_face_metadata(directory)
-    pretrained_weights.validate_pretrained(str(directory), metadata.model)
-    tokenizer = prompt_tokenizer.load_hugging_face_tokenizer(directory)
-    return ModelSource(**vars(metadata), location=directory, name="scores", tokenizer=tokenizer)

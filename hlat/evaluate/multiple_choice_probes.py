@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -88,23 +87,19 @@ def _parse_question(location: str, line: str, tokenizer: Tokenizer) -> MultipleC
         raise ConfigError(
             f"{location}: {error!r}; a question is an object with context, choices and answer"
         ) from error
-    _validate_question(location, context, choices, answer)
+    if not isinstance(context, str) or not context:
+        raise ConfigError(f"{location}: context={context!r}; give the text before the choices")
+    is_valid = isinstance(choices, list) and all(isinstance(c, str) and c for c in choices)
+    if not is_valid or len(choices) < 2:
+        raise ConfigError(f"{location}: choices={choices!r}; give two texts or more")
+    if type(answer) is not int or not 0 <= answer < len(choices):
+        raise ConfigError(
+            f"{location}: answer={answer!r} and {len(choices)} choices; use the index of the "
+            f"correct one, 0 to {len(choices) - 1}"
+        )
     prefix, *sequences = tokenizer.encode_chunks([context, *(context + c for c in choices)])
     pairs = []
     for ids in sequences:  # a token that spans the boundary belongs to the choice
         split = min(len(prefix), len(ids) - 1)
         pairs.append(([tokenizer.eos_token_id, *ids[:split].tolist()], ids[split:].tolist()))
     return MultipleChoiceQuestion(pairs, [len(choice.encode()) for choice in choices], answer)
-
-
-def _validate_question(location: str, context: Any, choices: Any, answer: Any) -> None:
-    if not isinstance(context, str) or not context:
-        raise ConfigError(f"{location}: context={context!r}; give the text before the choices")
-    is_valid = isinstance(choices, list) and all(isinstance(c, str) and c for c in choices)
-    if not is_valid or len(choices) < 2:
-        raise ConfigError(f"{location}: choices={choices!r}; give two texts or more")
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
-        raise ConfigError(
-            f"{location}: answer={answer!r} and {len(choices)} choices; use the index of the "
-            f"correct one, 0 to {len(choices) - 1}"
-        )

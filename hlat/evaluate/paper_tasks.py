@@ -33,7 +33,6 @@ class TableColumn:
     """
 
     key: str
-    title: str
     tasks: tuple[TaskSpec, ...]
     num_datasets: int = 0
 
@@ -48,18 +47,18 @@ _WORLD_KNOWLEDGE_TASKS = tuple(
 )
 
 COLUMNS = (
-    TableColumn("mmlu", "MMLU", (TaskSpec("mmlu", 5, "acc,none"),), 1),
-    TableColumn("cr", "CR", _COMMONSENSE_TASKS, 6),
-    TableColumn("wk", "WK", _WORLD_KNOWLEDGE_TASKS, 2),
-    TableColumn("rc", "RC", (TaskSpec("boolq", 0, "acc,none"),), 1),
-    TableColumn("math", "Math", (TaskSpec("gsm8k", 8, "exact_match,strict-match"),), 1),
-    TableColumn("pass@1", "pass@1", (TaskSpec("pass@1", 0, "pass@1,unbiased"),), 1),
-    TableColumn("pass@10", "pass@10", (TaskSpec("pass@10", 0, "pass@10,unbiased"),)),
-    TableColumn("bbh", "BBH", (TaskSpec("bbh", 3, "exact_match,get-answer"),)),
-    TableColumn("csp_en", "CSP en", (TaskSpec("crows_pairs_english", 0, "pct_stereotype,none"),)),
-    TableColumn("csp_fr", "CSP fr", (TaskSpec("crows_pairs_french", 0, "pct_stereotype,none"),)),
-    TableColumn("tqa_mc1", "TQA mc1", (TaskSpec("truthfulqa_mc1", 0, "acc,none"),)),
-    TableColumn("tqa_mc2", "TQA mc2", (TaskSpec("truthfulqa_mc2", 0, "acc,none"),)),
+    TableColumn("mmlu", (TaskSpec("mmlu", 5, "acc,none"),), 1),
+    TableColumn("cr", _COMMONSENSE_TASKS, 6),
+    TableColumn("wk", _WORLD_KNOWLEDGE_TASKS, 2),
+    TableColumn("rc", (TaskSpec("boolq", 0, "acc,none"),), 1),
+    TableColumn("math", (TaskSpec("gsm8k", 8, "exact_match,strict-match"),), 1),
+    TableColumn("pass@1", (TaskSpec("pass@1", 0, "pass@1,unbiased"),), 1),
+    TableColumn("pass@10", (TaskSpec("pass@10", 0, "pass@10,unbiased"),)),
+    TableColumn("bbh", (TaskSpec("bbh", 3, "exact_match,get-answer"),)),
+    TableColumn("csp_en", (TaskSpec("crows_pairs_english", 0, "pct_stereotype,none"),)),
+    TableColumn("csp_fr", (TaskSpec("crows_pairs_french", 0, "pct_stereotype,none"),)),
+    TableColumn("tqa_mc1", (TaskSpec("truthfulqa_mc1", 0, "acc,none"),)),
+    TableColumn("tqa_mc2", (TaskSpec("truthfulqa_mc2", 0, "acc,none"),)),
 )
 HUMANEVAL = "humaneval"
 """Task of pass@1 and pass@10. The harness's task of this name is not used, since it executes

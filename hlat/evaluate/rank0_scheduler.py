@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from tqdm import tqdm
+
 from hlat.data.prompt_tokenizer import PromptTokenizer
 from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
@@ -38,7 +40,7 @@ class Rank0Scheduler:
         self._handlers: dict[str, Callable[..., Any]] = {
             "score": model.score,
             "generate": partial(_generate, model, tokenizer),
-            "wait": lambda seconds: time.sleep(seconds),
+            "wait": time.sleep,
             **(handlers or {}),
         }
 
@@ -47,61 +49,50 @@ class Rank0Scheduler:
 
     def __exit__(self, exception: type[BaseException] | None, *details: object) -> None:
         if exception is None or not issubclass(exception, KeyboardInterrupt):
-            broadcast_object(self._world_group, [_END, {}])
+            broadcast_object(self._world_group, [_END, []])
 
-    def run(self, command: str, **arguments: Any) -> Any:
+    def run(self, command: str, *arguments: Any) -> Any:
         """Execute a command on all ranks; return the result of rank 0."""
         broadcast_object(self._world_group, [command, arguments])
-        return self._handlers[command](**arguments)
+        return self._handlers[command](*arguments)
 
     def run_worker_loop(self) -> None:
         """Execute rank 0's commands on another rank until its context exits."""
         while (call := broadcast_object(self._world_group, None))[0] != _END:
             command, arguments = call
-            self._handlers[command](**arguments)
+            self._handlers[command](*arguments)
 
-    def score(
-        self, requests: Sequence[ScoreRequest], progress: Callable[[int], object] = lambda _: None
-    ) -> list[tuple[float, bool]]:
+    def score(self, requests: Sequence[ScoreRequest], unit: str) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and True if it is the greedy one.
 
-        `progress` is called with the number of requests of each finished batch.
+        `unit` is the unit of the progress bar.
         """
 
-        def score_batch(indices: list[int]) -> list[tuple[float, bool]]:
-            scores: list[tuple[float, bool]]
-            scores = self.run("score", requests=[requests[i] for i in indices])
-            return scores
+        def score_batch(indices: list[int]) -> Any:
+            return self.run("score", [requests[i] for i in indices])
 
-        return _run_in_batches(requests, score_batch, progress)
+        return _run_in_batches(requests, unit, score_batch)
 
     def generate(
         self,
         contexts: Sequence[list[int]],
         stop_sequences: Sequence[str],
         options: dict[str, Any],
-        progress: Callable[[int], object] = lambda _: None,
     ) -> list[list[int]]:
         """Return the generated token ids of each context of token ids.
 
-        The options are `max_new_tokens`, `temperature`, `top_p` and `seed`. `progress` is called
-        with the number of sequences of each finished batch.
+        The options are `max_new_tokens`, `temperature`, `top_p` and `seed`.
         """
 
-        def generate_batch(indices: list[int]) -> list[list[int]]:
-            generated: list[list[int]] = self.run(
-                "generate",
-                prompts=[contexts[i] for i in indices],
-                stop_sequences=[*stop_sequences],
-                options={**options, "sample_ids": indices},
-            )
-            return generated
+        def generate_batch(indices: list[int]) -> Any:
+            prompts, ids = [contexts[i] for i in indices], {"sample_ids": indices}
+            return self.run("generate", prompts, stop_sequences, options | ids)
 
-        return _run_in_batches(contexts, generate_batch, progress)
+        return _run_in_batches(contexts, "texts", generate_batch)
 
     def wait(self, seconds: float) -> None:
         """Sleep on all ranks, so that no broadcast waits longer than its timeout."""
-        self.run("wait", seconds=seconds)
+        self.run("wait", seconds)
 
 
 def _generate(
@@ -116,16 +107,15 @@ def _generate(
 
 
 def _run_in_batches(
-    requests: Sequence[Any],
-    run_batch: Callable[[list[int]], list[Any]],
-    progress: Callable[[int], object],
+    requests: Sequence[Any], unit: str, run_batch: Callable[[list[int]], Any]
 ) -> list[Any]:
     """Return the results of sorted batches, which share prefixes, in the order of the requests."""
     results: list[Any] = [None] * len(requests)
     order = sorted(range(len(requests)), key=lambda i: requests[i])
-    for start in range(0, len(order), _REQUESTS_PER_BATCH):
-        indices = order[start : start + _REQUESTS_PER_BATCH]
-        for i, result in zip(indices, run_batch(indices), strict=True):
-            results[i] = result
-        progress(len(indices))
+    with tqdm(total=len(requests), unit=f" {unit}", disable=None, leave=False) as bar:
+        for start in range(0, len(order), _REQUESTS_PER_BATCH):
+            indices = order[start : start + _REQUESTS_PER_BATCH]
+            for i, result in zip(indices, run_batch(indices), strict=True):
+                results[i] = result
+            bar.update(len(indices))
     return results

@@ -8,7 +8,6 @@ time, memory, processes, files and output. bwrap(1) creates the namespaces witho
 import json
 import os
 import resource
-import selectors
 import shutil
 import signal
 import subprocess
@@ -18,11 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import IO, NamedTuple
 
 from hlat.config.config_errors import ConfigError
 
 HOME_DIR = "/home"
-_READ_CHUNK_BYTES, _POLL_INTERVAL_S = 1 << 16, 0.05
+_POLL_INTERVAL_S = 0.05
 _SYSTEM_DIRS = ("/usr", "/lib", "/lib64")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
@@ -69,8 +69,15 @@ class ProgramResult:
     kill_reason: str = ""
 
 
-_Sandbox = tuple["subprocess.Popen[bytes]", int | None]
-"""Process of bwrap and id of the first process in its PID namespace; Python and None if weak."""
+class _Sandbox(NamedTuple):
+    """Process of bwrap, id of the first process in its PID namespace, and file of the output.
+
+    In a weak sandbox, the process is Python and there is no id.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    init_pid: int | None
+    output: IO[bytes]
 
 
 def validate_isolation(isolated: bool = True) -> None:
@@ -132,32 +139,32 @@ def _start_sandbox(
     program: str, pipe_fds: tuple[int, ...], limits: ResourceLimits, isolated: bool
 ) -> Iterator[_Sandbox]:
     """Start a program, and kill all of its processes at exit of the context."""
-    with tempfile.TemporaryFile() as source, tempfile.TemporaryDirectory() as directory:
+    with ExitStack() as stack:
+        source, output = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
         source.write(program.encode())
         source.seek(0)
         fds = (source.fileno(), *pipe_fds)
         status_fd, child_status_fd = os.pipe()
-        with open(status_fd, encoding="utf-8") as status:
-            try:
-                process = subprocess.Popen(
-                    _build_command(fds, child_status_fd, limits, isolated),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=(*fds, child_status_fd) if isolated else fds,
-                    env={} if isolated else {"HOME": directory},
-                    cwd=directory,
-                    start_new_session=True,
-                    umask=0o077,
-                )
-            finally:
-                os.close(child_status_fd)
-            # bwrap writes one JSON object as soon as it has created the namespaces
-            sandbox = process, json.loads(status.readline() or "{}").get("child-pid")
-            try:
-                yield sandbox
-            finally:
-                _kill_sandbox(sandbox)
+        status = stack.enter_context(open(status_fd, encoding="utf-8"))
+        try:
+            process = subprocess.Popen(
+                _build_command(fds, child_status_fd, limits, isolated),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(*fds, child_status_fd) if isolated else fds,
+                env={} if isolated else {"HOME": directory},
+                cwd=directory,
+                start_new_session=True,
+                umask=0o077,
+            )
+        finally:
+            os.close(child_status_fd)
+        # bwrap writes one JSON object as soon as it has created the namespaces
+        init_pid = json.loads(status.readline() or "{}").get("child-pid")
+        stack.callback(_kill_sandbox, process, init_pid)
+        yield _Sandbox(process, init_pid, output)
 
 
 def _build_command(
@@ -206,53 +213,35 @@ def _mount_system_dir(path: str) -> list[str]:
     return ["--ro-bind-try", path, path]
 
 
-def _kill_sandbox(sandbox: _Sandbox) -> None:
+def _kill_sandbox(process: "subprocess.Popen[bytes]", init_pid: int | None) -> None:
     """Kill all processes of a sandbox.
 
     bwrap returns after the last process of the PID namespace has ended (pid_namespaces(7)).
     """
-    process, init_pid = sandbox
     with suppress(ProcessLookupError):
         if init_pid is None:
             os.killpg(process.pid, signal.SIGKILL)
         elif process.poll() is None:
             os.kill(init_pid, signal.SIGKILL)
     process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
 
 
 def _wait_for_result(sandboxes: Sequence[_Sandbox], limits: ResourceLimits) -> ProgramResult:
-    """Read the output of all sandboxes until the first one ends or one exceeds a limit."""
+    """Wait until the first sandbox ends or any of them exceeds a limit."""
     deadline = time.monotonic() + limits.seconds
-    outputs = [bytearray() for _ in sandboxes]
-    first = sandboxes[0][0]
-
-    def kill(reason: str) -> ProgramResult:
-        output = outputs[0][: limits.output_bytes].decode(errors="replace")
-        return ProgramResult(None, output, reason)
-
-    with selectors.DefaultSelector() as selector:
-        for (process, _), output in zip(sandboxes, outputs, strict=True):
-            assert process.stdout is not None
-            selector.register(process.stdout, selectors.EVENT_READ, output)
-        while first.poll() is None or _has_unread_output(selector, outputs[0]):
-            if time.monotonic() > deadline:
-                return kill(f"timed out after {limits.seconds:g} s")
-            if any(_count_files(pid, limits) > limits.num_files for _, pid in sandboxes):
-                return kill(f"it created more than {limits.num_files} files")
-            for key, _ in selector.select(_POLL_INTERVAL_S):
-                chunk = os.read(key.fd, _READ_CHUNK_BYTES)
-                if not chunk:
-                    selector.unregister(key.fileobj)
-                key.data.extend(chunk)
-                if len(key.data) > limits.output_bytes:
-                    return kill(f"it printed more than {limits.output_bytes} bytes")
-    return ProgramResult(first.returncode, outputs[0].decode(errors="replace"))
-
-
-def _has_unread_output(selector: selectors.BaseSelector, output: bytearray) -> bool:
-    return any(key.data is output for key, _ in selector.select(0))
+    first, reason, has_ended = sandboxes[0], "", False
+    while not has_ended and not reason:
+        with suppress(subprocess.TimeoutExpired):
+            first.process.wait(_POLL_INTERVAL_S)
+            has_ended = True
+        if any(os.fstat(one.output.fileno()).st_size > limits.output_bytes for one in sandboxes):
+            reason = f"it printed more than {limits.output_bytes} bytes"
+        elif any(_count_files(one.init_pid, limits) > limits.num_files for one in sandboxes):
+            reason = f"it created more than {limits.num_files} files"
+        elif time.monotonic() > deadline and not has_ended:
+            reason = f"timed out after {limits.seconds:g} s"
+    output = os.pread(first.output.fileno(), limits.output_bytes, 0).decode(errors="replace")
+    return ProgramResult(None if reason else first.process.returncode, output, reason)
 
 
 def _count_files(init_pid: int | None, limits: ResourceLimits) -> int:

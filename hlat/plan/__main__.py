@@ -257,9 +257,8 @@ def _run_failures(argv: Sequence[str]) -> int:
     simulated = failure_model.simulate_failures(scenario, trials, seed)
     plan = summarize_failure_plan(scenario, simulated, sources)
     _print_result(arguments, plan, format_failure_plan(plan))
-    sweep = checkpoint_interval_figure.sweep_checkpoint_intervals
     build = checkpoint_interval_figure.build_interval_figure
-    _save_figure(arguments, lambda: build(sweep(scenario, trials, seed)))
+    _save_figure(arguments, partial(build, scenario, trials, seed))
     return ExitCode.FINISHED
 
 

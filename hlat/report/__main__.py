@@ -4,6 +4,7 @@ A run writes its report when it ends. This command writes it for a run that was 
 trains, and compares the runs of a directory, such as those of a sweep.
 """
 
+import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,33 +40,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--serve", type=int, nargs="?", const=0, metavar="PORT", help=serve)
     arguments = parser.parse(argv)
 
-    def run() -> int:
-        if arguments.runs[0] == Path("tables"):
-            return _print_paper_tables(arguments.runs[1:])
-        if arguments.serve is not None:
-            return _serve(arguments.runs, arguments.serve)
-        return _report(arguments.runs, arguments.output)
-
-    code = run_command(run, "the report cannot be written")
+    code = run_command(lambda: _run(arguments), "the report cannot be written")
     return ExitCode.CONFIGURATION if code == ExitCode.FAILED else code
 
 
-def _report(directories: Sequence[Path], output_dir: Path | None) -> int:
-    from hlat.report.run_record import is_run_dir  # drawing is slow to import; --help is not
+def _run(arguments: argparse.Namespace) -> int:
+    directories: list[Path] = arguments.runs
+    if directories[0] == Path("tables"):
+        from hlat.evaluate.evaluation_results import load_evaluated_models
+        from hlat.report.report_templates import render_text
 
-    is_one_run = len(directories) == 1 and (
-        is_run_dir(directories[0]) or not directories[0].is_dir()
-    )
-    lines = _write_report(directories[0]) if is_one_run else _compare_runs(directories, output_dir)
-    print("\n".join(filter(None, lines)))
-    return ExitCode.FINISHED
+        models = [model for each in directories[1:] for model in load_evaluated_models(each)]
+        lines = render_text("paper_tables.txt.j2", models=models)
+    elif arguments.serve is not None:
+        return _serve(directories, arguments.serve)
+    else:
+        from hlat.report.run_record import is_run_dir  # drawing is slow to import; --help is not
 
-
-def _print_paper_tables(directories: list[Path]) -> int:
-    """Print the paper's tables, with the scores of the user's models below."""
-    from hlat.evaluate.paper_tables import format_tables
-
-    print("\n".join(format_tables(directories)))
+        first, *others = directories
+        is_one_run = not others and (is_run_dir(first) or not first.is_dir())
+        lines = _write_report(first) if is_one_run else _compare_runs(directories, arguments.output)
+    print("\n".join(lines))
     return ExitCode.FINISHED
 
 
@@ -83,12 +78,13 @@ def _serve(directories: Sequence[Path], port: int) -> int:
 
 
 def _write_report(run_dir: Path) -> list[str]:
-    from hlat.report.goodput_tables import format_goodput_summary
+    from hlat.report.goodput_section import format_goodput_summary
     from hlat.report.report_writer import write_report
     from hlat.report.run_record import load_run_record
 
     record = load_run_record(run_dir)
-    return [format_goodput_summary(record.time_ledger), str(write_report(run_dir, record))]
+    page = str(write_report(run_dir, record))
+    return [*filter(None, [format_goodput_summary(record.time_ledger)]), page]
 
 
 def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[str]:

@@ -1,6 +1,5 @@
 """Cost per 4 million tokens over the number of nodes, relative to a baseline (HLAT, figure 5)."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -113,8 +112,8 @@ def build_cost_table(
 
 
 def _group_by_label(costs: Sequence[TokenCost]) -> dict[str, list[tuple[int, float]]]:
-    groups = defaultdict[str, list[tuple[int, float]]](list)
+    groups: dict[str, list[tuple[int, float]]] = {}
     for cost in costs:
         if cost.usd is not None:
-            groups[cost.label].append((cost.nodes, cost.usd))
+            groups.setdefault(cost.label, []).append((cost.nodes, cost.usd))
     return groups

@@ -29,7 +29,7 @@ from hlat.report.metric_curves import (
     build_score_curves,
     compute_max_points,
     downsample_min_max,
-    locate_events,
+    locate_marks,
 )
 from hlat.report.run_record import RunRecord
 from hlat.report.text_format import format_count, format_short
@@ -58,6 +58,11 @@ PALETTE_CSS = (
 PAPER, INK, MUTED, _GRID, *SERIES = (light for light, _ in _PALETTE.values())
 CSS_VARIABLES = {light: f"--{name}" for name, (light, _) in _PALETTE.items()}
 _LINE_STYLES = ["solid", "dashed", "dashdot", "dotted"]
+_MARKS = {
+    "resumed": ("dashed", "Dashed vertical lines: the run was resumed."),
+    "phases": ("dotted", "Dotted vertical lines: the next phase began."),
+}
+"""Line style and meaning of the vertical lines in a panel."""
 FIGURE_SIZE = (4.8, 2.8)
 """Width and height of a panel in inches."""
 
@@ -237,12 +242,8 @@ def _format_caption(panel: Panel) -> str:
 
 def format_mark_legend(record: RunRecord) -> str:
     """Return the meaning of the vertical lines in the panels; empty if there are none."""
-    notes = []
-    if len(locate_events(record, "resume").steps):
-        notes.append("Dashed vertical lines: the run was resumed.")
-    if len(locate_phase_starts(record).steps):
-        notes.append("Dotted vertical lines: the next phase began.")
-    return " ".join(notes)
+    marks = locate_marks(record)
+    return " ".join(_MARKS[name][1] for name, curve in marks.items() if len(curve.steps))
 
 
 def build_panel_figure(panel: Panel, record: RunRecord | None = None) -> ReportFigure:
@@ -273,12 +274,6 @@ def has_values(curve: Curve) -> bool:
     return bool((~np.isnan(curve.values) & ~np.isnan(curve.tokens)).any())
 
 
-def locate_phase_starts(record: RunRecord) -> Curve:
-    """Return the positions at which phases after the first one start."""
-    starts = locate_events(record, "phase")
-    return starts.select(np.flatnonzero(starts.steps > 0))
-
-
 def get_line_style(index: int, label: str) -> tuple[str, str]:
     """Return the colour and the line style of a curve."""
     if label == "mean":
@@ -304,10 +299,9 @@ def _draw_curve(axes: Axes, index: int, curve: Curve) -> Line2D:
 
 
 def _draw_marks(axes: Axes, record: RunRecord) -> None:
-    resumes, phases = locate_events(record, "resume"), locate_phase_starts(record)
-    for style, positions in (("dashed", resumes), ("dotted", phases)):
-        for tokens in positions.tokens:
-            axes.axvline(tokens, color=MUTED, linestyle=style, linewidth=0.8, zorder=1)
+    for name, curve in locate_marks(record).items():
+        for tokens in curve.tokens:
+            axes.axvline(tokens, color=MUTED, linestyle=_MARKS[name][0], linewidth=0.8, zorder=1)
 
 
 def _format_score_limit(record: RunRecord) -> str:

@@ -19,14 +19,13 @@ from hlat.report.figures import (
     Panel,
     get_line_style,
     has_values,
-    locate_phase_starts,
 )
 from hlat.report.metric_curves import (
     Curve,
     compute_max_points,
     downsample_mean,
     downsample_min_max,
-    locate_events,
+    locate_marks,
 )
 from hlat.report.run_record import RunRecord
 from hlat.report.text_format import format_count, format_short
@@ -46,9 +45,7 @@ def build_figure_data(panel: Panel, record: RunRecord | None) -> dict[str, Any]:
     """Return the data of a panel for the script; mark the restarts and phases of `record`."""
     curves = filter(has_values, panel.curves)
     max_points = compute_max_points(len(panel.curves))
-    marks = {}
-    if record is not None:
-        marks = {"resumed": locate_events(record, "resume"), "phases": locate_phase_starts(record)}
+    marks = {} if record is None else locate_marks(record)
     return {
         "name": panel.name,
         "title": panel.title,

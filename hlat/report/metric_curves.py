@@ -6,6 +6,7 @@ curve keeps its smallest and largest value.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +34,11 @@ class Curve:
 
     def select(self, indices: NDArray[np.intp]) -> "Curve":
         """Return a curve of the points at `indices`."""
-        return Curve(
-            self.label,
-            self.tokens[indices],
-            self.values[indices],
-            self.steps[indices],
-            self.hours[indices],
-            None if self.errors is None else self.errors[indices],
-        )
+        selected: dict[str, Any] = {
+            name: value if name == "label" or value is None else value[indices]
+            for name, value in vars(self).items()
+        }
+        return Curve(**selected)
 
 
 def build_metric_curve(record: RunRecord, key: str) -> Curve:
@@ -51,12 +49,9 @@ def build_metric_curve(record: RunRecord, key: str) -> Curve:
 
 def build_data_wait_curve(record: RunRecord) -> Curve:
     """Return the percentage of the step time spent waiting for data."""
-    curve, step_seconds = (
-        build_metric_curve(record, "data_wait_seconds"),
-        record.get_column("step_seconds"),
-    )
+    curve = build_metric_curve(record, "data_wait_seconds")
     with np.errstate(divide="ignore", invalid="ignore"):
-        percent = 100 * curve.values / step_seconds
+        percent = 100 * curve.values / record.get_column("step_seconds")
     return replace(curve, label="data wait", values=np.where(np.isfinite(percent), percent, np.nan))
 
 
@@ -96,9 +91,13 @@ def locate_rows(record: RunRecord, rows: Iterable[Row]) -> Curve:
     return Curve("", tokens, np.full(len(rows), np.nan), steps, hours)
 
 
-def locate_events(record: RunRecord, event: str) -> Curve:
-    """Return the positions of all events of one type as a curve without values."""
-    return locate_rows(record, (row for row in record.events if row.get("event") == event))
+def locate_marks(record: RunRecord) -> dict[str, Curve]:
+    """Return the positions of restarts, and of phases after the first, as curves without values."""
+    events = [(row.get("event"), row) for row in record.events]
+    return {
+        "resumed": locate_rows(record, [row for name, row in events if name == "resume"]),
+        "phases": locate_rows(record, [r for name, r in events if name == "phase" and r["step"]]),
+    }
 
 
 def compute_tokens_per_step(record: RunRecord) -> float:
@@ -154,10 +153,9 @@ def _build_curves_by_name(record: RunRecord, rows: Mapping[int, Row], key: str) 
     by_step = {step: get_numbers(row, key) for step, row in rows.items()}
     curves = []
     for name in sorted({name for numbers in by_step.values() for name in numbers}):
-        curve = locate_rows(
-            record, (rows[step] for step, numbers in by_step.items() if name in numbers)
-        )
-        values = np.array([numbers[name] for numbers in by_step.values() if name in numbers])
+        steps = [step for step, numbers in by_step.items() if name in numbers]
+        values = np.array([by_step[step][name] for step in steps])
         finite = np.where(np.isfinite(values), values, np.nan)
+        curve = locate_rows(record, [rows[step] for step in steps])
         curves.append(replace(curve, label=name, values=finite))
     return curves

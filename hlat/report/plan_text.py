@@ -13,13 +13,7 @@ from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine
 from hlat.plan.layout_search import LayoutCandidate
 from hlat.plan.memory_estimate import MemoryEstimate, get_device_memory_bytes
 from hlat.report.report_templates import render_text
-from hlat.report.text_format import (
-    UNKNOWN,
-    format_count,
-    format_duration,
-    format_gib,
-    format_short,
-)
+from hlat.report.text_format import format_count, format_gib
 
 MEMORY_LABELS = {
     "weights": "weights",
@@ -43,7 +37,6 @@ TIME_LABELS = {
     "optimizer": "optimizer",
 }
 _MAX_ROWS = 15
-_LAYOUT_FORMAT = "{:>5}{:>4}{:>4}{:>6}{:>6}  {:14}{:>4}{:>7}{:>15}{:>12}{:>7}"
 
 
 def summarize_plan(config: Config, plan: RunForecast) -> dict[str, Any]:
@@ -97,29 +90,11 @@ def format_plan(config: Config, plan: RunForecast) -> list[str]:
         plan=plan,
         memory=memory | {"total": plan.memory.total},
         time_labels=TIME_LABELS,
-        run_rows=_format_run(config, plan),
+        peak_flops=compute_peak_flops(
+            config.hardware, config.num_processes, config.precision.compute
+        ),
         notes=_list_notes(config),
     )
-
-
-def _format_run(config: Config, plan: RunForecast) -> dict[str, str]:
-    """Return speed and cost of a run by label."""
-    machine, throughput = config.hardware, plan.throughput
-    if throughput is None:
-        return {}
-    price = f" at {_format_usd(machine.price_usd_per_hour)} a node and hour ({machine.price_date})"
-    cost = throughput.cost_usd
-    peak = compute_peak_flops(machine, config.num_processes, config.precision.compute)
-    peak_text = UNKNOWN if peak is None else f"{peak / 1e12:,.0f} TFLOP/s"
-    limit = "" if machine.vcpus is None else f" of {machine.vcpus}"
-    return {
-        "tokens per second": format_count(throughput.tokens_per_second),
-        "MFU": UNKNOWN if throughput.mfu is None else f"{throughput.mfu:.1%} of {peak_text}",
-        f"days to {format_short(plan.tokens)} tokens": f"{throughput.days:,.2f} without failures",
-        "cost": UNKNOWN if cost is None else f"${cost:,.0f}" + (price if cost else ""),
-        "cost per 4 M tokens": _format_usd(throughput.cost_per_4m_tokens_usd),
-        "cores of a node to tokenise": f"{throughput.loader_cores:.2g}{limit}",
-    }
 
 
 def format_infeasible_plan(config: Config, memory: MemoryEstimate, device_bytes: float) -> str:
@@ -162,9 +137,8 @@ def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[s
 
 
 def _format_layouts(layouts: Sequence[LayoutCandidate]) -> list[str]:
-    headers = ("nodes", "tp", "pp", "dp", "micro", "checkpointing", "zero")
-    rows = [(*headers, "GiB", "step", "tokens/s", "MFU"), *map(_build_layout_row, layouts)]
-    return [_LAYOUT_FORMAT.format(*row) for row in rows]
+    rows = [summarize_layout(layout) | {"mfu": _compute_mfu(layout)} for layout in layouts]
+    return render_text("layouts.txt.j2", layouts=rows)
 
 
 def _format_command(layout: LayoutCandidate) -> str:
@@ -220,28 +194,13 @@ def _list_notes(config: Config) -> list[str]:
     return notes
 
 
-def _build_layout_row(layout: LayoutCandidate) -> tuple[Any, ...]:
-    config, parallelism = layout.config, layout.config.parallelism
-    mesh = compute_parallel_degrees(parallelism, config.num_processes)
-    step = tokens = mfu = UNKNOWN
-    rate = _compute_tokens_per_second(layout)
-    if layout.step_s is not None and rate is not None:
-        step, tokens = format_duration(layout.step_s), format_count(rate)
-        flops = compute_flops_per_token(config.model, config.batch.sequence_length)
-        fraction = compute_mfu(
-            rate, flops, config.hardware, config.num_processes, config.precision.compute
-        )
-        mfu = UNKNOWN if fraction is None else f"{fraction:.1%}"
-    checkpointing, size = parallelism.activation_checkpointing.value, layout.memory.total
-    degrees = (config.hardware.nodes, mesh.tp, mesh.pp, mesh.dp, config.micro_batch_size)
-    return (*degrees, checkpointing, parallelism.zero, format_gib(size), step, tokens, mfu)
-
-
 def _compute_tokens_per_second(layout: LayoutCandidate) -> float | None:
     return None if layout.step_s is None else layout.config.batch.tokens_per_step / layout.step_s
 
 
-def _format_usd(amount: float | None) -> str:
-    if amount is None:
-        return UNKNOWN
-    return f"${amount:,.3g}" if amount < 1 else f"${amount:,.2f}"
+def _compute_mfu(layout: LayoutCandidate) -> float | None:
+    config, rate = layout.config, _compute_tokens_per_second(layout)
+    if rate is None:
+        return None
+    flops = compute_flops_per_token(config.model, config.batch.sequence_length)
+    return compute_mfu(rate, flops, config.hardware, config.num_processes, config.precision.compute)

@@ -32,14 +32,7 @@ def build_server(run_dir: Path, port: int) -> ThreadingHTTPServer:
         server_version, sys_version = "hlat", ""
 
         def do_GET(self) -> None:
-            """Send the page."""
-            self._respond(with_body=True)
-
-        def do_HEAD(self) -> None:
-            """Send the headers of the page."""
-            self._respond(with_body=False)
-
-        def _respond(self, with_body: bool) -> None:
+            """Send the page; of a HEAD request, only its headers."""
             # A Host header that is not local shows DNS rebinding
             if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
                 self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
@@ -63,8 +56,10 @@ def build_server(run_dir: Path, port: int) -> ThreadingHTTPServer:
             }.items():
                 self.send_header(name, value)
             self.end_headers()
-            if with_body:
+            if self.command == "GET":
                 self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815  the name in BaseHTTPRequestHandler
 
         def log_message(self, format: str, *arguments: object) -> None:
             """Log nothing."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from hlat.report.text_format import format_count, format_duration, format_gib
+from hlat.report import text_format
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -14,7 +14,14 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-TEMPLATES.filters |= {"duration": format_duration, "gib": format_gib, "thousands": format_count}
+TEMPLATES.filters |= {
+    "duration": text_format.format_duration,
+    "fraction": text_format.format_fraction,
+    "gib": text_format.format_gib,
+    "short": text_format.format_short,
+    "thousands": text_format.format_count,
+    "usd": text_format.format_usd,
+}
 
 
 def render_text(template: str, **context: Any) -> list[str]:

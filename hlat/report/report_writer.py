@@ -14,10 +14,9 @@ from pathlib import Path
 
 from hlat.report import (
     cost_figure,
-    goodput_figure,
-    goodput_tables,
+    goodput_section,
     interactive_figures,
-    plan_comparison,
+    plan_figure,
     run_comparison,
     spike_figure,
     summary_tables,
@@ -63,7 +62,7 @@ def try_write_report(run_dir: Path) -> str:
     except OSError as error:
         print(f"hlat: cannot write the report: {error}", file=sys.stderr)
     ledger = record.time_ledger
-    return goodput_tables.format_goodput_summary(ledger) if len(ledger.attempts) > 1 else ""
+    return goodput_section.format_goodput_summary(ledger) if len(ledger.attempts) > 1 else ""
 
 
 def render_report(record: RunRecord) -> str:
@@ -112,10 +111,10 @@ def _build_figures(record: RunRecord) -> list[ReportFigure]:
     if counts := spike_figure.count_spike_lengths(record):
         figures.append(spike_figure.build_spike_figure(counts))
     if record.time_ledger.attempts:
-        figures.append(goodput_figure.build_goodput_figure(record.time_ledger))
-    comparisons, _ = plan_comparison.try_compare_with_plan(record)
+        figures.append(goodput_section.build_goodput_figure(record.time_ledger))
+    comparisons, _ = plan_figure.try_compare_with_plan(record)
     if comparisons:
-        figures.append(plan_comparison.build_plan_comparison_figure(comparisons))
+        figures.append(plan_figure.build_plan_comparison_figure(comparisons))
     return figures
 
 
@@ -130,7 +129,7 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
     ledger = record.time_ledger
     by_name = {figure.name: figure for figure in figures if not figure.title}
     steps = [f"step {step}" for step in record.evaluations]
-    comparisons, plan_error = plan_comparison.try_compare_with_plan(record)
+    comparisons, plan_error = plan_figure.try_compare_with_plan(record)
     details = [("Resolved configuration", record.config)] if record.config else []
     provenance = []
     for key, value in record.provenance.items():
@@ -148,12 +147,12 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
         summary_rows=summary_tables.build_summary_table(record),
         heldout_rows=summary_tables.build_heldout_table(record),
         heldout_columns=_build_columns(["", *[*steps[:1], *steps[-1:]] * 2], "row"),
-        time_figure=by_name.get(goodput_figure.FIGURE_NAME),
-        time_rows=goodput_tables.build_time_table(ledger) if ledger.attempts else [],
-        attempt_columns=_build_columns(goodput_tables.ATTEMPT_HEADERS, "row number"),
-        attempt_rows=goodput_tables.build_attempt_table(ledger),
-        plan_figure=by_name.get(plan_comparison.FIGURE_NAME),
-        plan_rows=plan_comparison.build_plan_comparison_table(comparisons),
+        time_figure=by_name.get(goodput_section.FIGURE_NAME),
+        time_rows=goodput_section.build_time_table(ledger) if ledger.attempts else [],
+        attempt_columns=_build_columns(goodput_section.ATTEMPT_HEADERS, "row number"),
+        attempt_rows=goodput_section.build_attempt_table(ledger),
+        plan_figure=by_name.get(plan_figure.FIGURE_NAME),
+        plan_rows=plan_figure.build_plan_comparison_table(comparisons),
         plan_error=plan_error,
         data_rows=summary_tables.build_data_table(record),
         event_rows=summary_tables.build_event_table(record),

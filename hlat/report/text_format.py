@@ -35,9 +35,21 @@ def format_percent(value: float) -> str:
     return f"{value:.3g} %" if math.isfinite(value) else UNKNOWN
 
 
-def format_count(value: float) -> str:
+def format_fraction(value: float | None) -> str:
+    """Return a fraction of 1 as a percentage with one decimal."""
+    return UNKNOWN if value is None else f"{value:.1%}"
+
+
+def format_usd(amount: float | None) -> str:
+    """Return a price; small ones with three digits."""
+    if amount is None:
+        return UNKNOWN
+    return f"${amount:,.3g}" if amount < 1 else f"${amount:,.2f}"
+
+
+def format_count(value: float | None) -> str:
     """Return an integer with thousands separators."""
-    return f"{value:,.0f}" if math.isfinite(value) else UNKNOWN
+    return f"{value:,.0f}" if value is not None and math.isfinite(value) else UNKNOWN
 
 
 def format_timestamp(seconds: float) -> str:
@@ -47,9 +59,9 @@ def format_timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def format_duration(seconds: float) -> str:
+def format_duration(seconds: float | None) -> str:
     """Return a duration in its two largest units."""
-    if not math.isfinite(seconds):
+    if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 60:
         return f"{seconds:.3g} s"

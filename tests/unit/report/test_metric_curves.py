@@ -11,7 +11,7 @@ from hlat.report.metric_curves import (
     build_heldout_curves,
     build_metric_curve,
     downsample_min_max,
-    locate_events,
+    locate_marks,
 )
 from hlat.report.run_record import RunRecord
 
@@ -81,4 +81,4 @@ def test_evaluations_lie_at_their_tokens_and_the_newer_of_a_step_counts() -> Non
     assert curves["a"].tokens.tolist() == [0, 30, 60]
     assert curves["a"].values.tolist() == [4, 3, 2]
     assert curves["mean"].values.tolist() == [4.5]
-    assert locate_events(record, "resume").tokens.tolist() == [30]
+    assert locate_marks(record)["resumed"].tokens.tolist() == [30]
