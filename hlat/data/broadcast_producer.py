@@ -5,6 +5,7 @@ it, 256 times per batch of the 70B model. Here one rank does. The stream states 
 so any rank can save them.
 """
 
+import io
 import json
 
 import numpy as np
@@ -21,12 +22,11 @@ _ERROR_TYPES = {error.__name__: error for error in (ConfigError, WorkerDiedError
 class BroadcastProducer:
     """A producer that reads on rank 0 of a group and receives on the other ranks."""
 
-    def __init__(self, producer: BatchProducer | None, group: ProcessGroup, num_rows: int) -> None:
+    def __init__(self, producer: BatchProducer | None, group: ProcessGroup) -> None:
         """Create the producer of one rank; `producer` is None on all ranks but rank 0."""
         assert group.is_rank0 == (producer is not None)
         self._producer = producer
         self._group = group
-        self._num_rows = num_rows
         self._cursor: DataCursor | None = None
 
     def start(self, cursor: DataCursor) -> None:
@@ -39,15 +39,11 @@ class BroadcastProducer:
             None if self._producer is None else self._serialize_next_batch()
         )
         self._cursor = None
-        lengths = np.frombuffer(message, np.int64, 2)
-        if not lengths.any():
-            error_type, problems = json.loads(message[lengths.nbytes :])
+        if message.startswith(b"["):
+            error_type, problems = json.loads(message)
             raise _ERROR_TYPES.get(error_type, RuntimeError)(*problems)
-        num_tokens, num_states = (int(length) for length in lengths)
-        states = np.frombuffer(message, np.int64, num_states, lengths.nbytes)
-        tokens = np.frombuffer(message, np.int32, num_tokens, lengths.nbytes + states.nbytes)
-        shape = (self._num_rows, -1)
-        return tokens.reshape(shape).copy(), states.reshape(shape).copy()
+        stream = io.BytesIO(message)
+        return np.load(stream), np.load(stream)
 
     def close(self) -> None:
         """Close the producer of rank 0."""
@@ -55,7 +51,7 @@ class BroadcastProducer:
             self._producer.close()
 
     def _serialize_next_batch(self) -> bytes:
-        """Return both sizes, states and tokens; on error two zeros and the error as JSON."""
+        """Return tokens and states in NumPy's file format; on error a list in JSON."""
         assert self._producer is not None
         try:
             if self._cursor is not None:
@@ -63,7 +59,8 @@ class BroadcastProducer:
             tokens, states = self._producer.next_batch()
         except Exception as error:  # the other ranks wait for the broadcast
             problems = error.problems if isinstance(error, ConfigError) else [str(error)]
-            message = json.dumps([type(error).__name__, list(problems)])
-            return np.zeros(2, np.int64).tobytes() + message.encode()
-        lengths = np.array([tokens.size, states.size], np.int64)
-        return lengths.tobytes() + states.tobytes() + tokens.tobytes()
+            return json.dumps([type(error).__name__, list(problems)]).encode()
+        stream = io.BytesIO()
+        np.save(stream, tokens)
+        np.save(stream, states)
+        return stream.getvalue()

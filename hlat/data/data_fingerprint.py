@@ -5,18 +5,17 @@ Each difference is therefore an error with both values, unless data.allow_change
 accepted change skips the rest of the affected open documents.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from math import isfinite
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from hlat.config.config_errors import ConfigError
 from hlat.data.batch_reader import StreamStates
+from hlat.data.data_mixture import MixtureStage
 from hlat.data.token_streams import NUM_CURSOR_FIELDS
 
 STATE_VERSION = 2
-_MAX_INT64 = 2**63 - 1
 
 _SOURCES_PREFIX = "data.sources."
 _FIXED_KEYS = ("batch.global_batch_size", "batch.sequence_length")
@@ -47,7 +46,7 @@ def compare_fingerprints(
             f"the checkpoint's data state has version {state.get('version')}, not "
             f"{STATE_VERSION}; resume it with the hlat that wrote it"
         )
-    _validate_types(state)
+    _validate_state(state)
     saved = state["fingerprint"]
     changed = _find_changed_keys(current, saved)
     messages = {
@@ -127,65 +126,20 @@ def _skip_open_documents(cursors: StreamStates) -> None:
     cursors[:, _CHUNK] = cursors[:, _OFFSET] = 0
 
 
-def _validate_types(state: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the values of a state have other types or sizes than those of hlat."""
-    sources = state.get("sources")
-    num_sources = len(sources) if isinstance(sources, list) else 0
-    width = 2 + NUM_CURSOR_FIELDS * num_sources
-    is_valid = {
-        "sources": _is_list(sources, lambda name: isinstance(name, str)),
-        "fingerprint": _is_mapping(state.get("fingerprint"), lambda _: True),
-        "step": _is_count(state.get("step")),
-        "stage": _is_stage(state.get("stage")),
-        "chapters": _is_list(state.get("chapters"), lambda e: _is_ledger_entry(e, num_sources)),
-        "streams": _is_mapping(
-            state.get("streams"), lambda row: _is_list(row, _is_integer) and len(row) == width
-        ),
-    }
-    if malformed := [key for key, valid in is_valid.items() if not valid]:
+def _validate_state(state: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a state lacks a value, or has one of another type or size."""
+    try:
+        num_sources = len(state["sources"])
+        shape = len(state["streams"]), 2 + NUM_CURSOR_FIELDS * num_sources
+        if np.array([*state["streams"].values()], np.int64).shape != shape:
+            raise ValueError("streams")
+        for _, end_step, totals in state["chapters"]:
+            np.array([end_step, *np.array(totals, np.int64).reshape(2 * num_sources)], np.int64)
+        MixtureStage.from_json(state["stage"])
+        dict(state["fingerprint"])
+        range(state["step"])
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"the checkpoint's data state was not written by hlat: {', '.join(malformed)} cannot "
-            "be understood; resume from another checkpoint"
-        )
-
-
-def _is_stage(stage: Any) -> bool:
-    return (
-        _is_mapping(stage, lambda _: True)
-        and stage.keys() == {"name", "start", "shares"}
-        and isinstance(stage["name"], str)
-        and _is_count(stage["start"])
-        and _is_mapping(stage["shares"], _is_proportion)
-    )
-
-
-def _is_ledger_entry(entry: Any, num_sources: int) -> bool:
-    return (
-        isinstance(entry, Sequence)
-        and len(entry) == 3
-        and isinstance(entry[0], str)
-        and _is_count(entry[1])
-        and _is_list(entry[2], lambda pair: _is_list(pair, _is_count) and len(pair) == 2)
-        and len(entry[2]) == num_sources
-    )
-
-
-def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_item, value))
-
-
-def _is_mapping(value: Any, is_item: Callable[[Any], bool]) -> bool:
-    is_named = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-    return is_named and all(map(is_item, value.values()))
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and abs(value) <= _MAX_INT64
-
-
-def _is_count(value: Any) -> bool:
-    return _is_integer(value) and value >= 0
-
-
-def _is_proportion(value: Any) -> bool:
-    return type(value) in (int, float) and isfinite(value) and value >= 0
+            f"the checkpoint's data state was not written by hlat ({error!r}); resume from another "
+            "checkpoint"
+        ) from error

@@ -257,7 +257,7 @@ def build_data_loader(
         else:
             producer = ThreadProducer(BatchReader(training_data, batch, row_indices), data.prefetch)
     if model_parallel_group is not None:
-        producer = BroadcastProducer(producer, model_parallel_group, len(row_indices))
+        producer = BroadcastProducer(producer, model_parallel_group)
     assert producer is not None
     return DataLoader(data, batch, training_data, row_indices, producer)
 

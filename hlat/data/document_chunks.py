@@ -133,12 +133,15 @@ def build_document_chunker(tokenizer: tokenizers.Tokenizer) -> DocumentChunker:
     removed. With added tokens it prepends a space to the text between them too, and its documents
     are not divided. Finally, samples divided at every position must have the same tokens.
     """
-    steps = _flatten_steps(_load_definition(tokenizer)["pre_tokenizer"])
+    definition = json.loads(tokenizer.to_str())
+    steps = _flatten_steps(definition["pre_tokenizer"])
+    # The pre-tokenizer of Llama 2 only replaces spaces
+    is_splitting = any(step.get("split", True) for step in steps)
     is_supported = (
-        _has_no_crossing_token(tokenizer)
-        and _is_normalizer_local(tokenizer)
+        _has_no_crossing_token(tokenizer, is_splitting)
+        and all(map(_is_local_step, _flatten_steps(definition["normalizer"])))
         and all(map(_is_known_step, steps))
-        and _is_split_before_spaces(tokenizer)
+        and (not is_splitting or _is_split_before_spaces(tokenizer))
     )
     if not is_supported:
         return DocumentChunker()
@@ -181,27 +184,18 @@ def _list_added_tokens(tokenizer: tokenizers.Tokenizer) -> list[tokenizers.Added
     return [token for token in tokenizer.get_added_tokens_decoder().values() if not token.special]
 
 
-def _has_no_crossing_token(tokenizer: tokenizers.Tokenizer) -> bool:
+def _has_no_crossing_token(tokenizer: tokenizers.Tokenizer, is_splitting: bool) -> bool:
     if any(t.lstrip or t.rstrip or t.single_word for t in _list_added_tokens(tokenizer)):
         return False
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    is_space_known = _is_splitting(tokenizer) or not _SPACES.isdisjoint(vocabulary)
+    is_space_known = is_splitting or not _SPACES.isdisjoint(vocabulary)
     return is_space_known and not any(map(_CROSSING_TOKEN.search, vocabulary))
-
-
-def _is_normalizer_local(tokenizer: tokenizers.Tokenizer) -> bool:
-    return all(map(_is_local_step, _flatten_steps(_load_definition(tokenizer)["normalizer"])))
 
 
 def _is_local_step(step: dict[str, Any]) -> bool:
     if step["type"] == "Replace":
         return (step["pattern"], step["content"]) == ({"String": " "}, "▁")
     return step["type"] in _LOCAL_NORMALIZERS
-
-
-def _load_definition(tokenizer: tokenizers.Tokenizer) -> dict[str, Any]:
-    definition: dict[str, Any] = json.loads(tokenizer.to_str())
-    return definition
 
 
 def _flatten_steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -212,19 +206,8 @@ def _flatten_steps(component: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [step for part in parts for step in _flatten_steps(part)] if parts else [component]
 
 
-def _is_splitting(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Return True if the pre-tokenizer splits; that of Llama 2 only replaces spaces."""
-    steps = _flatten_steps(_load_definition(tokenizer)["pre_tokenizer"])
-    return any(step.get("split", True) for step in steps)
-
-
 def _is_split_before_spaces(tokenizer: tokenizers.Tokenizer) -> bool:
-    """Return True if pre-tokenization of both sides of a space separately gives the same words.
-
-    This is trivially true without a splitting pre-tokenizer.
-    """
-    if not _is_splitting(tokenizer):
-        return True
+    """Return True if pre-tokenization of both sides of a space separately gives the same words."""
     before = ("a", "1", ".", " ", "\n", "木", "")
     heads = [left + x for left, x in product(before, map(chr, _GRAPHIC_ASCII))]
     tails = {f" {right}": _pre_tokenize(tokenizer, f" {right}") for right in _FOLLOWING_CHARACTERS}

@@ -5,7 +5,7 @@ second format. Anything that is not clearly a data file is therefore an error wi
 """
 
 import glob
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,11 @@ def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tu
         )
     dataset_state = directory.read_json(_DATASET_STATE_FILE)
     if isinstance(dataset_state, dict) and "_data_files" in dataset_state:
-        yield from _select_saved_dataset_files(config_key, directory, dataset_state)
+        names = list_saved_dataset_files(
+            location, directory.files, dataset_state, f"{config_key}: "
+        )
+        for position, name in enumerate(names):
+            yield directory.files[name], f"{location}/{position:09}"
         return
     _validate_manifest(config_key, directory)
     names = [name for name in directory.files if name.endswith((_ARROW_SUFFIX, *_PARQUET_SUFFIXES))]
@@ -144,28 +148,33 @@ def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tu
         yield directory.files[name], directory.files[name].location
 
 
-def _select_saved_dataset_files(
-    config_key: str, directory: DataDirectory, dataset_state: Mapping[str, Any]
-) -> Iterator[tuple[DataFile, str]]:
-    """Yield the files of `datasets.Dataset.save_to_disk` in its order."""
+def list_saved_dataset_files(
+    location: str,
+    existing_names: Container[str],
+    dataset_state: Mapping[str, Any],
+    error_prefix: str = "",
+) -> list[str]:
+    """Return the names of the files of `datasets.Dataset.save_to_disk` in its order.
+
+    Raises:
+        ConfigError: If the rows have a separate index, or a file is not in the directory.
+    """
     if dataset_state.get("_indices_files") or dataset_state.get("_indices_data_files"):
         raise ConfigError(
-            f"{config_key}: {directory.location} was saved with an indices mapping (a selection or "
-            "shuffle of its rows), which lies beside the rows; save it after flatten_indices()"
+            f"{error_prefix}{location} was saved with an indices mapping (a selection or shuffle "
+            "of its rows), which is separate from the rows; save it after flatten_indices()"
         )
     try:
         names = [str(entry["filename"]) for entry in dataset_state["_data_files"]]
     except (TypeError, KeyError):
         names = []
-    missing = [name for name in names if name not in directory.files]
+    missing = [name for name in names if name not in existing_names]
     if missing or not names:
         raise ConfigError(
-            f"{config_key}: state.json of {directory.location} lists "
-            f"{', '.join(missing) or 'no file'}{', which is missing' if missing else ''}; copy or "
-            "save the dataset again"
+            f"{error_prefix}state.json of {location} lists {', '.join(missing) or 'no file'}"
+            f"{', which is missing' if missing else ''}; copy or save the dataset again"
         )
-    for position, name in enumerate(names):
-        yield directory.files[name], f"{directory.location}/{position:09}"
+    return names
 
 
 def _validate_manifest(config_key: str, directory: DataDirectory) -> None:

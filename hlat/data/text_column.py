@@ -87,7 +87,7 @@ def read_text_batches(
         ConfigError: If the file is damaged or lacks the column.
     """
     try:
-        for array in _read_column(location, file, column, config_key, zero_copy):
+        for array in read_column(location, file, column, config_key, zero_copy=zero_copy):
             array.validate(full=not is_plain_text_type(array.type))
             yield array
     except ConfigError:
@@ -96,21 +96,29 @@ def read_text_batches(
         raise build_damaged_file_error(location, error) from error
 
 
-def _read_column(
-    location: object, file: pa.NativeFile, column: str, config_key: str, zero_copy: bool
+def read_column(
+    location: object,
+    file: pa.NativeFile,
+    column: str,
+    config_key: str,
+    *,
+    zero_copy: bool = False,
+    rows_per_batch: int = ROWS_PER_BATCH,
 ) -> Iterator[pa.Array]:
-    size = file.size()
+    """Yield the text column of a file without checks of its values.
+
+    Raises:
+        ConfigError: If the file lacks the column.
+        pyarrow.ArrowException, OSError, OverflowError: If the file is damaged or truncated.
+    """
     magic = file.read_at(len(_FILE_MAGIC), 0)
     if magic.startswith(PARQUET_MAGIC):
         parquet = pa.parquet.ParquetFile(file)
         find_text_column(location, parquet.schema_arrow, column, config_key)
-        for batch in parquet.iter_batches(ROWS_PER_BATCH, columns=[column]):
+        for batch in parquet.iter_batches(rows_per_batch, columns=[column]):
             yield batch.column(0)
         return
     is_file_format = magic == _FILE_MAGIC
-    end = file.read_at(len(_STREAM_END), max(0, size - len(_STREAM_END)))
-    if not is_file_format and end != _STREAM_END:
-        raise build_damaged_file_error(location, "it does not end as Arrow files and streams do")
     open_: Any = pa.ipc.open_file if is_file_format else pa.ipc.open_stream
     file.seek(0)
     index = find_text_column(location, open_(file).schema, column, config_key)
@@ -121,3 +129,6 @@ def _read_column(
     batches = map(reader.get_batch, range(count)) if is_file_format else reader
     for batch in batches:
         yield batch.column(index if zero_copy else 0)
+    end = file.read_at(len(_STREAM_END), max(0, file.size() - len(_STREAM_END)))
+    if not is_file_format and end != _STREAM_END:
+        raise OSError("it does not end as Arrow files and streams do")

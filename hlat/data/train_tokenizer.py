@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.data import DataConfig, SourceConfig
-from hlat.data import standard_library, tokenizer
+from hlat.data import embedded_corpus, tokenizer
 from hlat.data.data_source import DataSource, open_data_sources
 
 SPLIT_PATTERN = (
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = DataConfig(
         name="embedded",
         sources={
-            name: SourceConfig(paths=[f"embedded:{name}"]) for name in standard_library.SOURCE_NAMES
+            name: SourceConfig(paths=[f"embedded:{name}"]) for name in embedded_corpus.SOURCE_NAMES
         },
         tokenizer=tokenizer.EMBEDDED,
         eos_token=tokenizer.EMBEDDED_EOS_TOKEN,

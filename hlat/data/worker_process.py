@@ -20,7 +20,7 @@ from hlat.data.batch_reader import BatchReader, DataCursor
 from hlat.data.data_fingerprint import validate_same_fingerprint
 from hlat.data.data_mixture import MixtureStage
 from hlat.data.training_data import open_training_data
-from hlat.data.worker_producer import SharedBatchBuffer
+from hlat.data.worker_producer import map_batch_slots
 
 
 def main() -> None:
@@ -45,15 +45,12 @@ def _run_worker(message: dict[str, Any], replies: Any) -> None:
     training_data = open_training_data(data, phase, batch, message["seed"])
     validate_same_fingerprint(training_data.fingerprint, message["fingerprint"])
     reader = BatchReader(training_data, batch, row_indices)
-    start_step, proportions, name = message["stage"]
-    stage = MixtureStage(start_step, tuple((source, p) for source, p in proportions), name)
-    reader.restore(DataCursor(message["step"], stage, np.array(message["states"], np.int64)))
+    stage, states = MixtureStage.from_json(message["stage"]), np.array(message["states"], np.int64)
+    reader.restore(DataCursor(message["step"], stage, states))
     descriptor, num_slots = message["slots"]
     width = training_data.state_width
-    buffer = SharedBatchBuffer(
-        descriptor, num_slots, len(row_indices), batch.sequence_length, width
-    )
+    slots = map_batch_slots(descriptor, num_slots, len(row_indices), batch.sequence_length, width)
     for line in sys.stdin:
         slot = json.loads(line)
-        buffer.tokens[slot], buffer.states[slot] = reader.read_batch()
+        slots["tokens"][slot], slots["states"][slot] = reader.read_batch()
         print("[]", file=replies, flush=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import hlat
 from hlat.config.batch import BatchConfig
@@ -58,28 +59,19 @@ class WorkerTask:
     """Fingerprint of the trainer's data, which the worker's data must match."""
 
 
-class SharedBatchBuffer:
-    """Shared memory with slots for batches and the stream states after each batch."""
+def map_batch_slots(
+    file_descriptor: int, num_slots: int, num_rows: int, sequence_length: int, state_width: int
+) -> NDArray[Any]:
+    """Map an open file as slots of a batch's `tokens` and the stream `states` after it.
 
-    def __init__(
-        self,
-        file_descriptor: int,
-        num_slots: int,
-        num_rows: int,
-        sequence_length: int,
-        state_width: int,
-    ) -> None:
-        """Map an open file, which is enlarged if necessary."""
-        num_states = num_slots * num_rows * state_width
-        num_tokens = num_slots * num_rows * sequence_length
-        size = 8 * num_states + 4 * num_tokens
-        if os.fstat(file_descriptor).st_size < size:
-            os.truncate(file_descriptor, size)
-        mapped = mmap.mmap(file_descriptor, size)
-        states = np.frombuffer(mapped, np.int64, num_states)
-        tokens = np.frombuffer(mapped, np.int32, num_tokens, 8 * num_states)
-        self.states: StreamStates = states.reshape(num_slots, num_rows, state_width)
-        self.tokens: TokenBatch = tokens.reshape(num_slots, num_rows, sequence_length)
+    The file is enlarged if necessary.
+    """
+    states = ("states", np.int64, (num_rows, state_width))
+    slot = np.dtype([states, ("tokens", np.int32, (num_rows, sequence_length))])
+    size = num_slots * slot.itemsize
+    if os.fstat(file_descriptor).st_size < size:
+        os.truncate(file_descriptor, size)
+    return np.frombuffer(mmap.mmap(file_descriptor, size), slot)
 
 
 def create_anonymous_file() -> int:
@@ -109,15 +101,14 @@ class _WorkerProcess:
             os.close(self._file_descriptor)
             raise WorkerDiedError(f"could not be started ({error})") from error
         sizes = (num_slots, len(task.numbers), task.batch.sequence_length, task.width)
-        self._buffer = SharedBatchBuffer(self._file_descriptor, *sizes)
+        self._slots = map_batch_slots(self._file_descriptor, *sizes)
 
     def start(self, cursor: DataCursor) -> None:
         """Send the task and the position."""
-        stage = cursor.stage
         message = {
             **vars(self._task),
             "step": cursor.step,
-            "stage": [stage.start_step, stage.proportions, stage.name],
+            "stage": cursor.stage.to_json(),
             "states": cursor.states.tolist(),
             "slots": [self._file_descriptor, self._num_slots],
         }
@@ -135,7 +126,7 @@ class _WorkerProcess:
             raise WorkerDiedError(_format_exit_reason(self._process.wait()))
         if problems := json.loads(line):
             raise ConfigError(*problems)
-        return self._buffer.tokens[slot], self._buffer.states[slot]
+        return self._slots["tokens"][slot], self._slots["states"][slot]
 
     def close(self) -> None:
         """Kill the process, which has no state to save."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hlat.config.argument_parser import CommandLineParser, parse_positive_int, run_and_exit
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.data import embedded_corpus, standard_library
+from hlat.data import embedded_corpus
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.prepare import (
     corpus_inspection,
@@ -115,7 +115,7 @@ def _dispatch(arguments: argparse.Namespace) -> int:
 def _prepare_embedded() -> int:
     directory = embedded_corpus.prepare_embedded_corpus()
     print(f"embedded corpus: {directory}")
-    for name in standard_library.SOURCE_NAMES:
+    for name in embedded_corpus.SOURCE_NAMES:
         corpus = ArrowDataset([directory / f"{name}.arrow"], "text")
         print(f"  embedded:{name:<6} {len(corpus):>6} rows {corpus.num_bytes / 1e6:>7.2f} MB")
     return ExitCode.FINISHED

@@ -19,8 +19,9 @@ from hlat.prepare import arrow_shards, document_reader
 from hlat.prepare.arrow_shards import ShardRecord
 from hlat.prepare.corpus_manifest import IndexRecord, InputRecord, write_json
 from hlat.prepare.document_reader import DamagedDocument
-from hlat.prepare.input_files import InputFile, InputReader, detect_format
+from hlat.prepare.input_files import InputReader, detect_format
 from hlat.storage import durable_files
+from hlat.storage.data_file import DataFile
 
 FORMAT_VERSION = 1
 """Part of the hash that names a job; increased when the same inputs result in other shards."""
@@ -39,20 +40,24 @@ class ConversionJob:
 
     work_dir: Path
     """Parent of the job's directory."""
-    inputs: tuple[InputFile, ...]
+    inputs: tuple[DataFile, ...]
     column: str
     skip_damaged: bool
 
     @property
     def output_dir(self) -> Path:
         """Directory of the shards of a finished job."""
-        key = [FORMAT_VERSION, self.column, [asdict(file) for file in self.inputs]]
+        inputs = [
+            {"path": file.location, "bytes": file.num_bytes, "version": file.version}
+            for file in self.inputs
+        ]
+        key = [FORMAT_VERSION, self.column, inputs]
         return self.work_dir / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
 
     @property
     def num_bytes(self) -> int:
         """Size of the input files."""
-        return sum(file.bytes for file in self.inputs)
+        return sum(file.num_bytes for file in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -65,15 +70,15 @@ class JobReceipt:
 
 
 def split_into_jobs(
-    work_dir: Path, inputs: Iterable[InputFile], column: str, skip_damaged: bool
+    work_dir: Path, inputs: Iterable[DataFile], column: str, skip_damaged: bool
 ) -> Iterator[ConversionJob]:
     """Divide input files into jobs by their sizes, which every attempt repeats exactly."""
-    batch: list[InputFile] = []
+    batch: list[DataFile] = []
     size = 0
     for file in inputs:
         batch.append(file)
-        size += file.bytes * (
-            1 if detect_format(file.path) == ("lines", None) else COMPRESSION_RATIO
+        size += file.num_bytes * (
+            1 if detect_format(file.location) == ("lines", None) else COMPRESSION_RATIO
         )
         if size >= TARGET_JOB_BYTES:
             yield ConversionJob(work_dir, tuple(batch), column, skip_damaged)
@@ -122,18 +127,18 @@ def run_conversion_job(job: ConversionJob, on_progress: Callable[[int], None]) -
 
 def _convert_input(
     job: ConversionJob,
-    input_file: InputFile,
+    input_file: DataFile,
     writer: arrow_shards.ArrowShardWriter,
     on_progress: Callable[[int], None],
 ) -> InputRecord:
     counts = {"documents": 0, "text_bytes": 0, "empty": 0, "damaged": 0}
-    with InputReader(input_file.path, on_progress) as reader:
-        for document in document_reader.parse_documents(reader, input_file.path, job.column):
+    with InputReader(input_file.location, on_progress) as reader:
+        for document in document_reader.parse_documents(reader, input_file.location, job.column):
             if isinstance(document, DamagedDocument):
                 if not job.skip_damaged:
                     raise ConfigError(
-                        f"{input_file.path}, {document.location}: {document.reason}; repair the "
-                        "file and run the same command again, or skip and count such documents "
+                        f"{input_file.location}, {document.location}: {document.reason}; repair "
+                        "the file and run the same command again, or skip and count such documents "
                         "with skip_damaged=true"
                     )
                 counts["damaged"] += 1
@@ -143,8 +148,8 @@ def _convert_input(
                 counts["text_bytes"] += len(document)
             else:
                 counts["empty"] += 1
-        on_progress(input_file.bytes - reader.num_bytes_read)
-    return InputRecord(input_file.path, input_file.bytes, input_file.version, **counts)
+        on_progress(input_file.num_bytes - reader.num_bytes_read)
+    return InputRecord(input_file.location, input_file.num_bytes, input_file.version, **counts)
 
 
 def _write_row_indices(directory: Path, shards: Iterable[ShardRecord]) -> Iterator[IndexRecord]:

@@ -13,12 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hlat.config.config_errors import ConfigError
+from hlat.data import row_index
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.data.tokenizer import EMBEDDED_FILE, parse_tokenizer
 from hlat.prepare import arrow_shards, corpus_manifest, document_reader, input_files
 from hlat.prepare.corpus_manifest import CorpusManifest
 from hlat.prepare.document_reader import DamagedDocument
-from hlat.prepare.input_files import InputFile, InputReader
+from hlat.prepare.input_files import InputReader
+from hlat.storage.data_file import DataFile
 from hlat.storage.progress_bar import format_bytes
 
 MAX_SAMPLE_DOCUMENTS = 256
@@ -29,8 +31,6 @@ MAX_SAMPLE_BYTES = 2 << 20
 """Bytes of text after which the reading of a file stops."""
 NUM_SHOWN_SAMPLES = 3
 MAX_SHOWN_CHARACTERS = 200
-
-_ARROW_MAGIC = b"ARROW1"
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ def inspect_corpus(path: str, column: str) -> list[CorpusStatistics]:
     if manifests:
         return [_inspect_prepared(directory, one) for directory, one in manifests.items()]
     files = input_files.find_input_files([path])
-    if all(_is_mappable(file) for file in files):
-        return [_inspect_mapped(path, ArrowDataset([Path(file.path) for file in files], column))]
+    if all(_is_mappable(file, column) for file in files):
+        return [_inspect_mapped(path, ArrowDataset(files, column))]
     return [_inspect_sample(path, files, column)]
 
 
@@ -90,20 +90,17 @@ def _sample_documents(corpus: ArrowDataset) -> tuple[str, ...]:
     return tuple(corpus.read_text(row) for row in _compute_spaced_indices(len(corpus)))
 
 
-def _is_mappable(input_file: InputFile) -> bool:
+def _is_mappable(file: DataFile, column: str) -> bool:
     """Return True if the file contains uncompressed Arrow buffers, which need not be read."""
-    if "://" in input_file.path or input_files.detect_format(input_file.path) != ("arrow", None):
+    if file.is_remote or input_files.detect_format(file.location) != ("arrow", None):
         return False
     try:
-        mapped = pa.memory_map(input_file.path).read_buffer()
-        is_file = mapped[: len(_ARROW_MAGIC)].to_pybytes() == _ARROW_MAGIC
-        reader = pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
-        batch = reader.get_batch(0) if is_file else reader.read_next_batch()
-    except (pa.ArrowException, OSError, ValueError, StopIteration):
+        if row_index.find_row_index(file, column) is None:
+            index = row_index.build_row_index(Path(file.location), column)
+            row_index.cache_row_index(index, file, column)
+    except ConfigError:
         return False
-    buffers = [buffer for array in batch.columns for buffer in array.buffers() if buffer]
-    end = mapped.address + mapped.size
-    return all(mapped.address <= buffer.address <= end for buffer in buffers)
+    return True
 
 
 def _inspect_mapped(name: str, corpus: ArrowDataset) -> CorpusStatistics:
@@ -121,7 +118,7 @@ def _inspect_mapped(name: str, corpus: ArrowDataset) -> CorpusStatistics:
     )
 
 
-def _inspect_sample(name: str, files: Sequence[InputFile], column: str) -> CorpusStatistics:
+def _inspect_sample(name: str, files: Sequence[DataFile], column: str) -> CorpusStatistics:
     indices = _compute_spaced_indices(len(files), MAX_SAMPLE_FILES)
     samples = [_FileSample(files[i], column) for i in indices]
     documents = [document for sample in samples for document in sample.documents]
@@ -144,7 +141,7 @@ def _inspect_sample(name: str, files: Sequence[InputFile], column: str) -> Corpu
 
 
 def _extrapolate(
-    files: Sequence[InputFile], samples: Sequence["_FileSample"], amounts: Sequence[float]
+    files: Sequence[DataFile], samples: Sequence["_FileSample"], amounts: Sequence[float]
 ) -> float:
     """Estimate the total of `amounts` over all files from the amount per byte by file format."""
     totals: dict[str, list[float]] = {}
@@ -154,11 +151,11 @@ def _extrapolate(
             sums[0] += amount
             sums[1] += sample.num_bytes_read
     density = {key: amount / max(1.0, num_bytes) for key, (amount, num_bytes) in totals.items()}
-    return sum(file.bytes * density.get(_get_format(file), density["any"]) for file in files)
+    return sum(file.num_bytes * density.get(_get_format(file), density["any"]) for file in files)
 
 
-def _get_format(input_file: InputFile) -> str:
-    return str(input_files.detect_format(input_file.path))
+def _get_format(input_file: DataFile) -> str:
+    return str(input_files.detect_format(input_file.location))
 
 
 def _compute_spaced_indices(count: int, max_count: int = MAX_SAMPLE_DOCUMENTS) -> list[int]:
@@ -169,13 +166,13 @@ def _compute_spaced_indices(count: int, max_count: int = MAX_SAMPLE_DOCUMENTS) -
 class _FileSample:
     """Documents at the beginning of a file."""
 
-    def __init__(self, input_file: InputFile, column: str) -> None:
+    def __init__(self, input_file: DataFile, column: str) -> None:
         self.documents: list[bytes] = []
         self.num_empty = self.num_damaged = 0
         self.format = _get_format(input_file)
         size = 0
-        with InputReader(input_file.path) as reader:
-            for document in document_reader.parse_documents(reader, input_file.path, column):
+        with InputReader(input_file.location) as reader:
+            for document in document_reader.parse_documents(reader, input_file.location, column):
                 if isinstance(document, DamagedDocument):
                     self.num_damaged += 1
                 elif not document:
@@ -186,19 +183,19 @@ class _FileSample:
                 if size >= MAX_SAMPLE_BYTES:
                     break
             self.is_complete = size < MAX_SAMPLE_BYTES
-            num_read = input_file.bytes if self.is_complete else reader.num_bytes_read
-            self.num_bytes_read = min(num_read, input_file.bytes)
+            num_read = input_file.num_bytes if self.is_complete else reader.num_bytes_read
+            self.num_bytes_read = min(num_read, input_file.num_bytes)
         self.num_rows = len(self.documents) + self.num_empty + self.num_damaged
 
 
-def _count_parquet_rows(files: Sequence[InputFile]) -> int | None:
+def _count_parquet_rows(files: Sequence[DataFile]) -> int | None:
     """Return the number of rows in the footers of Parquet files; None for other files."""
-    if any(input_files.detect_format(file.path) != ("parquet", None) for file in files):
+    if any(input_files.detect_format(file.location) != ("parquet", None) for file in files):
         return None
     num_rows = 0
     try:
         for file in files:
-            with InputReader(file.path) as reader:
+            with InputReader(file.location) as reader:
                 num_rows += int(pq.ParquetFile(reader).metadata.num_rows)
     except (pa.ArrowException, OSError):
         return None

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hlat.config.config_errors import ConfigError
-from hlat.prepare.input_files import InputFile
+from hlat.storage.data_file import DataFile
 
 
 class CorpusLayout(NamedTuple):
@@ -42,24 +42,24 @@ LAYOUTS = {
 
 
 def assign_sources(
-    name: str, inputs: Iterable[InputFile]
-) -> tuple[dict[str, list[InputFile]], list[InputFile]]:
+    name: str, inputs: Iterable[DataFile]
+) -> tuple[dict[str, list[DataFile]], list[DataFile]]:
     """Return the files of each source of a layout that has any, and the unmatched files.
 
     Raises:
         ConfigError: If no file matches.
     """
     sources = LAYOUTS[name].sources
-    assigned: dict[str, list[InputFile]] = {source: [] for source in sources}
-    unmatched: list[InputFile] = []
+    assigned: dict[str, list[DataFile]] = {source: [] for source in sources}
+    unmatched: list[DataFile] = []
     for file in inputs:
-        path = PurePosixPath(file.path)
+        path = PurePosixPath(file.location)
         matches = [source for source, ends in sources.items() if any(map(path.match, ends))]
         (assigned[matches[0]] if matches else unmatched).append(file)
     if not any(assigned.values()):
         patterns = ", ".join(pattern for ends in sources.values() for pattern in ends)
         raise ConfigError(
-            f"layout={name}: none of {len(unmatched)} files, such as {unmatched[0].path}, "
+            f"layout={name}: none of {len(unmatched)} files, such as {unmatched[0].location}, "
             f"matches {patterns}; specify the directory of the corpus, or omit layout="
         )
     return {source: files for source, files in assigned.items() if files}, unmatched

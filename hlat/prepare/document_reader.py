@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from hlat.config.config_errors import ConfigError
+from hlat.data import text_column
 from hlat.prepare.input_files import InputReader, detect_format
 
 BLOCK_BYTES = 1 << 20
@@ -21,7 +20,6 @@ ROWS_PER_READ = 256
 """Rows of a Parquet file in memory at once."""
 
 _decode = json.JSONDecoder().decode
-_STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,10 @@ def parse_documents(file: InputReader, path: str, column: str) -> Iterator[Docum
     if file_format == "lines":
         yield from _parse_lines(_read_blocks(file, codec), column)
         return
-    read_batches = _read_parquet_batches if file_format == "parquet" else _read_arrow_batches
-    yield from _parse_rows(read_batches(file, path, column))
+    native = pa.PythonFile(file, mode="r")
+    yield from _parse_rows(
+        text_column.read_column(path, native, column, "text_column", rows_per_batch=ROWS_PER_READ)
+    )
 
 
 def _read_blocks(file: InputReader, codec: str | None) -> Iterator[bytes]:
@@ -134,12 +134,12 @@ def _parse_rows(batches: Iterator[pa.Array]) -> Iterator[Document]:
             for value in _decode_values(batch):
                 yield _validate_utf8(value, row)
                 row += 1
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, OverflowError) as error:
         yield DamagedDocument(f"after {row} rows", _format_read_error(error))
 
 
 def _decode_values(array: pa.Array) -> list[bytes | None]:
-    if not (pa.types.is_string(array.type) or pa.types.is_large_string(array.type)):
+    if not text_column.is_plain_text_type(array.type):
         array.validate(full=True)  # the cast follows indices and views
         array = array.cast(pa.large_string())
     binary = array.cast(pa.large_binary())  # invalid UTF-8 then affects single documents
@@ -157,48 +157,3 @@ def _validate_utf8(value: bytes | None, row: int) -> Document:
         position = f"byte 0x{value[error.start]:02x} at position {error.start}"
         return DamagedDocument(f"row {row}", f"is not UTF-8 ({position})")
     return value
-
-
-def _read_parquet_batches(file: InputReader, path: str, column: str) -> Iterator[pa.Array]:
-    parquet = pq.ParquetFile(file, pre_buffer=False)
-    validate_text_column(path, parquet.schema_arrow, column)
-    for batch in parquet.iter_batches(ROWS_PER_READ, columns=[column], use_threads=False):
-        yield batch.column(0)
-
-
-def _read_arrow_batches(file: InputReader, path: str, column: str) -> Iterator[pa.Array]:
-    is_arrow_file = file.read(6) == b"ARROW1"
-    file.seek(0)
-    native = pa.PythonFile(file, mode="r")
-    options = pa.ipc.IpcReadOptions(use_threads=False)
-    if is_arrow_file:
-        reader = pa.ipc.open_file(native, options=options)
-        batches: Any = map(reader.get_batch, range(reader.num_record_batches))
-    else:
-        batches = reader = pa.ipc.open_stream(native, options=options)
-    validate_text_column(path, reader.schema, column)
-    for batch in batches:
-        yield batch.column(column)
-    file.seek(-len(_STREAM_END), 2)
-    if not is_arrow_file and file.read(len(_STREAM_END)) != _STREAM_END:
-        raise OSError("the end of the Arrow stream is missing")
-
-
-def _is_string_type(type_: pa.DataType) -> bool:
-    if pa.types.is_dictionary(type_):
-        return _is_string_type(type_.value_type)
-    return bool(
-        pa.types.is_string(type_) or pa.types.is_large_string(type_) or str(type_) == "string_view"
-    )
-
-
-def validate_text_column(path: str, schema: pa.Schema, column: str) -> None:
-    """Raise ConfigError if a schema lacks a text column of this name; list the text columns."""
-    if column in schema.names and _is_string_type(schema.field(column).type):
-        return
-    text_columns = [field.name for field in schema if _is_string_type(field.type)]
-    problem = f"is {schema.field(column).type}" if column in schema.names else "does not exist"
-    raise ConfigError(
-        f"{path}: its column '{column}' {problem}; its text columns are: "
-        f"{', '.join(text_columns) or 'none'}; specify one with text_column=, or omit the file"
-    )

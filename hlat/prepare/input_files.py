@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -18,6 +18,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from hlat.config.config_errors import ConfigError
+from hlat.data import source_files
+from hlat.storage import remote_files
+from hlat.storage.data_file import DataFile
 
 COMPRESSION_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 FILE_FORMATS = {
@@ -30,20 +33,6 @@ SUPPORTED_SUFFIXES = ".jsonl, .json or .ndjson (also .gz, .zst, .bz2), .parquet,
 _METADATA_FILES = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "manifest.json"}
 )
-_VERSION_KEYS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created")
-"""Keys of fsspec's file information that change with the contents."""
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """File of documents."""
-
-    path: str
-    """Absolute path or URL."""
-    bytes: int
-    """Size of the file, compressed or not."""
-    version: str
-    """Modification time, or another value that changes with the contents."""
 
 
 def detect_format(path: str) -> tuple[str, str | None] | None:
@@ -61,7 +50,7 @@ def detect_format(path: str) -> tuple[str, str | None] | None:
     return None
 
 
-def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) -> list[InputFile]:
+def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) -> list[DataFile]:
     """Return the distinct files that match paths, directories, globs and URLs, sorted by path.
 
     The files of `output_dir`, the directory that is being prepared, are ignored.
@@ -70,7 +59,7 @@ def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) ->
         ConfigError: With all problems: no match, no supported file, no access, or a file and its
             compressed copy.
     """
-    inputs: dict[str, InputFile] = {}
+    inputs: dict[str, DataFile] = {}
     problems: list[str] = []
     for pattern in patterns:
         try:
@@ -80,7 +69,9 @@ def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) ->
             continue
         prefix = None if output_dir is None else f"{output_dir.absolute()}/"
         outside = {
-            file.path: file for file in matches if not prefix or not file.path.startswith(prefix)
+            file.location: file
+            for file in matches
+            if not prefix or not file.location.startswith(prefix)
         }
         if matches and not outside:
             problems.append(f"{pattern}: is in output={output_dir}; choose another directory")
@@ -90,7 +81,7 @@ def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) ->
     problems += _find_duplicates(inputs)
     if problems:
         raise ConfigError(*problems)
-    return sorted(inputs.values(), key=lambda file: file.path)
+    return sorted(inputs.values(), key=lambda file: file.location)
 
 
 def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
@@ -105,25 +96,27 @@ def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
             yield f"{other} and {path}: the same documents, by their names; omit one of them"
 
 
-def _open_file_system(path: str) -> tuple[Any, str]:
-    try:
-        system, inner = fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
-    return system, inner
-
-
-def _match_pattern(pattern: str) -> list[InputFile]:
-    system, path = _open_file_system(pattern)
-    try:
+def _match_pattern(pattern: str) -> list[DataFile]:
+    with _translate_errors(pattern, "read"):
+        system, path = fsspec.core.url_to_fs(pattern)
+    with _translate_errors(pattern, "listed"):
         return _list_matches(system, path, pattern)
+
+
+@contextmanager
+def _translate_errors(path: str, participle: str) -> Iterator[None]:
+    """Raise the exceptions of file systems and their client libraries as ConfigError."""
+    try:
+        yield
     except ConfigError:
         raise
-    except Exception as error:  # drivers raise the exceptions of their client libraries
-        raise ConfigError(f"{pattern}: cannot be listed ({_format_reason(error)})") from error
+    except Exception as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        reason = reason or next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise ConfigError(f"{path}: cannot be {participle} ({reason})") from error
 
 
-def _list_matches(system: Any, path: str, pattern: str) -> list[InputFile]:
+def _list_matches(system: Any, path: str, pattern: str) -> list[DataFile]:
     if system.exists(path):
         names = [path]
     elif glob.has_magic(path):
@@ -134,9 +127,9 @@ def _list_matches(system: Any, path: str, pattern: str) -> list[InputFile]:
     inputs = []
     for name in names:
         if system.isdir(name):
-            inputs += [_build_input_file(system, file) for file in _list_documents(system, name)]
+            inputs += [_build_data_file(system, file) for file in _list_documents(system, name)]
         elif detect_format(name):
-            inputs.append(_build_input_file(system, name))
+            inputs.append(_build_data_file(system, name))
         elif names == [path]:
             raise ConfigError(f"{pattern}: has an unknown suffix; supported: {SUPPORTED_SUFFIXES}")
     return inputs
@@ -154,7 +147,8 @@ def _list_documents(system: Any, directory: str) -> list[str]:
         if "dataset_dict.json" in names:
             _validate_single_split(system, parent)
         if "state.json" in names and "dataset_info.json" in names:
-            names = _list_saved_files(parent, json.loads(system.cat_file(f"{parent}/state.json")))
+            state = json.loads(system.cat_file(f"{parent}/state.json"))
+            names = set(source_files.list_saved_dataset_files(parent, names, state))
         paths += [
             f"{parent}/{name}"
             for name in names
@@ -178,33 +172,10 @@ def _validate_single_split(system: Any, directory: str) -> None:
         )
 
 
-def _list_saved_files(directory: str, state: dict[str, Any]) -> set[str]:
-    """Return the data files of `datasets.Dataset.save_to_disk`, without caches of `map`."""
-    if state.get("_indices_files") or state.get("_indices_data_files"):
-        raise ConfigError(
-            f"{directory}: is a selection of rows with a separate index; save the data set again "
-            "after flatten_indices()"
-        )
-    files = {str(file["filename"]) for file in state["_data_files"]}
-    if outside := sorted(file for file in files if PurePosixPath(file).name != file):
-        raise ConfigError(
-            f"{directory}: its state.json names {outside[0]}, which is not in the directory"
-        )
-    return files
-
-
-def _build_input_file(system: Any, name: str) -> InputFile:
+def _build_data_file(system: Any, name: str) -> DataFile:
     if isinstance(system, LocalFileSystem):
-        stat = os.stat(name)  # follows links
-        return InputFile(os.path.abspath(name), stat.st_size, str(stat.st_mtime_ns))
-    info = system.info(name)
-    version = next((str(info[key]) for key in _VERSION_KEYS if info.get(key)), "")
-    return InputFile(system.unstrip_protocol(name), int(info["size"]), version)
-
-
-def _format_reason(error: Exception) -> str:
-    reason = error.strerror if isinstance(error, OSError) else None
-    return reason or next(iter(str(error).splitlines()), "") or type(error).__name__
+        return DataFile.from_path(Path(os.path.abspath(name)))
+    return remote_files.build_data_file(system, system.info(name))
 
 
 class InputReader(io.RawIOBase):
@@ -221,15 +192,9 @@ class InputReader(io.RawIOBase):
     def __init__(self, path: str, on_progress: Callable[[int], None] = lambda _: None) -> None:
         self._path, self._on_progress = path, on_progress
         self.num_bytes_read = 0
-        system, inner = _open_file_system(path)
-        self._file: BinaryIO = self._call(system.open, inner, "rb")
-
-    def _call(self, function: Any, *arguments: Any) -> Any:
-        try:
-            return function(*arguments)
-        except Exception as error:  # drivers raise the exceptions of their client libraries
-            reason = _format_reason(error)
-            raise ConfigError(f"{self._path}: cannot be read ({reason})") from error
+        with _translate_errors(path, "read"):
+            system, inner = fsspec.core.url_to_fs(path)
+            self._file: BinaryIO = system.open(inner, "rb")
 
     def readable(self) -> bool:
         """Return True."""
@@ -239,15 +204,16 @@ class InputReader(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         """Read at most `size` bytes, by default the rest."""
-        block: bytes = self._call(self._file.read, -1 if size is None else size)
+        with _translate_errors(self._path, "read"):
+            block = self._file.read(-1 if size is None else size)
         self.num_bytes_read += len(block)
         self._on_progress(len(block))
         return block
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """Set and return the position in bytes."""
-        position: int = self._call(self._file.seek, offset, whence)
-        return position
+        with _translate_errors(self._path, "read"):
+            return self._file.seek(offset, whence)
 
     def tell(self) -> int:
         """Return the position in bytes."""

@@ -19,9 +19,9 @@ from hlat.config.config_errors import ConfigError
 from hlat.prepare import arrow_shards, conversion_job, corpus_layouts, corpus_manifest, job_pool
 from hlat.prepare.arrow_shards import ShardRecord
 from hlat.prepare.conversion_job import ConversionJob, JobReceipt
-from hlat.prepare.corpus_manifest import CorpusManifest, IndexRecord, InputRecord, write_json
-from hlat.prepare.input_files import InputFile
+from hlat.prepare.corpus_manifest import CorpusManifest, IndexRecord, write_json
 from hlat.storage import durable_files
+from hlat.storage.data_file import DataFile
 from hlat.storage.progress_bar import ProgressBar, format_bytes
 
 _SETTINGS_FILE = "settings.json"
@@ -34,7 +34,7 @@ class PreparationSource:
 
     name: str
     directory: Path
-    inputs: tuple[InputFile, ...]
+    inputs: tuple[DataFile, ...]
     column: str
     layout: str | None
 
@@ -45,7 +45,8 @@ class PreparationSource:
 
     def to_settings(self) -> dict[str, Any]:
         """Return the command-line settings that every attempt must repeat."""
-        return _build_settings(self.column, self.layout, self.inputs)
+        paths = [file.location for file in self.inputs]
+        return {"text_column": self.column, "layout": self.layout, "INPUT": paths}
 
 
 def prepare_sources(
@@ -81,7 +82,7 @@ def prepare_sources(
 
 
 def plan_sources(
-    output_dir: Path, inputs: Sequence[InputFile], column: str, layout: str | None
+    output_dir: Path, inputs: Sequence[DataFile], column: str, layout: str | None
 ) -> tuple[list[PreparationSource], list[str]]:
     """Return the sources to prepare, and notes on missing and unmatched files of a layout.
 
@@ -115,7 +116,7 @@ def plan_sources(
     ]
     if unmatched:
         notes.append(
-            f"{len(unmatched)} files are of no source of {layout}, such as {unmatched[0].path}"
+            f"{len(unmatched)} files are of no source of {layout}, such as {unmatched[0].location}"
         )
     return sources, notes
 
@@ -150,27 +151,20 @@ def _load_complete_manifest(source: PreparationSource) -> CorpusManifest | None:
                 "another output=, or move them away"
             )
         return None
-    previous = _build_settings(manifest.input_column, manifest.layout, manifest.inputs)
+    paths = [record.path for record in manifest.inputs]
+    previous = {"text_column": manifest.input_column, "layout": manifest.layout, "INPUT": paths}
     _validate_settings(source, previous)
-    records = {record.path: record for record in manifest.inputs}
     changed = [
-        f"{source.directory}: was prepared from {file.path} when it had "
-        f"{records[file.path].bytes:,} bytes; it was modified since and has {file.bytes:,}; choose "
-        "another output=, or delete the directory"
-        for file in source.inputs
-        if (file.bytes, file.version) != (records[file.path].bytes, records[file.path].version)
+        f"{source.directory}: was prepared from {record.path} when it had {record.bytes:,} bytes; "
+        f"it was modified since and has {file.num_bytes:,}; choose another output=, or delete the "
+        "directory"
+        for record, file in zip(manifest.inputs, source.inputs, strict=True)
+        if (file.num_bytes, file.version) != (record.bytes, record.version)
     ]
     if changed:
         raise ConfigError(*changed)
     shutil.rmtree(source.work_dir, ignore_errors=True)  # left by a kill after the manifest
     return manifest
-
-
-def _build_settings(
-    column: str, layout: str | None, inputs: Sequence[InputFile] | Sequence[InputRecord]
-) -> dict[str, Any]:
-    paths = [file.path for file in inputs]
-    return {"text_column": column, "layout": layout, "INPUT": paths}
 
 
 def _validate_settings(source: PreparationSource, previous: dict[str, Any]) -> None:

@@ -44,12 +44,12 @@ def open_file(location: str) -> Any:
 def _list_matches(filesystem: Any, path: str, url: str) -> DataDirectory | list[DataFile]:
     if glob.has_magic(path):
         matches = filesystem.glob(path, detail=True).values()
-        return [_build_data_file(filesystem, info) for info in matches if info["type"] == "file"]
+        return [build_data_file(filesystem, info) for info in matches if info["type"] == "file"]
     if filesystem.isdir(path):
         infos = [info for info in filesystem.ls(path, detail=True) if info["type"] == "file"]
-        files = {file.name: file for file in (_build_data_file(filesystem, info) for info in infos)}
+        files = {file.name: file for file in (build_data_file(filesystem, info) for info in infos)}
         return DataDirectory(url.rstrip("/"), files, lambda name: _read_file(files[name].location))
-    return [_build_data_file(filesystem, filesystem.info(path))] if filesystem.exists(path) else []
+    return [build_data_file(filesystem, filesystem.info(path))] if filesystem.exists(path) else []
 
 
 def _read_file(location: str) -> bytes:
@@ -60,7 +60,8 @@ def _read_file(location: str) -> bytes:
         raise build_unusable_error(location, error) from error
 
 
-def _build_data_file(filesystem: Any, info: dict[str, Any]) -> DataFile:
-    versions = (f"{key}={info[key]}" for key in _VERSION_KEYS if info.get(key) is not None)
+def build_data_file(filesystem: Any, info: dict[str, Any]) -> DataFile:
+    """Return the data file that fsspec's file information describes."""
+    versions = (str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None)
     location = filesystem.unstrip_protocol(info["name"])
     return DataFile(location, int(info["size"]), next(versions, ""))

@@ -10,7 +10,7 @@ from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig, StageConfig
-from hlat.data import data_cache, embedded_corpus, standard_library
+from hlat.data import data_cache, embedded_corpus
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.data.data_loader import build_data_loader
 from hlat.data.source_files import find_source_files
@@ -112,7 +112,7 @@ def test_a_library_without_sources_is_an_error(small_library: Path) -> None:
 
 
 @pytest.mark.usefixtures("embedded_folder")
-@pytest.mark.parametrize("name", standard_library.SOURCE_NAMES)
+@pytest.mark.parametrize("name", embedded_corpus.SOURCE_NAMES)
 def test_the_real_library_fills_every_source(name: str) -> None:
     corpus = ArrowDataset(find_source_files("key", "/nowhere", [f"embedded:{name}"]), "text")
     assert len(corpus) > 64
@@ -122,7 +122,7 @@ def test_the_real_library_fills_every_source(name: str) -> None:
 
 @pytest.mark.usefixtures("embedded_folder")
 def test_the_embedded_corpus_and_tokenizer_feed_a_run(eos: str) -> None:
-    sources = {name: SourceConfig([f"embedded:{name}"]) for name in standard_library.SOURCE_NAMES}
+    sources = {name: SourceConfig([f"embedded:{name}"]) for name in embedded_corpus.SOURCE_NAMES}
     data = DataConfig(name="embedded", sources=sources, tokenizer="embedded", eos_token=eos)
     loader = build_data_loader(
         data, PhaseConfig("p", [StageConfig("main")]), BatchConfig(6, 1, 128), 1
@@ -133,6 +133,6 @@ def test_the_embedded_corpus_and_tokenizer_feed_a_run(eos: str) -> None:
     loader.close()
     assert batch.shape == (6, 128)
     assert {name: found.sequences.tokens.shape for name, found in heldout.items()} == dict.fromkeys(
-        standard_library.SOURCE_NAMES, (2, 128)
+        embedded_corpus.SOURCE_NAMES, (2, 128)
     )
     assert all(0.1 < found.tokens_per_byte < 0.6 for found in heldout.values())

@@ -4,7 +4,7 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.prepare import corpus_layouts
-from hlat.prepare.input_files import InputFile
+from hlat.storage.data_file import DataFile
 
 REDPAJAMA = {
     "arxiv": "arxiv/arxiv_024de5df-1b7f-447c-8c3a-51407d8d6732.jsonl",
@@ -18,9 +18,9 @@ REDPAJAMA = {
 
 
 def _assign(layout: str, *paths: str) -> tuple[dict[str, list[str]], list[str]]:
-    given, rest = corpus_layouts.assign_sources(layout, [InputFile(path, 1, "") for path in paths])
-    return {name: [one.path for one in files] for name, files in given.items()}, [
-        one.path for one in rest
+    given, rest = corpus_layouts.assign_sources(layout, [DataFile(path, 1, "") for path in paths])
+    return {name: [one.location for one in files] for name, files in given.items()}, [
+        one.location for one in rest
     ]
 
 

@@ -159,10 +159,13 @@ def test_columns_that_are_not_there_or_not_text_are_refused(tmp_path: Path) -> N
         writer.write_table(table)
     for name in ("a.parquet", "a.arrow"):
         with pytest.raises(
-            ConfigError, match=r"'text' does not exist; its text columns are: content; "
+            ConfigError,
+            match=r"text_column=text: .* has no column of this name; .* one of: content",
         ):
             _read(tmp_path / name)
-        with pytest.raises(ConfigError, match=f"{name}: its column 'raw' is binary"):
+        with pytest.raises(
+            ConfigError, match=f"text_column=raw: this column of .*{name} is binary"
+        ):
             _read(tmp_path / name, "raw")
 
 

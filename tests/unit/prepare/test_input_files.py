@@ -18,7 +18,7 @@ def _touch(root: Path, *names: str) -> None:
 
 def _names(root: Path, *patterns: str, output: Path | None = None) -> list[str]:
     found = input_files.find_input_files([str(root / pattern) for pattern in patterns], output)
-    return [one.path.removeprefix(f"{root}/") for one in found]
+    return [one.location.removeprefix(f"{root}/") for one in found]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_links_are_followed_to_the_size_and_time_of_what_they_lead_to(tmp_path: 
     (tmp_path / "snapshot").mkdir()
     (tmp_path / "snapshot/1.jsonl").symlink_to("../blobs/0a1b")
     (found,) = input_files.find_input_files([str(tmp_path / "snapshot")])
-    assert found.bytes == 4
+    assert found.num_bytes == 4
     assert found.version == str((tmp_path / "blobs/0a1b").stat().st_mtime_ns)
 
 
@@ -70,13 +70,13 @@ def test_urls_of_other_file_systems(tmp_path: Path) -> None:
     memory.pipe("/inputs/1.jsonl", b"{}\n")
     _touch(tmp_path, "x.jsonl")
     found = input_files.find_input_files(["memory://inputs", f"file://{tmp_path}"])
-    assert [one.path for one in found] == [
+    assert [one.location for one in found] == [
         str(tmp_path / "x.jsonl"),
         "memory:///inputs/1.jsonl",
         "memory:///inputs/b/2.jsonl",
     ]
-    assert [one.bytes for one in found] == [1, 3, 2]
-    with input_files.InputReader(found[1].path) as file:
+    assert [one.num_bytes for one in found] == [1, 3, 2]
+    with input_files.InputReader(found[1].location) as file:
         assert file.read() == b"{}\n"
 
 
@@ -95,9 +95,7 @@ def test_a_saved_data_set_is_what_its_state_lists(tmp_path: Path) -> None:
         _names(tmp_path, "saved")
     for name in ("../outside.arrow", "/outside.arrow", ".."):
         state.write_text(json.dumps({"_data_files": [{"filename": name}]}))
-        with pytest.raises(
-            ConfigError, match="is not in the directory" if name != ".." else "saved"
-        ):
+        with pytest.raises(ConfigError, match="which is missing" if name != ".." else "saved"):
             _names(tmp_path, "saved")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hlat.data import standard_library
+from hlat.data import embedded_corpus
 
 MODULE = '''"""Module docstring, été."""
 
@@ -51,16 +51,16 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(root: Path) -> list[standard_library.LibraryDocument]:
+def read(root: Path) -> list[embedded_corpus.LibraryDocument]:
     return [
         d
-        for path in standard_library.list_library_files(root)
-        for d in standard_library.read_library_documents(root, path)
+        for path in embedded_corpus.list_library_files(root)
+        for d in embedded_corpus.read_library_documents(root, path)
     ]
 
 
 def test_files_are_listed_in_order_without_those_of_others(root: Path) -> None:
-    assert standard_library.list_library_files(root) == [
+    assert embedded_corpus.list_library_files(root) == [
         "LICENSE.txt",
         "broken.py",
         "encodings/table.py",
@@ -84,7 +84,7 @@ def test_documents_go_to_their_sources(root: Path) -> None:
 
 
 def test_docstrings_move_from_code_to_prose(root: Path) -> None:
-    code, prose = standard_library.read_library_documents(root, "pkg/module.py")
+    code, prose = embedded_corpus.read_library_documents(root, "pkg/module.py")
     assert prose.text == (
         "Module docstring, été.\n\nA class.\n\nMethods:\n    Indented.\n\nOne line.\n\nShort."
     )
@@ -97,8 +97,8 @@ def test_docstrings_move_from_code_to_prose(root: Path) -> None:
 def test_data_is_thinned_evenly_to_its_size(root: Path, monkeypatch) -> None:
     for i in range(20):
         (root / "encodings" / f"{i:02}.py").write_text("x" * 100)
-    monkeypatch.setattr(standard_library, "TARGET_DATA_BYTES", 1000)
+    monkeypatch.setattr(embedded_corpus, "TARGET_DATA_BYTES", 1000)
     data = [
-        path for path in standard_library.list_library_files(root) if path.startswith("encodings/")
+        path for path in embedded_corpus.list_library_files(root) if path.startswith("encodings/")
     ]
     assert data == [f"encodings/{i:02}.py" for i in range(0, 20, 3)]
