@@ -1,9 +1,9 @@
 """Pool of worker processes for conversion jobs.
 
-Parsing JSON is CPU-bound, so jobs run in processes, which may be killed at any time. Locks and
-queues shared between processes are lost with the process that holds them. Each worker therefore
-has a pipe to its parent, which detects the death of either side. Jobs are atomic, so a worker is
-stopped by killing it.
+Parsing JSON is CPU-bound, so jobs run in processes, which may be killed at any time. A
+ProcessPoolExecutor of Python 3.11 can miss the death of the worker that it started last, as it
+waits for the workers that existed before `submit`. Each worker therefore has a pipe to its parent,
+which detects the death of either side. Jobs are atomic, so a worker is stopped by killing it.
 """
 
 import os
