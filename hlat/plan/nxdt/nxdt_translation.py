@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 
 from hlat.config.run import Config
 from hlat.config.untrusted_files import load_untrusted_yaml
-from hlat.plan.nxdt.hydra_override import format_override_value
 from hlat.plan.nxdt.nxdt_config import MODEL_CONFIG_PREFIX, NxdtConfig, UnresolvedValue
 from hlat.plan.nxdt.translation_rules import (
-    REMOVE_KEY,
     RULES,
     KeyTranslation,
     TranslationStatus,
-    copy_to,
     mark_redundant,
     mark_unsupported,
+    translate_by_cases,
 )
 
 _UNSUPPORTED_FEATURES = {
@@ -53,13 +51,22 @@ PLACEHOLDERS = {
 }
 """Values that complete a configuration for validation until the user sets them."""
 
+_UNQUOTED_STRING = re.compile(
+    r"(?!(?:true|false|null|inf|infinity|nan|\d[\d_]*\.?[\d_]*(?:e-?[\d_]+)?)$)(?:--)?[\w/][\w./-]*",
+    re.ASCII | re.IGNORECASE,
+)
+"""Strings that Hydra does not parse as a value of another type."""
+
 
 @cache
 def load_key_tables() -> dict[str, Any]:
-    """Return the tables of nxdt_keys.yaml by name, with redundant keys instead of their reasons."""
+    """Return the tables of nxdt_keys.yaml by name, each by key."""
     tables: dict[str, Any] = load_untrusted_yaml(Path(__file__).with_name("nxdt_keys.yaml"))
     by_reason = tables["redundant"].items()
     tables["redundant"] = {key: reason for reason, keys in by_reason for key in keys}
+    by_keys = tables["cases"].items()
+    tables["cases"] = {key: cases for keys, cases in by_keys for key in keys.split(", ")}
+    tables["cases"] |= {key: [{"map": {to: "$value"}}] for key, to in tables["copied"].items()}
     tables["source_specific"]["megatron"] += tables["defaults"]["megatron"]
     return tables
 
@@ -139,12 +146,35 @@ def format_overrides(
     """
     groups = [field.name for field in fields(Config)]
     words = {
-        key: key if value is REMOVE_KEY else f"{key}={format_override_value(value)}"
+        key: key if key.startswith("~") else f"{key}={format_override_value(value)}"
         for key, value in overrides.items()
     }
     words |= {key: f"{key}={(placeholders or {}).get(key, '???')}" for key in unset or {}}
     order = sorted(words, key=lambda key: (groups.index(get_config_group(key)), "." in key))
     return [words[key] for key in order]
+
+
+def format_override_value(value: Any) -> str:
+    """Return a value in the grammar of Hydra's overrides.
+
+    Raises:
+        TypeError: If no key of hlat has the type.
+        ValueError: If a string is not printable or contains an interpolation.
+    """
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(format_override_value, value))}]"
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} is not a type of a configuration value")
+    if not value.isprintable() or "${" in value:
+        raise ValueError(f"{value!r} is not printable or contains an interpolation")
+    if _UNQUOTED_STRING.fullmatch(value):
+        return value
+    escaped = re.sub(r'(\\*)("|$)', lambda end: end[1] * 2 + ('\\"' if end[2] else ""), value)
+    return f'"{escaped}"'
 
 
 def get_config_group(override: str) -> str:
@@ -181,8 +211,8 @@ def _translate_key(key: str, value: Any, config: NxdtConfig) -> KeyTranslation:
         values, reason = tables["supported_values"][key]
         return mark_redundant("as in hlat") if value in values else mark_unsupported(reason)
     try:
-        if key in tables["copied"]:
-            result = copy_to(tables["copied"][key], value)
+        if key in tables["cases"]:
+            result = translate_by_cases(tables["cases"][key], config, value)
         elif key in RULES:
             result = RULES[key](config, value)
         else:

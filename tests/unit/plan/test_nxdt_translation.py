@@ -14,7 +14,6 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.plan.nxdt import nxdt_translation as nxdt
-from hlat.plan.nxdt.hydra_override import format_override_value
 from hlat.plan.nxdt.nxdt_config import UnresolvedValue, parse_nxdt_config
 from hlat.plan.nxdt.translation_rules import RULES
 from hlat.report.nxdt_translation_text import format_translation
@@ -489,7 +488,7 @@ def test_every_leaf_is_told_once(tree):
 
 def test_no_key_stands_in_two_tables():
     tables = nxdt.load_key_tables()
-    names = ("copied", "supported_values", "redundant", "unsupported")
+    names = ("cases", "supported_values", "redundant", "unsupported")
     keys = [*RULES, *(key for name in names for key in tables[name])]
     assert len(keys) == len(set(keys))
 
@@ -499,7 +498,7 @@ def test_the_documentation_has_every_key_that_is_said():
     rows = dict(re.findall(r"^\| `([^|]+)` \|([^|]*)\|", text, re.MULTILINE))
     rows = {key: row for keys, row in rows.items() for key in keys.split("`, `")}
     tables = nxdt.load_key_tables()
-    rules = {**RULES, **tables["copied"]}
+    rules = {**RULES, **tables["cases"], **tables["copied"]}
     wanted = {key.removeprefix(KEPT): to for key, to in rules.items()}
     assert set(wanted) <= set(rows)
     others = {key.removeprefix(KEPT) for key in (*tables["supported_values"], *tables["redundant"])}
@@ -527,12 +526,12 @@ def test_values_come_back_from_the_command_line():
         *("#", "-1", "+x", "%", "(", "a  b", " a ", "0x10", "2024-01-01", 1, 1.5),
     ]
     args = [
-        f"++compiler.environment.X{i}={format_override_value(value)}"
+        f"++compiler.environment.X{i}={nxdt.format_override_value(value)}"
         for i, value in enumerate(values)
     ]
     flags = ["a b", "c,d", "--e=[f]", "true", "1"]
     actual = composition.compose_config(
-        [*args, f"compiler.cc_flags={format_override_value(flags)}"]
+        [*args, f"compiler.cc_flags={nxdt.format_override_value(flags)}"]
     ).compiler
     assert [actual.environment[f"X{i}"] for i in range(len(values))] == list(map(str, values))
     assert actual.cc_flags == flags
@@ -541,7 +540,7 @@ def test_values_come_back_from_the_command_line():
 @pytest.mark.parametrize("value", ["a\nb", "\x1b[2J", "${oc.env:HOME}", b"x", {"a": 1}, object()])
 def test_a_value_that_cannot_be_written_is_refused(value):
     with pytest.raises((TypeError, ValueError)):
-        format_override_value(value)
+        nxdt.format_override_value(value)
 
 
 @pytest.mark.skipif(not PUBLISHED, reason="NXDT_SOURCE names no checkout of NxDT")
