@@ -3,12 +3,12 @@
 Meanings follow the code of NxDT that reads the keys.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+from hlat.config.conditions import are_met, resolve_references
 from hlat.plan.nxdt.nxdt_config import NxdtConfig
 from hlat.plan.nxdt.nxdt_precision import (
     PRECISION_NOTES,
@@ -25,7 +25,6 @@ _CC_FLAGS = {
     "fp32": "--auto-cast none",
 }
 """Flags that NxDT adds to compiler_flags, by precision.type (training_orchestrator.py)."""
-_REFERENCE = re.compile(r"\$([\w.:]*\w)")
 
 
 class TranslationStatus(Enum):
@@ -72,30 +71,20 @@ def translate_by_cases(
         ValueError: No case applies.
     """
 
-    def resolve(item: Any) -> Any:
-        """Replace a reference by the value of the key; in a sentence, insert the values."""
-        if not isinstance(item, str):
-            return item
-        if reference := _REFERENCE.fullmatch(item):
-            return value if item == "$value" else config.get(reference[1])
-        return _REFERENCE.sub(lambda found: str(resolve(found[0])), item)
-
-    def is_met(key: str, condition: Any) -> bool:
-        actual = resolve(f"${key}")
-        if isinstance(condition, list):
-            return actual in map(resolve, condition)
-        ((operator, operand),) = condition.items()
-        return actual > operand if operator == "above" else actual not in map(resolve, operand)
+    def get(key: str) -> Any:
+        return value if key == "value" else config.get(key)
 
     for case in cases:
-        if all(is_met(*condition) for condition in case.get("if", {}).items()):
-            if "map" not in case:
-                (status,) = set(case) - {"if"}
-                return KeyTranslation(TranslationStatus[status], {}, resolve(case[status]))
-            overrides = {key: resolve(item) for key, item in case["map"].items()}
-            if any(overrides[key] is None is not item for key, item in case["map"].items()):
-                return mark_unsupported("it is not set")
-            return map_to(overrides, resolve(case.get("note", "")))
+        if not are_met(case.get("if", {}), get):
+            continue
+        if "map" not in case:
+            (status,) = set(case) - {"if"}
+            reason = resolve_references(case[status], get)
+            return KeyTranslation(TranslationStatus[status], {}, reason)
+        overrides = {key: resolve_references(item, get) for key, item in case["map"].items()}
+        if any(overrides[key] is None is not item for key, item in case["map"].items()):
+            return mark_unsupported("it is not set")
+        return map_to(overrides, resolve_references(case.get("note", ""), get))
     raise ValueError("no case applies")
 
 
