@@ -17,14 +17,7 @@ from hlat.config.completion import complete_override
 
 @dataclass(frozen=True)
 class _CommandSpec:
-    """A command of `hlat`.
-
-    Attributes:
-        module: Module that is run.
-        summary: Line of the help page.
-        takes_overrides: Arguments are overrides of the configuration.
-        prefix: Arguments inserted before those of the user.
-    """
+    """A command of `hlat`: module, line of the help page, and `prefix` of the user's arguments."""
 
     module: str
     summary: str

@@ -44,14 +44,7 @@ _DEADLINE_STRUCT = struct.Struct("d")
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Rank of a process among those that one launcher started.
-
-    Attributes:
-        rank: Global rank.
-        world_size: Number of processes.
-        local_rank: Rank on its node.
-        launcher: Name of the launcher, for messages.
-    """
+    """Rank of a process among those that one launcher started, which messages name."""
 
     rank: int = 0
     world_size: int = 1
@@ -61,14 +54,7 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """Rank of a node in a job and the rendezvous endpoint.
-
-    Attributes:
-        node_rank: Rank of the node.
-        num_nodes: Number of nodes.
-        host: Name of the first node.
-        port: Port of its supervisor.
-    """
+    """Rank of a node in a job, and host and port of the supervisor on the first node."""
 
     node_rank: int
     num_nodes: int

@@ -5,7 +5,7 @@ that trainer, loader and planner switch the data mixture at the same step.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from itertools import accumulate
 
 from hlat.config.batch import BatchConfig
 from hlat.config.phase import PhaseConfig, StageConfig
@@ -19,7 +19,7 @@ def compute_stage_starts(phase: PhaseConfig, batch: BatchConfig) -> tuple[int, .
     stage, after 1.4 T tokens at 4,194,304 tokens per step, starts at step 333,787. A stage that
     is rounded to zero steps has the start of the next one.
     """
-    starts = [0, *_iter_stage_ends(phase, batch)]
+    starts = [0, *_compute_stage_ends(phase, batch)]
     return tuple(starts[: len(phase.timeline)])
 
 
@@ -28,7 +28,7 @@ def compute_phase_steps(phase: PhaseConfig, batch: BatchConfig) -> int | None:
 
     HLAT-70B: 1.4 T + 400 B tokens at 4,194,304 tokens per step are 429,154 steps.
     """
-    ends = list(_iter_stage_ends(phase, batch))
+    ends = _compute_stage_ends(phase, batch)
     return ends[-1] if len(ends) == len(phase.timeline) else None
 
 
@@ -48,13 +48,7 @@ def find_stage_span(step: int, phase: PhaseConfig, batch: BatchConfig) -> tuple[
     return starts[index - 1], end
 
 
-def _iter_stage_ends(phase: PhaseConfig, batch: BatchConfig) -> Iterator[int]:
-    """Yield the first step after each stage of known length."""
-    tokens = 0
-    last = len(phase.timeline) - 1
-    for index, stage in enumerate(phase.timeline):
-        if stage.tokens is None:
-            assert index == last, "validation rejects an open stage before the last"
-            return
-        tokens += stage.tokens
-        yield -(-tokens // batch.tokens_per_step)
+def _compute_stage_ends(phase: PhaseConfig, batch: BatchConfig) -> list[int]:
+    """Return the first step after each stage of known length; only the last may have none."""
+    tokens = accumulate(stage.tokens for stage in phase.timeline if stage.tokens is not None)
+    return [-(-end // batch.tokens_per_step) for end in tokens]

@@ -51,15 +51,9 @@ class JobSpec:
     The command runs once on every node with the variables of `environment` and the rendezvous
     variables of hlat.launch_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
     index of this node; and HLAT_RDZV_ENDPOINT, host and port on the first node.
-
-    Attributes:
-        name: Name of the run or evaluation.
-        run_dir: Absolute path, the same on all nodes.
-        working_directory: Directory of the command and of relative paths in the configuration.
-        instance_type: Instance type, or another name of the node type.
-        node_type: Resources of a node; None if unknown.
-        host_memory_gib: Main memory of a node; None if unknown.
-        entry_point: Entry point of the command: train or evaluate.
+    Relative paths in the configuration refer to `working_directory`; `run_dir` is absolute, and the
+    same on all nodes. `node_type` and `host_memory_gib` are None if unknown; `entry_point` is train
+    or evaluate.
     """
 
     name: str
@@ -67,9 +61,7 @@ class JobSpec:
     working_directory: Path
     instance_type: str
     node_type: NodeType | None
-    neuron_sdk: str | None
     num_nodes: int
-    processes_per_node: int
     command: tuple[str, ...]
     environment: dict[str, str]
     host_memory_gib: float | None = None
@@ -85,9 +77,7 @@ def build_job(config: Config, command: tuple[str, ...], working_directory: Path)
         working_directory=working_directory,
         instance_type=config.hardware.name,
         node_type=NODE_TYPES.get(config.hardware.name),
-        neuron_sdk=config.compiler.neuron_sdk,
         num_nodes=config.hardware.nodes,
-        processes_per_node=config.num_processes // config.hardware.nodes,
         command=command,
         environment=build_job_environment(config),
         host_memory_gib=config.hardware.host_memory_gib,

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Sequence
 from enum import Enum
 
-from hlat.config.package_dirs import find_package_dir
+from hlat.config.package_dirs import find_package_dir, list_choices
 from hlat.config.run import Config
 
 
@@ -36,16 +36,15 @@ def _list_keys(prefix: str) -> list[str]:
         types = typing.get_type_hints(schema) if dataclasses.is_dataclass(schema) else {}
         ends = {key: "." if dataclasses.is_dataclass(kind) else "=" for key, kind in types.items()}
         return [f"{section}.{key}{end}" for key, end in ends.items()]
-    groups = [f"{name}=" for name in (*_list_choices(), "+sweep")]
+    names = sorted(path.name for path in find_package_dir("conf").iterdir() if path.is_dir())
+    groups = [f"{name}=" for name in (*filter(list_choices, names), "+sweep")]
     return groups + [f"{field.name}." for field in dataclasses.fields(Config)]
 
 
 def _list_values(key: str) -> list[str]:
     """Return the choices of a group, or the values of an enum or a boolean key."""
-    if key == "+sweep":
-        return sorted(file.stem for file in find_package_dir("sweeps").glob("*.yaml"))
-    if key in (choices := _list_choices()):
-        return choices[key]
+    if key and "." not in key and (choices := list_choices(key.removeprefix("+"))):
+        return choices
     found = _find_type(key)
     for kind in (found, *typing.get_args(found)):
         if isinstance(kind, type) and issubclass(kind, Enum):
@@ -53,13 +52,6 @@ def _list_values(key: str) -> list[str]:
         if kind is bool:
             return ["true", "false"]
     return []
-
-
-def _list_choices() -> dict[str, list[str]]:
-    """Return the choices of each configuration group."""
-    directories = (path for path in find_package_dir("conf").iterdir() if path.is_dir())
-    found = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in directories}
-    return {name: found[name] for name in sorted(found) if found[name]}
 
 
 def _find_type(key: str) -> typing.Any:

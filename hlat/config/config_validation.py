@@ -12,7 +12,78 @@ from hlat.config.engine_capabilities import find_unsupported_settings
 from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS, format_divisibility_error
 from hlat.config.precision import Dtype, Fp32Operator, RoundingMode
 from hlat.config.run import Config
-from hlat.config.schedule_validation import SCHEDULE_VALIDATORS
+from hlat.config.schedule import ScheduleShape
+
+_SHAPES_BY_FIELD = {
+    "min_lr_ratio": set(ScheduleShape) - {ScheduleShape.constant},
+    "decay_steps": {ScheduleShape.wsd},
+}
+"""Shapes that use an optional field."""
+
+
+def validate_steps(config: Config) -> Iterator[str]:
+    """Validate warmup_steps, decay_steps and run.steps against total_steps."""
+    schedule, steps = config.schedule, config.run.steps
+    total, decay = schedule.total_steps, schedule.decay_steps
+    max_decay = total - schedule.warmup_steps
+    if schedule.warmup_steps >= total > 0:
+        yield (
+            f"schedule.warmup_steps={schedule.warmup_steps} is not below "
+            f"schedule.total_steps={total}; lower the first or raise the second"
+        )
+    if decay is not None and decay > max_decay > 0:
+        yield (
+            f"schedule.decay_steps={decay} exceeds the {max_decay} steps between "
+            f"schedule.warmup_steps={schedule.warmup_steps} and "
+            f"schedule.total_steps={total}; use {max_decay} or less"
+        )
+    if steps is not None and steps > total:
+        yield (
+            f"run.steps={steps} exceeds schedule.total_steps={total}; "
+            f"raise the latter, or use run.steps={total} or less"
+        )
+
+
+def validate_shape_fields(config: Config) -> Iterator[str]:
+    """Require the fields that the schedule's shape uses, and null for the others."""
+    schedule, shape = config.schedule, config.schedule.name
+    examples = {"min_lr_ratio": 0.1, "decay_steps": max(1, schedule.total_steps // 5)}
+    for key, example in examples.items():
+        value = getattr(schedule, key)
+        if shape in _SHAPES_BY_FIELD[key] and value is None:
+            yield (
+                f"schedule.name={shape.value} reads schedule.{key}, which is null; "
+                f"set it, for example to {example}"
+            )
+        if shape not in _SHAPES_BY_FIELD[key] and value is not None:
+            yield (
+                f"schedule.name={shape.value} does not read schedule.{key}={value}; "
+                f"use schedule.{key}=null"
+            )
+
+
+def validate_stage_lr(config: Config) -> Iterator[str]:
+    """Validate end_lr of each stage: it needs lr, and an end within the schedule."""
+    tokens_per_step, total_steps = config.batch.tokens_per_step, config.schedule.total_steps
+    tokens: int | None = 0
+    for i, stage in enumerate(config.phase.timeline):
+        tokens = None if tokens is None or stage.tokens is None else tokens + stage.tokens
+        if stage.end_lr is None:
+            continue
+        key = f"phase.timeline.{i}"
+        if stage.lr is None:
+            yield (
+                f"{key}.end_lr={stage.end_lr} needs {key}.lr, which is null; "
+                "set it to the learning rate at the start of the stage"
+            )
+        if tokens is None or tokens_per_step < 1:
+            continue
+        if (end := -(-tokens // tokens_per_step)) > total_steps:
+            yield (
+                f"{key}.end_lr={stage.end_lr} is reached at step {end}, and the run ends at "
+                f"schedule.total_steps={total_steps}; use schedule.total_steps={end} or shorter "
+                "stages"
+            )
 
 
 def validate_recovery(config: Config) -> Iterator[str]:
@@ -172,7 +243,9 @@ def validate_precision(config: Config) -> Iterator[str]:
 
 VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     find_bounds_violations,
-    *SCHEDULE_VALIDATORS,
+    validate_steps,
+    validate_shape_fields,
+    validate_stage_lr,
     validate_recovery,
     validate_attention_heads,
     *PARALLELISM_VALIDATORS,

@@ -10,7 +10,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.package_dirs import find_package_dir
+from hlat.config.package_dirs import list_choices
 from hlat.config.run import Config
 
 _LAUNCHER_KEY, _DEFAULT_LAUNCHER = "hydra.launcher", "local"
@@ -81,12 +81,9 @@ def _list_launcher_keys() -> list[str]:
 
 def _build_unknown_choice_error(group: str, choice: str) -> ConfigError:
     if group == "hydra/launcher":
-        files = ConfigStore.instance().list(group)
+        choices = sorted(file.removesuffix(".yaml") for file in ConfigStore.instance().list(group))
     else:
-        directory = find_package_dir("conf") / group
-        directory = find_package_dir("sweeps") if group == "sweep" else directory
-        files = [file.name for file in directory.glob("*.yaml")]
-    choices = sorted(file.removesuffix(".yaml") for file in files)
+        choices = list_choices(group)
     matches = difflib.get_close_matches(choice, choices, n=1)
     hint = f" did you mean {matches[0]}?" if matches else ""
     listed = f" choices: {', '.join(choices)}" if choices else ""

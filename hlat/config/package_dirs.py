@@ -17,6 +17,12 @@ def find_package_dir(name: str) -> Path:
     raise FileNotFoundError(f"{name}/ is neither in {_PACKAGE_DIR} nor next to it; reinstall hlat")
 
 
+def list_choices(group: str) -> list[str]:
+    """Return the sorted choices of a configuration group; none if the group does not exist."""
+    directory = find_package_dir("sweeps") if group == "sweep" else find_package_dir("conf") / group
+    return sorted(file.stem for file in directory.glob("*.yaml"))
+
+
 def find_code_snapshot() -> Path | None:
     """Return the code snapshot of a submitted job, or None if the code is not from a snapshot."""
     parent = _PACKAGE_DIR.parent

@@ -113,10 +113,10 @@ def test_what_the_configuration_sets_goes_first(compose):
 def test_the_papers_job(compose, tmp_path):
     config = _config(compose, "experiment=hlat_70b")
     made = build_job(config, ("python", "-m", "hlat.train"), tmp_path)
-    assert (made.num_nodes, made.processes_per_node, made.neuron_sdk) == (256, 32, "2.28")
+    assert made.num_nodes == 256
     assert made.run_dir == tmp_path / "runs/hlat_70b"
 
 
 def test_this_machine_runs_what_the_layout_asks_for(compose, tmp_path):
     made = build_job(_config(compose, "run.name=x", "parallelism.tp=2"), ("python",), tmp_path)
-    assert (made.num_nodes, made.processes_per_node, made.node_type) == (1, 2, None)
+    assert (made.num_nodes, made.node_type) == (1, None)

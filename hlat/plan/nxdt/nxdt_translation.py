@@ -3,30 +3,19 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from hlat.config.run import Config
-from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.plan.nxdt.nxdt_config import MODEL_CONFIG_PREFIX, NxdtConfig, UnresolvedValue
 from hlat.plan.nxdt.translation_rules import (
     RULES,
     KeyTranslation,
     TranslationStatus,
+    load_key_tables,
     mark_redundant,
     mark_unsupported,
     translate_by_cases,
 )
-
-_UNSUPPORTED_FEATURES = {
-    "moe": "mixture of experts",
-    "peft": "LoRA",
-    "dpo": "DPO",
-    "orpo": "ORPO",
-    **dict.fromkeys(("sft", "packing", "use_sft_style_data_module"), "supervised fine-tuning"),
-}
-"""Features by the name of a section or key that implies them."""
 
 _DECODER_KEYS = (
     *("model.normalization", "model.activation", "model.position_embedding_type"),
@@ -36,13 +25,6 @@ _SHAPE_KEYS = (
     *("num_layers", "hidden_size", "intermediate_size"),
     *("num_attention_heads", "num_key_value_heads", "vocab_size"),
 )
-_COMMON_OVERRIDES = {"phase": "base", "data": "files", "compiler": "neuron_2_28"}
-"""NxDT has no phases and no named datasets; AWS pins this SDK for it."""
-_USER_SUPPLIED_KEYS = {
-    "data.sources.files.paths": "Arrow or Parquet files of text, such as [my/folder]",
-    "data.tokenizer": "the tokenizer.json for the text",
-    "data.eos_token": "the token after each document, such as </s>",
-}
 PLACEHOLDERS = {
     "data.sources.files.paths": "[text]",
     "data.tokenizer": "tokenizer.json",
@@ -56,19 +38,6 @@ _UNQUOTED_STRING = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 """Strings that Hydra does not parse as a value of another type."""
-
-
-@cache
-def load_key_tables() -> dict[str, Any]:
-    """Return the tables of nxdt_keys.yaml by name, each by key."""
-    tables: dict[str, Any] = load_untrusted_yaml(Path(__file__).with_name("nxdt_keys.yaml"))
-    by_reason = tables["redundant"].items()
-    tables["redundant"] = {key: reason for reason, keys in by_reason for key in keys}
-    by_keys = tables["cases"].items()
-    tables["cases"] = {key: cases for keys, cases in by_keys for key in keys.split(", ")}
-    tables["cases"] |= {key: [{"map": {to: "$value"}}] for key, to in tables["copied"].items()}
-    tables["source_specific"]["megatron"] += tables["defaults"]["megatron"]
-    return tables
 
 
 class ReportedKey(NamedTuple):
@@ -108,7 +77,7 @@ def translate_nxdt_config(
     config = NxdtConfig(config.settings, defaults)
     reported: dict[TranslationStatus, list[ReportedKey]] = {key: [] for key in TranslationStatus}
     mapped, redundant, unsupported = reported.values()
-    overrides: dict[str, Any] = dict(_COMMON_OVERRIDES)
+    overrides: dict[str, Any] = dict(load_key_tables()["common_overrides"])
     for key, value in {**config.settings, **defaults}.items():
         status, key_overrides, reason = _translate_key(key, value, config)
         overrides |= key_overrides
@@ -243,7 +212,11 @@ def _apply_preset(
 
 def _find_unset_keys(config: NxdtConfig, overrides: Mapping[str, Any]) -> dict[str, str]:
     """Return the keys to be set by the user, with the source of the value."""
-    unset = {key: hint for key, hint in _USER_SUPPLIED_KEYS.items() if key not in overrides}
+    unset = {
+        key: hint
+        for key, hint in load_key_tables()["user_supplied"].items()
+        if key not in overrides
+    }
     if "model" in overrides:
         return unset
     source = "in the config.json of model.model_config" if config.is_hf else "in no key of the file"
@@ -260,7 +233,8 @@ def _find_missing_features(config: NxdtConfig) -> list[str]:
     names = {name for key in enabled for name in key.split(".")}
     if config.is_hf and "mixtral" in str(config.get("name")):
         names.add("moe")
-    features = [feature for name, feature in _UNSUPPORTED_FEATURES.items() if name in names]
+    known = load_key_tables()["unsupported_features"].items()
+    features = [feature for feature, implied_by in known if names & set(implied_by)]
     if any(key.endswith("context_parallel_size") and enabled[key] != 1 for key in enabled):
         features.append("context parallelism")
     if not config.is_hf and any(

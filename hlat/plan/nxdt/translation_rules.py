@@ -5,26 +5,17 @@ Meanings follow the code of NxDT that reads the keys.
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from pathlib import PurePosixPath
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from hlat.config.conditions import are_met, resolve_references
+from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.plan.nxdt.nxdt_config import NxdtConfig
-from hlat.plan.nxdt.nxdt_precision import (
-    PRECISION_NOTES,
-    STOCHASTIC_ROUNDING_TYPES,
-    build_precision_recipe,
-)
 
-_CC_FLAGS = {
-    **dict.fromkeys(
-        ("bf16SR", "mixed_precision", *STOCHASTIC_ROUNDING_TYPES),
-        "--enable-mixed-precision-accumulation",
-    ),
-    "autocast": "--enable-mixed-precision-accumulation --auto-cast none",
-    "fp32": "--auto-cast none",
-}
-"""Flags that NxDT adds to compiler_flags, by precision.type (training_orchestrator.py)."""
+_FP32_OPERATORS = ["norm", "softmax", "logits", "loss"]
+"""Operators that NxDT computes in double, which XLA_DOWNCAST_BF16 makes fp32 on the device."""
+_STOCHASTIC_ROUNDING_TYPES = ("mixed_precisionSR", "mixed_precision_SR")
 
 
 class TranslationStatus(Enum):
@@ -44,6 +35,19 @@ class KeyTranslation(NamedTuple):
     status: TranslationStatus
     overrides: Mapping[str, Any]
     reason: str = ""
+
+
+@cache
+def load_key_tables() -> dict[str, Any]:
+    """Return the tables of nxdt_keys.yaml by name, each by key."""
+    tables: dict[str, Any] = load_untrusted_yaml(Path(__file__).with_name("nxdt_keys.yaml"))
+    by_reason = tables["redundant"].items()
+    tables["redundant"] = {key: reason for reason, keys in by_reason for key in keys}
+    by_keys = tables["cases"].items()
+    tables["cases"] = {key: cases for keys, cases in by_keys for key in keys.split(", ")}
+    tables["cases"] |= {key: [{"map": {to: "$value"}}] for key, to in tables["copied"].items()}
+    tables["source_specific"]["megatron"] += tables["defaults"]["megatron"]
+    return tables
 
 
 def map_to(overrides: Mapping[str, Any], note: str = "") -> KeyTranslation:
@@ -160,16 +164,67 @@ def _translate_lr_schedule(config: NxdtConfig, value: Any) -> KeyTranslation:
     return map_to(dict(zip(keys, schedule, strict=True)) | {"schedule.decay_steps": None})
 
 
+def build_precision_recipe(config: NxdtConfig) -> dict[str, Any]:
+    """Return the recipe as overrides; empty if NxDT does not support the type.
+
+    Master weights and fp32 sums require zero1 (model/base.py). XLA_USE_BF16 converts every float
+    and double to bf16, XLA_DOWNCAST_BF16 floats to bf16 and doubles to fp32. Without either, hf
+    models are cast to bf16 (llama_model.py) and Megatron's stay in fp32.
+    """
+    precision = config.get("precision.type")
+    zero1 = bool(config.get("distributed_strategy.zero1", True))
+    if precision == "fp32":
+        return {"precision": "fp32"}
+    if precision == "bf16SR":
+        return {"precision": "bf16_sr"}
+    if precision in ("mixed_precision", "autocast", *_STOCHASTIC_ROUNDING_TYPES):
+        return _build_bf16_recipe(zero1, zero1, precision in _STOCHASTIC_ROUNDING_TYPES)
+    if precision != "manual":
+        return {}
+    stochastic = _is_enabled(config, "neuron_rt_stochastic_rounding_en")
+    if _is_enabled(config, "xla_use_bf16"):
+        return {"precision": "bf16_sr" if stochastic else "bf16"}
+    if not config.is_hf and not _is_enabled(config, "xla_downcast_bf16"):
+        return {"precision": "fp32"}
+    return _build_bf16_recipe(
+        zero1 and _is_enabled(config, "master_weights"),
+        zero1 and _is_enabled(config, "fp32_grad_acc"),
+        stochastic,
+    )
+
+
+def _is_enabled(config: NxdtConfig, key: str) -> bool:
+    """Return True if a flag of the precision section is on; some are strings."""
+    return str(config.get(f"precision.{key}")).lower() in ("1", "true")
+
+
+def _build_bf16_recipe(
+    master_weights: bool, fp32_accumulation: bool, stochastic: bool
+) -> dict[str, Any]:
+    if master_weights:
+        recipe: dict[str, Any] = {"precision": "mixed"}
+        other = {} if fp32_accumulation else {"accumulation": "bf16", "reduction": "bf16"}
+        if stochastic:
+            other["rounding"] = "stochastic"
+    else:
+        recipe = {
+            "precision": "bf16_sr" if stochastic else "bf16",
+            "precision.fp32_operators": _FP32_OPERATORS,
+        }
+        other = {"accumulation": "fp32", "reduction": "fp32"} if fp32_accumulation else {}
+    return recipe | {f"precision.{key}": value for key, value in other.items()}
+
+
 def _translate_precision(config: NxdtConfig, value: Any) -> KeyTranslation:
     recipe = build_precision_recipe(config)
     if not recipe:
         return mark_unsupported("unknown to NxDT")
-    return map_to(recipe, PRECISION_NOTES.get(value, ""))
+    return map_to(recipe, load_key_tables()["precision_notes"].get(value, ""))
 
 
 def _translate_compiler_flags(config: NxdtConfig, value: Any) -> KeyTranslation:
     """Translate NEURON_CC_FLAGS with the flags that NxDT adds for the precision."""
-    added = _CC_FLAGS.get(config.get("precision.type"), "")
+    added = load_key_tables()["cc_flags"].get(config.get("precision.type"), "")
     return map_to({"compiler.cc_flags": f"{value or ''} {added}".split()})
 
 

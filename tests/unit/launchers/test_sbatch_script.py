@@ -26,9 +26,7 @@ JOB = JobSpec(
     working_directory=Path("/home"),
     instance_type="trn1.32xlarge",
     node_type=None,
-    neuron_sdk=None,
     num_nodes=2,
-    processes_per_node=32,
     command=("python", "hlat.train"),
     environment={"A": "b"},
 )

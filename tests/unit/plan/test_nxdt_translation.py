@@ -15,7 +15,7 @@ from hlat.config.resolve import resolve_config
 from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.plan.nxdt import nxdt_translation as nxdt
 from hlat.plan.nxdt.nxdt_config import UnresolvedValue, parse_nxdt_config
-from hlat.plan.nxdt.translation_rules import RULES
+from hlat.plan.nxdt.translation_rules import RULES, load_key_tables
 from hlat.report.nxdt_translation_text import format_translation
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent.parent
@@ -487,7 +487,7 @@ def test_every_leaf_is_told_once(tree):
 
 
 def test_no_key_stands_in_two_tables():
-    tables = nxdt.load_key_tables()
+    tables = load_key_tables()
     names = ("cases", "supported_values", "redundant", "unsupported")
     keys = [*RULES, *(key for name in names for key in tables[name])]
     assert len(keys) == len(set(keys))
@@ -497,7 +497,7 @@ def test_the_documentation_has_every_key_that_is_said():
     text = (REPOSITORY / "docs/nxdt.md").read_text().split("## Precision")[0]
     rows = dict(re.findall(r"^\| `([^|]+)` \|([^|]*)\|", text, re.MULTILINE))
     rows = {key: row for keys, row in rows.items() for key in keys.split("`, `")}
-    tables = nxdt.load_key_tables()
+    tables = load_key_tables()
     rules = {**RULES, **tables["cases"], **tables["copied"]}
     wanted = {key.removeprefix(KEPT): to for key, to in rules.items()}
     assert set(wanted) <= set(rows)
