@@ -4,13 +4,13 @@ The available variables depend on the SDK release, which the configuration pins.
 pinned release does not support is an error rather than silently ignored on the device.
 """
 
-import re
 from typing import NamedTuple
 
 from hlat.config.compiler import CompilerConfig
+from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype, PrecisionConfig, RoundingMode
 
-_LAST_RELEASE_WITH_XLA_BF16 = (2, 24)
+_LAST_RELEASE_WITH_XLA_BF16 = [2, 24]
 """torch-xla 2.8 removed XLA_USE_BF16 and XLA_DOWNCAST_BF16 (Neuron appnote
 migration-from-xla-downcast-bf16)."""
 
@@ -18,7 +18,7 @@ migration-from-xla-downcast-bf16)."""
 class _RemovedVariable(NamedTuple):
     """First SDK release without a variable, the change as the end of a sentence, and a remedy."""
 
-    since: tuple[int, int]
+    since: list[int]
     change: str
     replacement: str
 
@@ -26,18 +26,18 @@ class _RemovedVariable(NamedTuple):
 _REMOVED_VARIABLES = {
     # Neuron appnote migration-from-xla-downcast-bf16; announcements of SDK 2.24 and 2.25.
     "XLA_USE_BF16": _RemovedVariable(
-        (2, 25), "was removed", "remove it and set precision=bf16_sr, which casts the model to bf16"
+        [2, 25], "was removed", "remove it and set precision=bf16_sr, which casts the model to bf16"
     ),
     "XLA_DOWNCAST_BF16": _RemovedVariable(
-        (2, 25), "was removed", "remove it and set precision=mixed, which selects the fp32 tensors"
+        [2, 25], "was removed", "remove it and set precision=mixed, which selects the fp32 tensors"
     ),
     # Neuron appnote introducing-pytorch-2-x: PyTorch 2.5 is part of SDK 2.21.
     "BUCKET_CAP_MB": _RemovedVariable(
-        (2, 21), "was renamed", "set compiler.environment.ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"
+        [2, 21], "was renamed", "set compiler.environment.ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"
     ),
     # Neuron runtime release notes of SDK 2.31.
     "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _RemovedVariable(
-        (2, 31), "has no effect", "remove it, there is no replacement"
+        [2, 31], "has no effect", "remove it, there is no replacement"
     ),
 }
 
@@ -57,11 +57,12 @@ def build_neuron_environment(
     to fp32.
 
     Raises:
-        ValueError: If the release is not of the form 2.28; `find_compiler_problems` reports it.
+        ConfigError: The SDK is not of the form 2.28.
     """
     if compiler.neuron_sdk is None:
         return {}
-    release = _parse_release(compiler.neuron_sdk)
+    if (release := compiler.neuron_release) is None:
+        raise ConfigError(*find_compiler_problems(compiler))
     stochastic = precision.rounding is RoundingMode.stochastic
     variables = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1" if stochastic else "0"}
     if compiler.cc_flags:
@@ -82,10 +83,11 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
             for key, setting in settings.items()
             if setting
         ]
-    try:
-        release = _parse_release(sdk)
-    except ValueError as error:
-        return [str(error)]
+    if (release := compiler.neuron_release) is None:
+        return [
+            f"compiler.neuron_sdk={sdk} is not a release of the Neuron SDK; use major.minor, such "
+            "as 2.28"
+        ]
     problems = []
     for name in compiler.environment:
         removed = _REMOVED_VARIABLES.get(name)
@@ -99,17 +101,6 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
             key = _VARIABLES_SET_BY_KEYS[name]
             problems.append(f"compiler.environment.{name} follows from {key}; set {key} instead")
     return problems
-
-
-def _parse_release(version: str) -> tuple[int, int]:
-    """Return major and minor of a version such as 2.28 or 2.26.1."""
-    match = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", version)
-    if match is None:
-        raise ValueError(
-            f"compiler.neuron_sdk={version} is not a release of the Neuron SDK; "
-            "use major.minor, such as 2.28"
-        )
-    return int(match[1]), int(match[2])
 
 
 def _has_fp32(precision: PrecisionConfig) -> bool:

@@ -20,8 +20,8 @@ from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency
-from hlat.plan.published_throughput import COMMON_OVERRIDES, PUBLISHED_RUNS, PublishedRun
 from hlat.plan.step_time import compute_achieved_speed, compute_step_time
+from hlat.plan.token_cost import COMMON_OVERRIDES, PUBLISHED_RUNS, PublishedRun
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "published.md"

@@ -1,5 +1,6 @@
 """Compiler of the model: TorchInductor, or an accelerator's compiler under a pinned SDK."""
 
+import re
 from dataclasses import dataclass, field
 
 from omegaconf import MISSING
@@ -21,3 +22,9 @@ class CompilerConfig:
     inductor: bool = False
     """Compile decoder layers, a bf16 loss and stochastic rounding; needs a C++ compiler on a CPU
     and Triton on other devices."""
+
+    @property
+    def neuron_release(self) -> list[int] | None:
+        """Major and minor of the pinned SDK; None if there is none, or if it is not a release."""
+        match = re.fullmatch(r"(\d+)\.(\d+)(?:\.\d+)?", self.neuron_sdk or "")
+        return match and [*map(int, match.groups())]

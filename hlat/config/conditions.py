@@ -32,5 +32,5 @@ def _is_met(actual: Any, condition: Any, get: Callable[[str], Any]) -> bool:
         return any(actual == resolve_references(item, get) for item in condition)
     ((operator, operand),) = condition.items()
     if operator == "above":
-        return bool(actual > operand)
+        return actual is not None and bool(actual > operand)
     return not _is_met(actual, operand, get)

@@ -81,9 +81,6 @@ def _get_value(config: Config, key: str, device_type: str | None = None) -> Any:
     if key == "padded_vocab_size":
         tp = max(1, config.parallelism.tp)
         return -(-config.model.vocab_size // tp) * tp
-    if key == "neuron_release":
-        release = (config.compiler.neuron_sdk or "").split(".")[:2]
-        return [int(part) for part in release] if all(map(str.isdecimal, release)) else []
     value = attrgetter(key)(config)
     return value.value if isinstance(value, Enum) else value
 

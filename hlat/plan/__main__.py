@@ -225,7 +225,6 @@ def _find_fitting_layouts(
 def _run_failures(argv: Sequence[str]) -> int:
     """Print what failures cost a run, and how often it should save."""
     from hlat.plan import failure_model
-    from hlat.plan.failure_scenarios import build_scenario
     from hlat.report import checkpoint_interval_figure
     from hlat.report.failure_plan_text import format_failure_plan, summarize_failure_plan
 
@@ -251,7 +250,7 @@ def _run_failures(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     values = {field.name: getattr(arguments, field.name) for field in settings}
     given = {key: value for key, value in values.items() if value is not None}
-    scenario, sources = build_scenario(arguments.scenario, given)
+    scenario, sources = failure_model.build_scenario(arguments.scenario, given)
     trials, seed = arguments.trials, arguments.seed
     failure_model.validate_scenario(scenario, trials)
     simulated = failure_model.simulate_failures(scenario, trials, seed)

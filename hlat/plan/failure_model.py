@@ -11,20 +11,31 @@ Sources: J. W. Young, "A first order approximation to the optimum checkpoint int
 Future Generation Computer Systems 22(3), 2006.
 """
 
+import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.untrusted_files import load_untrusted_yaml
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 
 RESPONSE_SIGMA = 1.0
 """Standard deviation of the logarithm of the response time, which is log-normal; assumed."""
 
+PUBLISHED_UPTIME = {"manual": 0.7783, "automatic": 0.9881}
+"""HLAT paper, section IV-B."""
+_TABLES: dict[str, dict[str, Any]] = load_untrusted_yaml(
+    Path(__file__).with_name("failure_scenarios.yaml")
+)
+SCENARIOS = {name: _TABLES["common"] | _TABLES[name] for name in PUBLISHED_UPTIME}
+"""Value and source of every field of `FailureScenario`, by scenario."""
 _MAX_CYCLE_IN_MTBFS = 20
 _MAX_FAILURES_PER_TRIAL = 1e5
 _MAX_FAILURES = 1e7
@@ -113,6 +124,23 @@ class TimeBreakdown(Generic[FloatOrArray]):
     def uptime(self) -> FloatOrArray:
         """Time outside of recoveries, including lost steps."""
         return self.training + self.saving + self.lost
+
+
+def build_scenario(
+    name: str, overrides: Mapping[str, float]
+) -> tuple[FailureScenario, dict[str, str]]:
+    """Return a scenario with overridden values, and the source of each value.
+
+    Raises:
+        ConfigError: If the scenario does not exist.
+    """
+    if name not in SCENARIOS:
+        near = difflib.get_close_matches(name, SCENARIOS, 1)
+        hint = f"did you mean {near[0]}?" if near else f"choices: {', '.join(SCENARIOS)}"
+        raise ConfigError(f"scenario={name} does not exist; {hint}")
+    numbers = SCENARIOS[name] | {key: (value, "given") for key, value in overrides.items()}
+    scenario = FailureScenario(**{key: value for key, (value, _) in numbers.items()})
+    return scenario, {key: source for key, (_, source) in numbers.items()}
 
 
 def validate_scenario(scenario: FailureScenario, num_trials: int) -> None:

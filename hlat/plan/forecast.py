@@ -11,7 +11,6 @@ from hlat.config.data import EncoderLibrary
 from hlat.config.run import Config
 from hlat.model.parameter_specs import compute_flops_per_token, count_parameters
 from hlat.plan import failure_model, step_time
-from hlat.plan.failure_scenarios import build_scenario
 from hlat.plan.memory_estimate import (
     MemoryEstimate,
     compute_checkpoint_bytes,
@@ -138,7 +137,7 @@ def _forecast_checkpointing(config: Config, step_s: float) -> CheckpointForecast
         "every_steps": config.checkpoint.every_steps,
         "steps": compute_total_steps(config),
     }
-    scenario, _ = build_scenario("automatic", overrides)
+    scenario, _ = failure_model.build_scenario("automatic", overrides)
     best = failure_model.find_best_interval_steps(scenario)
     is_endless = scenario.interval_s > _MAX_INTERVAL_IN_MTBFS * scenario.mtbf_s
     return CheckpointForecast(

@@ -1,7 +1,7 @@
 """Fitted efficiency of each kind of hardware.
 
 The fraction of a data sheet's peak that training achieves depends on compiler, libraries and
-shapes. The constants are fitted to published runs (hlat.plan.published_throughput);
+shapes. The constants are fitted to published runs (published_throughput.yaml);
 docs/planning.md lists the error of each. The step time of hardware without constants is unknown.
 """
 

@@ -7,16 +7,20 @@ and gives no dollars. That baseline is planned with constants fitted to the figu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from hlat.config.compose import compose_config
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
+from hlat.config.untrusted_files import load_untrusted_yaml
 from hlat.mfu import compute_cost_per_4m_tokens
 from hlat.plan.memory_estimate import estimate_memory, get_device_memory_bytes
-from hlat.plan.published_throughput import COMMON_OVERRIDES, PUBLISHED_RUNS
 from hlat.plan.step_time import predict_step_time
 
+COMMON_OVERRIDES = ("hardware=trn1_32xl", "engine=nxd", "compiler=neuron_2_28")
+"""Overrides of all published runs; hardware.nodes is added."""
 PRICES = {"trn1_32xl": 21.50, "a100_p4d": 32.77}
 """USD per node and hour in the HLAT paper, section II."""
 _NODE_COUNTS = (4, 8, 16, 32, 64)
@@ -34,6 +38,35 @@ _PUBLISHED_MODELS = ("HLAT-7B", "Llama-2-70B")
 """Published models of the same shapes."""
 _FALLBACK_PIPELINE = "parallelism.pp=4"
 """For 70B on few nodes; on four of them it ran out of memory in the paper."""
+
+
+class PublishedRun(NamedTuple):
+    """Published configuration, with one value of the speed per release of the Neuron SDK.
+
+    `nodes` are trn1.32xlarge instances; `fitted` is True if the constants were fitted to the row.
+    """
+
+    name: str
+    nodes: int
+    overrides: list[str]
+    sequences_per_second: list[float]
+    fitted: bool = False
+
+
+def _load_published_runs() -> tuple[PublishedRun, ...]:
+    rows = load_untrusted_yaml(Path(__file__).with_name("published_throughput.yaml"))
+    for row in rows:
+        if "mfu" in row:
+            row["sequences_per_second"] = [_compute_speed_of_7b(row.pop("mfu"), row["nodes"])]
+    return tuple(PublishedRun(**row) for row in rows)
+
+
+def _compute_speed_of_7b(mfu: float, nodes: int) -> float:
+    """Return sequences/s of HLAT-7B: 42.86 GF per token, 4,096 tokens, 3,040 TFLOP/s per node."""
+    return mfu * nodes * 3040e12 / (42.86e9 * 4096)
+
+
+PUBLISHED_RUNS = _load_published_runs()
 
 
 @dataclass(frozen=True)

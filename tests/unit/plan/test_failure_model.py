@@ -14,8 +14,13 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.plan import failure_model
-from hlat.plan.failure_model import FailureScenario, TimeBreakdown
-from hlat.plan.failure_scenarios import PUBLISHED_UPTIME, SCENARIOS, build_scenario
+from hlat.plan.failure_model import (
+    PUBLISHED_UPTIME,
+    SCENARIOS,
+    FailureScenario,
+    TimeBreakdown,
+    build_scenario,
+)
 
 NUM_ERRORS = 4
 QUIET = FailureScenario(

@@ -10,8 +10,8 @@ from hlat.config.resolve import resolve_config
 from hlat.mfu import compute_cost_per_4m_tokens
 from hlat.plan.forecast import forecast_run
 from hlat.plan.hardware_efficiency import EFFICIENCIES
-from hlat.plan.published_throughput import COMMON_OVERRIDES, PUBLISHED_RUNS
 from hlat.plan.step_time import compute_achieved_speed, compute_step_time, predict_step_time
+from hlat.plan.token_cost import COMMON_OVERRIDES, PUBLISHED_RUNS
 
 TRN1 = EFFICIENCIES["trn1.32xlarge"]
 
