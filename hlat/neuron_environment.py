@@ -4,8 +4,6 @@ The available variables depend on the SDK release, which the configuration pins.
 pinned release does not support is an error rather than silently ignored on the device.
 """
 
-from typing import NamedTuple
-
 from hlat.config.compiler import CompilerConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype, PrecisionConfig, RoundingMode
@@ -15,31 +13,32 @@ _LAST_RELEASE_WITH_XLA_BF16 = [2, 24]
 migration-from-xla-downcast-bf16)."""
 
 
-class _RemovedVariable(NamedTuple):
-    """First SDK release without a variable, the change as the end of a sentence, and a remedy."""
-
-    since: list[int]
-    change: str
-    replacement: str
-
-
 _REMOVED_VARIABLES = {
     # Neuron appnote migration-from-xla-downcast-bf16; announcements of SDK 2.24 and 2.25.
-    "XLA_USE_BF16": _RemovedVariable(
-        [2, 25], "was removed", "remove it and set precision=bf16_sr, which casts the model to bf16"
+    "XLA_USE_BF16": (
+        [2, 25],
+        "was removed",
+        "remove it and set precision=bf16_sr, which casts the model to bf16",
     ),
-    "XLA_DOWNCAST_BF16": _RemovedVariable(
-        [2, 25], "was removed", "remove it and set precision=mixed, which selects the fp32 tensors"
+    "XLA_DOWNCAST_BF16": (
+        [2, 25],
+        "was removed",
+        "remove it and set precision=mixed, which selects the fp32 tensors",
     ),
     # Neuron appnote introducing-pytorch-2-x: PyTorch 2.5 is part of SDK 2.21.
-    "BUCKET_CAP_MB": _RemovedVariable(
-        [2, 21], "was renamed", "set compiler.environment.ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB"
+    "BUCKET_CAP_MB": (
+        [2, 21],
+        "was renamed",
+        "set compiler.environment.ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB",
     ),
     # Neuron runtime release notes of SDK 2.31.
-    "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": _RemovedVariable(
-        [2, 31], "has no effect", "remove it, there is no replacement"
+    "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": (
+        [2, 31],
+        "has no effect",
+        "remove it, there is no replacement",
     ),
 }
+"""First release without a variable, the change, and what to do instead."""
 
 _VARIABLES_SET_BY_KEYS = {
     "NEURON_CC_FLAGS": "compiler.cc_flags",
@@ -90,12 +89,11 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
         ]
     problems = []
     for name in compiler.environment:
-        removed = _REMOVED_VARIABLES.get(name)
-        if removed and release >= removed.since:
-            since = ".".join(map(str, removed.since))
+        since, change, remedy = _REMOVED_VARIABLES.get(name, ([], "", ""))
+        if since and release >= since:
             problems.append(
-                f"compiler.environment.{name} {removed.change} in Neuron SDK {since}, and "
-                f"compiler.neuron_sdk={sdk}; {removed.replacement}"
+                f"compiler.environment.{name} {change} in Neuron SDK {'.'.join(map(str, since))}, "
+                f"and compiler.neuron_sdk={sdk}; {remedy}"
             )
         elif name in _VARIABLES_SET_BY_KEYS:
             key = _VARIABLES_SET_BY_KEYS[name]

@@ -87,11 +87,7 @@ class KubernetesLauncher(SchedulerLauncher):
         return job_returns
 
     def submit_evaluation(self, evaluation: EvaluationJob, directory: Path) -> None:
-        """Create the objects of an evaluation after validation by the cluster; print a receipt.
-
-        Raises:
-            ConfigError: The cluster rejects the manifest, or the objects exist.
-        """
+        """Create the objects of an evaluation after validation by the cluster; print a receipt."""
         validate_kubernetes_settings(self.settings)
         self.validate_no_pruning()
         job = _build_evaluation_job(evaluation, self.settings)

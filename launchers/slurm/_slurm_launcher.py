@@ -90,12 +90,7 @@ class SlurmLauncher(SchedulerLauncher):
         return job_returns
 
     def submit_evaluation(self, evaluation: EvaluationJob, directory: Path) -> None:
-        """Submit an evaluation after Slurm has checked its script, and print its receipt.
-
-        Raises:
-            ConfigError: Slurm rejects the job, or the same evaluation is active. Nothing is
-                submitted then.
-        """
+        """Submit an evaluation after Slurm has checked its script, and print its receipt."""
         validate_slurm_settings(self.settings)
         self.validate_no_pruning()
         _validate_not_active({evaluation.model: evaluation.job_dir})
@@ -189,11 +184,7 @@ def _prepare_job(
     hydra_flags: list[str],
     environment: dict[str, str],
 ) -> PreparedJob:
-    """Write the files of a run's job, and of its compilation job if there is one.
-
-    Raises:
-        ConfigError: Slurm rejects one of the jobs.
-    """
+    """Write the files of a run's job, and of its compilation job if there is one."""
     graphs_dir = get_compiled_graphs_dir(point.config, Path.cwd()) if settings.precompile else None
     compile_dir = create_dir(point.run_dir) if graphs_dir else None
     submission_dir = create_dir(point.run_dir)
