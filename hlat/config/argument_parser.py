@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -76,7 +77,7 @@ class CommandLineParser(argparse.ArgumentParser):
             prog=f"hlat {command}",
             description=description,
             epilog=epilog,
-            formatter_class=_HelpFormatter,
+            formatter_class=partial(_HelpFormatter, max_help_position=28),
             allow_abbrev=False,
         )
         self._takes_overrides = takes_overrides
@@ -171,9 +172,6 @@ class CommandLineParser(argparse.ArgumentParser):
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help formatter that shows settings as overrides."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=28)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if action.option_strings and "--help" not in action.option_strings:
