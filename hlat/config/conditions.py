@@ -8,7 +8,7 @@ _REFERENCE = re.compile(r"\$([\w.:]*\w)")
 
 
 def resolve_references(item: Any, get: Callable[[str], Any]) -> Any:
-    """Return the value of the key if `item` is `$KEY`; in a sentence, insert the values."""
+    """Return the value of the key if `item` is `$KEY`; within other text, insert the values."""
     if not isinstance(item, str):
         return item
     if reference := _REFERENCE.fullmatch(item):

@@ -25,13 +25,18 @@ NEURON_RT_STOCHASTIC_ROUNDING_EN (see hlat.neuron_environment). On other devices
 
 @dataclass(frozen=True)
 class Limit:
-    """A limit of an engine on one or more settings; the fields are explained in the YAML file."""
+    """A limit of an engine on one or more settings."""
 
     keys: list[str]
+    """Configuration keys, in the order in which messages show their values."""
     supported: str
+    """Supported values, for the documentation."""
     reason: str
+    """Reason for the limit."""
     remedy: str
+    """Values to set instead."""
     refused: dict[str, Any] | list[dict[str, Any]]
+    """Conditions on keys (hlat.config.conditions), or a list of alternatives."""
 
     def is_met(self, config: Config, device_type: str | None = None) -> bool:
         """Return True if the engine supports the settings, with a torch device type if known."""
@@ -55,14 +60,20 @@ class Limit:
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """Limits and properties of one engine; the fields are explained in the YAML file."""
+    """Limits and properties of one engine."""
 
     compiles_ahead: bool
+    """True if `hlat precompile` can compile the graphs of a run before it."""
     shares_node: bool
+    """True if several runs can share the accelerators of a node."""
     layout_limits: tuple[Limit, ...]
+    """Limits on model, layout and precision recipe, which the planner checks too."""
     other_limits: tuple[Limit, ...]
+    """Limits on device, compiler and environment."""
     decoding_limits: tuple[Limit, ...]
+    """Limits on decoding: probes, and evaluations of texts."""
     device_limits: tuple[Limit, ...]
+    """Limits on settings with the device that a process finds."""
 
 
 def _load_capabilities() -> dict[EngineBackend, EngineCapabilities]:

@@ -1,4 +1,4 @@
-"""Translation of NxDT keys whose values are not copied: cases in nxdt_keys.yaml, and functions.
+"""Translation of NxDT keys with other values in hlat: cases in nxdt_keys.yaml, and functions.
 
 Meanings follow the code of NxDT that reads the keys.
 """
@@ -68,7 +68,7 @@ def mark_unsupported(reason: str = "no equivalent") -> KeyTranslation:
 def translate_by_cases(
     cases: Sequence[Mapping[str, Any]], config: NxdtConfig, value: Any
 ) -> KeyTranslation:
-    """Return the translation by the first case whose conditions are met.
+    """Return the translation by the first case with all conditions met.
 
     Raises:
         TypeError: A value cannot be compared.
@@ -126,7 +126,7 @@ def _translate_tokenizer(config: NxdtConfig, value: Any) -> KeyTranslation:
 
 
 def _translate_model_config(config: NxdtConfig, value: Any) -> KeyTranslation:
-    """Translate the path of an hf model's config.json, whose keys are separate entries."""
+    """Translate the path of an hf model's config.json; its keys are separate entries."""
     if config.has_model_config:
         return mark_redundant("read")
     return mark_unsupported("not found there or beside the YAML; it sets the values marked ???")
