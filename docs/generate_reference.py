@@ -370,8 +370,8 @@ def _build_capabilities_page() -> str:
     return (
         "# Engine capabilities\n\n"
         "Limits of the engines on settings. A configuration that violates one is an error with "
-        "exit code 2 before the run starts. The table is `hlat/config/engine_capabilities.py`; see "
-        "[Trainium](../neuron.md) for the engine `nxd`.\n\n"
+        "exit code 2 before the run starts. The table is `hlat/config/engine_capabilities.yaml`; "
+        "see [Trainium](../neuron.md) for the engine `nxd`.\n\n"
         f"{format_capabilities_table()}"
     )
 
