@@ -56,7 +56,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.recovery.resume import resume
     from hlat.report.report_writer import try_write_report
     from hlat.tracking import provenance, run_directory
-    from hlat.tracking.exit_summary import print_summary
+    from hlat.tracking.console_logger import print_summary
     from hlat.tracking.tracker import Tracker
 
     is_rank0 = launch_environment.read_rank_info().rank == 0

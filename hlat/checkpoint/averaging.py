@@ -228,9 +228,8 @@ def _compute_blocks(
         total = torch.zeros(tensor_slice.size, dtype=torch.float64)
         for checkpoint in checkpoints:
             # Closed after each read: a mapped file retains the pages that were read in memory
-            with safetensors_file.SafetensorsReader(checkpoint.path) as reader:
-                tensor = reader.read(name, checkpoint.tensors[name], tensor_slice)
-                total.add_(tensor, alpha=checkpoint.weight)
+            with safetensors_file.SafetensorsReader(checkpoint.path, checkpoint.tensors) as reader:
+                total.add_(reader.read(name, tensor_slice), alpha=checkpoint.weight)
         mean = total.div_(sum(checkpoint.weight for checkpoint in checkpoints)).to(dtype)
         yield mean
         on_progress(mean.nbytes)

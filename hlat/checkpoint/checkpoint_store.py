@@ -122,9 +122,10 @@ def load_checkpoint(path: StoragePath, chunks: Iterable[TensorChunk]) -> None:
     manifest, chunks = _load_committed_manifest(path), list(chunks)
     if problems := [*filter(None, (_find_mismatch(path, manifest, chunk) for chunk in chunks))]:
         raise ConfigError(*problems)
-    with safetensors_file.SafetensorsReader(path) as reader, torch.no_grad():
+    reader = safetensors_file.SafetensorsReader(path, manifest.tensors)
+    with reader, torch.no_grad():
         for chunk in chunks:
-            tensor = reader.read(chunk.name, manifest.tensors[chunk.name], chunk.tensor_slice)
+            tensor = reader.read(chunk.name, chunk.tensor_slice)
             chunk.tensor.copy_(tensor.view(chunk.tensor.shape))
 
 

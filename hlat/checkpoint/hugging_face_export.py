@@ -65,12 +65,12 @@ def export_weights(
     with output_directory.create_output_directory(output) as directory:
         output_directory.validate_free_space(output, sum(shard.num_bytes for shard in shards))
         records = checkpoint_store.load_manifest(checkpoint).tensors
-        with safetensors_file.SafetensorsReader(checkpoint) as reader:
+        with safetensors_file.SafetensorsReader(checkpoint, records) as reader:
             for shard in shards:
                 tensors = {}
                 for parameter in shard.parameters:
-                    name, shape = f"weights/{parameter.name}", parameter.shape
-                    tensor = reader.read(name, records[name], build_full_slice(shape))
+                    shape = parameter.shape
+                    tensor = reader.read(f"weights/{parameter.name}", build_full_slice(shape))
                     tensors[parameter.name] = (shape, tensor.to(TORCH_DTYPES[dtype]))
                 # transformers 4 requires the format
                 blocks = safetensors_file.serialize_tensors(tensors, {"format": "pt"})

@@ -44,18 +44,15 @@ class NxdTensorInfo(NamedTuple):
 
 
 class NxdRankFiles:
-    """Rank files of one checkpoint.
+    """Rank files of one checkpoint, of which at most `max_mapped` are mapped at a time.
 
-    Args:
-        directory: Directory of the files.
-        max_mapped: Maximum number of mapped files: the number of ranks that share a parameter.
+    `max_mapped` is the number of ranks that share a parameter.
     """
 
     def __init__(self, directory: Path, max_mapped: int) -> None:
         self._directory = directory
         self._load_state = lru_cache(max_mapped)(partial(_load_rank_state, directory))
         self._load_separate = lru_cache(max_mapped)(partial(_load_separate_tensor, directory))
-        self._tensor_infos: dict[str, dict[str, NxdTensorInfo]] = {}
 
     def load_tensor_infos(self, file: str) -> dict[str, NxdTensorInfo]:
         """Return shape and dtype of the tensors of a rank by name.
@@ -64,20 +61,20 @@ class NxdRankFiles:
             CorruptCheckpointError: If a file is missing or is not what NxD writes.
         """
         state = self._load_state(file)
-        references = {k: value.tid for k, value in state.items() if _is_reference(value)}
+        references = {
+            key: value.tid for key, value in state.items() if isinstance(value, _TensorReference)
+        }
         infos = self._load_recorded_infos(file, references) if references else {}
         rest = [key for key in state if key not in infos]
-        infos |= {key: _build_tensor_info(self._load_unchecked(file, key)) for key in rest}
-        self._tensor_infos[file] = infos
-        return infos
+        return infos | {key: _build_tensor_info(self._load_unchecked(file, key)) for key in rest}
 
-    def load_tensor(self, file: str, key: str) -> torch.Tensor:
-        """Return a memory-mapped tensor of a rank after `load_tensor_infos`.
+    def load_tensor(self, file: str, key: str, recorded: NxdTensorInfo) -> torch.Tensor:
+        """Return a memory-mapped tensor of a rank.
 
         Raises:
-            CorruptCheckpointError: If shape or dtype differ from the recorded ones.
+            CorruptCheckpointError: If shape or dtype differ from those of `load_tensor_infos`.
         """
-        tensor, recorded = self._load_unchecked(file, key), self._tensor_infos[file][key]
+        tensor = self._load_unchecked(file, key)
         if _build_tensor_info(tensor) != recorded:
             raise CorruptCheckpointError(
                 f"{file} has {key} as {_build_tensor_info(tensor)}, its .info.pt as {recorded}"
@@ -86,7 +83,7 @@ class NxdRankFiles:
 
     def _load_unchecked(self, file: str, key: str) -> torch.Tensor:
         value = self._load_state(file)[key]
-        if _is_reference(value):
+        if isinstance(value, _TensorReference):
             return self._load_separate(f"{file}.tensors/tensor_{value.tid}.pt")
         return _validate_tensor(value, f"{file} contains {key}")
 
@@ -119,16 +116,12 @@ class NxdRankFiles:
             raise CorruptCheckpointError(f"{file}.info.pt is not what NxD writes") from error
 
 
-def _is_reference(value: Any) -> bool:
-    return isinstance(value, _TensorReference)
-
-
 def _load_rank_state(directory: Path, file: str) -> dict[str, Any]:
     state = _load(directory, file)
     if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
         raise CorruptCheckpointError(f"{file} is not a dictionary of tensors")
     for key, value in state.items():
-        if _is_reference(value) and type(vars(value).get("tid")) is not int:
+        if isinstance(value, _TensorReference) and type(vars(value).get("tid")) is not int:
             raise CorruptCheckpointError(f"{file} does not name the file of {key}")
     return state
 

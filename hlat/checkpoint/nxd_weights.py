@@ -40,18 +40,10 @@ class _SliceLocation:
 
     def read(self, files: NxdRankFiles, tensor_slice: TensorSlice) -> torch.Tensor:
         """Return a subset of the slice."""
-        tensor = files.load_tensor(self.file, self.key)
+        tensor = files.load_tensor(self.file, self.key, self.info)
         saved = TensorSlice(self.parameter_slice.offset, self.parameter_slice.tensor_slice.size)
         parameter = tensor[saved.index_in(build_full_slice(tuple(tensor.shape)))]
         return parameter[tensor_slice.index_in(self.parameter_slice.tensor_slice)]
-
-
-@dataclass(frozen=True)
-class _KeyTensor:
-    """A saved tensor with keys, on the ranks of one pipeline stage."""
-
-    stage: list[str]
-    key: str
 
 
 class NxdWeightReader:
@@ -78,10 +70,11 @@ class NxdWeightReader:
             for file in stage
         }
         raise_problems(self._find_name_mismatches())
-        layout, keys = self._infer_layout()
+        stage, key = self._find_key_tensor()
+        layout = self._infer_layout(stage, key)
         raise_problems(self._find_shape_mismatches(layout))
         if layout.is_order_significant:
-            layout = self._infer_head_order(layout, keys)
+            layout = self._infer_head_order(layout, stage, key)
         self._locations: dict[str, dict[TensorSlice, list[_SliceLocation]]] = {
             name: defaultdict(list) for name in self._shapes
         }
@@ -139,42 +132,39 @@ class NxdWeightReader:
                     problems += [f"{two} lacks {key}, which {one} has" for key in missing]
         return problems
 
-    def _infer_layout(self) -> tuple[NxdLayout, _KeyTensor]:
-        """Return the layout without the head order, and a tensor with keys.
+    def _find_key_tensor(self) -> tuple[list[str], str]:
+        """Return the files of a pipeline stage and the name of a tensor with keys in them."""
+        for stage in self._stages:
+            for key in self._infos[stage[0]]:
+                if any(".k_proj." in name for name in nxd_layout.list_canonical_names(key)):
+                    return stage, key
+        raise ConfigError(f"{self._stages[0][0]} has no keys of any layer")
+
+    def _infer_layout(self, stage: list[str], key: str) -> NxdLayout:
+        """Return the layout without the head order.
 
         The number of files determines the ranks, the shape of the keys the number of replicas.
         """
-        tensors = (
-            _KeyTensor(stage, key)
-            for stage in self._stages
-            for key in self._infos[stage[0]]
-            if any(".k_proj." in name for name in nxd_layout.list_canonical_names(key))
-        )
-        keys, model = next(tensors, None), self._model
-        if keys is None:
-            raise ConfigError(f"{self._stages[0][0]} has no keys of any layer")
-        tp, shape = len(keys.stage), self._infos[keys.stage[0]][keys.key].shape
-        replicas = nxd_layout.infer_kv_size_multiplier(model, tp, keys.key, (*shape, 0)[0])
+        tp, shape, model = len(stage), self._infos[stage[0]][key].shape, self._model
+        replicas = nxd_layout.infer_kv_size_multiplier(model, tp, key, (*shape, 0)[0])
         if replicas is None:
             raise ConfigError(
-                f"{keys.stage[0]} has {keys.key} of shape {list(shape)}, which is not a shard for "
+                f"{stage[0]} has {key} of shape {list(shape)}, which is not a shard for "
                 f"{tp} ranks of model.num_attention_heads={model.num_attention_heads} and copies "
                 f"of model.num_key_value_heads={model.num_key_value_heads}, heads of "
                 f"{model.head_dim}"
             )
         layout = NxdLayout(tp, replicas)
         raise_problems(nxd_layout.find_layout_problems(model, layout))
-        return layout, keys
+        return layout
 
     def _find_shape_mismatches(self, layout: NxdLayout) -> list[str]:
         """Return the tensors of another shape or dtype, and the missing parameters."""
         problems, seen = [], set[str]()
         for first, file, key, info, slices in self._iter_tensors(layout):
             seen.update(nxd_layout.list_canonical_names(key))
-            shape, first_dtype = (
-                nxd_layout.compute_tensor_shape(slices),
-                self._infos[first][key].dtype,
-            )
+            shape = nxd_layout.compute_tensor_shape(slices)
+            first_dtype = self._infos[first][key].dtype
             if info.shape != shape:
                 problems.append(
                     f"{file} has {key} of shape {list(info.shape)}, this run's model sharded over "
@@ -188,15 +178,15 @@ class NxdWeightReader:
                 problems.append(f"{file} has {key} in {info.dtype}, {first} {first_dtype}")
         return problems + [f"it lacks {name}" for name in self._shapes if name not in seen]
 
-    def _infer_head_order(self, layout: NxdLayout, keys: _KeyTensor) -> NxdLayout:
+    def _infer_head_order(self, layout: NxdLayout, stage: list[str], key: str) -> NxdLayout:
         """Return the layout with the head order in which the first rows of replicas are close."""
         rows = [
             [
-                self._files.load_tensor(file, keys.key)[one.offset[0]].double()
-                for one in self._list_slices(layout, rank, keys.key)
+                self._files.load_tensor(file, key, self._infos[file][key])[one.offset[0]].double()
+                for one in self._list_slices(layout, rank, key)
                 if ".k_proj." in one.name
             ]
-            for rank, file in enumerate(keys.stage)
+            for rank, file in enumerate(stage)
         ]
         layouts = [replace(layout, head_order=order) for order in KVHeadOrder]
         distances = [_compute_max_copy_distance(self._model, one, rows) for one in layouts]
@@ -205,7 +195,7 @@ class NxdWeightReader:
         if len(close) == 1:
             return close[0]
         raise CorruptCheckpointError(
-            f"{keys.key} contains {layout.kv_size_multiplier} copies of each key/value head in an "
+            f"{key} contains {layout.kv_size_multiplier} copies of each key/value head in an "
             f"unknown order: their maximum relative distance is {distances[0]:.2g} in the order of "
             f"trn1 and {distances[1]:.2g} in the order of trn2. In a run on trn2 whose heads NxD "
             "itself initialised there are no copies"

@@ -7,7 +7,6 @@ safetensors without torch, for NxD by file names. Loading never runs code from a
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -22,15 +21,13 @@ from hlat.checkpoint.checkpoint_errors import (
 )
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER, TensorRecord
 from hlat.checkpoint.tensor_chunk import TensorChunk
-from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
+from hlat.checkpoint.tensor_slice import build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.model import hugging_face_config
 from hlat.model.parameter_specs import list_parameter_specs
 
 if TYPE_CHECKING:
-    import torch
-
     from hlat.checkpoint.nxd_weights import NxdWeightReader
     from hlat.checkpoint.safetensors_file import SafetensorsReader
 
@@ -105,7 +102,7 @@ def _prefix_errors(directory: str) -> Iterator[None]:
 @contextmanager
 def _open_weights(
     directory: str, model: ModelConfig
-) -> "Iterator[NxdWeightReader | _HuggingFaceWeightReader]":
+) -> "Iterator[NxdWeightReader | SafetensorsReader]":
     from hlat.checkpoint import safetensors_file
 
     path = Path(directory).expanduser()
@@ -113,22 +110,8 @@ def _open_weights(
         yield _open_nxd_weights(path, model)
         return
     records = _load_validated_records(directory, path, model)
-    with safetensors_file.SafetensorsReader(path) as reader:
-        yield _HuggingFaceWeightReader(records, reader)
-
-
-@dataclass(frozen=True)
-class _HuggingFaceWeightReader:
-    """Reader of the weights in a Hugging Face directory."""
-
-    records: Mapping[str, TensorRecord]
-    reader: "SafetensorsReader"
-
-    def read(self, name: str, tensor_slice: TensorSlice) -> "torch.Tensor":
-        return self.reader.read(name, self.records[name], tensor_slice)
-
-    def get_dtype(self, name: str) -> str:
-        return self.records[name].dtype
+    with safetensors_file.SafetensorsReader(path, records) as reader:
+        yield reader
 
 
 def _is_nxd(path: Path) -> bool:

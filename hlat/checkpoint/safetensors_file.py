@@ -1,4 +1,4 @@
-"""Streaming writer and slice reader of safetensors files.
+"""Streaming writer and slice reader of safetensors files, local and in object stores.
 
 The safetensors library writes only from a complete copy of the file in memory. This writer streams
 tensor by tensor, which limits the extra memory of a save to its largest tensor.
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from safetensors import SafetensorError, safe_open
 
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError, raise_as_corrupt
 from hlat.checkpoint.checkpoint_manifest import SliceRecord, TensorRecord, format_slice_key
-from hlat.checkpoint.remote_safetensors import RemoteSafetensors
 from hlat.checkpoint.tensor_slice import TensorSlice
-from hlat.storage.remote_path import RemotePath
+from hlat.storage.remote_path import READ_BLOCK_BYTES, RemotePath
 from hlat.storage.storage_path import StoragePath
 
+_MAX_HEADER_BYTES = 100_000_000
+"""Limit of the safetensors library."""
 SAFETENSORS_DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -80,10 +82,10 @@ def to_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 class SafetensorsReader:
-    """Context manager that reads tensor slices from the safetensors files of one directory."""
+    """Context manager that reads slices of the tensors in `records` from files of a directory."""
 
-    def __init__(self, directory: StoragePath) -> None:
-        self._directory = directory
+    def __init__(self, directory: StoragePath, records: Mapping[str, TensorRecord]) -> None:
+        self._directory, self._records = directory, records
         self._stack = ExitStack()
         self._files: dict[str, Any] = {}
 
@@ -93,12 +95,17 @@ class SafetensorsReader:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def read(self, name: str, record: TensorRecord, tensor_slice: TensorSlice) -> torch.Tensor:
+    def get_dtype(self, name: str) -> str:
+        """Return the safetensors dtype of a saved tensor."""
+        return self._records[name].dtype
+
+    def read(self, name: str, tensor_slice: TensorSlice) -> torch.Tensor:
         """Assemble a slice of a tensor from the saved slices that overlap it, in the saved dtype.
 
         Raises:
             CorruptCheckpointError: If the files contradict the record.
         """
+        record = self._records[name]
         tensor = torch.empty(tensor_slice.size, dtype=DTYPES_BY_NAME[record.dtype])
         num_read = 0
         for slice_record in record.slices:
@@ -121,12 +128,15 @@ class SafetensorsReader:
         key = format_slice_key(name, record.shape, saved_slice)
         with raise_as_corrupt(path, SafetensorError):
             if slice_record.file not in self._files:
-                self._files[slice_record.file] = self._stack.enter_context(_open_safetensors(path))
+                self._files[slice_record.file] = self._open(path)
             file = self._files[slice_record.file]
-            if tensor_slice == saved_slice:
-                tensor: torch.Tensor = file.get_tensor(key)
+            index = tensor_slice.index_in(saved_slice)
+            if isinstance(file, _RemoteSafetensors):
+                tensor: torch.Tensor = file.read(key, index)
+            elif tensor_slice == saved_slice:
+                tensor = file.get_tensor(key)
             else:
-                tensor = file.get_slice(key)[tensor_slice.index_in(saved_slice)]
+                tensor = file.get_slice(key)[index]
         dtype = SAFETENSORS_DTYPES.get(tensor.dtype)
         if tuple(tensor.shape) != tensor_slice.size or dtype != record.dtype:
             raise CorruptCheckpointError(
@@ -135,8 +145,78 @@ class SafetensorsReader:
             )
         return tensor
 
+    def _open(self, path: StoragePath) -> Any:
+        if isinstance(path, Path):
+            return self._stack.enter_context(safe_open(path, framework="pt"))
+        return _RemoteSafetensors(path)
 
-def _open_safetensors(path: StoragePath) -> Any:
-    if isinstance(path, RemotePath):
-        return RemoteSafetensors(path, DTYPES_BY_NAME)
-    return safe_open(path, framework="pt")
+
+class _RemoteSafetensors:
+    """Reader of a file in an object store that fetches only the requested ranges.
+
+    The safetensors library maps local files only. A remote file may be larger than the disk, and
+    each process needs only some slices.
+
+    Raises:
+        SafetensorError: If the file is not a safetensors file.
+    """
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path = path
+        self._size = path.parent.list_sizes().get(path.name) or 0
+        length = int.from_bytes(self._read_exactly(0, 8), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise SafetensorError(f"the header has {length} bytes")
+        self._data_offset = 8 + length
+        try:
+            self._header = dict(json.loads(self._read_exactly(8, self._data_offset)))
+        except (RecursionError, TypeError, ValueError) as error:
+            raise SafetensorError(f"the header is not JSON: {error}") from error
+
+    def read(self, key: str, index: tuple[slice, ...]) -> torch.Tensor:
+        """Fetch a slice of a tensor with explicit start and stop in each dimension.
+
+        Rows (the first dimension) are fetched completely and sliced afterwards: the latency of a
+        request equals the transfer time of a megabyte.
+
+        Raises:
+            SafetensorError: If the key is missing or its entry in the header is invalid.
+        """
+        begin, shape, dtype = self._locate(key)
+        row_bytes, sizes = prod(shape[1:]) * dtype.itemsize, [one.stop - one.start for one in index]
+        rows, *columns = index or (slice(0, 1),)  # a scalar is one row
+        tensor = torch.empty(sizes or [1], dtype=dtype)
+        num_rows = max(1, READ_BLOCK_BYTES // max(1, row_bytes))
+        for first in range(rows.start, rows.stop, num_rows):
+            last = min(first + num_rows, rows.stop)
+            content = self._read_exactly(begin + first * row_bytes, begin + last * row_bytes)
+            block = torch.frombuffer(bytearray(content), dtype=dtype)
+            block = block.reshape(last - first, *shape[1:])
+            tensor[first - rows.start : last - rows.start] = block[(slice(None), *columns)]
+        return tensor.reshape(sizes)
+
+    def _locate(self, key: str) -> tuple[int, tuple[int, ...], torch.dtype]:
+        """Return the position of a tensor in the file, its shape and dtype."""
+        try:
+            entry = self._header[key]
+            dtype = DTYPES_BY_NAME[entry["dtype"]]
+            shape = tuple(map(_validate_count, entry["shape"]))
+            begin, end = map(_validate_count, entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SafetensorError(f"the header has no valid entry {key} ({error!r})") from error
+        if end - begin != prod(shape) * dtype.itemsize or self._data_offset + end > self._size:
+            raise SafetensorError(f"{key} of shape {shape} cannot be bytes {begin} to {end}")
+        return self._data_offset + begin, shape, dtype
+
+    def _read_exactly(self, begin: int, end: int) -> bytes:
+        # The file may be truncated after it was listed
+        content = self._path.read_range(begin, end) if end <= self._size else b""
+        if len(content) != end - begin:
+            raise SafetensorError(f"the file ends before byte {end}")
+        return content
+
+
+def _validate_count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value

@@ -17,8 +17,6 @@ class TensorChunk:
         name: Kind and canonical name, such as `weights/model.norm.weight` or
             `exp_avg/lm_head.weight`.
         shape: Global shape of the canonical tensor, the same under every layout.
-        offset: First index of the slice in each dimension.
-        size: Extent of the slice in each dimension.
         tensor: View of the engine's memory with prod(size) elements in row-major order of the
             slice, of any shape and strides. The store reads it to save and writes it to load.
         is_main_replica: True if this process saves the slice, as one of its replicas does.

@@ -31,7 +31,7 @@ from hlat.doctor.replica_check import check_replicas
 from hlat.doctor.rounding_check import check_rounding
 from hlat.engine.interface import Engine
 from hlat.recovery import preflight
-from hlat.tracking.console_logger import print_line
+from hlat.storage.progress_bar import print_line
 from hlat.tracking.run_directory import replace_file
 
 REPORT_FILE = "doctor.json"

@@ -7,7 +7,6 @@ if the exit code requires it (hlat.config.config_errors.ExitCode). It does not i
 """
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs import slurm_commands
 from hlat.jobs.evaluation_job import load_all_scores
 from hlat.jobs.submission import Submission, SubmissionDir
+from hlat.recovery import host_info
 from hlat.tracking.jsonl_log import JsonlLog
 
 _REQUEUE_TIMEOUT_S = 120
@@ -81,7 +81,8 @@ class JobAttempt:
         nodes = self._environment["SLURM_JOB_NODELIST"]
         self._log_event("start", nodes=nodes)
         print(f"hlat: job {self._job_id}, attempt {self._attempt_number} on {nodes}", flush=True)
-        _raise_open_file_limit(self._submission.open_files)
+        # Slurm copies the soft limit from the login node
+        host_info.raise_open_file_limit(self._submission.open_files)
         signal.signal(signal.SIGUSR2, self._request_stop)
         signal.signal(signal.SIGTERM, self._record_termination)
         result = self._build_result(self._run_commands())
@@ -183,14 +184,6 @@ def build_srun_command(
     binding = [f"--cpus-per-task={cpus}", "--cpu-bind=none", "--export=ALL"]
     ending = ["--kill-on-bad-exit=0", "--wait=60"]
     return ["srun", *tasks, *binding, *ending, *submission.options, *command]
-
-
-def _raise_open_file_limit(num_files: int) -> None:
-    """Raise the soft limit, which Slurm copies from the login node, up to the hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def main(argv: list[str]) -> int:

@@ -39,15 +39,6 @@ class _SaveResult:
     warning: str = ""
 
 
-@dataclass(frozen=True)
-class _PendingSave:
-    """A save in progress, with the time that training waited for the copy."""
-
-    step: int
-    stall_seconds: float
-    result: "Future[_SaveResult]"
-
-
 class Checkpointer:
     """Writer of checkpoints, with at most one save in progress."""
 
@@ -59,7 +50,8 @@ class Checkpointer:
         self._checkpoints_dir, self._milestones_dir = root / "checkpoints", root / "milestones"
         self._staging = HostStagingBuffer()
         self._executor = ThreadPoolExecutor(1, "hlat-checkpoint")
-        self._pending: _PendingSave | None = None
+        self._pending: tuple[int, float, Future[_SaveResult]] | None = None
+        """Step of the save in progress, the time that training waited for the copy, the result."""
         self._last_save_succeeded = True
         self._buffers_ready: Future[None] | None = None
         if config.checkpoint.asynchronous:
@@ -96,29 +88,28 @@ class Checkpointer:
         else:
             chunks = [*self._engine.chunks()]
             result.set_result(self._write_checkpoint(state.step, chunks, state_json, prune))
-        self._pending = _PendingSave(state.step, self._tracker.exclude_time(start), result)
+        self._pending = state.step, self._tracker.exclude_time(start), result
         return True
 
     def log_finished_save(self) -> None:
         """Log the pending save if it has finished."""
-        if self._pending is not None and self._pending.result.done():
+        if self._pending is not None and self._pending[-1].done():
             self.wait()
 
     def wait(self) -> bool:
         """Wait for the pending save and log it; return True if the last save succeeded."""
         if self._pending is not None:
-            pending, self._pending = self._pending, None
+            (step, stall_seconds, future), self._pending = self._pending, None
             start = time.perf_counter()
-            result = pending.result.result()
-            stall_seconds = pending.stall_seconds + self._tracker.exclude_time(start)
-            self._log_result(pending.step, result, stall_seconds)
+            result = future.result()
+            self._log_result(step, result, stall_seconds + self._tracker.exclude_time(start))
         return self._last_save_succeeded
 
     def close(self) -> None:
         """Wait up to a minute for the pending save after the run has failed elsewhere."""
         if self._pending is not None:
             with suppress(Exception):
-                self._pending.result.result(timeout=_CLOSE_TIMEOUT_S)
+                self._pending[-1].result(timeout=_CLOSE_TIMEOUT_S)
             self.log_finished_save()
 
     def _trace_save(self) -> None:

@@ -9,21 +9,21 @@ category measures is reported as unaccounted.
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hlat.tracking.jsonl_log import Row, is_finite_number
 from hlat.tracking.lost_work import (
+    END_EVENTS,
     START_EVENTS,
+    SUPERVISOR_EVENTS,
     compute_steps_per_row,
     exclude_rolled_back_events,
     get_stall_seconds,
 )
-
-Row = dict[str, Any]
 
 TIME_CATEGORIES = {
     "startup": "process start to the first step: imports, building the model, opening the data,"
@@ -41,12 +41,8 @@ TIME_CATEGORIES = {
 """Categories of time and their descriptions, in the order of an attempt."""
 METRIC_COLUMNS = ("step", "attempt", "time", "step_seconds", "data_wait_seconds")
 """Required columns of metrics.jsonl."""
-SUPERVISOR_EVENTS = {"restart", "give_up"}
-"""Events of the supervisor after the end of an attempt, which are no activity of the attempt."""
-END_EVENTS = {"finish", "interrupt", "diverge", "fail"}
-"""Events of a planned end of an attempt."""
 _TOLERANCE_FRACTION, _TOLERANCE_S = 0.005, 0.05
-_EMPTY_ROWS = {key: np.empty(0) for key in (*METRIC_COLUMNS, "covered")}
+_EMPTY_ROWS = {key: np.empty(0) for key in (*METRIC_COLUMNS, "covered", "train_seconds")}
 
 
 @dataclass(frozen=True)
@@ -127,16 +123,14 @@ def build_time_ledger(
     """
     events = [row for row in events if _is_numeric(row, "step", "time") and "event" in row]
     records = _drop_idle_attempts(_build_attempt_records(metrics, events))
-    warm_steps = [record.warm_step_seconds for record in records]
+    warm_steps = [record.rows["train_seconds"][1:] for _, record in records]
     typical = _compute_median(np.concatenate(warm_steps) if warm_steps else np.empty(0))
     attempts = []
-    for record, following in zip_longest(records, records[1:]):
-        gap = 0.0 if following is None else max(0.0, following.start_time - record.end_time)
-        wall = record.end_time - record.start_time + gap
+    for (number, record), following in zip_longest(records, records[1:]):
+        start, end = record.start_time, record.end_time
+        gap = 0.0 if following is None else max(0.0, following[1].start_time - end)
         seconds = record.compute_seconds(typical, is_followed=following is not None)
-        attempts.append(
-            AttemptTime(record.number, record.start_time, wall, {**seconds, "down": gap})
-        )
+        attempts.append(AttemptTime(number, start, end - start + gap, {**seconds, "down": gap}))
     return TimeLedger(tuple(attempts))
 
 
@@ -145,17 +139,18 @@ class _AttemptRecord:
     """Logged rows and events of one attempt.
 
     Attributes:
-        rows: Surviving rows of metrics.jsonl, with the steps that each has `covered`.
-        surviving_events: Events that no rollback or later attempt went back behind.
+        rows: Surviving rows of metrics.jsonl as columns; `covered` is the number of steps of each
+            row, `train_seconds` their mean time without data wait.
+        stall_seconds: By event, seconds of evaluations and saves that no rollback or later attempt
+            went back behind.
         lost_seconds: Seconds of rows, evaluations and saves that did not survive.
         last_lost_row: Time and step of the last row that did not survive; None without one.
         noticed_time: Time at which the supervisor detected the end; None without an event.
     """
 
-    number: int
-    rows: dict[str, NDArray[np.float64]]
-    events: list[Row]
-    surviving_events: list[Row]
+    rows: dict[str, NDArray[np.float64]] = field(default_factory=lambda: _EMPTY_ROWS)
+    events: list[Row] = field(default_factory=list)
+    stall_seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     lost_seconds: float = 0.0
     last_lost_row: tuple[float, int] | None = None
     noticed_time: float | None = None
@@ -169,19 +164,13 @@ class _AttemptRecord:
     @property
     def end_time(self) -> float:
         """Unix time of the last activity, or of the detection of an unplanned end."""
-        if self.noticed_time is None or self.has_ended:
-            return max(self._activity_times)
-        return max(*self._activity_times, self.noticed_time)
+        noticed = [] if self.noticed_time is None or self.has_ended else [self.noticed_time]
+        return max([*self._activity_times, *noticed])
 
     @property
     def has_ended(self) -> bool:
         """True after a planned end."""
         return any(row["event"] in END_EVENTS for row in self.events)
-
-    @property
-    def warm_step_seconds(self) -> NDArray[np.float64]:
-        """Seconds per step, without data wait, of all rows but the first."""
-        return self._train_seconds[1:]
 
     def compute_seconds(self, typical_step_seconds: float, is_followed: bool) -> dict[str, float]:
         """Return the seconds by category, except `down`.
@@ -190,28 +179,27 @@ class _AttemptRecord:
             typical_step_seconds: Seconds per step for an attempt with a single row.
             is_followed: True if there is a later attempt.
         """
-        data_wait = float(self.rows["covered"] @ self.rows["data_wait_seconds"])
-        steps = float(self.rows["covered"] @ self._train_seconds)
-        compilation = self._compute_compile_seconds(typical_step_seconds)
+        covered, train_seconds = self.rows["covered"], self.rows["train_seconds"]
+        warm_seconds = _compute_median(train_seconds[1:], default=typical_step_seconds)
+        compilation = 0.0
+        if len(train_seconds) and not math.isnan(warm_seconds):
+            compilation = max(0.0, float((train_seconds[0] - warm_seconds) * covered[0]))
         startup = self._ready_time - self.start_time
         preflight = min(startup, self._sum_event_seconds("preflight"))
         lost = self.lost_seconds + self._sum_event_seconds("rewind")
-        if is_followed or self.noticed_time is not None:
-            lost += self._unlogged_seconds
+        if not self.has_ended and (is_followed or self.noticed_time is not None):
+            lost += self._compute_unlogged_seconds()
+        stalls = self.stall_seconds
         return {
             "startup": startup - preflight,
             "preflight": preflight,
             "compile": compilation,
-            "steps": steps - compilation,
-            "data_wait": data_wait,
-            "evaluation": self._sum_blocked_seconds("evaluate"),
-            "checkpoint": self._sum_blocked_seconds("checkpoint", "checkpoint_failed"),
+            "steps": float(covered @ train_seconds) - compilation,
+            "data_wait": float(covered @ self.rows["data_wait_seconds"]),
+            "evaluation": stalls["evaluate"],
+            "checkpoint": stalls["checkpoint"] + stalls["checkpoint_failed"],
             "lost": lost,
         }
-
-    @property
-    def _train_seconds(self) -> NDArray[np.float64]:
-        return self.rows["step_seconds"] - self.rows["data_wait_seconds"]
 
     @property
     def _activity_times(self) -> list[float]:
@@ -224,26 +212,13 @@ class _AttemptRecord:
         times = [row["time"] for row in self.events if row["event"] in (*START_EVENTS, "ready")]
         return float(times[-1]) if times else self.start_time
 
-    @property
-    def _unlogged_seconds(self) -> float:
-        """Seconds of work after the last row of an attempt without a planned end."""
-        if self.has_ended:
-            return 0.0
+    def _compute_unlogged_seconds(self) -> float:
+        """Return the seconds of work after the last row of an attempt without a planned end."""
         rows = [*zip(self.rows["time"].tolist(), self.rows["step"].tolist(), strict=True)]
         rows += [] if self.last_lost_row is None else [self.last_lost_row]
         since, step = max(rows, default=(self._ready_time, -1))
         later = [row for row in self.events if row["time"] >= since and row["step"] >= step]
-        measured = sum(map(get_stall_seconds, later))
-        return max(0.0, self.end_time - since - measured)
-
-    def _compute_compile_seconds(self, typical_step_seconds: float) -> float:
-        step_seconds = _compute_median(self.warm_step_seconds, default=typical_step_seconds)
-        if not len(self._train_seconds) or math.isnan(step_seconds):
-            return 0.0
-        return max(0.0, float((self._train_seconds[0] - step_seconds) * self.rows["covered"][0]))
-
-    def _sum_blocked_seconds(self, *names: str) -> float:
-        return sum(get_stall_seconds(row) for row in self.surviving_events if row["event"] in names)
+        return max(0.0, self.end_time - since - sum(map(get_stall_seconds, later)))
 
     def _sum_event_seconds(self, name: str) -> float:
         """Sum the `seconds` of this attempt's events; earlier ones are of an attempt that died."""
@@ -253,12 +228,11 @@ class _AttemptRecord:
 
 def _build_attempt_records(
     metrics: Mapping[str, NDArray[np.float64]], events: list[Row]
-) -> list[_AttemptRecord]:
-    """Group rows and events by attempt."""
-    records = defaultdict[int, _AttemptRecord](lambda: _AttemptRecord(0, _EMPTY_ROWS, [], []))
+) -> list[tuple[int, _AttemptRecord]]:
+    """Group rows and events by attempt; return the numbers of the attempts and their records."""
+    records = defaultdict[int, _AttemptRecord](_AttemptRecord)
     for number, rows in _split_rows_by_attempt(metrics, events).items():
         records[number].rows = rows
-    surviving = {id(event) for event in exclude_rolled_back_events(events)}
     newest = None
     for event in events:
         if event["event"] in SUPERVISOR_EVENTS:
@@ -267,14 +241,16 @@ def _build_attempt_records(
         elif _is_numeric(event, "attempt"):
             newest = event["attempt"] if event["event"] in START_EVENTS else newest
             records[event["attempt"]].events.append(event)
-            if id(event) in surviving:
-                records[event["attempt"]].surviving_events.append(event)
-    _add_lost_time(records, events)
-    for number, record in records.items():
-        record.number = number
-    return [
-        record for _, record in sorted(records.items()) if len(record.rows["step"]) or record.events
-    ]
+        for name, lost in event.get("lost_by_attempt", {}).items():
+            record = records[int(name)]
+            record.lost_seconds += lost["seconds"]
+            if "until" in lost:
+                row = (lost["until"], lost["last_step"])
+                record.last_lost_row = max(record.last_lost_row or row, row)
+    for event in exclude_rolled_back_events(events):
+        if _is_numeric(event, "attempt"):
+            records[event["attempt"]].stall_seconds[event["event"]] += get_stall_seconds(event)
+    return [item for item in sorted(records.items()) if len(item[1].rows["step"]) or item[1].events]
 
 
 def _split_rows_by_attempt(
@@ -284,27 +260,20 @@ def _split_rows_by_attempt(
     complete = np.flatnonzero(np.all([np.isfinite(metrics[key]) for key in METRIC_COLUMNS], axis=0))
     rows = {key: metrics[key][complete] for key in METRIC_COLUMNS}
     rows["covered"] = compute_steps_per_row(rows["step"], rows["attempt"], events)
+    rows["train_seconds"] = rows["step_seconds"] - rows["data_wait_seconds"]
     return {
         int(number): {key: column[rows["attempt"] == number] for key, column in rows.items()}
         for number in np.unique(rows["attempt"])
     }
 
 
-def _add_lost_time(records: dict[int, _AttemptRecord], events: list[Row]) -> None:
-    for event in events:
-        for name, entry in event.get("lost_by_attempt", {}).items():
-            record = records[int(name)]
-            record.lost_seconds += entry["seconds"]
-            if "until" in entry:
-                row = (entry["until"], entry["last_step"])
-                record.last_lost_row = max(record.last_lost_row or row, row)
-
-
-def _drop_idle_attempts(records: list[_AttemptRecord]) -> list[_AttemptRecord]:
+def _drop_idle_attempts(
+    records: list[tuple[int, _AttemptRecord]],
+) -> list[tuple[int, _AttemptRecord]]:
     """Drop attempts without steps after the end of a finished run."""
-    for i, record in enumerate(records):
+    for i, (_, record) in enumerate(records):
         is_finished = any(row["event"] == "finish" for row in record.events)
-        if is_finished and not any(len(later.rows["step"]) for later in records[i + 1 :]):
+        if is_finished and not any(len(later.rows["step"]) for _, later in records[i + 1 :]):
             return records[: i + 1]
     return records
 
@@ -314,4 +283,4 @@ def _compute_median(seconds: NDArray[np.float64], default: float = math.nan) -> 
 
 
 def _is_numeric(row: Row, *keys: str) -> bool:
-    return all(isinstance(row.get(key), int | float) and math.isfinite(row[key]) for key in keys)
+    return all(is_finite_number(row.get(key)) for key in keys)

@@ -24,17 +24,10 @@ class Consequence(Enum):
 
 
 CONSEQUENCES = {
-    "devices": Consequence.exclude,
-    "arithmetic": Consequence.exclude,
-    "speed": Consequence.exclude,
-    "memory": Consequence.exclude,
-    "sum": Consequence.exclude,
-    "link": Consequence.exclude,
-    "open_files": Consequence.refuse,
-    "disk": Consequence.refuse,
-    "clock": Consequence.warn,
-    "left_over": Consequence.warn,
-    "nccom": Consequence.warn,
+    **dict.fromkeys(("devices", "arithmetic", "speed", "memory"), Consequence.exclude),
+    **dict.fromkeys(("sum", "link"), Consequence.exclude),
+    **dict.fromkeys(("open_files", "disk"), Consequence.refuse),
+    **dict.fromkeys(("clock", "left_over", "nccom"), Consequence.warn),
 }
 """All checks, as listed in docs/preflight.md."""
 _RELATIVE_CHECKS = ("speed", "memory", "link")
@@ -112,7 +105,6 @@ def check_reports(config: Config, reports: list[RankReport]) -> list[Finding]:
     """Return the failed checks of all ranks, given their reports in rank order."""
     findings = [
         *(finding for report in reports for finding in _check_rank(config, report)),
-        *_check_all_reduce(reports),
         *_check_links(config, reports),
         *_check_leftover_processes(reports),
     ]
@@ -214,39 +206,35 @@ def _check_rank(config: Config, report: RankReport) -> Iterator[Finding]:
         yield _build_link_finding(config, report, "nccom-test's", report.nccom, link * 1e9)
 
 
-def _check_all_reduce(reports: list[RankReport]) -> Iterator[Finding]:
-    """Check sums: the ranks that explain wrong pairs are faulty, else those with a wrong result."""
-    for (axis, ranks), members in _group_links_by_axis(reports).items():
-        pairs = {(first, second) for _, link in members for first, second in link.wrong_pairs}
-        faulty = find_faulty_ranks(pairs) or [
-            report.rank for report, link in members if link.num_wrong
-        ]
-        for report, link in members:
-            if report.rank in faulty:
-                sentence = (
-                    f"rank {report.rank}: all-reduce over {axis}={len(ranks)} ranks is wrong where "
-                    "it takes part"
-                )
-                yield report.build_finding("sum", link.num_wrong, 0, sentence)
-
-
 def _check_links(config: Config, reports: list[RankReport]) -> Iterator[Finding]:
-    """Check bandwidths: the ranks that explain slow pairs are faulty.
+    """Check sums and bandwidths of each group of ranks.
 
-    If all pairs are fast and the axis is slow, no rank can be named and every one gets a warning.
+    The ranks that explain wrong pairs are faulty, else those with a wrong result. The ranks that
+    explain slow pairs are faulty. If all pairs are fast and the axis is slow, no rank can be named
+    and every one gets a warning.
     """
-    for (axis, ranks), members in _group_links_by_axis(reports).items():
-        pairs = {(first, second) for _, link in members for first, second in link.slow_pairs}
-        faulty = find_faulty_ranks(pairs)
+    groups = defaultdict[tuple[str, tuple[int, ...]], list[tuple[RankReport, LinkReport]]](list)
+    for report in reports:
+        for link in report.device_report.links:
+            groups[link.axis, tuple(link.ranks)].append((report, link))
+    for (axis, ranks), members in groups.items():
+        group = f"{axis}={len(ranks)} ranks"
+        wrong = find_faulty_ranks(pair for _, link in members for pair in link.wrong_pairs)
+        wrong = wrong or [report.rank for report, link in members if link.num_wrong]
+        slow = find_faulty_ranks(pair for _, link in members for pair in link.slow_pairs)
         for report, link in members:
             measured, expected = link.bytes_per_s, link.expected_bytes_per_s
+            if report.rank in wrong:
+                sentence = (
+                    f"rank {report.rank}: all-reduce over {group} is wrong where it takes part"
+                )
+                yield report.build_finding("sum", link.num_wrong, 0, sentence)
             if expected is None:
                 continue
-            group = f"{axis}={len(ranks)} ranks"
             finding = _build_link_finding(config, report, group, measured, expected)
-            if report.rank in faulty:
+            if report.rank in slow:
                 yield finding
-            elif not faulty and measured < config.recovery.min_speed_share * expected:
+            elif not slow and measured < config.recovery.min_speed_share * expected:
                 yield replace(finding, consequence=Consequence.warn)
 
 
@@ -272,17 +260,6 @@ def _check_leftover_processes(reports: list[RankReport]) -> Iterator[Finding]:
                 "attempt at this run and may still use its devices; kill them"
             )
             yield report.build_finding("left_over", len(pids), 0, sentence)
-
-
-def _group_links_by_axis(
-    reports: list[RankReport],
-) -> dict[tuple[str, tuple[int, ...]], list[tuple[RankReport, LinkReport]]]:
-    """Return the reports of each group of ranks, by axis name and ranks."""
-    groups = defaultdict[tuple[str, tuple[int, ...]], list[tuple[RankReport, LinkReport]]](list)
-    for report in reports:
-        for link in report.device_report.links:
-            groups[link.axis, tuple(link.ranks)].append((report, link))
-    return groups
 
 
 def _format_gib(size: float) -> str:

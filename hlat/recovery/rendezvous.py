@@ -27,9 +27,13 @@ class StoreRendezvous(StaticTCPRendezvous):
         node: This node; the first node hosts the store.
     """
 
-    def __init__(self, store: TCPStore, node: NodeInfo, run_id: str) -> None:
+    def __init__(self, node: NodeInfo, run_id: str, timeout: timedelta, **options: int) -> None:
         super().__init__(node.host, node.port, node.node_rank, node.num_nodes, run_id, timeout=0)
-        self.node, self._server, self._round = node, store, 0
+        is_master = node.node_rank == 0
+        self._server = TCPStore(
+            node.host, node.port, None, is_master, timeout, wait_for_workers=False, **options
+        )
+        self.node, self._round = node, 0
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the store under the prefix of the next start."""
@@ -44,16 +48,8 @@ class LocalRendezvous(StoreRendezvous):
 
     def __init__(self, run_id: str) -> None:
         listener = socket.create_server((_LOOPBACK, 0))
-        port: int = listener.getsockname()[1]
-        store = TCPStore(
-            _LOOPBACK,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=_CONNECT_TIMEOUT,
-            master_listen_fd=listener.detach(),
-        )
-        super().__init__(store, NodeInfo(0, 1, _LOOPBACK, port), run_id)
+        node = NodeInfo(0, 1, _LOOPBACK, listener.getsockname()[1])
+        super().__init__(node, run_id, _CONNECT_TIMEOUT, master_listen_fd=listener.detach())
 
 
 class MultiNodeRendezvous(StoreRendezvous):
@@ -64,11 +60,4 @@ class MultiNodeRendezvous(StoreRendezvous):
     """
 
     def __init__(self, node: NodeInfo) -> None:
-        store = TCPStore(
-            node.host,
-            node.port,
-            is_master=node.node_rank == 0,
-            wait_for_workers=False,
-            timeout=_RENDEZVOUS_TIMEOUT,
-        )
-        super().__init__(store, node, "nodes")
+        super().__init__(node, "nodes", _RENDEZVOUS_TIMEOUT)

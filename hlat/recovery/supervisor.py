@@ -361,13 +361,12 @@ def _kill_orphans(records_dir: Path) -> None:
 @contextmanager
 def _set_environment(variables: dict[str, str]) -> Iterator[None]:
     """Set environment variables within the context."""
-    previous = {name: os.environ[name] for name in variables if name in os.environ}
+    previous = os.environ.copy()
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name in variables:
-            del os.environ[name]
+        os.environ.clear()
         os.environ.update(previous)
 
 

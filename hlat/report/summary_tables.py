@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 
-from hlat.recovery.goodput import END_EVENTS
 from hlat.report.run_record import Row, RunRecord, get_number, get_numbers
 from hlat.report.text_format import (
     UNKNOWN,
@@ -16,7 +15,7 @@ from hlat.report.text_format import (
     format_timestamp,
     format_value,
 )
-from hlat.tracking.lost_work import exclude_scores
+from hlat.tracking.lost_work import END_EVENTS, exclude_scores
 
 _POSITION_KEYS = {"time", "attempt", "step", "event"}
 _LEDGER_KEYS = {"began", "lost_by_attempt"}

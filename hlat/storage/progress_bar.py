@@ -1,5 +1,6 @@
 """Progress of reads and writes in bytes: a bar on a terminal, one line per minute in a log."""
 
+import os
 import sys
 import time
 
@@ -14,8 +15,15 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def print_line(line: str) -> None:
-    """Print a line to stdout, above a progress bar if one is shown."""
-    tqdm.write(line)
+    """Print a line to stdout, above a progress bar if one is shown.
+
+    If the reader has closed stdout (`| head`), redirect it to /dev/null.
+    """
+    try:
+        tqdm.write(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class ProgressBar:

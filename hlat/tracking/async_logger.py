@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hlat.tracking.metric_logger import MetricLogger, Row, RunInfo
+from hlat.tracking.jsonl_log import Row
+from hlat.tracking.metric_logger import MetricLogger, RunInfo
 
 _LOGGER = logging.getLogger("hlat")
 _MAX_QUEUE_SIZE = 10_000

@@ -1,23 +1,32 @@
-"""Progress on the console: a tqdm bar on a terminal, periodic lines in a log file."""
+"""Progress and result of a run on the console: a tqdm bar on a terminal, lines in a log file."""
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from hlat.config.config_errors import ExitCode
 from hlat.config.tracking import ConsoleStyle
-from hlat.tracking.metric_logger import MetricLogger, Row, RunInfo
+from hlat.storage.progress_bar import print_line
+from hlat.tracking.jsonl_log import JsonlLog, Row
+from hlat.tracking.metric_logger import MetricLogger, RunInfo
 
-_LOGGER = logging.getLogger("hlat")
 _LINE_INTERVAL_S = 10.0
+_HEADLINES = {
+    ExitCode.FINISHED: "complete at step {step}",
+    ExitCode.FAILED: "ended at step {step}; this state could not be saved",
+    ExitCode.UNHEALTHY_NODE: "ended at step {step} because of an unhealthy node; not saved",
+    ExitCode.PREEMPTED: "interrupted and saved at step {step}; the same command resumes the run",
+    ExitCode.DIVERGED: "diverged at step {step}, not saved; see events.jsonl for the reason",
+}
 
 
 class ConsoleLogger(MetricLogger):
-    """Progress display of a run.
+    """Progress display of a run, and of the warnings of the logger "hlat".
 
     Events are not displayed: their source prints a message if the user needs one.
     """
@@ -26,17 +35,15 @@ class ConsoleLogger(MetricLogger):
         is_terminal = style is ConsoleStyle.auto and sys.stderr.isatty()
         self._use_bar = style is ConsoleStyle.bar or is_terminal
         self._bar: tqdm[Any] | None = None
-        self._warning_handler = _WarningHandler(self)
 
     def start(self, run_info: RunInfo) -> None:
-        """Display the first step and the warnings of the logger "hlat" from now on."""
-        self._total_steps, self._first_step = run_info.total_steps, run_info.step
+        """Display the first step and warnings from now on."""
+        total, first = run_info.total_steps, run_info.step
+        self._total_steps, self._first_step = total, first
         if self._use_bar:
-            total, initial = self._total_steps, self._first_step
-            self._bar = tqdm(total=total, initial=initial, unit="step", dynamic_ncols=True)
-        self._start_time = time.monotonic()
-        self._last_line_time = 0.0
-        _LOGGER.addHandler(self._warning_handler)
+            self._bar = tqdm(total=total, initial=first, unit="step", dynamic_ncols=True)
+        self._start_time, self._last_line_time = time.monotonic(), 0.0
+        logging.getLogger("hlat").addHandler(_WARNING_HANDLER)
 
     def log_metrics(self, row: Row) -> None:
         """Display a row of metrics.jsonl."""
@@ -50,7 +57,7 @@ class ConsoleLogger(MetricLogger):
             self._bar.update(step - self._bar.n)
         elif self._is_line_due(step):
             self._last_line_time = time.monotonic()
-            remaining = _format_clock(self._estimate_seconds_left(step))
+            remaining = tqdm.format_interval(self._estimate_seconds_left(step))
             print_line(f"step {step}/{self._total_steps}  {metrics}  {remaining} left")
 
     def rewind(self, step: int) -> None:
@@ -58,17 +65,9 @@ class ConsoleLogger(MetricLogger):
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
-    def print_message(self, text: str) -> None:
-        """Print a line above the bar."""
-        if self._bar is not None:
-            self._bar.clear()
-        print_line(text)
-        if self._bar is not None:
-            self._bar.refresh()
-
     def finish(self, summary: Mapping[str, float]) -> None:
         """Close the bar and stop displaying warnings."""
-        _LOGGER.removeHandler(self._warning_handler)
+        logging.getLogger("hlat").removeHandler(_WARNING_HANDLER)
         if self._bar is not None:
             self._bar.close()
 
@@ -84,24 +83,27 @@ class ConsoleLogger(MetricLogger):
 class _WarningHandler(logging.Handler):
     """Handler that prints log records above the bar."""
 
-    def __init__(self, console: ConsoleLogger) -> None:
-        super().__init__(logging.WARNING)
-        self._console = console
-
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print_message(f"{record.levelname}: {record.getMessage()}")
+        print_line(f"{record.levelname}: {record.getMessage()}")
 
 
-def print_line(text: str) -> None:
-    """Print a line; redirect stdout to /dev/null if its reader has closed it (`| head`)."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+_WARNING_HANDLER = _WarningHandler(logging.WARNING)
 
 
-def _format_clock(seconds: float) -> str:
-    """Return "1:05" or "2:03:04"."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def print_summary(
+    run_dir: Path, exit_code: ExitCode, step: int, resume_command: str, uptime: str
+) -> None:
+    """Print the last lines of a run, its result and the command that resumes it.
+
+    `uptime` is a line on all attempts, and may be empty.
+    """
+    print_line(f"\n{_HEADLINES[exit_code].format(step=step)}")
+    events = JsonlLog(run_dir / "events.jsonl").read_rows()
+    bits = [row["bits_per_byte"]["mean"] for row in events if row["event"] == "evaluate"]
+    if None not in bits and len(bits) > 1:
+        print_line(f"held-out bits per byte: {bits[0]:.3f} -> {bits[-1]:.3f}")
+    if uptime:
+        print_line(uptime)
+    print_line(f"run directory: {run_dir}")
+    print_line(f"report:        {run_dir / 'report.html'}")
+    print_line(f"resume:        {resume_command}")

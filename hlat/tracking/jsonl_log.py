@@ -13,6 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hlat.tracking.run_directory import replace_file
+
+Row = dict[str, Any]
+
 
 class JsonlLog:
     """Append-only JSON lines file at `path`."""
@@ -22,7 +26,7 @@ class JsonlLog:
         self._buffer = b""
         self._warned = self._ends_with_newline = False
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: Row) -> None:
         """Write a row, or buffer it until the next call if the write fails.
 
         Numbers that are not finite are written as null, which JSON requires.
@@ -34,7 +38,7 @@ class JsonlLog:
         except OSError as error:
             self._warn(f"cannot write {self.path}: {error.strerror}; training continues")
 
-    def read_rows(self) -> list[dict[str, Any]]:
+    def read_rows(self) -> list[Row]:
         """Return all complete rows; skip damaged lines with a warning."""
         if not self.path.exists():
             return []
@@ -46,7 +50,7 @@ class JsonlLog:
                 self._warn(f"skipping a damaged line of {self.path}")
         return rows
 
-    def truncate_after(self, last_step: int) -> list[dict[str, Any]]:
+    def truncate_after(self, last_step: int) -> list[Row]:
         """Remove the rows after `last_step` and return them."""
         rows = self.read_rows()
         removed = [row for row in rows if row["step"] > last_step]
@@ -75,10 +79,8 @@ class JsonlLog:
             os.close(descriptor)
         self._buffer = b""
 
-    def _replace_rows(self, rows: list[dict[str, Any]]) -> None:
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        temporary.replace(self.path)
+    def _replace_rows(self, rows: list[Row]) -> None:
+        replace_file(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def _warn(self, message: str) -> None:
         if not self._warned:
@@ -89,12 +91,18 @@ class JsonlLog:
 class NullLog(JsonlLog):
     """Log of ranks other than 0: discards all rows."""
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: Row) -> None:
         """Discard the row."""
 
-    def read_rows(self) -> list[dict[str, Any]]:
+    def read_rows(self) -> list[Row]:
         """Return an empty list."""
         return []
+
+
+def is_finite_number(value: Any) -> bool:
+    """Return True for a finite int or float."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
 
 
 def _replace_non_finite(value: Any) -> Any:

@@ -4,18 +4,19 @@ Rows of repeated steps are removed from metrics.jsonl. Their time is summed up f
 the event of the rewind or restart.
 """
 
-import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Row = dict[str, Any]
+from hlat.tracking.jsonl_log import Row, is_finite_number
 
 START_EVENTS = ("start", "resume")
 """Events that start an attempt; their step is its first step."""
-_SUPERVISOR_EVENTS = ("restart", "give_up")
+SUPERVISOR_EVENTS = ("restart", "give_up")
+"""Events of the supervisor after the end of an attempt, which are no activity of the attempt."""
+END_EVENTS = ("finish", "interrupt", "diverge", "fail")
+"""Events of a planned end of an attempt."""
 SCORE_EVENT = "score"
 """Event of an evaluation outside the run, at any time; it does not belong to an attempt."""
 STALL_KEYS = {
@@ -37,21 +38,16 @@ def compute_steps_per_row(
     `steps` and `attempts` are columns in file order, and `after` is the last step before the first
     row. `events` contain the first step of each attempt.
     """
-    first_steps = {
+    last_steps = {
         event.get("attempt"): max(after, event["step"])
         for event in events
         if event["event"] in START_EVENTS
     }
-    previous_in_file = np.concatenate([[after], steps[:-1]])
-    order = np.argsort(attempts, kind="stable")
-    previous = np.concatenate([[after], steps[order][:-1]])
-    is_first = np.diff(attempts[order], prepend=np.nan) != 0
-    for index in np.flatnonzero(is_first):
-        row = order[index]
-        previous[index] = first_steps.get(int(attempts[row]), previous_in_file[row])
-    num_steps = np.empty_like(steps)
-    num_steps[order] = np.maximum(0, steps[order] - previous)
-    return num_steps
+    previous_in_file, num_steps = float(after), []
+    for step, attempt in zip(steps.tolist(), attempts.tolist(), strict=True):
+        num_steps.append(max(0.0, step - last_steps.get(attempt, previous_in_file)))
+        last_steps[attempt] = previous_in_file = step
+    return np.array(num_steps, dtype=np.float64)
 
 
 def exclude_scores(rows: Iterable[Row]) -> list[Row]:
@@ -83,7 +79,7 @@ def compute_attempt_seconds(rows: Iterable[Row]) -> float:
 
 def find_events_after_last_attempt(events: list[Row]) -> list[Row]:
     """Return the supervisor and score events after the last event of an attempt."""
-    external = (*_SUPERVISOR_EVENTS, SCORE_EVENT)
+    external = (*SUPERVISOR_EVENTS, SCORE_EVENT)
     internal = [i for i, row in enumerate(events) if row["event"] not in external]
     return events[internal[-1] + 1 if internal else 0 :]
 
@@ -91,9 +87,7 @@ def find_events_after_last_attempt(events: list[Row]) -> list[Row]:
 def get_stall_seconds(event: Row) -> float:
     """Return the duration in seconds for which an event interrupted training; 0 if unknown."""
     seconds = event.get(STALL_KEYS.get(event["event"], ""))
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds):
-        return 0.0
-    return float(seconds)
+    return float(seconds) if is_finite_number(seconds) else 0.0
 
 
 def compute_lost_work(removed_rows: list[Row], events: list[Row], step: int) -> Row:

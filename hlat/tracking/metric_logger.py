@@ -5,13 +5,12 @@ MetricLogger, in the same order. Loggers return nothing, so an unavailable servi
 change the results or the timing of a run.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Row = dict[str, Any]
+from hlat.tracking.jsonl_log import Row, is_finite_number
 
 MODEL_METRICS = ("loss", "grad_norm", "param_norm", "learning_rate")
 """Columns of metrics.jsonl about the model; plotted over tokens (HLAT paper, figure 1)."""
@@ -68,7 +67,7 @@ def extract_scalars(row: Row) -> dict[str, float]:
     return {
         f"{'train' if key in MODEL_METRICS else 'speed'}/{key}": float(value)
         for key, value in row.items()
-        if key not in _POSITION_KEYS and _is_number(value)
+        if key not in _POSITION_KEYS and is_finite_number(value)
     }
 
 
@@ -86,7 +85,7 @@ def extract_event_scalars(row: Row) -> dict[str, float]:
             for source, counts in stage["sources"].items():
                 name = f"data/tokens/{source}"
                 scalars[name] = scalars.get(name, 0.0) + counts["tokens"]
-    return {name: float(value) for name, value in scalars.items() if _is_number(value)}
+    return {name: float(value) for name, value in scalars.items() if is_finite_number(value)}
 
 
 def format_alert(row: Row) -> str:
@@ -94,8 +93,3 @@ def format_alert(row: Row) -> str:
     keys = ("reason", "grad_norm", "to", "signal", "seconds", "count")
     details = "; ".join(f"{key}: {row[key]}" for key in keys if key in row)
     return f"step {row['step']}" + (f": {details}" if details else "")
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)

@@ -16,24 +16,21 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from hlat.tracking.jsonl_log import is_finite_number
+
 PROGRAM = "neuron-monitor"
 _TERMINATE_TIMEOUT_S = 2.0
-_RUNTIME, _DEVICE = (
-    r"/neuron_runtime_data/\d+/report",
-    "/system_data/neuron_hw_counters/neuron_devices",
-)
+_RUNTIME = r"/neuron_runtime_data/\d+/report"
+_DEVICE = r"/system_data/neuron_hw_counters/neuron_devices/\d+"
 _PATHS = {
-    metric: re.compile(path)
-    for metric, path in {
-        "neuroncore_utilization": rf"{_RUNTIME}/neuroncore_counters/neuroncores_in_use/[^/]+/"
-        "neuroncore_utilization",
-        "neuron_device_bytes": rf"{_RUNTIME}/memory_used/neuron_runtime_used_bytes/neuron_device",
-        "neuron_host_bytes": rf"{_RUNTIME}/memory_used/neuron_runtime_used_bytes/host",
-        "neuron_execution_errors": rf"{_RUNTIME}/execution_stats/error_summary/[^/]+",
-        "neuron_ecc_uncorrected": rf"{_DEVICE}/\d+/(mem|sram)_ecc_uncorrected",
-    }.items()
+    "neuroncore_utilization": rf"{_RUNTIME}/neuroncore_counters/neuroncores_in_use/[^/]+/"
+    "neuroncore_utilization",
+    "neuron_device_bytes": rf"{_RUNTIME}/memory_used/neuron_runtime_used_bytes/neuron_device",
+    "neuron_host_bytes": rf"{_RUNTIME}/memory_used/neuron_runtime_used_bytes/host",
+    "neuron_execution_errors": rf"{_RUNTIME}/execution_stats/error_summary/[^/]+",
+    "neuron_ecc_uncorrected": rf"{_DEVICE}/(mem|sram)_ecc_uncorrected",
 }
-"""Path of each metric in a report."""
+"""Regular expression of each metric's path in a report."""
 
 
 class NeuronMonitor:
@@ -46,15 +43,12 @@ class NeuronMonitor:
         if program is None:
             return
         with suppress(OSError):
+            null = subprocess.DEVNULL
             self._process = subprocess.Popen(
-                [program],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                [program], stdin=null, stdout=subprocess.PIPE, stderr=null
             )
-            threading.Thread(
-                target=self._read_reports, name="hlat-neuron-monitor", daemon=True
-            ).start()
+            name = "hlat-neuron-monitor"
+            threading.Thread(target=self._read_reports, name=name, daemon=True).start()
 
     def get_latest(self) -> dict[str, float]:
         """Return the metrics of the latest report; empty before the first."""
@@ -94,7 +88,7 @@ def parse_report(report: Any) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for path, value in _iterate_finite(report, ""):
         for metric, pattern in _PATHS.items():
-            if pattern.fullmatch(path):
+            if re.fullmatch(pattern, path):
                 values.setdefault(metric, []).append(value)
     metrics = {metric: math.fsum(numbers) for metric, numbers in values.items()}
     if cores := values.get("neuroncore_utilization"):
@@ -107,5 +101,5 @@ def _iterate_finite(tree: Any, path: str) -> Iterator[tuple[str, float]]:
     if isinstance(tree, dict | list):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _iterate_finite(value, f"{path}/{key}")
-    elif isinstance(tree, int | float) and math.isfinite(tree):
+    elif is_finite_number(tree):
         yield path, float(tree)

@@ -1,19 +1,12 @@
 """Summary metrics of a run, used to compare runs."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from statistics import median
-from typing import Any
 
-Row = dict[str, Any]
+from hlat.tracking.jsonl_log import Row, is_finite_number
 
-_COUNTED_EVENTS = {
-    "spike": "spikes",
-    "skip": "skips",
-    "rollback": "rollbacks",
-    "restart": "restarts",
-}
+_COUNTED_EVENTS = ("spike", "skip", "rollback", "restart")
 
 
 def compute_summary_metrics(rows: Iterable[Row], events: Iterable[Row]) -> dict[str, float]:
@@ -25,9 +18,8 @@ def compute_summary_metrics(rows: Iterable[Row], events: Iterable[Row]) -> dict[
     summary: dict[str, float] = {}
     if rows:
         last = rows[-1]
-        summary |= {
-            key: last[key] for key in ("step", "tokens", "cost_usd") if _is_finite(last, key)
-        }
+        keys = ("step", "tokens", "cost_usd")
+        summary |= {key: last[key] for key in keys if is_finite_number(last.get(key))}
         if losses := _get_finite_values(rows, "loss"):
             summary |= {"final_loss": losses[-1], "best_loss": min(losses)}
         for key in ("tokens_per_second", "mfu"):
@@ -35,16 +27,11 @@ def compute_summary_metrics(rows: Iterable[Row], events: Iterable[Row]) -> dict[
                 summary[f"median_{key}"] = median(values)
     evaluations = [row for row in events if row["event"] == "evaluate"]
     bits = evaluations[-1].get("bits_per_byte") if evaluations else None
-    if isinstance(bits, dict) and _is_finite(bits, "mean"):
+    if isinstance(bits, dict) and is_finite_number(bits.get("mean")):
         summary["heldout_bits_per_byte"] = bits["mean"]
     counts = Counter(row["event"] for row in events)
-    return summary | {name: counts[event] for event, name in _COUNTED_EVENTS.items()}
+    return summary | {f"{event}s": counts[event] for event in _COUNTED_EVENTS}
 
 
 def _get_finite_values(rows: Iterable[Row], key: str) -> list[float]:
-    return [row[key] for row in rows if _is_finite(row, key)]
-
-
-def _is_finite(row: Row, key: str) -> bool:
-    value = row.get(key)
-    return isinstance(value, int | float) and math.isfinite(value)
+    return [row[key] for row in rows if is_finite_number(row.get(key))]

@@ -13,34 +13,28 @@ from typing import Any
 
 from hlat.tracking.jsonl_log import JsonlLog
 
-_SWEEP_FILE = "sweep.jsonl"
-
 
 def is_sweep_dir(directory: Path) -> bool:
     """Return True if `directory` is a sweep directory."""
-    return (directory / _SWEEP_FILE).is_file()
+    return _open_log(directory).path.is_file()
 
 
 def list_run_dirs(sweep_dir: Path) -> list[Path]:
     """Return the distinct run directories of a sweep, in the order of its points."""
-    rows = JsonlLog(sweep_dir / _SWEEP_FILE).read_rows()
+    rows = _open_log(sweep_dir).read_rows()
     return [*dict.fromkeys(Path(row["run_folder"]) for row in rows if "run_folder" in row)]
 
 
 def list_skipped_points(sweep_dir: Path) -> list[str]:
     """Return a line with overrides and reason for each distinct skipped point of a sweep."""
-    rows = JsonlLog(sweep_dir / _SWEEP_FILE).read_rows()
-    lines = (
-        f"[{' '.join(row['overrides'])}] {'; '.join(row['problems'])}"
-        for row in rows
-        if "problems" in row
-    )
+    skipped = [row for row in _open_log(sweep_dir).read_rows() if "problems" in row]
+    lines = (f"[{' '.join(row['overrides'])}] {'; '.join(row['problems'])}" for row in skipped)
     return [*dict.fromkeys(lines)]
 
 
 def find_run_dir(sweep_dir: Path, overrides: Sequence[str]) -> Path | None:
     """Return the run directory of a point; None if the point is unknown or was skipped."""
-    for row in reversed(JsonlLog(sweep_dir / _SWEEP_FILE).read_rows()):
+    for row in reversed(_open_log(sweep_dir).read_rows()):
         if row["overrides"] == [*overrides] and "run_folder" in row:
             return Path(row["run_folder"])
     return None
@@ -65,4 +59,8 @@ def log_skipped_point(sweep_dir: Path, overrides: Sequence[str], problems: Seque
 
 def _append(sweep_dir: Path, row: dict[str, Any]) -> None:
     sweep_dir.mkdir(parents=True, exist_ok=True)
-    JsonlLog(sweep_dir / _SWEEP_FILE).append(row)
+    _open_log(sweep_dir).append(row)
+
+
+def _open_log(sweep_dir: Path) -> JsonlLog:
+    return JsonlLog(sweep_dir / "sweep.jsonl")

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from hlat.tracking.jsonl_log import Row
 from hlat.tracking.metric_logger import (
     MetricLogger,
-    Row,
     RunInfo,
     extract_event_scalars,
     extract_scalars,

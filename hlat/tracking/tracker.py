@@ -13,11 +13,12 @@ from hlat import mfu
 from hlat.config.redacted_config import redact
 from hlat.config.run import Config
 from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.storage.progress_bar import print_line
 from hlat.tracking import lost_work, provenance, summary_metrics, tracking_services
 from hlat.tracking.attempt_start import get_attempt_start_time
-from hlat.tracking.console_logger import ConsoleLogger, print_line
-from hlat.tracking.jsonl_log import JsonlLog, NullLog
-from hlat.tracking.metric_logger import MetricLogger, Row, RunInfo
+from hlat.tracking.console_logger import ConsoleLogger
+from hlat.tracking.jsonl_log import JsonlLog, NullLog, Row
+from hlat.tracking.metric_logger import MetricLogger, RunInfo
 from hlat.tracking.neuron_monitor import NeuronMonitor
 from hlat.training_state import compute_total_steps
 
@@ -38,7 +39,6 @@ class Tracker:
         self._events_log = log_class(run_dir / "events.jsonl")
         self._config = config
         self._flops_per_token = compute_flops_per_token(config.model, config.batch.sequence_length)
-        self._console: ConsoleLogger | None = None
         self._neuron_monitor: NeuronMonitor | None = None
         self._loggers: list[MetricLogger] = []
         self.service_run_ids: dict[str, str] = {}
@@ -138,9 +138,7 @@ class Tracker:
 
     def print_message(self, text: str) -> None:
         """Print a message on rank 0, above the progress bar."""
-        if self._console is not None:
-            self._console.print_message(text)
-        elif self._is_rank0:
+        if self._is_rank0:
             print_line(text)
 
     def exclude_time(self, since: float) -> float:
@@ -160,7 +158,6 @@ class Tracker:
         """Close the progress display and finish the services."""
         if self._neuron_monitor is not None:
             self._neuron_monitor.close()
-            self._neuron_monitor = None
         if self._loggers:
             rows, events = self._metrics_log.read_rows(), self._events_log.read_rows()
             summary = summary_metrics.compute_summary_metrics(rows, events)
@@ -173,14 +170,13 @@ class Tracker:
     ) -> None:
         """Start the console and the services, and log `missed_events` to them."""
         config = self._config
-        self._console = ConsoleLogger(config.tracking.console)
         tracking_services.validate_installed_services(config)
         self.service_run_ids = tracking_services.load_service_run_ids(
             config, self._run_dir, service_run_ids
         )
         services = tracking_services.build_metric_loggers(config, self.print_message)
-        loggers: dict[str, MetricLogger] = {"console": self._console, **services}
-        for name, logger in loggers.items():
+        console = ConsoleLogger(config.tracking.console)
+        for name, logger in {"console": console, **services}.items():
             self._loggers.append(logger)
             logger.start(
                 RunInfo(

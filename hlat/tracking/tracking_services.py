@@ -8,6 +8,7 @@ import importlib.util
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hlat.config.config_errors import ConfigError
@@ -45,7 +46,9 @@ def load_service_run_ids(
     is in neither place is generated.
     """
     path = run_dir / _RUN_IDS_FILE
-    stored = _read_run_ids(path)
+    stored: dict[str, str] = {}
+    with suppress(OSError, ValueError):  # the file is missing or damaged
+        stored = json.loads(path.read_text())
     run_ids = {**saved_ids, **stored}
     if TrackingService.wandb in config.tracking.services:
         run_ids.setdefault(TrackingService.wandb.value, secrets.token_hex(4))
@@ -73,11 +76,3 @@ def _is_installed(package: str) -> bool:
     """Return True if a package has code; W&B leaves directories named "wandb", which have none."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
-
-
-def _read_run_ids(path: Path) -> dict[str, str]:
-    try:
-        run_ids = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return {key: value for key, value in run_ids.items() if isinstance(value, str)}

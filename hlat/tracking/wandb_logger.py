@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hlat.config import tracking
+from hlat.storage.storage_path import validate_writable
+from hlat.tracking.jsonl_log import Row
+from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.metric_logger import (
     ALERT_EVENTS,
     MetricLogger,
-    Row,
     RunInfo,
     extract_event_scalars,
     extract_scalars,
@@ -39,7 +41,6 @@ _STEP_METRICS = {
     **dict.fromkeys(("speed/*", "data/*"), "step"),
 }
 """Horizontal axis of each group of metrics."""
-_EXIT_EVENTS = ("finish", "interrupt", "diverge", "fail")
 _ALERT_LEVELS = {"finish": "INFO", "interrupt": "INFO", "diverge": "ERROR", "give_up": "ERROR"}
 
 
@@ -63,11 +64,8 @@ class WandbLogger(MetricLogger):
     def start(self, run_info: RunInfo) -> None:
         """Open the W&B run, online if there is an API key and the servers respond, else offline."""
         self._wandb_dir = run_info.run_dir / "wandb"
-        self._wandb_dir.mkdir(exist_ok=True)
         # W&B silently uses a temporary directory if this one is not writable
-        probe = self._wandb_dir / ".writable"
-        probe.touch()
-        probe.unlink()
+        validate_writable(self._wandb_dir)
         self._run = self._open_run(run_info)
         for pattern, axis in _STEP_METRICS.items():
             self._run.define_metric(pattern, step_metric=axis)
@@ -83,7 +81,7 @@ class WandbLogger(MetricLogger):
     def log_event(self, row: Row) -> None:
         """Log the scalars of an event; send an alert for events in `ALERT_EVENTS`."""
         name, step = row["event"], row["step"]
-        if name in _EXIT_EVENTS:
+        if name in END_EVENTS:
             self._exit_event = name
         if scalars := extract_event_scalars(row):
             self._run.log({"step": step, "tokens": step * self._tokens_per_step, **scalars})
@@ -148,14 +146,8 @@ class WandbLogger(MetricLogger):
     def _init_run(self, run_info: RunInfo, mode: _Mode) -> "wandb.Run":
         import wandb
 
-        settings = self._settings
         return wandb.init(
-            project=settings.project,
-            entity=settings.entity,
-            group=settings.group,
-            notes=settings.notes,
-            job_type=settings.job_type,
-            tags=settings.tags or None,
+            **vars(self._settings) | {"tags": self._settings.tags or None},
             id=run_info.service_run_id,
             name=run_info.name,
             resume="allow",

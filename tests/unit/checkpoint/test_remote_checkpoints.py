@@ -242,12 +242,12 @@ def test_of_a_slice_only_its_rows_are_fetched(folder: RemotePath) -> None:
 def test_blocks_of_rows_and_parallel_requests_give_what_a_mapped_file_gives(
     folder: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hlat.checkpoint import remote_safetensors
+    from hlat.checkpoint import safetensors_file
     from hlat.storage import remote_path
 
     monkeypatch.setattr(remote_path, "_REQUEST_BYTES", 100)
     monkeypatch.setattr(remote_path, "READ_BLOCK_BYTES", 700)
-    monkeypatch.setattr(remote_safetensors, "READ_BLOCK_BYTES", 700)
+    monkeypatch.setattr(safetensors_file, "READ_BLOCK_BYTES", 700)
     generator = torch.Generator().manual_seed(0)
     state = {
         "matrix": torch.randn(30, 20, generator=generator),

@@ -51,11 +51,11 @@ def test_a_part_of_a_slice_is_read_relative_to_the_tensor(tmp_path: Path) -> Non
         tmp_path / "f", safetensors_file.serialize_tensors({"w@2,0": ((4, 2), values[2:])})
     )
     record = TensorRecord((6, 2), "I64", (SliceRecord((2, 0), (4, 2), "f"),))
-    with safetensors_file.SafetensorsReader(tmp_path) as reader:
-        found = reader.read("w", record, TensorSlice((3, 1), (2, 1)))
+    with safetensors_file.SafetensorsReader(tmp_path, {"w": record}) as reader:
+        found = reader.read("w", TensorSlice((3, 1), (2, 1)))
         assert torch.equal(found, values[3:5, 1:])
         with pytest.raises(CorruptCheckpointError, match="contains 2 of the 4 elements of w"):
-            reader.read("w", record, TensorSlice((1, 0), (2, 2)))
+            reader.read("w", TensorSlice((1, 0), (2, 2)))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_files_that_contradict_the_manifest_are_refused(
         tmp_path / "f", safetensors_file.serialize_tensors({"w": ((4,), torch.zeros(4))})
     )
     with (
-        safetensors_file.SafetensorsReader(tmp_path) as reader,
+        safetensors_file.SafetensorsReader(tmp_path, {"w": record}) as reader,
         pytest.raises(CorruptCheckpointError),
     ):
-        reader.read("w", record, TensorSlice((0,), record.shape))
+        reader.read("w", TensorSlice((0,), record.shape))

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from hlat.config.tracking import ConsoleStyle
-from hlat.tracking.console_logger import ConsoleLogger, _format_clock
+from hlat.storage.progress_bar import print_line
+from hlat.tracking.console_logger import ConsoleLogger
 from hlat.tracking.metric_logger import RunInfo
 
 ROW = {"loss": 2.5, "grad_norm": 0.5, "tokens_per_second": 1234.5}
@@ -22,20 +23,16 @@ def test_lines_contain_loss_throughput_and_time_left(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("step 1/50  loss 2.5000  grad_norm 0.500  1,234 tokens/s  ")
-    assert lines[-1].endswith("0:00 left")
+    assert lines[-1].endswith("00:00 left")
 
 
 def test_bar_shows_loss_and_messages(capsys):
     console = start_console(ConsoleStyle.bar, step=1, total=3)
     for step in (2, 3):
         console.log_metrics({"step": step, **ROW})
-    console.print_message("a message")
+    print_line("a message")
     console.finish({})
     printed = capsys.readouterr()
     assert "a message" in printed.out
     assert "3/3" in printed.err
     assert "loss 2.5000" in printed.err
-
-
-def test_clock():
-    assert [_format_clock(seconds) for seconds in (5, 65, 3723)] == ["0:05", "1:05", "1:02:03"]
