@@ -47,8 +47,7 @@ class NeuronMonitor:
             self._process = subprocess.Popen(
                 [program], stdin=null, stdout=subprocess.PIPE, stderr=null
             )
-            name = "hlat-neuron-monitor"
-            threading.Thread(target=self._read_reports, name=name, daemon=True).start()
+            threading.Thread(target=self._read_reports, args=[self._process], daemon=True).start()
 
     def get_latest(self) -> dict[str, float]:
         """Return the metrics of the latest report; empty before the first."""
@@ -66,10 +65,9 @@ class NeuronMonitor:
             self._process.wait()
         self._latest = {}
 
-    def _read_reports(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        with self._process.stdout as lines:
+    def _read_reports(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
             for line in lines:
                 with suppress(RecursionError, ValueError):
                     self._latest = parse_report(json.loads(line))
