@@ -154,7 +154,7 @@ def check_clock(
     return [report.build_finding("clock", skew, max_skew_s, sentence)]
 
 
-def find_faulty_ranks(pairs: Iterable[tuple[int, int]]) -> list[int]:
+def find_faulty_ranks(pairs: Iterable[Sequence[int]]) -> list[int]:
     """Return the fewest ranks that explain all failing pairs.
 
     The rank with the most pairs is taken first; ties are all taken.

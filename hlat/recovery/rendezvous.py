@@ -7,6 +7,7 @@ rendezvous has no pickles, and the store of a single node listens on the loopbac
 
 import socket
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # torch lists neither
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
@@ -27,7 +28,7 @@ class StoreRendezvous(StaticTCPRendezvous):
         node: This node; the first node hosts the store.
     """
 
-    def __init__(self, node: NodeInfo, run_id: str, timeout: timedelta, **options: int) -> None:
+    def __init__(self, node: NodeInfo, run_id: str, timeout: timedelta, **options: Any) -> None:
         super().__init__(node.host, node.port, node.node_rank, node.num_nodes, run_id, timeout=0)
         is_master = node.node_rank == 0
         self._server = TCPStore(

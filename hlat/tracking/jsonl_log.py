@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hlat.tracking.run_directory import replace_file
 
@@ -99,7 +99,7 @@ class NullLog(JsonlLog):
         return []
 
 
-def is_finite_number(value: Any) -> bool:
+def is_finite_number(value: Any) -> TypeGuard[float]:
     """Return True for a finite int or float."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value)
