@@ -1,5 +1,7 @@
 """What the documents promise exists: commands compose, links lead somewhere, folders are named."""
 
+import ast
+import builtins
 import re
 import shlex
 import subprocess
@@ -161,3 +163,77 @@ def test_log_entries_have_all_parts(entry: str) -> None:
 def test_the_newest_log_entry_is_first() -> None:
     dates = [entry[:10] for entry in LOG_ENTRIES]
     assert dates == sorted(dates, reverse=True)
+
+
+RENAMES = (REPOSITORY / "docs/renames.md").read_text()
+CURRENT_NAMES = sorted(
+    {
+        name
+        for row in re.findall(r"^\| `.*\| (.*) \|$", RENAMES, re.MULTILINE)
+        for name in re.findall(r"`([^`]+)`", row)
+    }
+)
+
+
+def _find_module(name: str) -> Path | None:
+    """Return the file or directory of a module of hlat or of the launchers."""
+    path = REPOSITORY / name.replace("hydra_plugins.hlat_launchers", "launchers").replace(".", "/")
+    candidates = (path.with_suffix(".py"), path / "__init__.py", path)
+    return next((candidate for candidate in candidates if candidate.exists()), None)
+
+
+def _names_of(node: ast.AST) -> set[str]:
+    """Return the names that a class, function or assignment defines."""
+    targets = [*getattr(node, "targets", []), getattr(node, "target", None)]
+    return {getattr(node, "name", ""), *(getattr(target, "id", "") for target in targets)} - {""}
+
+
+def _defines(tree: ast.AST, names: list[str]) -> bool:
+    """Return True if `tree` defines the first name, and its body the next one, and so on."""
+    if not names:
+        return True
+    return any(
+        names[0] in _names_of(node) and _defines(node, names[1:])
+        for node in ast.iter_child_nodes(tree)
+    )
+
+
+def _exists(name: str) -> bool:
+    """Return True if `name` is a file, a module, a class, a member of one, or a builtin."""
+    if "/" in name:
+        return (REPOSITORY / name).exists()
+    if hasattr(builtins, name) or _find_module(name):
+        return True
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        if (module := _find_module(".".join(parts[:end]))) and module.is_file():
+            return _defines(ast.parse(module.read_text()), parts[end:])
+    return False
+
+
+ENGINE_MEMBERS = re.findall(
+    r"`(\w+)` \|$", RENAMES.split("members of the engine interface\n")[1], re.MULTILINE
+)
+
+
+def test_renames_list_existing_names() -> None:
+    assert len(CURRENT_NAMES) > 300
+    names = [name for name in CURRENT_NAMES if name not in ENGINE_MEMBERS]
+    assert [name for name in names if not _exists(name)] == []
+
+
+def test_renames_list_existing_members_of_the_engine_interface() -> None:
+    tree = ast.parse((REPOSITORY / "hlat/engine/interface.py").read_text())
+    defined = {name for node in ast.walk(tree) for name in _names_of(node)}
+    assert ENGINE_MEMBERS
+    assert {*ENGINE_MEMBERS} <= defined
+
+
+def test_the_changelog_lists_renames_that_exist() -> None:
+    section = (REPOSITORY / "CHANGELOG.md").read_text().split("#### Renamed\n")[1].split("\n#")[0]
+    rows = re.findall(
+        r"^\| (?:packages|modules|classes|_target_.*|) ?\| .* \| (.*) \|$", section, re.M
+    )
+    names = [name for row in rows for name in re.findall(r"`((?:hlat|hydra_plugins)\.[^`]+)`", row)]
+    assert len(names) > 10
+    assert [name for name in names if not _exists(name)] == []
