@@ -1,7 +1,7 @@
 """Capabilities of the engines: the settings that each one supports (engine_capabilities.yaml).
 
-Validation, its error messages, the planner, the engines and the table in docs/neuron.md use this
-table.
+Validation, its error messages, the planner, the engines and docs/reference/engine-capabilities.md
+use this table.
 """
 
 import json
