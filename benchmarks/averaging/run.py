@@ -52,9 +52,9 @@ ENDS = {
     ],
 }
 TOLD = {
-    "zero": "The rate falls to zero in a line, as in `experiment=desk`",
-    "tenth": "The rate ends at a tenth of the peak, as HLAT-70B's",
-    "constant": "The rate stays at its peak",
+    "zero": "The learning rate decays linearly to zero, as in `experiment=desk`",
+    "tenth": "The learning rate decays to a tenth of the peak, as for HLAT-70B",
+    "constant": "The learning rate is constant",
 }
 AVERAGES = (2, 3, 5)
 SEEDS = (12349, 1, 2)
@@ -118,7 +118,7 @@ def bits(found: Json, name: str, source: str) -> list[float]:
     return [seed[name]["bits_per_byte"][source] for seed in found["seeds"].values()]
 
 
-def less_last(found: Json, name: str) -> str:
+def relative_to_last(found: Json, name: str) -> str:
     """Bits per byte less those of the last checkpoint: mean and standard deviation over seeds."""
     pairs = zip(bits(found, name, "mean"), bits(found, LAST, "mean"), strict=True)
     differences = [value - last for value, last in pairs]
@@ -136,12 +136,12 @@ def render(result: Json) -> str:
             [
                 name,
                 *(f"{statistics.mean(bits(found, name, source)):.4f}" for source in sources),
-                less_last(found, name),
+                relative_to_last(found, name),
             ]
             for name in rows
         ]
         rates = "{peak:g} at the peak, {last:.2g} at the last step".format(**found["rates"])
-        header = ["bits per byte", *sources, f"mean, less that of {LAST}"]
+        header = ["bits per byte", *sources, f"mean, relative to {LAST}"]
         parts += [f"{TOLD[end]} ({rates}):", table(header, cells)]
     return "\n\n".join([*parts, machine(result)])
 

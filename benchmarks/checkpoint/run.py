@@ -176,7 +176,7 @@ def render(result: dict[str, Any]) -> str:
                     f"{values['step_s']['median'] / found['undisturbed_step_s']['median']:.2f}",
                 ]
             )
-    header = ["state", "stall", "until durable", "share", "step while saving / alone"]
+    header = ["state", "stall", "until durable", "share", "step during a save / without"]
     return f"{table(header, rows)}\n\n{machine(result)}"
 
 
