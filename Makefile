@@ -1,10 +1,11 @@
-# make train: a model on this machine, now.   make test: the default tests.   Both install what they need into .venv first.
-# make test-all: the default tests, then the slow ones. Both run in two workers, within 4 GB of memory; with more cores and memory: ARGS="--numprocesses 8".
-# make test-schemas: clusters, manifests and scripts against the code and schemas of those who read them, in .venv-schemas.
-# make docs: the documentation site in build/site, with the reference generated anew. Needs Python 3.11 or newer; the site works from disk.
-# make studies: the runs of sweeps/, one after another, hours of one core, and their tables and figures; typed again, it goes on. A point that diverges is a result.
-# make studies JOBS=2: two runs at once, but for the study that measures speed.
-# make test-nxd NXD_SOURCE=<a checkout>: neuronx-distributed's own code on this CPU, with the torch that it needs in .venv-nxd.
+# make train: train a small model on this machine. Installs the dependencies into .venv first, like the targets below.
+# make test: run the default tests with two workers and up to 4 GB of memory. With more cores and memory: ARGS="--numprocesses 8".
+# make test-all: run the default tests, then the slow tests.
+# make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
+# make docs: generate the reference and build the documentation site in build/site. Requires Python 3.11 or newer; the site needs no server.
+# make studies: run the studies of sweeps/ and write their tables and figures. Takes hours on one core. Repeat the command to resume. A diverged run does not stop it.
+# make studies JOBS=2: run two runs concurrently, except in the study that measures throughput.
+# make test-nxd NXD_SOURCE=<checkout>: run the tests with neuronx-distributed on the CPU, in .venv-nxd with the torch version that it requires.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,7 +41,7 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
 
 test-all: test
-	$(PYTEST) -m slow $(ARGS) || test $$? -eq 5  # 5: none of the chosen tests is slow
+	$(PYTEST) -m slow $(ARGS) || test $$? -eq 5  # exit code 5: no slow test is selected
 
 test-nxd: nxd-source $(NXD_VENV)/.installed
 	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \

@@ -1,8 +1,7 @@
 """hlat: composable pre-training experiments on large language models.
 
-One entrypoint, `python -m hlat.train`, fed by config groups, over native PyTorch and
-neuronx-distributed. The package itself imports nothing, so that composing a configuration stays
-fast.
+`hlat train` composes a configuration from groups and trains with native PyTorch or
+neuronx-distributed. This module imports nothing, so that composing a configuration is fast.
 """
 
 __version__ = "0.1.0"
