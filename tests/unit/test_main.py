@@ -31,7 +31,7 @@ def test_every_command_has_a_help_page_with_examples(hlat_command, command) -> N
     done = hlat_command(command, "--help")
     assert done.returncode == 0, done.stderr
     assert "hlat" in done.stdout
-    assert "example" in done.stdout or "hlat.train  " in done.stdout
+    assert "example" in done.stdout or "hlat train  " in done.stdout
 
 
 def test_an_unknown_command_is_an_error_that_suggests_the_nearest(hlat_command) -> None:
