@@ -83,6 +83,7 @@ def test_diagrams_are_up_to_date() -> None:
     assert files == DRAWING.draw_all(), "run python docs/draw_diagrams.py"
 
 
+@pytest.mark.slow  # traces every call of a run
 @pytest.mark.parametrize("tracer", ["One step"], indirect=True)
 def test_one_step(tracer: Tracer) -> None:
     tracer.run("train", *tracer.small, "run.name=x", "run.steps=1")

@@ -21,13 +21,14 @@ GUIDES = sorted((REPOSITORY / "docs/guides").glob("*.md"))
 COMPOSED_ONLY = re.compile(r"# (needs|takes) ")
 # Commands of a checkout; test_documents.py checks that the targets of make exist
 INSTALL = ("make ", "source .venv/")
-# These train several runs, for 20 to 90 seconds on two cores
+# These take 7 to 90 seconds on two cores
 SLOW = {
     "first-run",
     "first-ablation",
     "own-data",
     "own-model-size",
     "recover-a-failed-run",
+    "reproduce-the-paper",
     "trn1-to-trn2",
 }
 

@@ -12,6 +12,7 @@ import pytest
 from hlat.tracking.metric_definitions import EVENTS, METRICS, SERVICE_EVENTS
 from hlat.tracking.neuron_monitor import parse_report
 
+pytestmark = pytest.mark.xdist_group("reference")  # one worker builds the pages
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PAGES = (
     "api.md",

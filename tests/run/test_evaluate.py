@@ -96,6 +96,7 @@ def test_evaluate_the_tasks_of_the_paper_from_local_copies(trained, data, sets):
     assert "whole step 20" in shown.out
 
 
+@pytest.mark.slow  # loads data sets in several processes
 def test_read_the_current_local_copy_of_a_data_set(tmp_path):
     from hlat.evaluate.lm_eval_tasks import TaskLoader
 
@@ -172,6 +173,7 @@ def exported(trained) -> Path:
     return trained / "exported"
 
 
+@pytest.mark.slow  # evaluates one model by two programs
 def test_scores_equal_those_of_the_harness_for_the_exported_model(trained, exported, data):
     """To 1e-6 of each logarithm, and text by text; of the run, and of the folder read by us."""
     pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
@@ -364,6 +366,7 @@ def test_skip_tasks_with_scores_in_a_job(trained, data, monkeypatch):
     assert told == [({"csp_en"}, 2), (both, 2), (both, 1)]
 
 
+@pytest.mark.slow  # evaluates several checkpoints
 def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, monkeypatch):
     """The run has not ended at first; the second poll finds a new checkpoint."""
     from hlat.evaluate import rank0_scheduler

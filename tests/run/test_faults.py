@@ -288,6 +288,7 @@ class TestSupervised:
         assert again.returncode == 0, again.stderr
         assert runner.losses("x") == uninterrupted.losses("whole")
 
+    @pytest.mark.slow  # starts a failing worker twice
     def test_end_the_run_after_the_same_exception_at_the_same_step(self, runner, tmp_path):
         broken(runner, tmp_path, 0, "NativeEngine.read = lambda *_: 1 / 0")
         done = runner.run_process("run.name=x", "recovery.max_restarts=9")
@@ -297,6 +298,7 @@ class TestSupervised:
         assert "failed 2 times at step 0" in done.stderr
         assert "rank 0 failed:\nTraceback" in done.stderr
 
+    @pytest.mark.slow  # starts a supervised run
     def test_do_not_restart_after_a_configuration_error(self, runner):
         done = runner.run_process("run.name=x", "recovery.max_restarts=9", "data.root=nowhere")
         assert done.returncode == 2
@@ -415,6 +417,7 @@ def test_let_evaluations_and_saves_take_longer_than_a_step(runner, tmp_path, slo
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow  # waits for timeouts
 def test_end_an_unsupervised_run_that_hangs_in_the_step_after_a_save(runner, tmp_path):
     inject(
         runner,

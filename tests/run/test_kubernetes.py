@@ -158,10 +158,11 @@ def filled_in(text: str, variables: dict[str, str]) -> str:
     ("kind", "index", "nodes"),
     [
         ("JobSet", "JOB_COMPLETION_INDEX", 1),
-        pytest.param("JobSet", "JOB_COMPLETION_INDEX", 2, marks=pytest.mark.slow),
-        pytest.param("PyTorchJob", "RANK", 2, marks=pytest.mark.slow),
+        ("JobSet", "JOB_COMPLETION_INDEX", 2),
+        ("PyTorchJob", "RANK", 2),
     ],
 )
+@pytest.mark.slow  # trains with the commands of the manifests, which tests/golden records
 def test_pods_train_together(kind, index, nodes, runner, kubectl, tmp_path):
     layout = (f"parallelism.tp={nodes}", f"hardware.nodes={nodes}", "run.steps=3")
     layout += ("hardware.processes_per_node=1",)

@@ -1,8 +1,11 @@
 """Whole runs that keep documents apart."""
 
+import pytest
+
 MASKS = ("data.document_mask=true", "data.loss_mask=true")
 
 
+@pytest.mark.slow  # trains three runs
 def test_train_with_masks_and_resume_bit_identically(runner, uninterrupted):
     whole = runner.run("run.name=masked", *MASKS)
     assert whole.returncode == 0, whole.stderr

@@ -183,6 +183,7 @@ def test_resume_killed_run_bitwise(runner, torchrun):
     assert runner.losses("x") == torchrun[0].losses("whole")
 
 
+@pytest.mark.slow  # test_faults.py: the same of one process
 def test_report_only_the_first_exception(runner, tmp_path):
     broken(runner, tmp_path, 1, "NativeEngine.read = lambda *_: (os.write(2, b'unwell\\n'), 1 / 0)")
     failed = runner.run_process("run.name=x", *LAYOUT)
@@ -216,6 +217,7 @@ def test_end_all_ranks_after_one_is_killed(runner):
     wait_until_ended(workers)
 
 
+@pytest.mark.slow  # starts and kills four processes
 def test_listen_on_loopback_and_end_workers_with_the_command(runner):
     before = time.time()
     process = runner.start("run.name=x", "schedule.total_steps=100000", "parallelism.dp=2")

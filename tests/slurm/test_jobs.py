@@ -49,8 +49,12 @@ def unhealthy(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def background_runs(limited: Login, unhealthy: Login) -> None:
+def background_runs(request: pytest.FixtureRequest) -> None:
     """Start the runs that wait for Slurm for most of their time before the first test."""
+    used = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    for name in ("limited", "unhealthy"):
+        if name in used:
+            request.getfixturevalue(name)
 
 
 @pytest.mark.slow  # two nodes train below, after one was lost
@@ -224,6 +228,7 @@ def test_do_not_restart_a_refused_run_and_resubmit_it(login):
     assert len(login.rows("x", "submissions/1/receipts.jsonl")) == 2
 
 
+@pytest.mark.slow  # waits for Slurm
 def test_drain_an_unhealthy_node_and_train_on_another(unhealthy, uninterrupted):
     shown = unhealthy.wait_for("x", "COMPLETED", "FAILED")
     starts = [
@@ -239,6 +244,7 @@ def test_drain_an_unhealthy_node_and_train_on_another(unhealthy, uninterrupted):
     assert unhealthy.losses("x") == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow  # waits for the time limit
 def test_save_at_the_time_limit_and_resume(limited, uninterrupted):
     shown = limited.wait_for("x", "COMPLETED", "FAILED", "TIMEOUT")
     restarts = int(shown["Restarts"])

@@ -111,6 +111,7 @@ def test_a_library_without_sources_is_an_error(small_library: Path) -> None:
         embedded_corpus.prepare_embedded_corpus()
 
 
+@pytest.mark.xdist_group("embedded")  # one worker prepares the corpus
 @pytest.mark.usefixtures("embedded_folder")
 @pytest.mark.parametrize("name", embedded_corpus.SOURCE_NAMES)
 def test_the_real_library_fills_every_source(name: str) -> None:
@@ -120,6 +121,7 @@ def test_the_real_library_fills_every_source(name: str) -> None:
     assert all(corpus.read_text(row).strip() for row in range(len(corpus)))
 
 
+@pytest.mark.xdist_group("embedded")  # one worker prepares the corpus
 @pytest.mark.usefixtures("embedded_folder")
 def test_the_embedded_corpus_and_tokenizer_feed_a_run(eos: str) -> None:
     sources = {name: SourceConfig([f"embedded:{name}"]) for name in embedded_corpus.SOURCE_NAMES}

@@ -34,6 +34,7 @@ def lines(tmp_path: Path, make_texts) -> Path:
     return tmp_path / "in"
 
 
+@pytest.mark.xdist_group("embedded")
 def test_sources_rows_sizes_and_place_are_printed(embedded_folder: Path, run) -> None:
     code, first, _ = run()
     assert (code, first) == (0, run()[1])

@@ -9,6 +9,7 @@ from hlat.data.data_source import open_data_sources
 from hlat.data.tokenizer import Tokenizer
 
 
+@pytest.mark.xdist_group("embedded")
 @pytest.mark.usefixtures("embedded_folder")
 def test_a_small_vocabulary_is_trained_and_reported(tmp_path: Path, monkeypatch, capsys, eos):
     def few(sources):

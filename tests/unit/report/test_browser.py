@@ -210,6 +210,7 @@ def at(tab: Tab, pages: dict[str, Path]) -> Callable[..., Tab]:
     return look
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 @pytest.mark.parametrize("name", ["report", "comparison"])
 def test_light_and_dark_are_both_drawn(name: str, at: Callable[..., Tab]) -> None:
     brightness = {}
@@ -235,6 +236,7 @@ def test_a_phone_need_not_scroll_sideways(name: str, width: int, at: Callable[..
     )
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 def test_the_mouse_reads_what_was_logged(at: Callable[..., Tab]) -> None:
     tab = at()
     tab.mouse("mouseMoved", 0.5)
@@ -247,6 +249,7 @@ def test_the_mouse_reads_what_was_logged(at: Callable[..., Tab]) -> None:
     assert sorted(read[1:]) == sorted(["code: 2.5", f"{ATTACK}: 1.5", "mean: 2"])
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 def test_a_drag_enlarges_all_figures_and_escape_shows_the_whole_run(at: Callable[..., Tab]) -> None:
     tab = at()
     whole = {name: tab.ticks(f"figure[data-plot={name}]") for name in ("loss", "grad_norm")}
@@ -267,6 +270,7 @@ def test_a_drag_enlarges_all_figures_and_escape_shows_the_whole_run(at: Callable
     assert tab.tell("document.querySelector('#controls button').disabled")
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 def test_the_keyboard_does_all_that_the_mouse_does(at: Callable[..., Tab]) -> None:
     tab = at()
     tab.tell(f"document.querySelector('{LOSS} svg.plot').focus()")
@@ -290,6 +294,7 @@ def test_the_keyboard_does_all_that_the_mouse_does(at: Callable[..., Tab]) -> No
     assert tab.tell(f"document.querySelector('{LOSS} .scale').ariaPressed") == "true"
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 @pytest.mark.parametrize(
     ("axis", "name", "last"), [("steps", "steps", "60"), ("hours", "hours since the run began", "1")]
 )  # fmt: skip
@@ -301,6 +306,7 @@ def test_other_axes(axis: str, name: str, last: str, at: Callable[..., Tab]) -> 
         assert {name, last} <= set(tab.ticks(figure))
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 def test_a_curve_can_be_left_out(at: Callable[..., Tab]) -> None:
     tab = at()
     figure = "figure[data-plot=heldout]"
@@ -317,6 +323,7 @@ def test_a_curve_can_be_left_out(at: Callable[..., Tab]) -> None:
     assert tab.tell(curves) == 3
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 def test_a_smoothed_loss_lies_over_the_raw_one(at: Callable[..., Tab]) -> None:
     tab = at()
     curves = f"[...document.querySelectorAll('{LOSS} path.curve')].map(p => [p.style.opacity, p.getAttribute('d')])"
@@ -338,6 +345,7 @@ def test_a_smoothed_loss_lies_over_the_raw_one(at: Callable[..., Tab]) -> None:
     assert "\n9 nats" in tab.read(), "what is read is what was logged"
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 def test_a_choice_outlives_a_page_that_is_made_anew(
     tab: Tab, tmp_path: Path, at: Callable[..., Tab]
 ) -> None:
@@ -403,6 +411,7 @@ def test_a_script_that_got_in_would_not_run(
     assert tab.tell("document.title") == "b - run report"
 
 
+@pytest.mark.slow  # one of many pages that Chromium draws
 def test_tables_hold_what_figures_show(at: Callable[..., Tab], tab: Tab) -> None:
     at()
     tab.tell(f"document.querySelector('{LOSS} summary').click()")
