@@ -51,6 +51,11 @@ class RankInfo:
     local_rank: int = 0
     launcher: str = "none"
 
+    @property
+    def is_rank0(self) -> bool:
+        """True if rank == 0: on the process that writes the logs of the run."""
+        return self.rank == 0
+
 
 @dataclass(frozen=True)
 class NodeInfo:

@@ -59,7 +59,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.tracking.console_logger import print_summary
     from hlat.tracking.tracker import Tracker
 
-    is_rank0 = launch_environment.read_rank_info().rank == 0
+    is_rank0 = launch_environment.read_rank_info().is_rank0
     with run_directory.acquire_run_dir(config.run, is_rank0) as run_dir:
         if is_rank0:
             checkpoint_directory.validate_destination(run_dir, config.checkpoint.destination)

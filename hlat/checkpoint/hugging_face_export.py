@@ -53,7 +53,7 @@ def export_weights(
     extra_files: Mapping[str, bytes],
     on_shard_written: Callable[[ExportShard], None],
 ) -> None:
-    """Write weights and further files, given by name, to a new directory durably.
+    """Write weights and further files (config.json, tokenizer) to a new directory durably.
 
     Wider weights are rounded to the nearest value of `dtype`.
 

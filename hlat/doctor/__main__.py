@@ -66,7 +66,7 @@ def run_worker(config: Config) -> ExitCode:
     from hlat.engine.engine_factory import create_engine
 
     with run_directory.acquire_run_dir(
-        config.run, launch_environment.read_rank_info().rank == 0
+        config.run, launch_environment.read_rank_info().is_rank0
     ) as run_dir:
         return check_runner.run_all_checks(config, run_dir, create_engine(config))
 

@@ -90,7 +90,7 @@ def run_all_checks(config: Config, run_dir: Path, engine: Engine) -> ExitCode:
     `config` is the reduced configuration; `engine` has no process groups yet, and is closed on
     return.
     """
-    start, is_rank0 = time.perf_counter(), launch_environment.read_rank_info().rank == 0
+    start, is_rank0 = time.perf_counter(), launch_environment.read_rank_info().is_rank0
     if is_rank0:
         # An aborted run must not leave the result of an earlier one
         (run_dir / REPORT_FILE).unlink(missing_ok=True)

@@ -39,7 +39,7 @@ class World:
 
     @property
     def is_rank0(self) -> bool:
-        """True on the process that writes the logs of the run."""
+        """True if rank == 0."""
         return self.rank == 0
 
 

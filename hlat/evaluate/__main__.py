@@ -149,7 +149,7 @@ def _interrupt_on_signal() -> Iterator[threading.Event]:
         _install_handler(signal.SIG_IGN if is_supervised else signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    is_rank0 = launch_environment.read_rank_info().rank == 0
+    is_rank0 = launch_environment.read_rank_info().is_rank0
     previous_handlers = _install_handler(handle_signal if is_rank0 else signal.SIG_DFL)
     try:
         yield received

@@ -53,7 +53,7 @@ def run_evaluation(
     `source` is the model, or the first checkpoint of a followed run. Raise ConfigError if a task or
     its data set does not exist.
     """
-    is_rank0 = launch_environment.read_rank_info().rank == 0
+    is_rank0 = launch_environment.read_rank_info().is_rank0
     problems = load_humaneval_problems(request) if HUMANEVAL in request.tasks else []
     tasks = _load_tasks(request, len(problems)) if is_rank0 else []
     with closing(create_engine(config)) as engine:

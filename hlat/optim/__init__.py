@@ -1,1 +1,4 @@
-"""AdamW variants, gradient clipping and learning-rate schedules."""
+"""AdamW variants, the global gradient norm and learning-rate schedules.
+
+The engines apply clip_grad_norm_ in `train_step`.
+"""

@@ -1,6 +1,7 @@
 """Learning rate as a pure function of the step.
 
-Resumed runs, the planner and tests compute the same rate without the state of a scheduler.
+Resumed runs, the planner and tests compute the same rate without the state of a torch
+lr_scheduler.
 """
 
 import math

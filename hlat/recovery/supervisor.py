@@ -3,7 +3,7 @@
 TorchElastic starts and stops the workers together. The supervisor decides what their end means. An
 exit code that the workers agreed on ends the run. A worker that died or hangs is a logged failure;
 the run then restarts from its newest checkpoint unless it keeps failing at the same step. The
-supervisors of a job's nodes decide together.
+supervisors of a job's nodes decide together (failure_coordinator.py).
 """
 
 import fcntl

@@ -138,7 +138,7 @@ def build_script_command(submission_dir: SubmissionDir, program: Sequence[str]) 
 def build_sbatch_script(
     parameters: dict[str, Any], submission_dir: SubmissionDir, program: Sequence[str]
 ) -> str:
-    """Return the text of the batch script."""
+    """Return the text of the sbatch script for Slurm's test; submitit writes and submits it."""
     from submitit.slurm.slurm import _make_sbatch_string
 
     command = build_script_command(submission_dir, program)

@@ -31,6 +31,7 @@ def test_rank_info() -> None:
     assert read_rank_info({}) == RankInfo(0, 1, 0, "none")
     assert read_rank_info(SLURM) == RankInfo(5, 8, 1, "Slurm")
     assert read_rank_info(TORCHRUN) == RankInfo(3, 4, 3, "torchrun")
+    assert (read_rank_info({}).is_rank0, read_rank_info(SLURM).is_rank0) == (True, False)
     assert read_rank_info(SLURM | TORCHRUN).launcher == "torchrun"
 
 

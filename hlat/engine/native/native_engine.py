@@ -90,7 +90,7 @@ class NativeEngine:
         loss = self._forward_backward.backward(self._build_batch(sequences), scale)
         gradients = params.collect_gradients()
         loss, grad_norm = self._all_reduce_metrics(loss, params.select_owned_rows(gradients))
-        max_norm = self.config.optimizer.grad_clip
+        max_norm = self.config.optimizer.grad_clip  # torch's clip_grad_norm_ with a global norm
         if max_norm:
             optimizer_params = params.optimizer_params.values()
             torch.nn.utils.clip_grads_with_norm_(optimizer_params, max_norm, grad_norm)
