@@ -1,0 +1,66 @@
+"""Run the fast commands of README.md and of the documentation on a small run."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.run.conftest import PYTHONPATH, Runner
+from tests.support.document_commands import REPOSITORY, find_shell_blocks, list_commands
+
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+TABLE_COMMAND = re.compile(r"`(hlat [^`]+)`")
+# Commands that take seconds and need the runs x, a and b only. test_guides.py runs the guides,
+# test_documents.py composes the others.
+FAST = re.compile(
+    r"hlat (plan (?!from_nxdt)|cluster |report runs/(x|a runs/b)(?! serve)|average runs/x last"
+    r"|checkpoint (?!.*step=100).* runs/x|export runs/x output)"
+)
+DOES_NOT_FIT = "hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=4"
+"""An example of planning.md that the planner rejects with exit code 2."""
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("commands")]
+
+
+def _list_fast_commands() -> list[str]:
+    texts = [page.read_text() for page in PAGES]
+    cells = [c for text in texts for c in TABLE_COMMAND.findall(text)]
+    blocks = [c for page in PAGES for b in find_shell_blocks(page) for c in list_commands(b)]
+    return [command for command in dict.fromkeys([*blocks, *cells]) if FAST.match(command)]
+
+
+COMMANDS = _list_fast_commands()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
+    """Return a directory with the runs x, a and b of ten steps."""
+    runner = Runner(tmp_path_factory.mktemp("commands"), small)
+    assert runner.run("run.name=x", "run.steps=10").returncode == 0
+    for name in ("a", "b"):
+        shutil.copytree(runner.folder / "runs/x", runner.folder / "runs" / name)
+    return runner.folder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_runs(command: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (2 if command == DOES_NOT_FIT else 0), done.stderr
+    assert done.stdout
+
+
+def test_commands_of_every_kind_are_found() -> None:
+    assert {command.split()[1] for command in COMMANDS} >= {
+        *("plan", "cluster", "report", "average", "checkpoint", "export")
+    }
+    assert DOES_NOT_FIT in COMMANDS
