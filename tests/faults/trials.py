@@ -91,9 +91,24 @@ class Place:
         return Run(self, name, overrides)
 
     def leftovers(self) -> list[str]:
-        """What lies in TMPDIR but torch's own cache, and in /dev/shm since the first trial."""
+        """Return what is in TMPDIR but torch's own cache, and new in /dev/shm.
+
+        Shared memory that a process maps belongs to other tests: those of the trial have ended.
+        """
         made = {path for path in self.tmp.iterdir() if not path.name.startswith("torchinductor_")}
-        return sorted(map(str, made | ({*Path("/dev/shm").iterdir()} - self._shared)))
+        new = {*Path("/dev/shm").iterdir()} - self._shared
+        mapped = _list_mapped_files() if new else ""
+        unused = {path for path in new if str(path) not in mapped and path.exists()}
+        return sorted(map(str, made | unused))
+
+
+def _list_mapped_files() -> str:
+    """Return the memory maps of all processes."""
+    maps = []
+    for path in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # the process has ended
+            maps.append(path.read_text())
+    return "".join(maps)
 
 
 class Run:
