@@ -71,6 +71,7 @@ def test_commands_run(guide: Path, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout[-6000:]
 
