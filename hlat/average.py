@@ -7,10 +7,13 @@ HLAT-70B was evaluated on the mean of its last two checkpoints (HLAT paper, sect
 
 import argparse
 import math
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from hlat import launch_environment
 from hlat.config.argument_parser import (
     CommandLineParser,
     build_list_parser,
@@ -27,6 +30,7 @@ examples:
   hlat average runs/x steps=200,400,600             the checkpoints of these steps
   hlat average runs/x steps=200,400 weights=1,3     a weighted mean
   hlat average runs/x last=2 output=mean dtype=bf16
+  hlat average runs/x last=2 hydra/launcher=slurm hydra.launcher.after=runs/x    a job after the run
 
 Then run: hlat export AVERAGE output=DIR. See docs/averaging.md."""
 
@@ -36,12 +40,27 @@ _MAX_WEIGHT = 1e6
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the average and print how to use it; return the exit code."""
     parser = _build_parser()
-    arguments = parser.parse(argv)
-    if problem := _find_usage_error(arguments):
-        parser.error(problem)
+    typed = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse(typed)
+    if error := _find_usage_error(arguments):
+        parser.error(error)
+    parser.validate_launcher_overrides(arguments.overrides)
     output = arguments.output or f"{arguments.run}/averages"
     interrupted = "interrupted; no part of the average was written"
-    return run_command(lambda: _run_average(arguments), f"{output} cannot be written", interrupted)
+    problem = f"{output} cannot be written"
+    return run_command(lambda: _run(arguments, typed), problem, interrupted)
+
+
+def _run(arguments: argparse.Namespace, typed: Sequence[str]) -> ExitCode:
+    """Average on this machine, or submit a job."""
+    overrides = arguments.overrides
+    if overrides:
+        from hlat.jobs.command_submission import submit_command
+
+        words = [word for word in typed if word not in overrides]
+        if submit_command("average", Path(arguments.run), words, overrides):
+            return ExitCode.FINISHED
+    return _run_average(arguments)
 
 
 def _build_parser() -> CommandLineParser:
@@ -53,6 +72,7 @@ def _build_parser() -> CommandLineParser:
     )
     add = parser.add_argument
     add("run", metavar="RUN", help="directory or URL of a run")
+    add("overrides", nargs="*", metavar="OVERRIDE", help="hydra/launcher and its settings")
     add("--last", type=parse_positive_int, metavar="N", help="average the newest N checkpoints")
     steps = build_list_parser(parse_positive_int)
     add("--steps", type=steps, metavar="A,B", help="average the checkpoints of these steps")
@@ -80,7 +100,7 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
 
 
 def _run_average(arguments: argparse.Namespace) -> ExitCode:
-    from hlat.checkpoint import averaging
+    from hlat.checkpoint import averaging, checkpoint_store
     from hlat.storage import output_directory, storage_path
     from hlat.storage.progress_bar import ProgressBar
 
@@ -89,6 +109,10 @@ def _run_average(arguments: argparse.Namespace) -> ExitCode:
     weights = arguments.weights or [1.0] * len(paths)
     if arguments.steps is not None:  # weights are in the order in which the steps were typed
         weights = [weight for _, weight in sorted(zip(arguments.steps, weights, strict=True))]
+    is_job = launch_environment.RDZV_ENDPOINT_ENV in os.environ
+    if is_job and arguments.output is not None and checkpoint_store.is_checkpoint(arguments.output):
+        print(f"{arguments.output} exists; it was written by an earlier attempt")
+        return ExitCode.FINISHED
     if arguments.output is not None:
         output_directory.validate_output_is_new(arguments.output)
     dtype = None if arguments.dtype is None else Dtype(arguments.dtype)

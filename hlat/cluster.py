@@ -16,7 +16,12 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config import compose
-from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    parse_positive_int,
+    run_and_exit,
+    run_command,
+)
 from hlat.config.config_errors import ExitCode
 
 _EXAMPLES = """\
@@ -46,7 +51,8 @@ def _build_parser() -> CommandLineParser:
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDE", help="overrides of the run's configuration")
-    add("--region", required=True, metavar="NAME", help="AWS region, such as us-west-2")
+    region = "AWS region, such as us-west-2"
+    add("--region", required=True, type=_parse_region, metavar="NAME", help=region)
     add("--subnet", required=True, metavar="ID", help="private subnet of the compute nodes")
     add("--head-subnet", required=True, metavar="ID", help="public subnet of the head node")
     add("--key", required=True, metavar="NAME", help="EC2 key pair for the login")
@@ -55,10 +61,47 @@ def _build_parser() -> CommandLineParser:
     head = "instance type of the head node (default: m6i.4xlarge)"
     add("--head", default="m6i.4xlarge", metavar="TYPE", help=head)
     fsx = "size of FSx for Lustre: 1200 or a multiple of 2400 (default: 9600)"
-    add("--fsx-gib", default=9600, type=int, metavar="N", help=fsx)
+    add("--fsx-gib", default=9600, type=_parse_fsx_size, metavar="N", help=fsx)
+    _add_reservation_settings(parser)
+    _add_database_settings(parser)
     output = "directory to write (default: cluster)"
     add("--output", default=Path("cluster"), type=Path, metavar="DIR", help=output)
     return parser
+
+
+def _add_reservation_settings(parser: CommandLineParser) -> None:
+    add = parser.add_argument
+    reservation = "capacity reservation: its id, or the ARN of a resource group"
+    add("--capacity-reservation", metavar="ID", help=reservation)
+    block = "the reservation is a capacity block for ML"
+    add("--capacity-block", action="store_true", help=block)
+
+
+def _add_database_settings(parser: CommandLineParser) -> None:
+    add = parser.add_argument
+    database = "MySQL server for Slurm's accounting, reachable from the head node"
+    add("--database", metavar="HOST[:PORT]", help=database)
+    add("--database-user", metavar="NAME", help="user of the database")
+    arn = "ARN of the user's password in AWS Secrets Manager"
+    add("--database-password-secret", metavar="ARN", help=arn)
+    name = "name of the database (default: derived from the cluster's name)"
+    add("--database-name", metavar="NAME", help=name)
+    group = "security group of the head node that may connect to the database"
+    add("--database-security-group", metavar="ID", help=group)
+
+
+def _parse_region(text: str) -> str:
+    if not re.fullmatch(r"[a-z]{2,4}(-[a-z]+)+-\d{1,2}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an AWS region, such as us-west-2")
+    return text
+
+
+def _parse_fsx_size(text: str) -> int:
+    """Return a capacity in GiB that FSx for Lustre accepts (AWS, CreateFileSystem)."""
+    size = parse_positive_int(text)
+    if size != 1200 and size % 2400:
+        raise argparse.ArgumentTypeError(f"{text} is neither 1200 nor a multiple of 2400")
+    return size
 
 
 def _parse_s3_url(url: str) -> str:
@@ -84,17 +127,9 @@ def _write_cluster(config: DictConfig, arguments: argparse.Namespace) -> int:
     create = ("pcluster", "create-cluster", "--cluster-name", "hlat", "--region", arguments.region)
     print(shlex.join((*copy, str(output), arguments.scripts)))
     print(shlex.join((*create, "--cluster-configuration", str(output / "cluster.yaml"))))
-    print(_format_price(config))
+    cost = compose.import_launcher_module("_hourly_cost").format_hourly_cost(hardware)
+    print(f"{cost}; the nodes run until you delete the cluster")
     return ExitCode.FINISHED
-
-
-def _format_price(config: DictConfig) -> str:
-    hardware = config.hardware
-    nodes = f"{hardware.nodes} x {hardware.name} run until you delete the cluster"
-    if hardware.price_usd_per_hour is None:
-        return f"{nodes}; their price is unknown"
-    price = hardware.nodes * hardware.price_usd_per_hour
-    return f"{nodes}, for {price:,.2f} USD per hour (price of {hardware.price_date})"
 
 
 if __name__ == "__main__":

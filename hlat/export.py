@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from hlat.config import run_identity
 from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
-from hlat.config.config_errors import ExitCode
+from hlat.config.config_errors import ExitCode, escape_control_characters
 from hlat.config.precision import Dtype
 
 if TYPE_CHECKING:
     from hlat.checkpoint.hugging_face_export import ExportShard
+    from hlat.checkpoint.training_settings import TrainingSettings
+    from hlat.config.model import ModelConfig
 
 _EXAMPLES = """\
 examples:
@@ -60,6 +62,8 @@ def _build_parser() -> CommandLineParser:
     add("--dtype", choices=dtypes, help="dtype of the files (default: that of the run's weights)")
     size = "maximum size of a file (default: 5GB)"
     add("--max-shard-size", type=_parse_size, default="5GB", metavar="SIZE", help=size)
+    finite = "export weights that are NaN or infinite"
+    add("--allow-non-finite", action="store_true", help=finite)
     tokenizer = "the run's tokenizer.json, if it was moved"
     add("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
     return parser
@@ -70,12 +74,13 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
         checkpoint_lookup,
         checkpoint_store,
         hugging_face_export,
+        pretrained_files,
         training_settings,
     )
-    from hlat.data import hugging_face_tokenizer as tokenizer_folder
+    from hlat.data import hugging_face_tokenizer
     from hlat.data.tokenizer import Tokenizer
     from hlat.model import hugging_face_config
-    from hlat.model.parameter_specs import count_parameters
+    from hlat.model.decoder_spec import count_parameters
     from hlat.storage import output_directory, storage_path
     from hlat.training_state import TrainingState
 
@@ -93,22 +98,33 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     file = training_settings.find_tokenizer(
         arguments.tokenizer, checkpoint, run, known.tokenizer_sha256
     )
-    eos = Tokenizer(str(file), ".", known.eos_token).eos_token_id
+    tokenizer = Tokenizer(str(file), ".", known.eos_token, bos_token=known.bos_token)
+    eos, bos = tokenizer.eos_token_id, tokenizer.bos_token_id
     dtype = Dtype(arguments.dtype or known.dtype)
-    config = hugging_face_config.build_hf_config(model, length, eos, dtype)
+    config = hugging_face_config.build_hf_config(model, length, eos, dtype, bos)
+    source_files = pretrained_files.load_pretrained_files(
+        model.init_from, run, known.tokenizer_sha256
+    )
+    if source_files.warning:
+        print(f"WARNING: {escape_control_characters(source_files.warning)}", file=sys.stderr)
     documents = {
-        **tokenizer_folder.build_tokenizer_files(file, known.eos_token, length),
-        "generation_config.json": _serialize_json({"eos_token_id": eos, "pad_token_id": eos}),
+        **hugging_face_tokenizer.build_tokenizer_files(
+            file, known.eos_token, length, source_files.tokenizer_config, known.bos_token
+        ),
+        "generation_config.json": _serialize_json(source_files.build_generation_config(eos, bos)),
         "config.json": _serialize_json(config),
+        **source_files.documents,
     }
     print(
         f"{checkpoint}: step {state.step}, {count_parameters(model):,} parameters in {dtype.value}"
     )
     files = hugging_face_export.split_into_shards(model, dtype, arguments.max_shard_size)
-    hugging_face_export.export_weights(output, checkpoint, files, dtype, documents, _print_shard)
+    hugging_face_export.export_weights(
+        output, checkpoint, files, dtype, documents, _print_shard, arguments.allow_non_finite
+    )
     print(f"exported to {output}")
     print(f"load it:   AutoModelForCausalLM.from_pretrained({str(output)!r})")
-    print(f"train on:  {_format_train_command(output, known.eos_token)}")
+    print(f"train on:  {_format_train_command(output, model, known)}")
     return ExitCode.FINISHED
 
 
@@ -129,18 +145,18 @@ def _serialize_json(content: dict[str, object]) -> bytes:
     return json.dumps(content, indent=2).encode()
 
 
-def _format_train_command(output: Path, eos_token: str) -> str:
+def _format_train_command(output: Path, model: "ModelConfig", known: "TrainingSettings") -> str:
     """Return the command that continues training from `output`."""
+    from hlat.config.model_overrides import format_model_overrides, format_override
+
     settings = {
         "model.init_from": str(output),
         "data.tokenizer": str(output.absolute() / "tokenizer.json"),
-        "data.eos_token": eos_token,
+        "data.eos_token": known.eos_token,
+        **({} if known.bos_token is None else {"data.bos_token": known.bos_token}),
     }
-    quoted = {
-        key: value if re.fullmatch(r"[\w./-]+", value) else json.dumps(value, ensure_ascii=False)
-        for key, value in settings.items()
-    }
-    return shlex.join(["hlat", "train", *map("=".join, quoted.items())])
+    overrides = [format_override(key, value) for key, value in settings.items()]
+    return shlex.join(["hlat", "train", *format_model_overrides(model), *overrides])
 
 
 if __name__ == "__main__":

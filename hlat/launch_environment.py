@@ -18,10 +18,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.run import Config
+from hlat.storage.durable_files import replace_file
 
 RECORDS_DIR_ENV = "HLAT_RECORDS"
 """Directory of the workers' exit records and heartbeats; set by the supervisor."""
@@ -152,22 +152,15 @@ def run_with_exit_record(run: Callable[[], ExitCode]) -> ExitCode:
     _exit_with_parent()
     path = Path(os.environ[RECORDS_DIR_ENV]) / f"{read_rank_info().rank}.json"
     try:
-        _write_exit_record(path, {"exit": run()})
+        replace_file(path, json.dumps({"exit": run()}).encode())
     except Exception as error:
         problems = error.problems if isinstance(error, ConfigError) else None
         record = {"time": time.time(), "problems": problems, "trace": traceback.format_exc()}
-        _write_exit_record(path, record)
+        replace_file(path, json.dumps(record).encode())
         sys.stdout.flush()
         # A normal exit would wait for threads that are blocked in collectives with dead ranks
         os._exit(ExitCode.FAILED if problems is None else ExitCode.CONFIGURATION)
     return ExitCode.FINISHED
-
-
-def _write_exit_record(path: Path, record: dict[str, Any]) -> None:
-    """Write a record atomically: reader and writer may be killed at any time."""
-    temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(record))
-    temporary.replace(path)
 
 
 def _exit_with_parent() -> None:
@@ -216,3 +209,15 @@ def open_heartbeat() -> Heartbeat | None:
 def get_heartbeat_path(records_dir: Path, rank: int) -> Path:
     """Return the path of a rank's heartbeat."""
     return records_dir / f"{rank}.pulse"
+
+
+def find_stacks_path(rank: int) -> Path | None:
+    """Return the path of the stacks of this process; None without a supervisor."""
+    if (records_dir := os.environ.get(RECORDS_DIR_ENV)) is None:
+        return None
+    return get_stacks_path(Path(records_dir), rank)
+
+
+def get_stacks_path(records_dir: Path, rank: int) -> Path:
+    """Return the path of a rank's stacks."""
+    return records_dir / f"rank_{rank}.stacks"

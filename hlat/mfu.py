@@ -37,7 +37,7 @@ def compute_mfu(
 ) -> float | None:
     """Return the model FLOPs utilization (PaLM, arXiv 2204.02311, appendix B) between 0 and 1.
 
-    `flops_per_token` is that of hlat.model.parameter_specs.compute_flops_per_token, `dtype` that
+    `flops_per_token` is that of hlat.model.decoder_spec.compute_flops_per_token, `dtype` that
     of matmuls. Returns None if the peak is unknown.
     """
     peak = compute_peak_flops(hardware, num_processes, dtype)

@@ -4,6 +4,8 @@ The available variables depend on the SDK release, which the configuration pins.
 pinned release does not support is an error rather than silently ignored on the device.
 """
 
+import re
+
 from hlat.config.compiler import CompilerConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype, PrecisionConfig, RoundingMode
@@ -40,6 +42,13 @@ _REMOVED_VARIABLES = {
 }
 """First release without a variable, the change, and what to do instead."""
 
+_ALLOWED_VARIABLE = re.compile(
+    r"(?:NEURON|XLA|FI|NCCL|OFI_NCCL|CCOM)_[A-Z0-9_]+"  # Neuron, XLA, libfabric, collectives
+    r"|ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB|BUCKET_CAP_MB|MALLOC_ARENA_MAX"
+)
+_CODE_VARIABLE = re.compile(r"LIBRARY|PLUGIN|TUNER|WRAPPER|_PATH$|_LIB$|_CONF_FILE$")
+"""Parts of the names of variables whose values are libraries or programs to load."""
+
 _VARIABLES_SET_BY_KEYS = {
     "NEURON_CC_FLAGS": "compiler.cc_flags",
     "NEURON_RT_STOCHASTIC_ROUNDING_EN": "precision.rounding",
@@ -56,12 +65,14 @@ def build_neuron_environment(
     to fp32.
 
     Raises:
-        ConfigError: The SDK is not of the form 2.28.
+        ConfigError: The SDK is not of the form 2.28, or a variable may load code.
     """
     if compiler.neuron_sdk is None:
         return {}
     if (release := compiler.neuron_release) is None:
         raise ConfigError(*find_compiler_problems(compiler))
+    if problems := find_forbidden_variables(compiler):
+        raise ConfigError(*problems)
     stochastic = precision.rounding is RoundingMode.stochastic
     variables = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1" if stochastic else "0"}
     if compiler.cc_flags:
@@ -87,7 +98,7 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
             f"compiler.neuron_sdk={sdk} is not a release of the Neuron SDK; use major.minor, such "
             "as 2.28"
         ]
-    problems = []
+    problems = find_forbidden_variables(compiler)
     for name in compiler.environment:
         since, change, remedy = _REMOVED_VARIABLES.get(name, ([], "", ""))
         if since and release >= since:
@@ -99,6 +110,17 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
             key = _VARIABLES_SET_BY_KEYS[name]
             problems.append(f"compiler.environment.{name} follows from {key}; set {key} instead")
     return problems
+
+
+def find_forbidden_variables(compiler: CompilerConfig) -> list[str]:
+    """Return an error for each variable that could make a process load code."""
+    return [
+        f"compiler.environment.{name} is not allowed in a configuration, since it may load code; "
+        "allowed are variables of Neuron, XLA, libfabric and NCCL (NEURON_*, XLA_*, FI_*, NCCL_*) "
+        "that name no library; set others in the shell before you start hlat"
+        for name in compiler.environment
+        if not _ALLOWED_VARIABLE.fullmatch(name) or _CODE_VARIABLE.search(name)
+    ]
 
 
 def _has_fp32(precision: PrecisionConfig) -> bool:

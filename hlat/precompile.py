@@ -152,6 +152,8 @@ def _merge_caches(sources: list[Path], target: Path) -> ExitCode:
 
 
 def _verify_cache(cache_dir: Path) -> ExitCode:
+    if not cache_dir.is_dir():
+        raise ConfigError(f"{cache_dir} is not a directory of compiled graphs")
     found = neuron_compile_cache.list_modules(cache_dir)
     problems = neuron_compile_cache.find_incomplete_modules(cache_dir)
     _print_problems(problems)

@@ -32,9 +32,9 @@ def main(composed: DictConfig) -> ExitCode:
     """Train with the composed configuration; return the exit code."""
     config, overrides = resolve_config(composed), entry_point.get_task_overrides()
     if config.data.preview:
-        from hlat.data.data_preview import render_preview
+        from hlat.data.data_preview import print_preview
 
-        print(render_preview(config.data, config.phase, config.batch, config.run.seed))
+        print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
     validate_feasibility(config)
     composed.run.name = config.run.name
@@ -77,7 +77,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
             state = replace(state, config=config_yaml, code_revision=revision or "")
             if is_rank0 and state.step < compute_total_steps(config):
                 metadata = provenance.collect_provenance(engine.device, loader.fingerprint)
-                run_directory.write_run_metadata(run_dir, config_yaml, overrides, metadata)
+                tracker.write_metadata(overrides, metadata)
             with FaultTolerance(config, run_dir, engine, loader, tracker) as fault_tolerance:
                 exit_code, step = train(config, state, engine, loader, tracker, fault_tolerance)
                 tracker.close()

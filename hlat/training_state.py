@@ -88,6 +88,14 @@ def compute_total_steps(config: Config) -> int:
     return min(end for end in ends if end is not None)
 
 
+def is_milestone(step: int, config: Config) -> bool:
+    """Return True if the run saves the weights of `step` permanently, in milestones/."""
+    interval, per_step = config.checkpoint.milestone_tokens, config.batch.tokens_per_step
+    if interval is None:
+        return False
+    return step * per_step // interval > (step - 1) * per_step // interval
+
+
 def find_differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return "key was x, is y" for each setting that differs."""
     return [

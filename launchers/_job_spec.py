@@ -4,6 +4,8 @@ Every job uses whole nodes. On each node, one process starts and supervises the 
 or evaluate, with the environment variables of the node type.
 """
 
+import hashlib
+import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 from hlat import neuron_compile_cache, neuron_environment
 from hlat.config.engine_capabilities import ENGINE_CAPABILITIES
 from hlat.config.run import Config
-from hlat.jobs.evaluation_job import EvaluationJob
+from hlat.jobs.command_job import CommandJob
 
 
 class Accelerator(Enum):
@@ -28,20 +30,30 @@ class NodeType:
     accelerator: Accelerator
     num_chips: int
     num_efa_interfaces: int
+    has_capacity_blocks: bool = True
 
 
 NODE_TYPES = {
     "trn1.32xlarge": NodeType(Accelerator.neuron, num_chips=16, num_efa_interfaces=8),
-    "trn1n.32xlarge": NodeType(Accelerator.neuron, num_chips=16, num_efa_interfaces=16),
+    "trn1n.32xlarge": NodeType(Accelerator.neuron, 16, 16, has_capacity_blocks=False),
     "trn2.48xlarge": NodeType(Accelerator.neuron, num_chips=16, num_efa_interfaces=16),
+    "trn2u.48xlarge": NodeType(Accelerator.neuron, num_chips=16, num_efa_interfaces=16),
     "p4d.24xlarge": NodeType(Accelerator.gpu, num_chips=8, num_efa_interfaces=4),
     "p5.48xlarge": NodeType(Accelerator.gpu, num_chips=8, num_efa_interfaces=32),
+    "p5e.48xlarge": NodeType(Accelerator.gpu, num_chips=8, num_efa_interfaces=32),
+    "p5en.48xlarge": NodeType(Accelerator.gpu, num_chips=8, num_efa_interfaces=16),
 }
-"""Known node types by hardware.name. Source: EC2 instance types, specifications of accelerated
-computing; for trn1 and trn1n also the Neuron documentation, setup-trn1-multi-node."""
+"""Known node types by hardware.name. Source: EC2's DescribeInstanceTypes (EfaInfo, GpuInfo,
+NeuronInfo, SupportedUsageClasses), with which tests/schemas compares them; for trn1 and trn1n also
+the Neuron documentation, setup-trn1-multi-node, and for p5 and p5e
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html."""
 
 MAX_OPEN_FILES = 131071
 """Open files per process, where the hard limit allows it (run_llama.sh of awslabs/HLAT)."""
+
+_MAX_NAME_LENGTH = 41
+"""Pods of Kubernetes append -compile-0-<number>-<5 characters> to the name, and are limited to 63
+characters."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,8 @@ class JobSpec:
     variables of hlat.launch_environment: HLAT_NODES, the number of nodes; HLAT_NODE, the
     index of this node; and HLAT_RDZV_ENDPOINT, host and port on the first node.
     Relative paths in the configuration refer to `working_directory`; `run_dir` is absolute, and the
-    same on all nodes. `node_type` and `host_memory_gib` are None if unknown; `entry_point` is train
-    or evaluate.
+    same on all nodes. `node_type` and `host_memory_gib` are None if unknown; `entry_point` is the
+    name of a command.
     """
 
     name: str
@@ -66,6 +78,15 @@ class JobSpec:
     environment: dict[str, str]
     host_memory_gib: float | None = None
     entry_point: str = "train"
+
+
+def build_object_name(run_name: str) -> str:
+    """Return a DNS label for the objects of a run, unique for every run name."""
+    label = re.sub(r"[^a-z0-9]+", "-", f"hlat-{run_name}".lower()).strip("-")
+    if label == f"hlat-{run_name}" and len(label) <= _MAX_NAME_LENGTH:
+        return label
+    digest = hashlib.sha256(run_name.encode()).hexdigest()[:8]
+    return f"{label[: _MAX_NAME_LENGTH - 9].rstrip('-')}-{digest}"
 
 
 def build_job(config: Config, command: tuple[str, ...], working_directory: Path) -> JobSpec:
@@ -84,12 +105,12 @@ def build_job(config: Config, command: tuple[str, ...], working_directory: Path)
     )
 
 
-def build_evaluation_job(
-    evaluation: EvaluationJob, command: tuple[str, ...], working_directory: Path
+def build_command_job(
+    job: CommandJob, command: tuple[str, ...], working_directory: Path
 ) -> JobSpec:
-    """Return the job of an evaluation; see `JobSpec` for the arguments."""
-    job = build_job(evaluation.config, command, working_directory)
-    return replace(job, name=evaluation.job_name, entry_point="evaluate")
+    """Return the job of a command; see `JobSpec` for the arguments."""
+    spec = build_job(job.config, command, working_directory)
+    return replace(spec, name=job.job_name, entry_point=job.command)
 
 
 def get_compiled_graphs_dir(config: Config, working_directory: Path) -> Path | None:

@@ -1,17 +1,40 @@
 """Base class of the launchers that submit jobs to a scheduler."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from hlat.config import frozen_config
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.evaluation_job import EvaluationJob
+from hlat.jobs.command_job import CommandJob
 
-from ._sweep_points import get_entry_point, get_hydra_flags
+from ._job_spec import JobSpec, build_job, build_object_name
+from ._sweep_points import (
+    SweepPoint,
+    build_group_environment,
+    build_job_return,
+    get_entry_point,
+    get_hydra_flags,
+    record_point,
+    validate_points,
+)
+
+
+def build_launcher_schema(settings: type) -> DictConfig:
+    """Return the schema of hydra.launcher; a dictionary accepts new keys without Hydra's `+`."""
+    schema = OmegaConf.structured(settings)
+    for value in schema.values():
+        if isinstance(value, DictConfig):
+            OmegaConf.set_struct(value, False)
+    assert isinstance(schema, DictConfig)
+    return schema
 
 
 class SchedulerLauncher(Launcher):
@@ -43,19 +66,64 @@ class SchedulerLauncher(Launcher):
         self.hydra_flags = get_hydra_flags(config)
 
     @abstractmethod
-    def submit_evaluation(self, evaluation: EvaluationJob, directory: Path) -> None:
-        """Submit an evaluation as a job and print its receipt.
+    def submit_command(self, job: CommandJob, directory: Path) -> None:
+        """Submit a command as a job and print its receipt.
 
         Args:
-            evaluation: Evaluation to submit.
+            job: Command to submit.
             directory: Sweep directory, for the files of the job.
 
         Raises:
-            ConfigError: The scheduler rejects the job, or the same evaluation is active. Nothing is
+            ConfigError: The scheduler rejects the job, or the same command is active. Nothing is
                 submitted then.
         """
 
+    @property
+    def waits(self) -> bool:
+        """True if jobs start after other jobs, so that their inputs may not exist yet."""
+        return False
+
     def validate_no_pruning(self) -> None:
-        """Raise ConfigError if the settings prune points, which an evaluation does not have."""
+        """Raise ConfigError if the settings prune points, which a command does not have."""
         if self.settings.prune:
-            raise ConfigError("hydra.launcher.prune=true is for sweeps; an evaluation is one job")
+            raise ConfigError("hydra.launcher.prune=true is for sweeps; a command is one job")
+
+    def build_jobs(
+        self,
+        job_overrides: Sequence[Sequence[str]],
+        command: tuple[str, ...],
+        working_directory: Path,
+    ) -> list[tuple[SweepPoint, JobSpec]]:
+        """Return the valid points of a sweep with their jobs; see `JobSpec` for the arguments.
+
+        Raises:
+            ConfigError: A point is invalid.
+        """
+        points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
+        group = build_group_environment(self.sweep_dir, points)
+        jobs = [build_job(point.config, command, working_directory) for point in points]
+        return [
+            (point, replace(job, environment=group | job.environment))
+            for point, job in zip(points, jobs, strict=True)
+        ]
+
+    @property
+    def sweep_dir(self) -> Path:
+        """Directory of the sweep."""
+        return Path(self.config.hydra.sweep.dir)
+
+    def write_configuration(self, point: SweepPoint, job: JobSpec) -> Path:
+        """Write the composed configuration of a point, and return its new directory."""
+        directory = self.sweep_dir / build_object_name(job.name)
+        directory.mkdir(parents=True)
+        command_line = frozen_config.CommandLine([*point.overrides], self.hydra_flags)
+        frozen_config.save_frozen_config(directory, point.composed, command_line)
+        return directory
+
+    def record_job(
+        self, point: SweepPoint, job: JobSpec, number: int, receipt: dict[str, str]
+    ) -> JobReturn:
+        """Log a submitted point to the sweep directory, and return Hydra's record of it."""
+        record_point(self.sweep_dir, number, point, job.run_dir)
+        name = build_object_name(job.name)
+        return build_job_return(point, number, name, {"run_folder": str(job.run_dir), **receipt})

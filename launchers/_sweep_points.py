@@ -80,11 +80,7 @@ def validate_points(
             problems.append((overrides, error.problems))
             continue
         if (first := points.setdefault(point.run_dir, point)) is not point:
-            problem = (
-                f"has the run directory {point.run_dir} of [{' '.join(first.overrides)}]; omit "
-                "run.name, or give each point its own"
-            )
-            problems.append((overrides, [problem]))
+            problems.append((overrides, [_format_shared_dir_problem(point, first)]))
     lines = [f"[{' '.join(overrides)}] {line}" for overrides, lines in problems for line in lines]
     if lines and not (prune and points):
         raise ConfigError(*lines)
@@ -95,6 +91,18 @@ def validate_points(
     if prune:
         return sorted(points.values(), key=lambda p: -(p.planned_tokens_per_second or 0.0))
     return [*points.values()]
+
+
+def _format_shared_dir_problem(point: SweepPoint, first: SweepPoint) -> str:
+    problem = f"has the run directory {point.run_dir} of [{' '.join(first.overrides)}]"
+    keys = [word.partition("=")[0] for word in point.overrides if word not in first.overrides]
+    if any(word.startswith("run.name=") for word in point.overrides):
+        return f"{problem}; omit run.name, or give each point its own"
+    if not keys:
+        return f"{problem}; remove the duplicate"
+    # A run continues with other settings of these keys, so they are not part of its name
+    names = f"add run.name='NAME-${{{keys[0]}}}'" if "." in keys[0] else "set run.name per point"
+    return f"{problem}, since {' and '.join(keys)} does not change the name of a run; {names}"
 
 
 def get_hydra_flags(config: DictConfig) -> list[str]:

@@ -31,7 +31,8 @@ SHAPES = {
     ],
     "1b": ["model=1b", "batch.sequence_length=4096", "batch.global_batch_size=4"],
 }
-"""Overrides of the configuration that all contestants read their shape from; one micro batch."""
+"""Overrides of the configuration that all contestants read their shape from; one micro batch. Other
+shapes are presets of conf/model, with the batch of their configuration."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Settings:
     def config(self) -> Config:
         """The run as hlat would be told it."""
         overrides = [
-            *SHAPES[self.shape],
+            *SHAPES.get(self.shape, [f"model={self.shape}"]),
             f"precision={self.options.get('precision', self.recipe)}",
             f"compiler={'inductor' if self.compiled else 'none'}",
             f"engine.device={self.device}",
@@ -95,6 +96,23 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "torchtitan, compiled": ("titan", {"compiled": True}),
 }
 """Module and options by the name that tables show."""
+
+
+FAMILIES = {
+    "light": {"llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"},
+    "titan": {"llama", "qwen3"},
+}
+"""Model families of the contestants' modules; the others have all families."""
+
+
+def list_contestants(shape: str) -> list[str]:
+    """Return the names of the contestants that have the model family of a shape."""
+    family = make_settings("ours", shape, "fp32", "cpu").config.model.family
+    return [
+        name
+        for name, (module, _) in CONTESTANTS.items()
+        if module not in FAMILIES or family in FAMILIES[module]
+    ]
 
 
 def make_settings(name: str, shape: str, recipe: str, device: str) -> Settings:

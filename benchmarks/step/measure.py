@@ -18,7 +18,7 @@ import torch._dynamo  # which the first optimizer of a process imports, if nobod
 import torch._inductor.compile_fx  # which some peers import and others need later
 from contestants import Settings, Trainer, load_module, make_settings
 
-from hlat.model.parameter_specs import count_parameters
+from hlat.model.decoder_spec import count_parameters
 
 WARM_UP_STEPS = 3
 LEAST_STEPS = 2

@@ -4,7 +4,7 @@ from contestants import Settings
 
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.native.native_engine import NativeEngine
-from hlat.model.parameter_specs import count_parameters
+from hlat.model.decoder_spec import count_parameters
 
 
 class Ours:

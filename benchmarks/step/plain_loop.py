@@ -6,6 +6,9 @@ import torch
 from contestants import Settings
 from torch import Tensor, nn
 
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.weight_initialization import compute_initial_values
+
 Loss = Callable[[Tensor], Tensor]
 IGNORED = -100
 
@@ -51,6 +54,19 @@ class PlainLoop:
 def weights_dtype(settings: Settings) -> torch.dtype:
     """What the weights are kept in."""
     return torch.bfloat16 if settings.recipe == "bf16" else torch.float32
+
+
+def load_initial_weights(settings: Settings) -> dict[str, Tensor]:
+    """Return the initial values of hlat by their names in the state_dict of transformers."""
+    config = settings.config
+    return {
+        spec.name: torch.from_numpy(
+            compute_initial_values(
+                spec, config.model, config.run.seed, (0,) * len(spec.shape), spec.shape
+            )
+        ).to(settings.device, weights_dtype(settings))
+        for spec in list_parameter_specs(config.model)
+    }
 
 
 def next_tokens(tokens: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """How many tokens a second of one step, ours beside its peers.
 
-Usage: python benchmarks/step/run.py [--device cuda] [--shapes small] [--rounds 5] [--only TEXT ...]
+Usage: python benchmarks/step/run.py [--device cuda] [--shapes small,qwen3_desk] [--rounds 5]
+    [--only TEXT ...]
 
 Every contestant is a process of its own (measure.py). All of one shape and recipe live at once and
 take turns of a few steps, so that a busy moment of the machine falls on all of them; a ratio is
-taken within a round. On an accelerator, whose memory they would share, they run one after the
-other. Compilers begin with an empty cache.
+taken within a round. All start from the same weights, and their first losses must agree. On an
+accelerator, whose memory they would share, they run one after the other. Compilers begin with an
+empty cache.
 Writes result.json beside itself, or replaces rows of it.
 """
 
@@ -19,10 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from contestants import CONTESTANTS, make_settings
+from contestants import list_contestants, make_settings
 
 from benchmarks.common import describe_machine, spread
-from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.model.decoder_spec import compute_flops_per_token
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "transformers", "litgpt", "numpy"]
@@ -30,6 +32,8 @@ RECIPES = ["fp32", "bf16", "mixed"]
 REFERENCE = "transformers"
 MATMUL = "matmul"
 """The machine's best matrix product, measured in every round."""
+LOSS_TOLERANCES = {"fp32": 1e-5, "bf16": 5e-3, "mixed": 5e-3}
+"""Largest relative difference of the first loss from ours; litgpt's loss has 8 bits in bf16."""
 Entry = tuple[str, str, str, str]
 Runs = dict[Entry, list[dict[str, Any]]]
 KEYS = ("contestant", "shape", "recipe", "device")
@@ -87,6 +91,7 @@ def take_turns(entries: list[Entry], rounds: int, seconds: float, cache: str) ->
         workers[entry] = Worker(entry, seconds, cache)
         print("started", *entry, workers[entry].started, flush=True)
     runs: Runs = {entry: [worker.started] for entry, worker in workers.items()}
+    compare_losses(runs)
     for repetition in range(rounds):
         for entry, worker in workers.items():
             runs[entry].append(worker.turn())
@@ -94,6 +99,19 @@ def take_turns(entries: list[Entry], rounds: int, seconds: float, cache: str) ->
     for worker in workers.values():
         worker.close()
     return runs
+
+
+def compare_losses(runs: Runs) -> None:
+    """Raise ValueError if contestants of one shape and recipe did not compute the same loss."""
+    losses = {
+        entry: started["first_loss"]
+        for entry, (started, *_) in runs.items()
+        if "first_loss" in started
+    }
+    reference = next((loss for entry, loss in losses.items() if entry[0] == "ours"), None)
+    for entry, loss in losses.items():
+        if reference and abs(loss / reference - 1) > LOSS_TOLERANCES[entry[2]]:
+            raise ValueError(f"first loss of {entry} is {loss}; ours is {reference}")
 
 
 def measure(entries: list[Entry], rounds: int, seconds: float, cache: str) -> Runs:
@@ -149,7 +167,12 @@ def read_rows(path: Path) -> dict[Entry, dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--shapes", nargs="+", default=["tiny", "small"])
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        default=["tiny", "small"],
+        help="shapes of contestants.py or presets of conf/model, separated by commas or spaces",
+    )
     parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=3)
@@ -160,14 +183,15 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=HERE / "result.json")
     arguments = parser.parse_args()
     texts = arguments.only
-    names = [
-        name
-        for name in CONTESTANTS
-        if (name in texts if arguments.exact else any(text in name for text in texts))
-    ]
+    shapes = [shape for shapes in arguments.shapes for shape in shapes.split(",")]
     rows = read_rows(arguments.output)
     with tempfile.TemporaryDirectory() as cache:
-        for shape, recipe in itertools.product(arguments.shapes, arguments.recipes):
+        for shape, recipe in itertools.product(shapes, arguments.recipes):
+            names = [
+                name
+                for name in list_contestants(shape)
+                if (name in texts if arguments.exact else any(text in name for text in texts))
+            ]
             entries = [(name, shape, recipe, arguments.device) for name in [MATMUL, *names]]
             runs = measure(entries, arguments.rounds, arguments.seconds, cache)
             rows |= {entry: summarise(entry, runs) for entry in entries}

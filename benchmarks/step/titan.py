@@ -1,4 +1,4 @@
-"""torchtitan's Llama 3 as of its last release, 0.3.0, with the chunked loss of its recipes.
+"""torchtitan's Llama 3 and Qwen3 of its last release, 0.3.0, with the chunked loss of its recipes.
 
 Attention is its ScaledDotProductAttention, which knows batches of unbroken sequences; its other
 kinds ask for a GPU or for masks by document. Compiled as its own parallelize_llama does: every
@@ -7,27 +7,36 @@ block, and the loss.
 
 import sys
 from os import environ
+from typing import Any
 
 import torch
 from contestants import Settings
-from plain_loop import PlainLoop, next_tokens, weights_dtype
+from plain_loop import PlainLoop, load_initial_weights, next_tokens, weights_dtype
 from torch import Tensor
 
 sys.path.insert(0, f"{environ.get('PEERS', 'peers')}/torchtitan-0.3.0")
 
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.config import CompileConfig
-from torchtitan.models import llama3
-from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+from torchtitan.models import llama3, qwen3
+from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.common.attention import ScaledDotProductAttention
+from torchtitan.models.common.decoder import Decoder
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
 
 def open_trainer(settings: Settings) -> PlainLoop:
-    """Llama 3's modules in this shape."""
-    titan = make_config(settings).build()
+    """Build the modules of the family in this shape."""
+    family = settings.config.model.family
+    config = make_qwen3(settings) if family == "qwen3" else make_llama3(settings)
+    adapter = Qwen3StateDictAdapter if family == "qwen3" else Llama3StateDictAdapter
+    titan = config.build()
     titan.to(settings.device)
     titan.init_states()
-    titan.to(weights_dtype(settings))
+    for parameter in titan.parameters():  # the complex buffer of ComplexRoPE must not be converted
+        parameter.data = parameter.data.to(weights_dtype(settings))
+    titan.load_state_dict(adapter(config, None).from_hf(load_initial_weights(settings)))
     titan._skip_lm_head = True
     compiling = CompileConfig(enable=settings.compiled)
     loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()).build(
@@ -46,8 +55,8 @@ def open_trainer(settings: Settings) -> PlainLoop:
     return PlainLoop(settings, titan, loss_of)
 
 
-def make_config(settings: Settings) -> llama3.Llama3Model.Config:
-    """What torchtitan's own tables hold for its sizes."""
+def make_llama3(settings: Settings) -> Decoder.Config:
+    """Return the configuration of torchtitan's presets of Llama 3 in this shape."""
     model = settings.config.model
     layers = llama3._build_llama3_layers(
         n_layers=model.num_layers,
@@ -55,20 +64,51 @@ def make_config(settings: Settings) -> llama3.Llama3Model.Config:
         n_heads=model.num_attention_heads,
         n_kv_heads=model.num_key_value_heads,
         hidden_dim=model.intermediate_size,
-        rope=ComplexRoPE.Config(
-            dim=model.head_dim,
-            max_seq_len=settings.config.batch.sequence_length,
-            theta=model.rope_theta,
-        ),
+        rope=ComplexRoPE.Config(**make_rope(settings)),
         attn_backend="varlen",
     )
+    return make_decoder(settings, llama3.Llama3Model, layers)
+
+
+def make_qwen3(settings: Settings) -> Decoder.Config:
+    """Return the configuration of torchtitan's presets of Qwen3 in this shape."""
+    model = settings.config.model
+    layers = qwen3._build_qwen3_layers(
+        n_layers=model.num_layers,
+        dim=model.hidden_size,
+        n_heads=model.num_attention_heads,
+        n_kv_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+        hidden_dim=model.intermediate_size,
+        rope=CosSinRoPE.Config(**make_rope(settings)),
+        attn_backend="varlen",
+    )
+    for layer in layers:
+        layer.attention.qk_norm.eps = model.rms_norm_eps
+    return make_decoder(settings, qwen3.Qwen3Model, layers)
+
+
+def make_rope(settings: Settings) -> dict[str, Any]:
+    """Return the settings of the rotary embedding."""
+    model = settings.config.model
+    return {
+        "dim": model.head_dim,
+        "max_seq_len": settings.config.batch.sequence_length,
+        "theta": model.rope_theta,
+    }
+
+
+def make_decoder(settings: Settings, model_class: Any, layers: list[Any]) -> Decoder.Config:
+    """Return a decoder of these layers with the attention of torch."""
+    model = settings.config.model
     for layer in layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
         for norm in (layer.attention_norm, layer.ffn_norm):
             norm.eps = model.rms_norm_eps
-    return llama3.Llama3Model.Config(
+    return model_class.Config(
         dim=model.hidden_size,
         vocab_size=model.vocab_size,
+        enable_weight_tying=model.tie_embeddings,
         tok_embeddings=Embedding.Config(
             num_embeddings=model.vocab_size,
             embedding_dim=model.hidden_size,

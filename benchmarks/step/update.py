@@ -26,7 +26,7 @@ from benchmarks.common import describe_machine, spread
 from hlat.config.model import ModelConfig
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
-from hlat.model.llama import Llama
+from hlat.model.decoder import Decoder
 from hlat.optim.chunked_adamw import ChunkedAdamW
 
 HERE = Path(__file__).resolve().parent
@@ -42,7 +42,7 @@ Step = Callable[[], Any]
 def make_weights(model: ModelConfig) -> Weights:
     """Weights and gradients by name, in bf16."""
     with torch.device("meta"):
-        shapes = {name: weight.shape for name, weight in Llama(model).named_parameters()}
+        shapes = {name: weight.shape for name, weight in Decoder(model).named_parameters()}
     weights = {name: nn.Parameter(torch.randn(shape).bfloat16()) for name, shape in shapes.items()}
     for weight in weights.values():
         weight.grad = torch.randn(weight.shape).mul(1e-3).bfloat16()

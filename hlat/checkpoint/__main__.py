@@ -164,12 +164,13 @@ def _verify_checkpoints(run_dir: "StoragePath", step: int | None) -> int:
 
 
 def _prune_run(run_dir: Path, keep: tuple[int, int | None], confirmed: bool) -> int:
-    from hlat.checkpoint import checkpoint_lookup
+    from hlat.checkpoint import checkpoint_directory, checkpoint_lookup
     from hlat.tracking import run_directory
 
     root = checkpoint_lookup.find_checkpoint_root(run_dir)
     if not (root / "checkpoints").is_dir():
         raise checkpoint_lookup.build_no_checkpoint_error(run_dir)
+    checkpoint_directory.validate_ownership(run_dir, root)
     try:
         with run_directory.lock_run_dir(run_dir) if confirmed else nullcontext():
             return _prune_or_preview(root, keep, confirmed)
@@ -204,7 +205,7 @@ def _prune_or_preview(
         print(f"{verb} {_format_name(path, checkpoint_root)}  {format_bytes(sizes.get(path, 0))}")
     total = format_bytes(sum(sizes.get(path, 0) for path in removed))
     hint = "" if confirmed or not removed else "; this was a dry run: yes=true removes them"
-    print(f"{verb} {len(removed)} of {len(sizes)}, {total}{hint}")
+    print(f"{verb} {len(removed)} of {len(sizes)} in {checkpoint_root}, {total}{hint}")
     return ExitCode.FINISHED
 
 

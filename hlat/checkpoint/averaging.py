@@ -6,7 +6,7 @@ and its memory does not depend on the model size.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -19,7 +19,7 @@ from hlat.checkpoint import (
     checkpoint_store,
     safetensors_file,
 )
-from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, TensorRecord
+from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, TensorRecord
 from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME, SAFETENSORS_DTYPES
 from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
 from hlat.config.config_errors import ConfigError
@@ -163,24 +163,21 @@ def write_average(
         CorruptCheckpointError: If a checkpoint was changed or removed after it was verified.
         OSError: If writing fails; the incomplete output is removed.
     """
-    tensors, entries = {}, []
+    tensors, records = {}, {}
     for name, record in checkpoints[0].tensors.items():
         torch_dtype = _resolve_dtype(record, dtype)
         blocks = partial(_compute_blocks, checkpoints, name, torch_dtype, on_progress)
         tensors[name] = (record.shape, safetensors_file.LazyTensor(torch_dtype, blocks))
         dtype_name = SAFETENSORS_DTYPES[torch_dtype]
-        output_record = TensorRecord.from_single_file(record.shape, dtype_name, _WEIGHTS_FILE)
-        entries.append((name, asdict(output_record)))
+        records[name] = TensorRecord.from_single_file(record.shape, dtype_name, _WEIGHTS_FILE)
     with output_directory.create_output_directory(output) as directory:
         output_directory.validate_free_space(output, compute_average_bytes(checkpoints, dtype))
         file_record = durable_files.write_file(
             directory / _WEIGHTS_FILE, safetensors_file.serialize_tensors(tensors)
         )
         state = _build_state(checkpoints)
-        records = [[_WEIGHTS_FILE, asdict(file_record), entries]]
-        checkpoint_store.commit_checkpoint(
-            directory, output.absolute(), state.step, records, state.to_json()
-        )
+        manifest = CheckpointManifest(state.step, {_WEIGHTS_FILE: file_record}, records)
+        checkpoint_store.commit_checkpoint(directory, output.absolute(), manifest, state.to_json())
 
 
 def _find_difference(first: Mapping[str, object], second: Mapping[str, object]) -> str | None:

@@ -21,6 +21,9 @@ from hlat.storage.storage_path import TEMPORARY_PREFIX, StoragePath, parse_stora
 DESTINATION_FILE = "checkpoints_are_in.txt"
 """File in a run directory that contains the location of its checkpoints if they are elsewhere."""
 
+OWNER_FILE = "run_directory.txt"
+"""File in a checkpoint root outside of the run directory, which contains the run directory."""
+
 _MARKER_BYTES = 64
 _STEP_DIR = re.compile(r"step_(\d{8,})")
 
@@ -49,15 +52,39 @@ def load_checkpoint_root(run_dir: StoragePath) -> StoragePath:
 
 
 def save_checkpoint_root(run_dir: Path, checkpoint_root: StoragePath) -> None:
-    """Record the checkpoint root in the run directory."""
+    """Record the checkpoint root in the run directory, and the run directory in the root."""
     path = run_dir / DESTINATION_FILE
     if checkpoint_root == run_dir:
         path.unlink(missing_ok=True)
         return
     location = checkpoint_root.absolute() if isinstance(checkpoint_root, Path) else checkpoint_root
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
-    temporary.write_text(f"{location}\n")
-    temporary.replace(path)
+    durable_files.replace_file(path, f"{location}\n".encode())
+    owner = f"{run_dir.absolute()}\n".encode()
+    if isinstance(checkpoint_root, Path):
+        checkpoint_root.mkdir(parents=True, exist_ok=True)
+        durable_files.replace_file(checkpoint_root / OWNER_FILE, owner)
+    else:
+        (checkpoint_root / OWNER_FILE).write_blocks([owner])
+
+
+def validate_ownership(run_dir: Path, checkpoint_root: StoragePath) -> None:
+    """Raise ConfigError unless the checkpoints in a root were written by the run.
+
+    The run directory may be from others, and name checkpoints of another run.
+    """
+    problem = None
+    if checkpoint_root != run_dir:
+        path = checkpoint_root / OWNER_FILE
+        owner = path.read_bytes().decode(errors="replace").strip() if path.exists() else None
+        if owner != str(run_dir.absolute()):
+            problem = f"the checkpoints in {checkpoint_root} belong to {owner or 'another run'}"
+    elif (link := checkpoint_root / "checkpoints").is_symlink():
+        problem = f"{link} is a symbolic link to {link.resolve()}"
+    if problem is not None:
+        raise ConfigError(
+            f"{run_dir}: {problem}; specify the directory of the run that wrote them. If the run "
+            "directory was moved, resume the run first, which records its new path"
+        )
 
 
 def validate_destination(run_dir: Path, destination: str | None) -> None:

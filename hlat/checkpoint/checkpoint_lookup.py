@@ -14,7 +14,8 @@ def find_checkpoint(source: StoragePath, step: int | None) -> tuple[StoragePath,
     """Return a verified checkpoint, and one message for each newer checkpoint that is damaged.
 
     `source` is a run directory, which may record another location of its checkpoints, a directory
-    of checkpoints, or a checkpoint. Without `step`, the newest is selected.
+    of checkpoints, or a checkpoint. Without `step`, the newest is selected. A `step` may also be
+    that of weights in milestones/.
 
     Raises:
         ConfigError: If there is no such checkpoint, it is damaged, or a store does not respond.
@@ -67,8 +68,9 @@ def _find_in_root(checkpoint_root: StoragePath, step: int | None) -> tuple[Stora
         if newest is None:
             raise ConfigError(*problems, f"{checkpoint_root} contains no valid checkpoint")
         return newest, problems
+    paths = checkpoint_directory.list_steps(checkpoint_root / "milestones") | paths
     if step not in paths:
-        available = ", ".join(map(str, paths))
+        available = ", ".join(map(str, sorted(paths)))
         raise ConfigError(
             f"step={step}: {checkpoint_root} has no such checkpoint, only {available}"
         )

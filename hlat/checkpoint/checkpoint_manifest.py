@@ -6,19 +6,25 @@ bits.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice, has_numel_of, is_partition
+from hlat.checkpoint.slice_record import SliceRecord, merge_slice_records, parse_rank_file
+from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice, is_exact_cover
 from hlat.storage.durable_files import FileRecord
 
 MANIFEST_FILE = "manifest.json"
 COMMIT_MARKER = "COMMITTED"
 """File with the SHA-256 of the manifest, whose presence commits the checkpoint."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE_VERSIONS = (1, 2)
+"""In format 1, each slice has a record of its own."""
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64"), 8),
     **dict.fromkeys(("F32", "I32"), 4),
@@ -26,20 +32,6 @@ DTYPE_BYTES = {
     **dict.fromkeys(("I8", "U8", "BOOL"), 1),
 }
 """Bytes per element of each safetensors dtype that a checkpoint may contain."""
-
-
-@dataclass(frozen=True)
-class SliceRecord:
-    """Slice of a tensor and the name of the file that contains it."""
-
-    offset: tuple[int, ...]
-    size: tuple[int, ...]
-    file: str
-
-    @property
-    def tensor_slice(self) -> TensorSlice:
-        """Position of the slice in the tensor."""
-        return TensorSlice(self.offset, self.size)
 
 
 @dataclass(frozen=True)
@@ -56,14 +48,56 @@ class TensorRecord:
         full = build_full_slice(shape)
         return cls(shape, dtype, (SliceRecord(full.offset, full.size, file),))
 
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> "TensorRecord":
+        """Return the record for its JSON representation."""
+        slices = tuple(map(SliceRecord.from_json, record["slices"]))
+        return cls(tuple(record["shape"]), record["dtype"], slices)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON representation."""
+        slices = [record.to_json() for record in self.slices]
+        return {"shape": self.shape, "dtype": self.dtype, "slices": slices}
+
+    def find_overlaps(self, tensor_slice: TensorSlice) -> Iterator[SliceRecord]:
+        """Yield the saved slices that overlap `tensor_slice`."""
+        for record in self.slices:
+            yield from record.find_overlaps(tensor_slice)
+
+    def is_complete(self) -> bool:
+        """Return True if the slices cover each element exactly once."""
+        if not all(len(one.offset) == len(one.size) == len(self.shape) for one in self.slices):
+            return False
+        empty = np.zeros((0, len(self.shape)), np.int64)
+        offsets = [empty, *(record.list_offsets() for record in self.slices)]
+        sizes = [empty, *(np.tile(one.size, (one.num_slices, 1)) for one in self.slices)]
+        return is_exact_cover(
+            np.concatenate(offsets), np.concatenate(sizes).astype(np.int64), self.shape
+        )
+
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """Files and tensors of a checkpoint by name."""
+    """Files and tensors of a checkpoint by name, or those of some ranks."""
 
     step: int
     files: dict[str, FileRecord]
     tensors: dict[str, TensorRecord]
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> "CheckpointManifest":
+        """Return the manifest for its JSON representation, without validation."""
+        return cls(
+            document["step"],
+            {name: _parse_file_record(record) for name, record in document["files"].items()},
+            {name: TensorRecord.from_json(one) for name, one in document["tensors"].items()},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON representation."""
+        files = {name: asdict(record) for name, record in self.files.items()}
+        tensors = {name: record.to_json() for name, record in self.tensors.items()}
+        return {"step": self.step, "files": files, "tensors": tensors}
 
 
 def format_slice_key(name: str, shape: tuple[int, ...], tensor_slice: TensorSlice) -> str:
@@ -73,31 +107,52 @@ def format_slice_key(name: str, shape: tuple[int, ...], tensor_slice: TensorSlic
     return f"{name}@{','.join(map(str, tensor_slice.offset))}"
 
 
-def merge_tensor_records(entries: Iterable[tuple[str, TensorRecord]]) -> dict[str, TensorRecord]:
-    """Merge the slices of each tensor, given names and records with some of the slices.
+def merge_manifests(manifests: Sequence[CheckpointManifest]) -> CheckpointManifest:
+    """Merge files and slices that different ranks saved at the same step.
 
     Raises:
-        ValueError: If the records of a tensor differ in shape or dtype, or its slices do not cover
-            it exactly once.
+        ValueError: If the records of a tensor differ in shape or dtype.
     """
-    tensors: dict[str, TensorRecord] = {}
-    for name, part in entries:
-        merged = tensors.get(name, replace(part, slices=()))
-        if (merged.shape, merged.dtype) != (part.shape, part.dtype):
+    files = {name: file for part in manifests for name, file in part.files.items()}
+    records: dict[str, list[TensorRecord]] = {}
+    for part in manifests:
+        for name, record in part.tensors.items():
+            records.setdefault(name, []).append(record)
+    tensors = {
+        name: same[0] if len(same) == 1 else _merge_tensor_records(name, same)
+        for name, same in records.items()
+    }
+    return CheckpointManifest(manifests[0].step, files, tensors)
+
+
+def _merge_tensor_records(name: str, records: list[TensorRecord]) -> TensorRecord:
+    first = records[0]
+    for record in records:
+        if (first.shape, first.dtype) != (record.shape, record.dtype):
             raise ValueError(
-                f"{name} has chunks of shape {merged.shape} {merged.dtype}"
-                f" and of shape {part.shape} {part.dtype}"
+                f"{name} has chunks of shape {first.shape} {first.dtype}"
+                f" and of shape {record.shape} {record.dtype}"
             )
-        tensors[name] = replace(part, slices=merged.slices + part.slices)
-    for name, tensor in tensors.items():
-        if not is_partition([record.tensor_slice for record in tensor.slices], tensor.shape):
+    slices = merge_slice_records(part for record in records for part in record.slices)
+    return replace(first, slices=slices)
+
+
+def merge_manifests_json(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge the JSON representations of manifests."""
+    return merge_manifests([*map(CheckpointManifest.from_json, documents)]).to_json()
+
+
+def validate_coverage(manifest: CheckpointManifest) -> None:
+    """Raise ValueError unless the slices of each tensor cover it exactly once."""
+    for name, tensor in manifest.tensors.items():
+        if not tensor.is_complete():
             raise ValueError(f"the chunks of {name} do not cover {tensor.shape} exactly once")
-    return tensors
 
 
 def serialize_manifest(manifest: CheckpointManifest) -> bytes:
     """Return the manifest as JSON."""
-    return json.dumps({"format": FORMAT_VERSION, **asdict(manifest)}, indent=1).encode()
+    document = {"format": FORMAT_VERSION, **manifest.to_json()}
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def parse_manifest(content: bytes) -> CheckpointManifest:
@@ -108,16 +163,12 @@ def parse_manifest(content: bytes) -> CheckpointManifest:
     """
     try:
         document = json.loads(content)
-        if document["format"] != FORMAT_VERSION:
+        if document["format"] not in _READABLE_VERSIONS:
+            versions = " and ".join(map(str, _READABLE_VERSIONS))
             raise CorruptCheckpointError(
-                f"manifest.json has format {document['format']!r}; this version reads "
-                f"{FORMAT_VERSION}"
+                f"manifest.json has format {document['format']!r}; this version reads {versions}"
             )
-        manifest = CheckpointManifest(
-            document["step"],
-            {name: _parse_file_record(record) for name, record in document["files"].items()},
-            {name: parse_tensor_record(record) for name, record in document["tensors"].items()},
-        )
+        manifest = CheckpointManifest.from_json(document)
         _validate_names(manifest)
         _validate_sizes(manifest)
     except CorruptCheckpointError:
@@ -125,15 +176,6 @@ def parse_manifest(content: bytes) -> CheckpointManifest:
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(f"manifest.json is invalid: {error!r}") from error
     return manifest
-
-
-def parse_tensor_record(record: dict[str, Any]) -> TensorRecord:
-    """Return the tensor record for its JSON representation."""
-    slices = tuple(
-        SliceRecord(tuple(part["offset"]), tuple(part["size"]), part["file"])
-        for part in record["slices"]
-    )
-    return TensorRecord(tuple(record["shape"]), record["dtype"], slices)
 
 
 def _parse_file_record(record: dict[str, Any]) -> FileRecord:
@@ -163,20 +205,40 @@ def _validate_sizes(manifest: CheckpointManifest) -> None:
         raise CorruptCheckpointError("manifest.json has an invalid step")
     num_free = {name: record.size for name, record in manifest.files.items()}
     for name, tensor in manifest.tensors.items():
-        slices = [record.tensor_slice for record in tensor.slices]
-        extents = [*tensor.shape, *(n for part in slices for n in (*part.offset, *part.size))]
         if (
             tensor.dtype not in DTYPE_BYTES
-            or not all(map(_is_count, extents))
-            or not has_numel_of(slices, tensor.shape)
+            or not all(map(_is_count, tensor.shape))
+            or not all(_is_valid_record(one, tensor.shape, len(num_free)) for one in tensor.slices)
+            or sum(record.numel for record in tensor.slices) != prod(tensor.shape)
         ):
             raise CorruptCheckpointError(f"manifest.json has invalid shape or slices of {name}")
-        for record, part in zip(tensor.slices, slices, strict=True):
-            num_free[record.file] -= part.numel * DTYPE_BYTES[tensor.dtype]
+        for record in tensor.slices:
+            num_bytes = prod(record.size) * DTYPE_BYTES[tensor.dtype]
+            for file in record.list_files():
+                if file not in num_free:
+                    raise CorruptCheckpointError(
+                        f"manifest.json refers to {file!r}, which it does not list"
+                    )
+                num_free[file] -= num_bytes
     if overfull := [name for name, size in num_free.items() if size < 0]:
         raise CorruptCheckpointError(
             f"manifest.json assigns more bytes to {overfull[0]} than the file has"
         )
+
+
+def _is_valid_record(record: SliceRecord, shape: tuple[int, ...], num_files: int) -> bool:
+    """Return True if the slices are parts of a tensor, in at most `num_files` files."""
+    rows = [record.offset, record.size, *(axis.offset_step for axis in record.axes)]
+    if not all(len(row) == len(shape) and all(map(_is_count, row)) for row in rows):
+        return False
+    if record.axes:
+        counts = [n for axis in record.axes for n in (axis.count, axis.file_step)]
+        if not all(_is_count(n) and n > 0 for n in counts) or record.num_slices > num_files:
+            return False
+        if parse_rank_file(record.file) is None:
+            return False
+    part = record.tensor_slice
+    return record.numel == 0 or build_full_slice(shape).intersect(part) == part
 
 
 def _is_count(value: Any) -> bool:

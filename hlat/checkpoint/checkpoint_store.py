@@ -14,9 +14,9 @@ checkpoint and is always detected:
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,27 +32,31 @@ from hlat.checkpoint.checkpoint_manifest import (
     COMMIT_MARKER,
     MANIFEST_FILE,
     CheckpointManifest,
-    SliceRecord,
     TensorRecord,
     format_slice_key,
-    merge_tensor_records,
+    merge_manifests,
+    merge_manifests_json,
     parse_manifest,
-    parse_tensor_record,
     serialize_manifest,
+    validate_coverage,
 )
+from hlat.checkpoint.slice_record import SliceRecord, format_rank_file
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.parallelism.process_group import (
     ProcessGroup,
     SingleProcessGroup,
-    broadcast_object,
+    run_and_reduce,
     run_on_all,
+    run_on_rank0,
 )
 from hlat.storage import durable_files, storage_path
 from hlat.storage.durable_files import FileRecord
 from hlat.storage.storage_path import StoragePath
 
 _STATE_FILE = "state.json"
+_NO_RECORDS: dict[str, Any] = {"files": {}, "tensors": {}}
+"""Records of a rank that saves no tensor."""
 
 
 def save_checkpoint(
@@ -60,7 +64,6 @@ def save_checkpoint(
     step: int,
     chunks: Iterable[TensorChunk],
     state: dict[str, Any],
-    rank: int = 0,
     process_group: ProcessGroup | None = None,
 ) -> StoragePath:
     """Write a checkpoint durably and return its directory.
@@ -74,7 +77,6 @@ def save_checkpoint(
         chunks: Slices; those with `is_main_replica` cover every tensor exactly once over all
             processes.
         state: Remaining state as JSON types, written by rank 0.
-        rank: Rank of this process.
         process_group: All processes of the run, which raise if one does; by default this one.
 
     Raises:
@@ -86,19 +88,21 @@ def save_checkpoint(
     """
     group = process_group or SingleProcessGroup()
     target = checkpoints_dir / format_step_name(step)
-    names = run_on_all(group, lambda: _create_checkpoint_dir(target) if group.is_rank0 else None)
-    name = broadcast_object(group, names[0] if group.is_rank0 else None)
+    name = run_on_rank0(group, lambda: _create_checkpoint_dir(target))
     if name is None:
         return target
     directory = checkpoints_dir / name
 
-    def commit() -> None:
+    def commit(document: Any) -> None:
         if group.is_rank0:
-            commit_checkpoint(directory, target, step, [one for one in records if one], state)
+            saved = CheckpointManifest.from_json(document or {"step": step, **_NO_RECORDS})
+            commit_checkpoint(directory, target, saved, state)
 
     try:
-        records = run_on_all(group, lambda: _write_chunks(directory, rank, chunks))
-        run_on_all(group, commit)
+        document = run_and_reduce(
+            group, lambda: _write_chunks(directory, group.rank, step, chunks), merge_manifests_json
+        )
+        run_on_all(group, lambda: commit(document))
     except BaseException:
         if group.is_rank0:
             with suppress(OSError):
@@ -107,11 +111,14 @@ def save_checkpoint(
     return target
 
 
-def load_checkpoint(path: StoragePath, chunks: Iterable[TensorChunk]) -> None:
+def load_checkpoint(
+    path: StoragePath, chunks: Iterable[TensorChunk], manifest: CheckpointManifest | None = None
+) -> None:
     """Fill every chunk from a checkpoint, however it was sliced when it was saved.
 
-    Values are converted to the dtype of the chunk's tensor. No chunk is filled if the checkpoint
-    lacks any of them. Damage inside a file of tensors is detected by `verify_checkpoint` only.
+    `manifest` is that of the checkpoint if it was read already. Values are converted to the dtype
+    of the chunk's tensor. No chunk is filled if the checkpoint lacks any of them. Damage inside a
+    file of tensors is detected by `verify_checkpoint` only.
 
     Raises:
         ConfigError: If tensors are missing or have other shapes; the message lists all of them.
@@ -119,7 +126,7 @@ def load_checkpoint(path: StoragePath, chunks: Iterable[TensorChunk]) -> None:
             manifest.
         StorageUnavailableError: If a request to the store fails; raised by every reader here.
     """
-    manifest, chunks = _load_committed_manifest(path), list(chunks)
+    manifest, chunks = manifest or _load_committed_manifest(path), list(chunks)
     if problems := [*filter(None, (_find_mismatch(path, manifest, chunk) for chunk in chunks))]:
         raise ConfigError(*problems)
     reader = safetensors_file.SafetensorsReader(path, manifest.tensors)
@@ -135,30 +142,62 @@ def load_state_json(path: StoragePath) -> dict[str, Any]:
     Raises:
         CorruptCheckpointError: If the checkpoint is not committed, or the state was changed.
     """
-    record = _load_committed_manifest(path).files.get(_STATE_FILE)
-    content = _read_file(path / _STATE_FILE)
-    if record != FileRecord(len(content), hashlib.sha256(content).hexdigest()):
-        raise CorruptCheckpointError(f"{path / _STATE_FILE} differs from what was written")
+    manifest = _load_committed_manifest(path)
+    return parse_json_object(_read_state(path, manifest), path / _STATE_FILE)
+
+
+def load_shared_state(
+    path: StoragePath, manifest: CheckpointManifest, group: ProcessGroup
+) -> dict[str, Any]:
+    """Return the state on all ranks of a group; rank 0 reads it.
+
+    Raises:
+        CorruptCheckpointError: On all ranks, if the state was changed.
+    """
+    content = _read_on_rank0(group, lambda: _read_state(path, manifest))
     return parse_json_object(content, path / _STATE_FILE)
 
 
+def load_shared_manifest(path: StoragePath, group: ProcessGroup) -> CheckpointManifest:
+    """Return the manifest on all ranks of a group; rank 0 reads and validates it.
+
+    Raises:
+        CorruptCheckpointError: On all ranks, as `load_manifest`.
+    """
+    manifest: CheckpointManifest | None = None
+
+    def read() -> bytes:
+        nonlocal manifest
+        manifest = load_manifest(path)
+        return json.dumps(manifest.to_json()).encode()
+
+    content = _read_on_rank0(group, read)
+    return manifest or CheckpointManifest.from_json(json.loads(content))
+
+
 def verify_checkpoint(
-    path: StoragePath,
-    on_progress: Callable[[int], None] = lambda _: None,
-    rank: int = 0,
-    num_ranks: int = 1,
+    path: StoragePath, on_progress: Callable[[int], None] = lambda _: None
 ) -> None:
     """Read a checkpoint completely and compare it with its hashes.
 
-    `on_progress` is called with the bytes of each read. Each of `num_ranks` processes reads every
-    `num_ranks`-th file; rank 0 also checks for missing and unknown files.
+    `on_progress` is called with the bytes of each read.
 
     Raises:
         CorruptCheckpointError: If the marker or a file is missing, unknown, truncated, extended or
             changed in any bit.
     """
-    manifest = load_manifest(path) if rank == 0 else _load_committed_manifest(path)
-    for name, expected in [*manifest.files.items()][rank::num_ranks]:
+    verify_files(path, load_manifest(path).files, on_progress)
+
+
+def verify_files(
+    path: StoragePath, files: Mapping[str, FileRecord], on_progress: Callable[[int], None]
+) -> None:
+    """Read some files of a checkpoint and compare them with their hashes.
+
+    Raises:
+        CorruptCheckpointError: If a file is missing or differs in any bit.
+    """
+    for name, expected in files.items():
         with raise_as_corrupt(path / name):
             record = durable_files.hash_file(path / name, on_progress)
         if record != expected:
@@ -200,25 +239,20 @@ def is_checkpoint(path: StoragePath) -> bool:
 def commit_checkpoint(
     directory: StoragePath,
     target: StoragePath,
-    step: int,
-    file_records: list[Any],
+    manifest: CheckpointManifest,
     state: dict[str, Any],
 ) -> None:
     """Write state, manifest and marker, and publish the checkpoint.
 
-    `directory`, a sibling of `target`, contains the files of tensors. `file_records` has the name
-    of each of them, its FileRecord as a dictionary, and pairs of a tensor name and a TensorRecord
-    as a dictionary.
+    `directory`, a sibling of `target`, contains the files of tensors that `manifest` lists.
+
+    Raises:
+        ValueError: If the slices of a tensor do not cover it exactly once.
     """
-    tensors = merge_tensor_records(
-        (name, parse_tensor_record(record))
-        for _, _, tensor_records in file_records
-        for name, record in tensor_records
-    )
-    files = {name: FileRecord(**record) for name, record, _ in file_records}
+    validate_coverage(manifest)
     content = json.dumps(state).encode()
-    files[_STATE_FILE] = durable_files.write_file(directory / _STATE_FILE, [content])
-    manifest = CheckpointManifest(step, files, tensors)
+    state_record = durable_files.write_file(directory / _STATE_FILE, [content])
+    manifest = replace(manifest, files=manifest.files | {_STATE_FILE: state_record})
     record = durable_files.write_file(directory / MANIFEST_FILE, [serialize_manifest(manifest)])
     durable_files.write_file(directory / COMMIT_MARKER, [record.sha256.encode()])
     checkpoint_directory.publish_checkpoint(directory, target.name)
@@ -235,19 +269,22 @@ def _create_checkpoint_dir(target: StoragePath) -> str | None:
     return checkpoint_directory.create_checkpoint_dir(target).name
 
 
-def _write_chunks(directory: StoragePath, rank: int, chunks: Iterable[TensorChunk]) -> list[Any]:
-    """Write the chunks that this process saves and return their entry of `file_records`, if any."""
-    file_name = f"rank_{rank:05d}.safetensors"
-    tensor_records, tensors = [], {}
+def _write_chunks(
+    directory: StoragePath, rank: int, step: int, chunks: Iterable[TensorChunk]
+) -> dict[str, Any] | None:
+    """Write the chunks that this process saves; return their manifest as JSON, if any."""
+    file_name = format_rank_file(rank)
+    records, tensors = [], {}
     for chunk in (chunk for chunk in chunks if chunk.is_main_replica):
-        tensor_records.append((chunk.name, asdict(_build_tensor_record(chunk, file_name))))
+        records.append({chunk.name: _build_tensor_record(chunk, file_name)})
         key = format_slice_key(chunk.name, chunk.shape, chunk.tensor_slice)
         tensors[key] = (chunk.size, chunk.tensor)
     if not tensors:
-        return []
+        return None
     blocks = safetensors_file.serialize_tensors(tensors)
-    record = durable_files.write_file(directory / file_name, blocks)
-    return [file_name, asdict(record), tensor_records]
+    files = {file_name: durable_files.write_file(directory / file_name, blocks)}
+    parts = [CheckpointManifest(step, files, tensor_records) for tensor_records in records]
+    return merge_manifests(parts).to_json()
 
 
 def _build_tensor_record(chunk: TensorChunk, file: str) -> TensorRecord:
@@ -265,6 +302,32 @@ def _load_committed_manifest(path: StoragePath) -> CheckpointManifest:
     if marker != hashlib.sha256(content).hexdigest().encode():
         raise CorruptCheckpointError(f"{path / MANIFEST_FILE} does not match {COMMIT_MARKER}")
     return parse_manifest(content)
+
+
+def _read_state(path: StoragePath, manifest: CheckpointManifest) -> bytes:
+    content = _read_file(path / _STATE_FILE)
+    record = FileRecord(len(content), hashlib.sha256(content).hexdigest())
+    if record != manifest.files.get(_STATE_FILE):
+        raise CorruptCheckpointError(f"{path / _STATE_FILE} differs from what was written")
+    return content
+
+
+def _read_on_rank0(group: ProcessGroup, read: Callable[[], bytes]) -> bytes:
+    """Return what rank 0 reads on all ranks; all raise its error."""
+    content = b""
+
+    def find_problem() -> str | None:
+        nonlocal content
+        try:
+            content = read()
+        except CorruptCheckpointError as error:
+            return str(error)
+        return None
+
+    problem = run_on_rank0(group, find_problem)
+    if problem is not None:
+        raise CorruptCheckpointError(problem)
+    return group.broadcast(content if group.is_rank0 else None)
 
 
 def _read_file(path: StoragePath) -> bytes:

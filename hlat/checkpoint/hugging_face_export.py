@@ -11,7 +11,8 @@ from hlat.checkpoint.tensor_slice import build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
-from hlat.model.parameter_specs import ParameterSpec, list_parameter_specs
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.parameter_spec import ParameterSpec
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 from hlat.storage import durable_files, output_directory
 from hlat.storage.storage_path import StoragePath
@@ -52,13 +53,15 @@ def export_weights(
     dtype: Dtype,
     extra_files: Mapping[str, bytes],
     on_shard_written: Callable[[ExportShard], None],
+    allow_non_finite: bool = False,
 ) -> None:
     """Write weights and further files (config.json, tokenizer) to a new directory durably.
 
     Wider weights are rounded to the nearest value of `dtype`.
 
     Raises:
-        ConfigError: If the output exists, or the disk has too little space.
+        ConfigError: If the output exists, the disk has too little space, or a weight is NaN or
+            infinite without `allow_non_finite`.
         CorruptCheckpointError: If the checkpoint was changed after it was verified.
         OSError: If writing fails; the incomplete output is removed.
     """
@@ -71,7 +74,14 @@ def export_weights(
                 for parameter in shard.parameters:
                     shape = parameter.shape
                     tensor = reader.read(f"weights/{parameter.name}", build_full_slice(shape))
-                    tensors[parameter.name] = (shape, tensor.to(TORCH_DTYPES[dtype]))
+                    tensor = tensor.to(TORCH_DTYPES[dtype])
+                    if not (allow_non_finite or tensor.isfinite().all()):
+                        raise ConfigError(
+                            f"{parameter.name} in {checkpoint} has {(~tensor.isfinite()).sum()} of "
+                            f"{tensor.numel()} elements that are NaN or infinite in {dtype.value}; "
+                            "export an earlier step, or use allow_non_finite=true"
+                        )
+                    tensors[parameter.name] = (shape, tensor)
                 # transformers 4 requires the format
                 blocks = safetensors_file.serialize_tensors(tensors, {"format": "pt"})
                 durable_files.write_file(directory / shard.name, blocks)

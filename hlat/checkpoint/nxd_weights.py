@@ -20,7 +20,7 @@ from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME
 from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import InitCopies, ModelConfig
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder_spec import list_parameter_specs
 
 _DTYPES = ("F32", "BF16", "F16")
 _BUFFER_KEY = re.compile(r".*\.rotary_emb\.(inv_freq|cos_cached|sin_cached)")
@@ -86,6 +86,10 @@ class NxdWeightReader:
     def get_dtype(self, name: str) -> str:
         """Return the safetensors dtype of a saved parameter."""
         return next(iter(self._locations[name].values()))[0].info.dtype
+
+    def has_tensor(self, name: str) -> bool:
+        """Return True if the files contain a canonical parameter; tied heads do not count."""
+        return name in self._locations
 
     def read(self, name: str, tensor_slice: TensorSlice) -> torch.Tensor:
         """Return a slice of a canonical parameter as a new tensor in the saved dtype.

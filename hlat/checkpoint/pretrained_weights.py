@@ -25,9 +25,11 @@ from hlat.checkpoint.tensor_slice import build_full_slice
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.model import hugging_face_config
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder_spec import list_parameter_specs
 
 if TYPE_CHECKING:
+    import torch
+
     from hlat.checkpoint.nxd_weights import NxdWeightReader
     from hlat.checkpoint.safetensors_file import SafetensorsReader
 
@@ -36,6 +38,7 @@ SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 """File that maps tensors to files if there are several."""
 
+_EMBEDDING_NAME, _HEAD_NAME = "model.embed_tokens.weight", "lm_head.weight"
 _DTYPES = ("F32", "BF16", "F16")
 _MAX_LISTED = 5
 """Number of tensors that an error message lists."""
@@ -69,24 +72,45 @@ def load_pretrained(directory: str, model: ModelConfig, chunks: Iterable[TensorC
     row of every parameter.
 
     Raises:
-        ConfigError: If the directory does not contain exactly the weights of the model.
+        ConfigError: If the directory does not contain exactly the weights of the model, or if a
+            chunk contains NaN or infinity, or a tied head that differs from the embedding.
     """
     # Deferred: imports torch, which a login node may lack
     from hlat.checkpoint import safetensors_file
 
-    digest = hashlib.sha256()
+    digest, problems = hashlib.sha256(), []
     with _prefix_errors(directory), _open_weights(directory, model) as weights:
         for chunk in chunks:
             kind, _, name = chunk.name.partition("/")
             if kind == "weights":
                 tensor = weights.read(name, chunk.tensor_slice)
+                has_tied_head = model.tie_embeddings and name == _EMBEDDING_NAME
+                has_tied_head = has_tied_head and weights.has_tensor(_HEAD_NAME)
+                tied = weights.read(_HEAD_NAME, chunk.tensor_slice) if has_tied_head else None
+                problems += _find_value_problems(name, tensor, tied)
                 chunk.tensor.detach().copy_(tensor.view(chunk.tensor.shape))
+        raise_problems(list(dict.fromkeys(problems)))
         for parameter in list_parameter_specs(model):
             name, shape = parameter.name, parameter.shape
             first_row = weights.read(name, build_full_slice((1, *shape[1:])))
             digest.update(f"{name} {shape} {weights.get_dtype(name)} ".encode())
             digest.update(safetensors_file.to_bytes(first_row))
     return digest.hexdigest()
+
+
+def _find_value_problems(
+    name: str, tensor: "torch.Tensor", tied: "torch.Tensor | None"
+) -> list[str]:
+    """Return what is wrong with a slice of a parameter; `tied` is that of the tied output head."""
+    if tensor.numel() and not all(bound.isfinite() for bound in tensor.aminmax()):
+        return [f"{name} contains NaN or infinity; use the weights of a run that did not diverge"]
+    if tied is not None and not bool((tied.float() == tensor.float()).all()):
+        return [
+            f"config.json has tie_word_embeddings=true, but {_HEAD_NAME} differs from {name}; set "
+            "tie_word_embeddings=false in config.json and model.tie_embeddings=false, or remove "
+            f"{_HEAD_NAME}"
+        ]
+    return []
 
 
 @contextmanager
@@ -172,7 +196,7 @@ def _validate_format(name: str, path: Path) -> None:
         )
     raise ConfigError(
         f"it has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}; specify a Hugging Face "
-        "Llama directory"
+        "directory of a supported family"
     )
 
 
@@ -210,7 +234,9 @@ def _load_header(path: Path) -> dict[str, TensorRecord]:
 def _find_mismatches(model: ModelConfig, records: Mapping[str, TensorRecord]) -> list[str]:
     """Return the missing and different parameters, and the tensors that are not parameters."""
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
-    known = set(shapes) | ({"lm_head.weight"} if model.tie_embeddings else set())
+    # A tied head may be stored; its values are compared when the weights are loaded
+    optional = {_HEAD_NAME: shapes[_EMBEDDING_NAME]} if model.tie_embeddings else {}
+    known = shapes | optional
     problems = []
     if missing := [name for name in shapes if name not in records]:
         problems.append(f"it lacks {_format_names(missing)}")
@@ -218,9 +244,9 @@ def _find_mismatches(model: ModelConfig, records: Mapping[str, TensorRecord]) ->
     extra = [n for n in records if n not in known and not n.endswith("rotary_emb.inv_freq")]
     if extra:
         problems.append(f"it has {_format_names(extra)}, which this model lacks")
-    for name, record in ((name, records[name]) for name in shapes if name in records):
-        if record.shape != shapes[name]:
-            problems.append(f"{name} has shape {list(record.shape)}, this run {list(shapes[name])}")
+    for name, record in ((name, records[name]) for name in known if name in records):
+        if record.shape != known[name]:
+            problems.append(f"{name} has shape {list(record.shape)}, this run {list(known[name])}")
         elif record.dtype not in _DTYPES:
             problems.append(f"{name} has dtype {record.dtype}; hlat reads {', '.join(_DTYPES)}")
     return problems

@@ -4,6 +4,7 @@ A damaged checkpoint is not resumed from and does not count towards `checkpoint.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from hlat.checkpoint.checkpoint_directory import (
     find_unused_name,
@@ -14,14 +15,24 @@ from hlat.checkpoint.checkpoint_directory import (
     rename_checkpoint,
 )
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.checkpoint.checkpoint_store import load_manifest, verify_checkpoint
+from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
+from hlat.checkpoint.checkpoint_store import load_manifest, load_shared_manifest, verify_files
 from hlat.parallelism.process_group import (
     ProcessGroup,
     SingleProcessGroup,
     broadcast_object,
-    run_on_all,
+    run_and_reduce,
+    run_on_rank0,
 )
 from hlat.storage.storage_path import StoragePath
+
+
+@dataclass(frozen=True)
+class VerifiedCheckpoint:
+    """Checkpoint with contents that match its hashes, and its manifest."""
+
+    path: StoragePath
+    manifest: CheckpointManifest
 
 
 def find_newest_valid(
@@ -30,8 +41,21 @@ def find_newest_valid(
     verified: StoragePath | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
     process_group: ProcessGroup | None = None,
-    rank: int = 0,
 ) -> tuple[StoragePath | None, list[str]]:
+    """Return the path and messages of `find_newest_checkpoint`."""
+    newest, problems = find_newest_checkpoint(
+        checkpoints_dir, before_step, verified, on_progress, process_group
+    )
+    return (newest.path if newest else None), problems
+
+
+def find_newest_checkpoint(
+    checkpoints_dir: StoragePath,
+    before_step: int | None = None,
+    verified: StoragePath | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+    process_group: ProcessGroup | None = None,
+) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """Find the newest committed checkpoint whose contents match its hashes.
 
     Returns the checkpoint or None, and one message for each newer one that is damaged.
@@ -39,10 +63,9 @@ def find_newest_valid(
     Args:
         checkpoints_dir: Directory of the run's checkpoints; it may not exist.
         before_step: If given, only earlier steps are considered.
-        verified: Checkpoint that the caller has just written or read; it is not read again.
+        verified: Checkpoint that the caller has just written or read; only its manifest is read.
         on_progress: Called with the number of bytes of each read.
         process_group: Ranks that divide the files and all call this function; by default one.
-        rank: Rank of this process in the group.
 
     Raises:
         OSError: If the directory cannot be listed or a store does not respond.
@@ -50,47 +73,46 @@ def find_newest_valid(
     group, problems = process_group or SingleProcessGroup(), list[str]()
 
     def list_names() -> list[str]:
-        steps = list_steps(checkpoints_dir) if group.is_rank0 else {}
+        steps = list_steps(checkpoints_dir)
         return [
             path.name for step, path in steps.items() if before_step is None or step < before_step
         ]
 
-    names = broadcast_object(group, run_on_all(group, list_names)[:1])[0]
-    for path in (checkpoints_dir / name for name in reversed(names)):
-        problem = None
-        if path != verified:
-            problem = find_problem_on_all_ranks(path, group, rank, on_progress)
-        if problem is None:
-            return path, problems
-        problems.append(f"checkpoint {path.name} is rejected: {problem}")
+    for path in (checkpoints_dir / name for name in reversed(run_on_rank0(group, list_names))):
+        try:
+            if path == verified:
+                return VerifiedCheckpoint(path, load_shared_manifest(path, group)), problems
+            return verify_on_all_ranks(path, group, on_progress), problems
+        except CorruptCheckpointError as error:
+            problems.append(f"checkpoint {path.name} is rejected: {error}")
     return None, problems
 
 
-def find_problem_on_all_ranks(
+def verify_on_all_ranks(
     path: StoragePath,
     process_group: ProcessGroup,
-    rank: int = 0,
     on_progress: Callable[[int], None] = lambda _: None,
-) -> str | None:
+) -> VerifiedCheckpoint:
     """Verify a checkpoint with all ranks of a group, each of which reads some of the files.
 
-    Returns the first problem, the same on all ranks; None if the checkpoint is valid.
-
     Raises:
+        CorruptCheckpointError: On all ranks, if the checkpoint is damaged on any.
         OSError: On all ranks, if a store does not respond.
     """
-    num_ranks = broadcast_object(process_group, len(process_group.gather_object(None)))
+    manifest = load_shared_manifest(path, process_group)
+    files = [*manifest.files.items()][process_group.rank :: process_group.size]
 
     def find_problem() -> str | None:
         try:
-            verify_checkpoint(path, on_progress, rank, num_ranks)
+            verify_files(path, dict(files), on_progress)
         except CorruptCheckpointError as error:
             return str(error)
         return None
 
-    results = run_on_all(process_group, find_problem)
-    problem: str | None = broadcast_object(process_group, next(filter(None, results), None))
-    return problem
+    problem = run_and_reduce(process_group, find_problem, lambda found: found[0])
+    if (problem := broadcast_object(process_group, problem)) is not None:
+        raise CorruptCheckpointError(problem)
+    return VerifiedCheckpoint(path, manifest)
 
 
 def list_prunable(
@@ -133,6 +155,23 @@ def prune_checkpoints(
     for path in paths:
         remove_checkpoint(path)
     return paths
+
+
+def remove_oldest(
+    checkpoints_dir: StoragePath, first_bad_step: int | None, keep_every_steps: int | None = None
+) -> str:
+    """Remove the oldest checkpoint to free space, and return its name; empty if all are needed.
+
+    The newest valid checkpoint before `first_bad_step` is retained for a rollback, as are those at
+    multiples of `keep_every_steps`. Older ones are removed before newer ones.
+    """
+    needed, _ = find_newest_valid(checkpoints_dir, before_step=first_bad_step)
+    for step, path in list_steps(checkpoints_dir).items() if needed is not None else ():
+        is_kept = keep_every_steps is not None and step % keep_every_steps == 0
+        if path != needed and not is_kept:
+            remove_checkpoint(path)
+            return path.name
+    return ""
 
 
 def quarantine_checkpoints(checkpoints_dir: StoragePath, after_step: int) -> None:

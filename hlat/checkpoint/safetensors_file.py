@@ -16,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError, raise_as_corrupt
-from hlat.checkpoint.checkpoint_manifest import SliceRecord, TensorRecord, format_slice_key
+from hlat.checkpoint.checkpoint_manifest import TensorRecord, format_slice_key
+from hlat.checkpoint.slice_record import SliceRecord
 from hlat.checkpoint.tensor_slice import TensorSlice
 from hlat.storage.remote_path import READ_BLOCK_BYTES, RemotePath
 from hlat.storage.storage_path import StoragePath
@@ -99,6 +100,10 @@ class SafetensorsReader:
         """Return the safetensors dtype of a saved tensor."""
         return self._records[name].dtype
 
+    def has_tensor(self, name: str) -> bool:
+        """Return True if a tensor is saved."""
+        return name in self._records
+
     def read(self, name: str, tensor_slice: TensorSlice) -> torch.Tensor:
         """Assemble a slice of a tensor from the saved slices that overlap it, in the saved dtype.
 
@@ -108,12 +113,12 @@ class SafetensorsReader:
         record = self._records[name]
         tensor = torch.empty(tensor_slice.size, dtype=DTYPES_BY_NAME[record.dtype])
         num_read = 0
-        for slice_record in record.slices:
+        for slice_record in record.find_overlaps(tensor_slice):
             overlap = tensor_slice.intersect(slice_record.tensor_slice)
-            if overlap is not None:
-                part = self._read_slice(name, record, slice_record, overlap)
-                tensor[overlap.index_in(tensor_slice)] = part
-                num_read += overlap.numel
+            assert overlap is not None
+            part = self._read_slice(name, record, slice_record, overlap)
+            tensor[overlap.index_in(tensor_slice)] = part
+            num_read += overlap.numel
         if num_read != tensor_slice.numel:
             raise CorruptCheckpointError(
                 f"{self._directory} contains {num_read} of the {tensor_slice.numel} elements of "

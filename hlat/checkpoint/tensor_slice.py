@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import product
 from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,40 @@ def build_full_slice(shape: tuple[int, ...]) -> TensorSlice:
     return TensorSlice((0,) * len(shape), shape)
 
 
-def has_numel_of(slices: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
-    """Return True if `slices` are parts of a tensor and have as many elements as the tensor."""
-    full = build_full_slice(shape)
-    return (
-        all(len(part.offset) == len(part.size) == len(shape) for part in slices)
-        and all(part.numel == 0 or full.intersect(part) == part for part in slices)
-        and sum(part.numel for part in slices) == full.numel
-    )
-
-
 def is_partition(slices: Sequence[TensorSlice], shape: tuple[int, ...]) -> bool:
     """Return True if `slices` cover each element of a tensor exactly once."""
-    overlaps = (first.intersect(second) for first, second in combinations(slices, 2))
-    return has_numel_of(slices, shape) and not any(overlaps)
+    if not all(len(part.offset) == len(part.size) == len(shape) for part in slices):
+        return False
+    offsets, sizes = (
+        np.array([getattr(part, key) for part in slices], np.int64).reshape(len(slices), len(shape))
+        for key in ("offset", "size")
+    )
+    return is_exact_cover(offsets, sizes, shape)
+
+
+def is_exact_cover(
+    offsets: NDArray[np.int64], sizes: NDArray[np.int64], shape: tuple[int, ...]
+) -> bool:
+    """Return True if n slices [n, number of dimensions] cover each element exactly once.
+
+    The cost is that of sorting the corners of the slices. Differences along all dimensions turn the
+    number of slices at each element into one signed count at each corner of each slice, and they
+    are invertible. So the counts of `slices` equal those of the tensor only for an exact cover.
+    """
+    is_empty = (sizes == 0).any(axis=1)
+    begins, ends = offsets[~is_empty], (offsets + sizes)[~is_empty]
+    extents = np.array(shape, np.int64)
+    if (begins < 0).any() or (sizes < 0).any() or (ends > extents).any():
+        return False
+    if prod(shape) == 0:
+        return not len(begins)
+    begins, ends = np.vstack([begins, 0 * extents]), np.vstack([ends, extents])
+    strides = np.array([prod(n + 1 for n in shape[d + 1 :]) for d in range(len(shape))], np.int64)
+    signs = np.ones(len(begins))
+    signs[-1] = -1
+    keys, counts = [], []
+    for is_end in product((False, True), repeat=len(shape)):
+        keys.append(np.where(is_end, ends, begins) @ strides)
+        counts.append(signs * (-1) ** sum(is_end))
+    _, corner = np.unique(np.concatenate(keys), return_inverse=True)
+    return not np.bincount(corner, np.concatenate(counts)).any()

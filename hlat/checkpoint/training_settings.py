@@ -22,6 +22,7 @@ class TrainingSettings:
 
     sequence_length: int
     eos_token: str
+    bos_token: str | None
     tokenizer_sha256: str
     dtype: Dtype
 
@@ -36,9 +37,12 @@ def parse_training_settings(checkpoint: StoragePath, state: TrainingState) -> Tr
         data = state.data["fingerprint"]
         length, dtype = data["batch.sequence_length"], state.adjustable["precision.weights"]
         eos_token, sha256 = data["data.eos_token"], data["data.tokenizer"]
-        if type(length) is not int or not isinstance(eos_token + sha256, str):
-            raise TypeError(f"sequence length {length!r}, eos_token {eos_token!r}")
-        return TrainingSettings(length, eos_token, sha256, Dtype(dtype))
+        bos_token = data.get("data.bos_token")
+        if type(length) is not int or not isinstance(eos_token + sha256 + (bos_token or ""), str):
+            raise TypeError(
+                f"sequence length {length!r}, eos_token {eos_token!r}, bos_token {bos_token!r}"
+            )
+        return TrainingSettings(length, eos_token, bos_token, sha256, Dtype(dtype))
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{checkpoint}: state.json lacks valid training settings ({error!r})"

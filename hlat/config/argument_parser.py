@@ -21,6 +21,8 @@ from hlat.config.config_errors import ConfigError, ExitCode
 _EXIT_BROKEN_PIPE = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 _EXIT_INTERRUPTED = 130
+_LAUNCHER_PREFIXES = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")
+"""Prefixes of overrides that choose and configure a launcher, and of its directory."""
 
 
 def run_and_exit(main: Callable[[], int | None]) -> NoReturn:
@@ -111,6 +113,12 @@ class CommandLineParser(argparse.ArgumentParser):
         hint = self._suggest(unknown) if unknown.startswith("--") else ""
         self.exit(ExitCode.CONFIGURATION, f"{self.prog}: {message}{hint}\n")
 
+    def validate_launcher_overrides(self, words: Sequence[str]) -> None:
+        """Exit with code 2 if one of the words does not choose or configure a launcher."""
+        for word in words:
+            if not is_launcher_override(word):
+                self.error_unknown(word)
+
     def error_unknown(self, word: str) -> NoReturn:
         """Exit with code 2 because `word` is not a setting, and suggest the nearest one."""
         key = word.partition("=")[0]
@@ -186,6 +194,11 @@ def _format_key(flag: str) -> str:
 def _format_setting(action: argparse.Action) -> str:
     value = "true" if action.nargs == 0 else "|".join(map(str, action.choices or [action.metavar]))
     return f"{_format_key(action.option_strings[-1])}={value}"
+
+
+def is_launcher_override(word: str) -> bool:
+    """Return True for an override that chooses or configures a launcher."""
+    return word.lstrip("+~").startswith(_LAUNCHER_PREFIXES)
 
 
 def parse_positive_int(text: str) -> int:

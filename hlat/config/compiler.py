@@ -18,7 +18,8 @@ class CompilerConfig:
     cc_flags: list[str] = field(default_factory=list)
     """Flags for neuronx-cc, joined into NEURON_CC_FLAGS."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Further environment variables of the compiler, runtime and network."""
+    """Further environment variables of the compiler, runtime and network: NEURON_*, XLA_*, FI_*,
+    NCCL_*, MALLOC_ARENA_MAX. Variables that name libraries or programs are refused."""
     inductor: bool = False
     """Compile decoder layers, a bf16 loss and stochastic rounding; needs a C++ compiler on a CPU
     and Triton on other devices."""

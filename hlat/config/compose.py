@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import hydra_config_security
+from hlat.config import config_loader
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.model import ModelConfig
@@ -36,7 +36,7 @@ _LAUNCHERS_PACKAGE = "hydra_plugins.hlat_launchers"
 
 def register_configs() -> None:
     """Register schema, sweeps and launchers with Hydra, and install the safe config loader."""
-    hydra_config_security.install_safe_config_loader()
+    config_loader.install_safe_config_loader()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for study in sorted(find_package_dir("sweeps").glob("*.yaml")):
@@ -120,9 +120,9 @@ def _import_launchers_from_checkout() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    vars(_import_hydra_plugins())["hlat_launchers"] = module
     sys.modules[_LAUNCHERS_PACKAGE] = module
     spec.loader.exec_module(module)
-    vars(_import_hydra_plugins())["hlat_launchers"] = module
     return module
 
 

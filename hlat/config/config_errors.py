@@ -1,6 +1,13 @@
 """Configuration errors, and the exit codes that launchers rely on."""
 
+import re
 from enum import IntEnum
+
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters except tab and newline
+    "\u200e\u200f\u2028-\u202e\u2066-\u2069"  # separators and changes of the writing direction
+    "\ud800-\udfff]"  # surrogates, which cannot be encoded
+)
 
 
 class ExitCode(IntEnum):
@@ -27,12 +34,18 @@ class ExitCode(IntEnum):
 class ConfigError(ValueError):
     """An invalid input or file of the user.
 
-    Each problem is one line with the key or file, the conflicting values, and valid values.
+    Each problem is one line with the key or file, the conflicting values, and valid values. Control
+    characters, for example from a foreign file, are escaped.
     """
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
+        self.problems = tuple(map(escape_control_characters, problems))
+        super().__init__("\n".join(self.problems))
+
+
+def escape_control_characters(text: str) -> str:
+    """Return text for a terminal with control characters escaped, except tab and newline."""
+    return _CONTROL_CHARACTERS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class MissingDeviceError(ConfigError):

@@ -13,6 +13,8 @@ from hlat.config.parallelism_validation import PARALLELISM_VALIDATORS, format_di
 from hlat.config.precision import Dtype, Fp32Operator, RoundingMode
 from hlat.config.run import Config
 from hlat.config.schedule import ScheduleShape
+from hlat.model.decoder_spec import find_conflicts
+from hlat.model.families import FAMILY_NAMES
 
 _SHAPES_BY_FIELD = {
     "min_lr_ratio": set(ScheduleShape) - {ScheduleShape.constant},
@@ -103,20 +105,22 @@ def validate_recovery(config: Config) -> Iterator[str]:
         )
 
 
+def validate_components(config: Config) -> Iterator[str]:
+    """Require settings of model components that fit together."""
+    yield from find_conflicts(config.model)
+    if config.model.family not in FAMILY_NAMES:
+        yield f"model.family={config.model.family} is unknown; use {', '.join(FAMILY_NAMES)}"
+
+
 def validate_attention_heads(config: Config) -> Iterator[str]:
-    """Require even head sizes and key/value groups of equal size."""
+    """Require whole heads, and key/value groups of equal size."""
     model = config.model
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if min(model.hidden_size, heads, kv_heads) < 1:
         return
-    if model.hidden_size % heads:
+    if model.attention.head_dim is None and model.hidden_size % heads:
         yield format_divisibility_error(
             "model.num_attention_heads", heads, "model.hidden_size", model.hidden_size
-        )
-    elif model.head_dim % 2:
-        yield (
-            f"model.hidden_size={model.hidden_size} / model.num_attention_heads={heads} gives an "
-            f"odd head size {model.head_dim}; rotary embedding needs an even one"
         )
     if heads % kv_heads:
         yield format_divisibility_error(
@@ -247,6 +251,7 @@ VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_shape_fields,
     validate_stage_lr,
     validate_recovery,
+    validate_components,
     validate_attention_heads,
     *PARALLELISM_VALIDATORS,
     validate_data_sources,

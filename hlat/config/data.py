@@ -48,7 +48,9 @@ class DataConfig:
     tokenizer: str = MISSING
     """A tokenizer.json, relative to data.root; `embedded` is the one shipped with hlat."""
     eos_token: str = MISSING
-    """Token appended to each document; no BOS is added, as in HLAT."""
+    """Token appended to each document."""
+    bos_token: str | None = None
+    """Token before each document, which may be the EOS token; null: none, as in HLAT."""
     document_mask: bool = False
     """Restrict attention to one document, and restart positions at 0 in each document; false:
     attention crosses documents, as in HLAT."""

@@ -6,8 +6,9 @@ use this table.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
+from fnmatch import fnmatchcase
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from hlat.config.conditions import are_met, resolve_references
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
+from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 from hlat.config.untrusted_files import load_untrusted_yaml
 
@@ -66,6 +68,8 @@ class EngineCapabilities:
     """True if `hlat precompile` can compile the graphs of a run before it."""
     shares_node: bool
     """True if several runs can share the accelerators of a node."""
+    component_settings: list[str]
+    """Patterns of settings of components, without `model.`, that may differ from the default."""
     layout_limits: tuple[Limit, ...]
     """Limits on model, layout and precision recipe, which the planner checks too."""
     other_limits: tuple[Limit, ...]
@@ -106,9 +110,27 @@ def find_unsupported_settings(config: Config) -> Iterator[str]:
     for limit in capabilities.layout_limits + capabilities.other_limits:
         if not limit.is_met(config):
             yield limit.format_violation(config, engine)
+    yield from find_unsupported_components(config, engine)
     if config.evaluation.probes:
         probes = f"evaluation.probes={_format_value(config.evaluation.probes)}"
         yield from _find_decoding_violations(config, probes)
+
+
+def find_unsupported_components(config: Config, engine: EngineBackend) -> Iterator[str]:
+    """Yield an error message for each setting of a component that an engine does not support."""
+    patterns, default = ENGINE_CAPABILITIES[engine].component_settings, ModelConfig()
+    for component in fields(ModelConfig):
+        section = getattr(config.model, component.name)
+        settings = fields(section) if is_dataclass(section) else ()
+        for name in (setting.name for setting in settings):
+            key, value = f"{component.name}.{name}", getattr(section, name)
+            usual = getattr(getattr(default, component.name), name)
+            if value != usual and not any(fnmatchcase(key, pattern) for pattern in patterns):
+                yield (
+                    f"model.{key}={_format_value(value)} is not supported by engine={engine.value}"
+                    f": it has the components of Llama; use engine=native, or set model.{key}="
+                    f"{_format_value(usual)}"
+                )
 
 
 def validate_decoding(config: Config) -> None:
@@ -132,21 +154,10 @@ def _find_decoding_violations(config: Config, subject: str) -> Iterator[str]:
             yield limit.format_violation(config, engine, subject)
 
 
-def format_capabilities_table() -> str:
-    """Return all limits as a Markdown table."""
-    rows = ["| engine | settings | supported | reason |", "|---|---|---|---|"]
-    for engine, capabilities in ENGINE_CAPABILITIES.items():
-        limits = capabilities.layout_limits + capabilities.other_limits
-        rows += [
-            f"| {engine.value} | {', '.join(f'`{key}`' for key in limit.keys) or 'decoding'} "
-            f"| {limit.supported} | {limit.reason} |"
-            for limit in limits + capabilities.decoding_limits + capabilities.device_limits
-        ]
-    return "\n".join(rows) + "\n"
-
-
 def _format_value(value: Any) -> str:
     """Return a value as it is written in an override."""
     if isinstance(value, Enum | str):
         return str(value.value) if isinstance(value, Enum) else value
+    if isinstance(value, list):
+        return f"[{','.join(map(_format_value, value))}]"
     return ", ".join(value) if isinstance(value, dict) else json.dumps(value)

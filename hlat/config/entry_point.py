@@ -16,12 +16,11 @@ from pathlib import Path
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import compose, frozen_config
+from hlat.config import compose, frozen_config, hydra_config_security
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.package_dirs import find_code_snapshot, find_package_dir
@@ -67,18 +66,19 @@ def run_entry_point(task: Callable[[DictConfig], ExitCode]) -> None:
         version_base="1.3", config_path=str(find_package_dir("conf")), config_name="config"
     )
     try:
+        hydra_config_security.refuse_rerun(sys.argv[1:])
         with _raise_hydra_errors():
             main(run_task)()
             if is_submitted:
                 sys.argv.append("hydra.mode=MULTIRUN")
                 main(run_task)()
     except KeyboardInterrupt:
-        print("\nhlat: interrupted; nothing more was saved", file=sys.stderr)
+        print("\nhlat: interrupted; complete checkpoints are kept", file=sys.stderr)
         sys.exit(130)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except Exception as error:
         if show_traceback or codes:
             raise
-        sys.exit(_print_errors(error))
+        sys.exit(_print_errors(error))  # composition has failed
     if any(codes):
         sys.exit(next(code for code in codes if code))
 
@@ -100,6 +100,14 @@ def format_resume_command(exit_code: ExitCode, overrides: list[str]) -> str:
         flags = frozen_config.load_command_line(directory).flags
         return shlex.join(["python", "-m", "hlat.train", *flags, *overrides])
     return shlex.join(build_command(_find_python_command(), overrides))
+
+
+def format_repeat_command(key: str, value: str) -> str:
+    """Return the command line of this process, with a value for a key that has a default."""
+    words = sys.argv[1:]
+    if not any(word.startswith(f"{key}=") for word in words):
+        words = [*words, f"{key}={value}"]
+    return shlex.join([_find_python_command(), "-m", "hlat.train", *words])
 
 
 def build_command(python: str, overrides: list[str], module: str = "hlat.train") -> list[str]:

@@ -44,8 +44,19 @@ def save_frozen_config(
         composed = OmegaConf.create(composed)
         for key, value in updates.items():
             OmegaConf.update(composed, key, value)
-    (directory / _CONFIG_FILE).write_text(OmegaConf.to_yaml(composed))
+    (directory / _CONFIG_FILE).write_text(format_config(composed))
     (directory / _COMMAND_LINE_FILE).write_text(json.dumps(asdict(command_line), indent=2) + "\n")
+
+
+def contains_config(directory: Path, composed: DictConfig) -> bool:
+    """Return True if `directory` contains a composed configuration, saved without updates."""
+    file = directory / _CONFIG_FILE
+    return file.exists() and file.read_text() == format_config(composed)
+
+
+def format_config(composed: DictConfig) -> str:
+    """Return a composed configuration as YAML, with interpolations unresolved."""
+    return OmegaConf.to_yaml(composed)
 
 
 def load_frozen_config(directory: Path) -> DictConfig:

@@ -40,5 +40,7 @@ class HardwareConfig:
     """Price of a node; null: unknown, and no cost is reported."""
     price_date: str | None = None
     """Date of the price."""
+    price_source: str | None = None
+    """Kind of the price (on-demand or capacity block), region, and page with the price."""
     source: str | None = None
-    """Sources of the figures."""
+    """Sources of the other figures."""

@@ -7,15 +7,16 @@ libraries, all before the first line of the program runs. A YAML file from an un
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hydra._internal import hydra as hydra_internal
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_search_path import ConfigSearchPath
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.config_errors import ConfigError
 
+HYDRA_PACKAGES = {"pkg://hydra.conf", "structured://"}
+"""Entries of the search path that Hydra adds itself."""
 _LOGGING_GROUPS = {"hydra_logging", "job_logging"}
 _ALLOWED_LOGGING_KEYS = {"", "version", "disable_existing_loggers", "root", "root.level"}
 """Keys of a logging configuration that call no code."""
@@ -25,26 +26,28 @@ _SAFE_INTERPOLATION = re.compile(r"\$\{(?:(?:oc\.env|now|hydra):[^${}]*|[\w.\[\]
 """Interpolations that return a string or another value of the configuration."""
 
 
-class SafeConfigLoader(ConfigLoaderImpl):
-    """Hydra's configuration loader with a check for references to code."""
-
-    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
-        """Compose the configuration.
-
-        Raises:
-            ConfigError: The configuration names code that Hydra would run.
-        """
-        config = super().load_configuration(*args, **kwargs)
-        if problems := list(find_code_references(config)):
-            raise ConfigError(*problems)
-        return config
+def refuse_rerun(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for Hydra's --experimental-rerun, which unpickles the file."""
+    option = "--experimental-rerun"
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if len(name) > len("--") and option.startswith(name):  # argparse accepts abbreviations
+            raise ConfigError(
+                f"{option} unpickles a file, which can run code, so hlat does not allow it; "
+                "overrides.yaml in the run directory contains the overrides of a run"
+            )
 
 
-def install_safe_config_loader() -> None:
-    """Replace Hydra's configuration loader in this process; Hydra has no hook for it."""
-    namespace = vars(hydra_internal)
-    assert namespace["ConfigLoaderImpl"] in (ConfigLoaderImpl, SafeConfigLoader)
-    namespace["ConfigLoaderImpl"] = SafeConfigLoader
+def validate_search_path(config_search_path: ConfigSearchPath) -> None:
+    """Raise ConfigError if the search path contains a package, which Hydra would import."""
+    for element in config_search_path.get_path():
+        path = element.path or ""
+        is_package = "://" in path and not path.startswith("file://")
+        if is_package and path not in HYDRA_PACKAGES:
+            raise ConfigError(
+                f"{path} is a Python package, which Hydra would import to read its files; use a "
+                "directory with --config-dir"
+            )
 
 
 def find_code_references(config: DictConfig) -> Iterator[str]:

@@ -14,6 +14,8 @@ from hlat.config.package_dirs import list_choices
 from hlat.config.run import Config
 
 _LAUNCHER_KEY, _DEFAULT_LAUNCHER = "hydra.launcher", "local"
+_OPTION_KEYS = (f"{_LAUNCHER_KEY}.options", f"{_LAUNCHER_KEY}.srun_options")
+"""Keys with entries that the user adds."""
 
 
 def convert_hydra_error(error: Exception) -> ConfigError:
@@ -23,6 +25,8 @@ def convert_hydra_error(error: Exception) -> ConfigError:
         return ConfigError(f"{error.override}: {_format_first_line(error)}; write GROUP.KEY=VALUE")
     if match := re.search(r"Ambiguous value for argument '(.+)'", text):
         return ConfigError(f"{match[1]} lists several values; add -m for one run per value")
+    if match := re.search(r"Sweeping over Hydra's configuration .*'([^']+)'", text):
+        return _build_hydra_sweep_error(match[1])
     if "Got NoneType" in text:
         return ConfigError("a group cannot be null; name one of its choices, such as model=tiny")
     if match := re.search(r"Could not override '([^'@]+)", text):
@@ -36,6 +40,11 @@ def convert_hydra_error(error: Exception) -> ConfigError:
         if key.rpartition(".")[2].partition("[")[0] != match[1] and match[1] not in key:
             return ConfigError(f"{key}: {match[1]} is not a valid key")
         return build_unknown_key_error(key)
+    if isinstance(error, (TypeError, RecursionError, AttributeError)):  # Hydra does not check types
+        return ConfigError(
+            f"the configuration cannot be composed ({type(error).__name__}: {error}); correct the "
+            "overrides and files, or set HYDRA_FULL_ERROR=1 to print the traceback"
+        )
     return ConfigError(_format_first_line(error))
 
 
@@ -57,16 +66,32 @@ def build_unknown_key_error(key: str) -> ConfigError:
     known_keys = _list_launcher_keys() if group == _LAUNCHER_KEY else list_config_keys()
     siblings = [known for known in known_keys if known.rpartition(".")[0] == group]
     names = [known.rpartition(".")[2] for known in siblings]
+    if group in _OPTION_KEYS:
+        return ConfigError(f"{key} is not a key of the configuration; write +{key}=VALUE")
     if group and siblings:
         matches = [f"{group}.{match}" for match in difflib.get_close_matches(name, names, n=1)]
+        if group == _LAUNCHER_KEY and not matches:
+            matches = [known for known in list_config_keys() if known.endswith(f".{name}")]
     else:
         matches = difflib.get_close_matches(key, list_config_keys(), n=1)
     problem = f"{key} is not a key of the configuration"
+    if matches == [key]:
+        return ConfigError(f"{key} has no such entry; add one with +{key}.NAME=VALUE")
     if matches:
         return ConfigError(f"{problem}; did you mean {matches[0]}?")
     if siblings:
         return ConfigError(f"{problem}; {group or 'it'} has {', '.join(names)}")
     return ConfigError(f"{problem}; `--cfg job` prints all keys")
+
+
+def _build_hydra_sweep_error(override: str) -> ConfigError:
+    key = override.partition("=")[0]
+    if key.startswith(f"{_LAUNCHER_KEY}.") and key not in _list_launcher_keys():
+        return build_unknown_key_error(key)
+    return ConfigError(
+        f"{override} lists several values, but all points of a sweep have the same {key}; start "
+        "one sweep per value"
+    )
 
 
 def _list_launcher_keys() -> list[str]:
@@ -98,7 +123,10 @@ def _parse_full_key(text: str) -> str | None:
 def _format_first_line(error: Exception) -> str:
     """Return the first line of an error about a value, after its key."""
     cause = error.__cause__ or error
-    message = str(cause).strip().splitlines()[0]
+    if (mark := getattr(cause, "problem_mark", None)) is not None:  # of a YAML file
+        problem = getattr(cause, "problem", "invalid YAML")
+        return f"{mark.name}, line {mark.line + 1}: {problem}"
+    message = next(iter(str(cause).strip().splitlines()), type(cause).__name__)
     key = _parse_full_key(str(cause)) or _parse_full_key(str(error))
     if override := re.match(r"Error merging override (\S+)", str(error)):
         return f"{override[1]}: {message}"

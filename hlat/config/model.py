@@ -1,22 +1,20 @@
-"""Shape and initialization of a Llama decoder."""
+"""Shape, components and initialization of a decoder.
 
-from dataclasses import dataclass
+The settings of a component are in its specification, hlat/model/*_spec.py.
+"""
+
+from dataclasses import dataclass, field
 from enum import Enum
 
 from omegaconf import MISSING
 
 from hlat.config.bounds import bounded
-
-
-class ScaledInit(Enum):
-    """Initialization of the output projections of attention and MLP (o_proj, down_proj)."""
-
-    none = "none"
-    """std, as for all other matrices."""
-    depth = "depth"
-    """std / sqrt(2 L), L = number of layers (the released HLAT scripts)."""
-    layer = "layer"
-    """std / sqrt(2 l), l = 1-based layer index (HLAT paper, section IV-C)."""
+from hlat.model.attention_spec import AttentionConfig
+from hlat.model.decoder_spec import ScaledInit
+from hlat.model.embedding_spec import EmbeddingConfig, HeadConfig
+from hlat.model.mlp_spec import MLPConfig
+from hlat.model.norm_spec import NormConfig
+from hlat.model.rope_spec import RopeConfig
 
 
 class InitCopies(Enum):
@@ -30,16 +28,16 @@ class InitCopies(Enum):
 
 @dataclass
 class ModelConfig:
-    """A pre-norm Llama decoder: RMSNorm, SwiGLU, rotary embedding, grouped-query attention."""
+    """A decoder-only transformer; the default components are those of Llama."""
 
     name: str = MISSING
     """Short name, used in run names and reports."""
-    num_layers: int = bounded(min=1)
+    num_layers: int = bounded(min=1, max=10_000)
     """Decoder layers."""
     hidden_size: int = bounded(min=1)
     """Width of the residual stream."""
     intermediate_size: int = bounded(min=1)
-    """Width of the SwiGLU hidden layer."""
+    """Width of the hidden layer of the MLP."""
     num_attention_heads: int = bounded(min=1)
     """Query heads."""
     num_key_value_heads: int = bounded(min=1)
@@ -52,14 +50,30 @@ class ModelConfig:
     """Added to the mean square inside RMSNorm."""
     tie_embeddings: bool = False
     """Use the embedding matrix as the output head."""
+    family: str = "llama"
+    """Hugging Face model type that config.json of an export has (docs/models.md)."""
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """Attention: head size, biases, QK-norm, sliding window."""
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    """Rotary position embedding."""
+    norm: NormConfig = field(default_factory=NormConfig)
+    """RMSNorm and its placement."""
+    mlp: MLPConfig = field(default_factory=MLPConfig)
+    """Feed-forward network."""
+    embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    """Token embedding."""
+    head: HeadConfig = field(default_factory=HeadConfig)
+    """Output head and loss."""
+    residual_multiplier: float = bounded(1.0, above=0, below=float("inf"))
+    """Factor of the outputs of attention and MLP before they are added to the residual stream."""
     init_std: float = bounded(0.02, above=0, below=float("inf"))
     """Standard deviation of every initial matrix."""
     scaled_init: ScaledInit = ScaledInit.depth
     """Scaling of o_proj and down_proj at initialization."""
     init_from: str | None = None
-    """Hugging Face Llama directory (config.json, *.safetensors) or neuronx-distributed (NxD)
-    checkpoint directory with the initial weights of a run without checkpoints, which starts at step
-    0 with a fresh optimizer; null: random initialization."""
+    """Hugging Face directory of a supported family (config.json, *.safetensors) or
+    neuronx-distributed (NxD) checkpoint directory with the initial weights of a run without
+    checkpoints, which starts at step 0 with a fresh optimizer; null: random initialization."""
     init_copies: InitCopies = InitCopies.equal
     """For an NxD directory only: require equal copies of norms and replicated key/value heads, or
     use the first rank's, as NxD's converter does."""
@@ -67,7 +81,7 @@ class ModelConfig:
     @property
     def head_dim(self) -> int:
         """Size of one attention head."""
-        return self.hidden_size // self.num_attention_heads
+        return self.attention.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def num_key_value_groups(self) -> int:

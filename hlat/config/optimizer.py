@@ -25,7 +25,7 @@ class OptimizerConfig:
     """Decay of the first moment."""
     beta2: float = bounded(0.95, min=0, below=1)
     """Decay of the second moment."""
-    eps: float = bounded(1e-8, min=0)
+    eps: float = bounded(1e-8, above=0)
     """Added to the root of the second moment."""
     weight_decay: float = bounded(0.1, min=0)
     """Decoupled decay, times the learning rate."""

@@ -1,4 +1,4 @@
-"""Locations of conf/, sweeps/ and the code snapshot, in a checkout and in an installed wheel."""
+"""Locations of the resource directories and the code snapshot, in a checkout and in a wheel."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ _PACKAGE_DIR = Path(__file__).resolve().parent.parent
 
 
 def find_package_dir(name: str) -> Path:
-    """Return conf/ or sweeps/: inside the installed package, or next to it in a checkout.
+    """Return conf/, sweeps/ or campaigns/: in the installed package, or next to it in a checkout.
 
     Raises:
         FileNotFoundError: The installation is incomplete.

@@ -1,4 +1,7 @@
-"""Precision recipe: dtype of each kind of tensor, and rounding mode."""
+"""Precision recipe: dtype of each kind of tensor, and rounding mode.
+
+To add a recipe, write conf/precision/<name>.yaml.
+"""
 
 from dataclasses import dataclass, field
 from enum import Enum

@@ -1,11 +1,22 @@
-"""Values of the configuration that a run directory records."""
+"""Configurations that runs record: selected values, and the redacted whole.
 
+Tracking services and reports show configurations without secrets: references to other keys are
+resolved, and interpolations with a resolver, such as `${oc.env:...}`, which may return a secret,
+remain unresolved, also where other keys refer to them.
+"""
+
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.config.run import Config
+
+_KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
+"""Reference to another key by its name; any other interpolation may call a resolver."""
 
 
 def load_recorded_settings(run_dir: Path, *keys: str) -> list[Any]:
@@ -31,7 +42,58 @@ def select_yaml_values(text: str, source: str, *keys: str) -> list[Any]:
     """
     try:
         config = OmegaConf.create(text)
-        return [OmegaConf.select(config, key) for key in keys]
+        values = [OmegaConf.select(config, key) for key in keys]
+        return [
+            OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            for value in values
+        ]
     except Exception as error:  # of YAML, of OmegaConf, or of data of another shape
         reason = (str(error).splitlines() or [repr(error)])[0]
         raise ConfigError(f"{source}: {reason}") from error
+
+
+def redact(config_yaml: str) -> dict[str, Any]:
+    """Return a configuration in YAML with references to other keys resolved.
+
+    Raises:
+        ConfigError: The text is not a configuration, or refers to a missing key.
+    """
+    try:
+        tree = OmegaConf.to_container(_escape_resolvers(config_yaml), resolve=True)
+    except Exception as error:  # of the parser and its types
+        raise ConfigError(f"not a configuration: {error}") from error
+    return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
+
+
+def parse_run_config(config_yaml: str) -> Config:
+    """Return the redacted configuration of a run, given in YAML, as validated dataclasses.
+
+    Raises:
+        ConfigError: The text is not the configuration of a run, or is invalid in this version.
+    """
+    try:
+        schema = OmegaConf.structured(Config)
+        merged = OmegaConf.merge(schema, _escape_resolvers(config_yaml))
+        return resolve_config(cast(DictConfig, merged))
+    except ConfigError:
+        raise
+    except Exception as error:  # of the parser and its types
+        first_line = str(error).partition("\n")[0]
+        raise ConfigError(f"not the configuration of a run: {first_line}") from error
+
+
+def _escape_resolvers(config_yaml: str) -> DictConfig | ListConfig:
+    tree = OmegaConf.to_container(OmegaConf.create(config_yaml))
+    escaped: DictConfig | ListConfig = OmegaConf.create(_escape_value(tree))
+    return escaped
+
+
+def _escape_value(value: Any) -> Any:
+    """Return `value` with every string escaped that may call a resolver."""
+    if isinstance(value, dict):
+        return {key: _escape_value(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escape_value(item) for item in value]
+    if isinstance(value, str) and "${" in _KEY_INTERPOLATION.sub("", value):
+        return value.replace("${", r"\${")
+    return value

@@ -19,8 +19,19 @@ from hlat.config.config_json import parse_section
 from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 
+_DATA_DEFAULTS = {"data.bos_token": None}
+"""Default values of data settings that older versions lack; omitted from the default run name."""
 INITIAL_WEIGHTS_DEFAULTS = {"model.init_from": None, "model.init_copies": "equal"}
 """Default values of the settings that select the initial weights."""
+_KEYS_OF_ALL_RUNS = {
+    f"model.{name}"
+    for name in (
+        *("name", "num_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+        *("num_key_value_heads", "vocab_size", "rope_theta", "rms_norm_eps", "tie_embeddings"),
+        *("init_std", "scaled_init"),
+    )
+}
+"""Keys of the model that runs of every version of hlat record."""
 _SETTINGS_WITHOUT_EFFECT_ON_TOKENS = {
     "data.root",
     "data.encoder",
@@ -36,10 +47,19 @@ def collect_fixed_settings(config: Config) -> dict[str, Any]:
     """Return, by full key, the settings that determine the saved tensors.
 
     The loader has its own fingerprint of the settings that determine the data position. Defaults of
-    the initial weights are omitted, as older runs lack these keys.
+    the initial weights and of components are omitted, as older runs lack these keys.
     """
-    defaults = INITIAL_WEIGHTS_DEFAULTS.items()
-    return dict(item for item in _collect_group(config, "model").items() if item not in defaults)
+    defaults = INITIAL_WEIGHTS_DEFAULTS | flatten_model(ModelConfig())
+    return {
+        key: value
+        for key, value in flatten_model(config.model).items()
+        if key in _KEYS_OF_ALL_RUNS or value != defaults[key]
+    }
+
+
+def flatten_model(model: ModelConfig) -> dict[str, Any]:
+    """Return all settings of a model by full key as JSON."""
+    return _flatten(_collect_fields(model), "model")
 
 
 def build_saved_model_config(fixed_settings: Mapping[str, Any]) -> ModelConfig:
@@ -49,8 +69,14 @@ def build_saved_model_config(fixed_settings: Mapping[str, Any]) -> ModelConfig:
         ConfigError: The settings are from another version of hlat.
     """
     try:
-        items = fixed_settings.items()
-        fields = {k.removeprefix("model."): v for k, v in items if k.startswith("model.")}
+        fields: dict[str, Any] = {}
+        for key, value in fixed_settings.items():
+            group, *path, leaf = key.split(".")
+            if group == "model":
+                section = fields
+                for name in path:
+                    section = section.setdefault(name, {})
+                section[leaf] = value
         return parse_section(ModelConfig, fields)
     except OmegaConfBaseException as error:
         raise ConfigError(
@@ -71,11 +97,16 @@ def collect_adjustable_settings(config: Config) -> dict[str, Any]:
 
 def build_default_run_name(config: Config) -> str:
     """Return the model's name and a digest of the settings that determine the result."""
-    data = _collect_group(config, "data")
+    data = {
+        key: value
+        for key, value in _collect_group(config, "data").items()
+        if key not in _SETTINGS_WITHOUT_EFFECT_ON_TOKENS
+        and (key, value) not in _DATA_DEFAULTS.items()
+    }
     settings = [
         collect_fixed_settings(config),
         collect_adjustable_settings(config),
-        {k: v for k, v in data.items() if k not in _SETTINGS_WITHOUT_EFFECT_ON_TOKENS},
+        data,
         (config.batch.global_batch_size, config.batch.sequence_length),
         (config.run.seed, config.checkpoint.start_from),
     ]
@@ -85,6 +116,22 @@ def build_default_run_name(config: Config) -> str:
 
 def _collect_group(config: Config, group: str) -> dict[str, Any]:
     """Return the fields of a group by full key as JSON."""
-    fields = dataclasses.asdict(getattr(config, group))
-    plain = json.loads(json.dumps(fields, default=attrgetter("value")))
-    return {f"{group}.{name}": value for name, value in plain.items()}
+    fields = _collect_fields(getattr(config, group))
+    return {f"{group}.{name}": value for name, value in fields.items()}
+
+
+def _collect_fields(section: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as JSON."""
+    fields: dict[str, Any] = json.loads(
+        json.dumps(dataclasses.asdict(section), default=attrgetter("value"))
+    )
+    return fields
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the fields of nested groups by full key."""
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        key = f"{prefix}.{name}"
+        flat |= _flatten(value, key) if isinstance(value, dict) else {key: value}
+    return flat

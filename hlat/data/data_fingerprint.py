@@ -21,7 +21,10 @@ _SOURCES_PREFIX = "data.sources."
 _FIXED_KEYS = ("batch.global_batch_size", "batch.sequence_length")
 """Keys that must never change: a stream belongs to a row of the global batch, and the first step of
 a stage depends on the tokens per step."""
-_GLOBAL_KEYS = ("run.seed", "data.tokenizer", "data.eos_token", "data.heldout_documents")
+_GLOBAL_KEYS = (
+    *("run.seed", "data.tokenizer", "data.eos_token", "data.bos_token"),
+    "data.heldout_documents",
+)
 """Keys that affect the documents or tokens of every source."""
 _DOCUMENT, _CHUNK, _OFFSET = 0, 1, 2
 """Indices of fields of `SourceCursor`."""

@@ -50,6 +50,8 @@ class DataLoader:
         """Rows that an embedding needs: the largest token id plus one."""
         self.eos_token_id = training_data.tokenizer.eos_token_id
         """Token that ends a document."""
+        self.bos_token_id = training_data.tokenizer.bos_token_id
+        """Token that starts a document; None: no token."""
         self.wait_seconds = 0.0
         """Time that the last `next_batch` waited."""
         self._data = data
@@ -79,7 +81,7 @@ class DataLoader:
         while self._is_skipped(self.num_consumed_batches - 1):
             tokens = self._advance()
         self.wait_seconds = time.perf_counter() - start
-        return build_packed_sequences(tokens, self.eos_token_id, self._data)
+        return build_packed_sequences(tokens, self.eos_token_id, self._data, self.bos_token_id)
 
     def skip_batches(self, batches: Sequence[range]) -> None:
         """Set the batches that `next_batch` skips, counted from 0 including skipped ones."""

@@ -1,5 +1,7 @@
 """Text of the first sequences of a run, to check the column, the text and the mixture."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from hlat.config.batch import BatchConfig
@@ -9,12 +11,23 @@ from hlat.data.batch_reader import BatchReader
 from hlat.data.data_ledger import compute_totals
 from hlat.data.packed_sequences import compute_document_ids
 from hlat.data.training_data import open_training_data
+from hlat.storage.progress_bar import print_line
 
 LINE_WIDTH = 80
 
 
-def render_preview(data: DataConfig, phase: PhaseConfig, batch: BatchConfig, seed: int) -> str:
-    """Return the text of the first `data.preview` sequences in the order of the global batches.
+def print_preview(data: DataConfig, phase: PhaseConfig, batch: BatchConfig, seed: int) -> None:
+    """Print the first `data.preview` sequences, each when it is read."""
+    for text in render_preview(data, phase, batch, seed):
+        print_line(text)
+
+
+def render_preview(
+    data: DataConfig, phase: PhaseConfig, batch: BatchConfig, seed: int
+) -> Iterator[str]:
+    """Yield the text of the first `data.preview` sequences in the order of the global batches.
+
+    A line with the tokens of each source follows.
 
     Raises:
         ConfigError: If a file, column, weight or size is invalid.
@@ -23,17 +36,17 @@ def render_preview(data: DataConfig, phase: PhaseConfig, batch: BatchConfig, see
     tokenizer = training_data.tokenizer
     num_rows = min(data.preview, batch.global_batch_size)
     reader = BatchReader(training_data, batch, range(num_rows))
-    blocks: list[str] = []
-    while len(blocks) < data.preview:
+    number = 0
+    while number < data.preview:
         tokens, states = reader.read_batch()
-        for row in tokens:
-            ids = compute_document_ids(row[None], tokenizer.eos_token_id)[0]
+        for row in tokens[: data.preview - number]:
+            (ids,) = compute_document_ids(row[None], tokenizer.eos_token_id, tokenizer.bos_token_id)
             texts = [tokenizer.decode(row[ids == n].tolist()) for n in np.unique(ids)]
-            blocks.append(_format_sequence(len(blocks) + 1, len(row), texts, data.eos_token))
+            number += 1
+            yield _format_sequence(number, len(row), texts, data.eos_token)
     totals = compute_totals(states)[:, 1].tolist()
     counts = [f"{name} {count}" for name, count in zip(training_data.sources, totals, strict=True)]
-    summary = f"tokens of each source in the batches of these rows: {', '.join(counts)}"
-    return "\n".join([*blocks[: data.preview], summary])
+    yield f"tokens of each source in the batches of these rows: {', '.join(counts)}"
 
 
 def _format_sequence(number: int, num_tokens: int, documents: list[str], eos_token: str) -> str:

@@ -22,7 +22,7 @@ class HeldoutSequences:
     sequences: PackedSequences
     """[num_sequences, sequence_length]."""
     tokens_per_byte: float
-    """Tokens in the loss, including EOS, per UTF-8 byte of their text.
+    """Tokens in the loss, including EOS and BOS, per UTF-8 byte of their text.
 
     bits per byte = mean loss in nats per token in the loss / ln 2 * tokens_per_byte. The bytes of a
     token that the loss excludes (the first token of a document under data.loss_mask) are excluded
@@ -57,9 +57,12 @@ def pack_heldout_sequences(
     count = min(num_sequences, available)
     rows = packed[: available * sequence_length].reshape(available, sequence_length)
     selected = rows[np.arange(count) * available // count]
-    sequences = build_packed_sequences(selected, tokenizer.eos_token_id, data)
+    eos_token_id, bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
+    sequences = build_packed_sequences(selected, eos_token_id, data, bos_token_id)
     loss_mask = compute_loss_mask(sequences, data.loss_mask)
-    text_mask = loss_mask & (selected != tokenizer.eos_token_id)
+    text_mask = loss_mask & (selected != eos_token_id)
+    if bos_token_id is not None:
+        text_mask &= selected != bos_token_id
     num_bytes = sum(
         len(tokenizer.decode(row[mask]).encode())
         for row, mask in zip(selected, text_mask, strict=True)

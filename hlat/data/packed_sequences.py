@@ -24,26 +24,32 @@ class PackedSequences:
     """Number of leading targets of each row in the loss of an evaluation; None for all."""
 
 
-def compute_document_ids(tokens: NDArray[np.int32], eos_token_id: int) -> NDArray[np.int32]:
-    """Return the number of EOS tokens before each position of its row of tokens [n, s].
+def compute_document_ids(
+    tokens: NDArray[np.int32], eos_token_id: int, bos_token_id: int | None = None
+) -> NDArray[np.int32]:
+    """Return the number of documents that end before each position of its row of tokens [n, s].
 
-    An EOS belongs to the document that it ends.
+    An EOS belongs to the document that it ends, a BOS to the document that it starts. If both are
+    the same token, a document starts at the second of two in succession, as no document is empty.
 
     Returns:
         Document ids [n, s], non-decreasing from 0 in each row.
     """
-    ends = (tokens == eos_token_id).astype(np.int32)
-    document_ids: NDArray[np.int32] = np.cumsum(ends, axis=1, dtype=np.int32) - ends
+    is_start = np.zeros(tokens.shape, np.bool_)
+    is_start[:, 1:] = tokens[:, :-1] == eos_token_id
+    if bos_token_id is not None:
+        is_start[:, 1:] &= tokens[:, 1:] == bos_token_id
+    document_ids: NDArray[np.int32] = np.cumsum(is_start, axis=1, dtype=np.int32)
     return document_ids
 
 
 def build_packed_sequences(
-    tokens: NDArray[np.int32], eos_token_id: int, data: DataConfig
+    tokens: NDArray[np.int32], eos_token_id: int, data: DataConfig, bos_token_id: int | None = None
 ) -> PackedSequences:
     """Return sequences of tokens [n, s], with document ids if `data` enables a mask."""
     needs_ids = data.document_mask or data.loss_mask
     return PackedSequences(
-        tokens, compute_document_ids(tokens, eos_token_id) if needs_ids else None
+        tokens, compute_document_ids(tokens, eos_token_id, bos_token_id) if needs_ids else None
     )
 
 

@@ -1,7 +1,8 @@
 """Encoding of prompts and decoding of answers for evaluation.
 
-A model trained by hlat reads no BOS and reads special tokens in a document as ordinary text, so its
-prompts are encoded this way. The tokenizer_config.json of another model defines its use of BOS.
+A model trained by hlat reads BOS only if data.bos_token was set, and reads special tokens in a
+document as ordinary text, so its prompts are encoded this way. The tokenizer_config.json of another
+model defines its use of BOS.
 """
 
 import json
@@ -33,7 +34,7 @@ class PromptTokenizer:
         self._bos_token_id = None if bos_token is None else self._get_token_id(file, bos_token)
         bos_token_id = self._bos_token_id
         self.prefix_token_id = self.eos_token_id if bos_token_id is None else bos_token_id
-        """Id before the first token of a text; most documents in training follow an EOS."""
+        """Id before the first token of a text: BOS, or else EOS, which most documents follow."""
         self._add_bos_token = add_bos_token
 
     def encode(self, text: str, is_prompt_start: bool = True) -> list[int]:
@@ -43,6 +44,13 @@ class PromptTokenizer:
         if is_prompt_start and self._add_bos_token and self._bos_token_id is not None:
             return [self._bos_token_id, *ids]
         return ids
+
+    def find_added_bos_token(self) -> str | None:
+        """Return the token that `encode` adds before a text at a prompt start; None: no token."""
+        with_added, plain = self.encode("a"), self.encode("a", is_prompt_start=False)
+        if len(with_added) == len(plain) or with_added[0] == plain[0]:
+            return None
+        return str(self._tokenizer.id_to_token(with_added[0]))
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids without special tokens."""
@@ -57,10 +65,11 @@ class PromptTokenizer:
         return int(token_id)
 
 
-def load_run_tokenizer(file: Path, eos_token: str) -> PromptTokenizer:
+def load_run_tokenizer(file: Path, eos_token: str, bos_token: str | None = None) -> PromptTokenizer:
     """Load the tokenizer of a model trained by hlat."""
-    Tokenizer(str(file), ".", eos_token)  # raises for a tokenizer that training rejects
-    return PromptTokenizer(file, eos_token, None, False)
+    # Raises for a tokenizer that training rejects
+    Tokenizer(str(file), ".", eos_token, bos_token=bos_token)
+    return PromptTokenizer(file, eos_token, bos_token, bos_token is not None)
 
 
 def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
@@ -85,6 +94,17 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} does not say which token ends a document ({error!r})") from error
     return PromptTokenizer(directory / "tokenizer.json", eos_token, bos_token, add_bos_token)
+
+
+def find_added_bos_token(directory: Path) -> str | None:
+    """Return the token that a Hugging Face tokenizer adds before a text.
+
+    None if it adds no token, or if the directory has no complete tokenizer.
+    """
+    try:
+        return load_hugging_face_tokenizer(directory).find_added_bos_token()
+    except ConfigError:
+        return None
 
 
 def _get_token_content(token: Any) -> str | None:

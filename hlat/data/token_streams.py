@@ -61,7 +61,7 @@ class ChunkLocation(NamedTuple):
 
 
 class TokenizedChunk(NamedTuple):
-    """Tokens of a document chunk, with EOS after the last chunk."""
+    """Tokens of a document chunk, with an optional BOS before the first and EOS after the last."""
 
     tokens: TokenArray
     next_chunk_start: int
@@ -249,12 +249,19 @@ def _tokenize_chunks(
         next_starts.append(end if end < len(document) else 0)
     encoded = zip(locations, tokenizer.encode_chunks(texts), next_starts, strict=True)
     return [
-        TokenizedChunk(
-            tokenizer.append_eos(ids) if not next_start and (location.start or len(ids)) else ids,
-            next_start,
-        )
+        TokenizedChunk(_add_delimiters(ids, location, next_start, tokenizer), next_start)
         for location, ids, next_start in encoded
     ]
+
+
+def _add_delimiters(
+    ids: TokenArray, location: ChunkLocation, next_start: int, tokenizer: Tokenizer
+) -> TokenArray:
+    """Return the tokens of a chunk with BOS and EOS, unless it is an empty document."""
+    is_first, is_last = location.start == 0, next_start == 0
+    if is_first and is_last and not len(ids):
+        return ids
+    return tokenizer.add_delimiters(ids, is_first, is_last)
 
 
 def _decode_utf8(source: str, data: memoryview) -> str:

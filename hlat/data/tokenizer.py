@@ -6,7 +6,7 @@ a web page cannot end a document.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ EMBEDDED_EOS_TOKEN = "<|endoftext|>"  # noqa: S105
 
 
 class Tokenizer:
-    """A tokenizer and its EOS token."""
+    """A tokenizer with its EOS token and an optional BOS token."""
 
     def __init__(
         self,
@@ -33,12 +33,13 @@ class Tokenizer:
         root: str,
         eos_token: str,
         encoder: EncoderLibrary = EncoderLibrary.reference,
+        bos_token: str | None = None,
     ) -> None:
         """Load a tokenizer.json, relative to `root`, or the `embedded` one.
 
         Raises:
-            ConfigError: If the file is missing or invalid, lacks the EOS token, encodes text to a
-                special token, encodes at random, or is not supported by the fast encoder.
+            ConfigError: If the file is missing or invalid, lacks the EOS or BOS token, encodes text
+                to a special token, encodes at random, or is not supported by the fast encoder.
         """
         path = EMBEDDED_FILE
         if name != EMBEDDED:
@@ -54,11 +55,15 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(content).hexdigest()
         vocabulary = self._backend_tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.eos_token_id = self._find_eos_token_id(path, eos_token)
+        self.eos_token_id = self._find_token_id(path, "data.eos_token", eos_token)
+        self.bos_token_id: int | None = None
+        """Id of the token before each document; None: no token."""
+        if bos_token is not None:
+            self.bos_token_id = self._find_token_id(path, "data.bos_token", bos_token)
         self._name = name
         self._reference = ReferenceEncoder(self._backend_tokenizer)
         self._encoder: TokenEncoder = self._reference
-        self._validate_special_tokens(name, path, eos_token)
+        self._validate_special_tokens(name, path, eos_token, bos_token)
         if encoder is EncoderLibrary.fast:
             self._encoder = FastEncoder(name, content, self._reference)
             added = self._backend_tokenizer.get_added_tokens_decoder().values()
@@ -72,18 +77,20 @@ class Tokenizer:
         if self._encoder is not self._reference:
             encoder_parity.validate_same_ids(self._name, self._encoder, self._reference, texts)
 
-    def _find_eos_token_id(self, path: Path, eos_token: str) -> int:
-        eos_token_id = self._backend_tokenizer.token_to_id(eos_token)
-        if eos_token_id is None:
+    def _find_token_id(self, path: Path, key: str, token: str) -> int:
+        token_id = self._backend_tokenizer.token_to_id(token)
+        if token_id is None:
             added = self._backend_tokenizer.get_added_tokens_decoder().values()
             special_tokens = [token.content for token in added if token.special]
             raise ConfigError(
-                f"data.eos_token={eos_token} is not a token of {path}; its special tokens are: "
+                f"{key}={token} is not a token of {path}; its special tokens are: "
                 f"{', '.join(special_tokens) or 'none'}"
             )
-        return int(eos_token_id)
+        return int(token_id)
 
-    def _validate_special_tokens(self, name: str, path: Path, eos_token: str) -> None:
+    def _validate_special_tokens(
+        self, name: str, path: Path, eos_token: str, bos_token: str | None
+    ) -> None:
         """Raise ConfigError if encoding is random or encodes text to special tokens."""
         problems = []
         if dropout := getattr(self._backend_tokenizer.model, "dropout", None):
@@ -91,14 +98,20 @@ class Tokenizer:
                 f"data.tokenizer={name}: {path} merges at random (dropout={dropout}), so that no "
                 "run could be repeated; set dropout to null in its model"
             )
-        encodable = self._find_encodable_special_tokens(eos_token)
-        if eos_token in encodable:
-            problems.append(
-                f"data.eos_token={eos_token}: a document that contains this text would get its id "
-                f"{self.eos_token_id} and seem to end there; choose a token that is special in the "
-                f"added_tokens of {path} and no piece of its model"
-            )
-        if others := [token for token in encodable if token != eos_token]:
+        delimiters = {eos_token: ("data.eos_token", self.eos_token_id, "end")}
+        if bos_token is not None and self.bos_token_id is not None:
+            delimiters.setdefault(bos_token, ("data.bos_token", self.bos_token_id, "start"))
+        encodable = self._find_encodable_special_tokens(
+            {token: token_id for token, (_, token_id, _) in delimiters.items()}
+        )
+        problems += [
+            f"{key}={token}: a document that contains this text would get its id {token_id} and "
+            f"seem to {boundary} there; choose a token that is special in the added_tokens of "
+            f"{path} and no piece of its model"
+            for token, (key, token_id, boundary) in delimiters.items()
+            if token in encodable
+        ]
+        if others := [token for token in encodable if token not in delimiters]:
             problems.append(
                 f"data.tokenizer={name}: documents that contain the text {', '.join(others)} would "
                 f"get the ids of these control tokens; make them special in the added_tokens of "
@@ -107,15 +120,15 @@ class Tokenizer:
         if problems:
             raise ConfigError(*problems)
 
-    def _find_encodable_special_tokens(self, eos_token: str) -> list[str]:
-        """Return the special tokens that result from encoding their text.
+    def _find_encodable_special_tokens(self, delimiters: Mapping[str, int]) -> list[str]:
+        """Return the special tokens, including `delimiters`, that result from encoding their text.
 
         The unknown token is exempt: any character outside the vocabulary is encoded as it.
         """
         added = self._backend_tokenizer.get_added_tokens_decoder().items()
         special_ids = {token.content: token_id for token_id, token in added if token.special}
         special_ids.pop(getattr(self._backend_tokenizer.model, "unk_token", None) or "", None)
-        special_ids[eos_token] = self.eos_token_id
+        special_ids |= delimiters
         return [
             token
             for token, token_id in special_ids.items()
@@ -123,18 +136,27 @@ class Tokenizer:
         ]
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return one array of token ids with EOS per document; empty for an empty document."""
-        return [self.append_eos(ids) if ids.size else ids for ids in self.encode_chunks(documents)]
+        """Return one array of token ids with BOS and EOS per document; empty if it has no token."""
+        return [
+            self.add_delimiters(ids) if ids.size else ids for ids in self.encode_chunks(documents)
+        ]
 
     def encode_chunks(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return one array of token ids without EOS per text."""
+        """Return one array of token ids without BOS and EOS per text."""
         return self._encoder.encode(documents)
 
-    def append_eos(self, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return token ids followed by EOS."""
-        tokens = np.empty(ids.size + 1, np.int32)  # a third of the time of np.append
-        tokens[:-1] = ids
-        tokens[-1] = self.eos_token_id
+    def add_delimiters(
+        self, ids: NDArray[np.int32], is_first: bool = True, is_last: bool = True
+    ) -> NDArray[np.int32]:
+        """Return the token ids of a document chunk, after BOS if first and before EOS if last."""
+        bos_token_id = self.bos_token_id if is_first else None
+        start = int(bos_token_id is not None)
+        tokens = np.empty(start + ids.size + is_last, np.int32)  # a third of the time of np.append
+        tokens[start : start + ids.size] = ids
+        if bos_token_id is not None:
+            tokens[0] = bos_token_id
+        if is_last:
+            tokens[-1] = self.eos_token_id
         return tokens
 
     def decode(self, ids: Sequence[int]) -> str:

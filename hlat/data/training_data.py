@@ -43,7 +43,7 @@ def open_training_data(
             the ids of the reference for the sampled documents.
     """
     schedule = build_mixture_schedule(phase, data, batch)
-    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, data.encoder)
+    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, data.encoder, data.bos_token)
     sources = open_data_sources(data, seed)
     for source in sources.values():
         tokenizer.validate_encoder(
@@ -57,6 +57,8 @@ def open_training_data(
         "data.tokenizer": tokenizer.sha256,
         "data.eos_token": data.eos_token,
         "data.heldout_documents": data.heldout_documents,
+        # Absent without BOS, as in checkpoints of versions without this setting
+        **({} if data.bos_token is None else {"data.bos_token": data.bos_token}),
         **{f"data.sources.{name}": s.dataset.compute_fingerprint() for name, s in sources.items()},
     }
     return TrainingData(sources, tokenizer, schedule, fingerprint)

@@ -1,4 +1,4 @@
-"""Checks that attention is causal and that labels are shifted by one token.
+"""Checks that attention is causal and within its windows, and that labels are shifted by one token.
 
 The engine interface returns only losses. Therefore the loss is restricted to the targets up to some
 position (each later token is a separate document, and first tokens are not counted), and the
@@ -6,7 +6,7 @@ tokens after that position are changed. The token at the position itself is repl
 same row in the head, which has the same probability unless an earlier position attends to it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.engine_capabilities import find_unsupported_settings
+from hlat.config.model import ModelConfig
 from hlat.config.run import Config
 from hlat.doctor import reference_model, tolerances
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
@@ -31,7 +32,7 @@ Tokens = NDArray[np.int32]
 
 
 def check_causality(harness: EngineHarness) -> Iterator[CheckResult]:
-    """Check that no loss depends on later tokens or on another document."""
+    """Check that no loss depends on later tokens, another document or tokens before the windows."""
     faults: list[FaultLocation] = []
     paths: list[str] = []
     largest = 0.0
@@ -40,20 +41,20 @@ def check_causality(harness: EngineHarness) -> Iterator[CheckResult]:
         paths.append("inside documents" if document_mask else "over all tokens")
         with harness.with_config(config) if harness.can_rebuild else nullcontext(harness) as other:
             weights = _build_weights(config)
-            other.load_weights(weights)
-            leak = _measure_leak(other)
-            largest = float(np.max([largest, leak]))
-            if not leak <= _compute_tolerance(config):
-                faults += _find_leaking_heads(other, weights, document_mask)
+            for layers in _list_layer_groups(config.model):
+                leak = _measure_leak(other, _limit_attention(config.model, weights, layers), layers)
+                largest = float(np.max([largest, leak]))
+                if not leak <= _compute_tolerance(config):
+                    faults += _find_leaking_heads(other, weights, layers, document_mask)
     tolerance = _compute_tolerance(harness.config)
     names = format_first([*dict.fromkeys(fault.part for fault in faults)], limit=4)
     yield build_result(
         "causality",
-        faults,
+        [*dict.fromkeys(faults)],
         f"attention {' and '.join(paths)}: later tokens change earlier losses by at most "
         f"{largest:.1e}",
-        f"later tokens or another document change a loss by {largest:.1e} (tolerance "
-        f"{tolerance:.1e}): {names}",
+        "later tokens, another document or tokens before the window change a loss by "
+        f"{largest:.1e} (tolerance {tolerance:.1e}): {names}",
         largest=largest,
         tolerance=tolerance,
     )
@@ -69,6 +70,10 @@ def check_labels(harness: EngineHarness) -> Iterator[CheckResult]:
         return
     compute_loss = partial(reference_model.compute_mean_loss, config.model, weights)
     expected = np.array([[compute_loss(batch, n) for batch in batches] for n in _SHIFTS])
+    if not np.isfinite(measured).all():
+        message = f"the loss {measured[0]:.5f} is not finite; expected {expected[1][0]:.5f}"
+        yield build_result("labels", [FaultLocation("loss", "model")], "", message)
+        return
     nearest = int(np.argmin(np.linalg.norm(expected - measured, axis=1)))
     yield build_result(
         "labels",
@@ -105,19 +110,45 @@ def _build_weights(config: Config) -> FullTensors:
     return weights
 
 
-def _measure_leak(harness: EngineHarness) -> float:
-    """Return the largest change of a loss among the probes."""
+def _list_layer_groups(model: ModelConfig) -> list[list[int]]:
+    """Return all layers, and the sliding layers if there are others too."""
+    layers = [*range(model.num_layers)]
+    sliding = [layer for layer in layers if reference_model.is_sliding(model, layer)]
+    return [layers, sliding] if 0 < len(sliding) < len(layers) else [layers]
+
+
+def _limit_attention(
+    model: ModelConfig, weights: FullTensors, layers: Sequence[int], heads: slice = slice(None)
+) -> FullTensors:
+    """Return weights with which attention in other layers and heads has no effect on others."""
+    limited = dict(weights)
+    for layer in range(model.num_layers):
+        name = f"model.layers.{layer}.self_attn.o_proj.weight"
+        weight = np.zeros_like(weights[name])
+        if layer in layers:
+            by_head = (model.hidden_size, -1, model.head_dim)
+            weight.reshape(by_head)[:, heads] = weights[name].reshape(by_head)[:, heads]
+        limited[name] = weight
+    return limited
+
+
+def _measure_leak(harness: EngineHarness, weights: FullTensors, layers: Sequence[int]) -> float:
+    """Return the largest change of a loss among the probes, with attention in some layers."""
+    harness.load_weights(weights)
     changes = []
-    for first, second, documents in _build_probes(harness.config):
+    for first, second, documents in _build_probes(harness.config, layers):
         rows = np.tile(documents.astype(np.int32), (len(first), 1))
         changes.append(harness.evaluate(first, rows) - harness.evaluate(second, rows))
     return float(np.abs(changes).max())
 
 
-def _build_probes(config: Config) -> Iterator[tuple[Tokens, Tokens, NDArray[np.int64]]]:
+def _build_probes(
+    config: Config, layers: Sequence[int]
+) -> Iterator[tuple[Tokens, Tokens, NDArray[np.int64]]]:
     """Yield two batches, and the document of each position that counts only their common tokens.
 
-    The batches differ from a position on, or with a document mask before the counted document.
+    The batches differ from a position on, with a document mask before the counted document, or
+    before the positions that sliding layers together reach from the last counted position.
     """
     length, is_tied = config.batch.sequence_length, config.model.tie_embeddings
     positions = np.arange(length)
@@ -130,23 +161,31 @@ def _build_probes(config: Config) -> Iterator[tuple[Tokens, Tokens, NDArray[np.i
         first, second = sample_batch(config, 1), sample_batch(config, 2)
         second[:, start:] = first[:, start:]
         yield first, second, np.minimum(positions, start)
+    first_unreached = length - 2 - _compute_reach(config.model, layers, length)
+    if first_unreached > 0:
+        first, second = sample_batch(config, 1), sample_batch(config, 2)
+        second[:, first_unreached:] = first[:, first_unreached:]
+        yield first, second, np.minimum(positions, length - 2)
+
+
+def _compute_reach(model: ModelConfig, layers: Sequence[int], length: int) -> int:
+    """Return how many positions back a position depends on tokens through some layers."""
+    window = model.attention.sliding_window
+    if window is None or not all(reference_model.is_sliding(model, layer) for layer in layers):
+        return length
+    return len(layers) * (window - 1)
 
 
 def _find_leaking_heads(
-    harness: EngineHarness, weights: FullTensors, document_mask: bool
+    harness: EngineHarness, weights: FullTensors, layers: Sequence[int], document_mask: bool
 ) -> list[FaultLocation]:
     """Return the heads that leak, tested one by one with the output of all others set to zero."""
-    model = harness.config.model
-    outputs = [f"model.layers.{i}.self_attn.o_proj.weight" for i in range(model.num_layers)]
-    zeroed = weights | {name: np.zeros_like(weights[name]) for name in outputs}
-    faults = []
-    for layer, name in enumerate(outputs):
+    model, faults = harness.config.model, []
+    for layer in layers:
         for head in range(model.num_attention_heads):
-            columns = slice(head * model.head_dim, (head + 1) * model.head_dim)
-            weight = np.zeros_like(weights[name])
-            weight[:, columns] = weights[name][:, columns]
-            harness.load_weights(zeroed | {name: weight})
-            if not _measure_leak(harness) <= _compute_tolerance(harness.config):
+            limited = _limit_attention(model, weights, [layer], slice(head, head + 1))
+            leak = _measure_leak(harness, limited, [layer])
+            if not leak <= _compute_tolerance(harness.config):
                 faults.append(FaultLocation(f"layer {layer} head {head}", "model"))
     path = "attention inside documents" if document_mask else "attention"
     return faults or [FaultLocation(path, "model")]

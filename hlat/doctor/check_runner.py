@@ -5,6 +5,7 @@ Every rank runs every check; rank 0 evaluates and reports.
 
 import json
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -31,8 +32,9 @@ from hlat.doctor.replica_check import check_replicas
 from hlat.doctor.rounding_check import check_rounding
 from hlat.engine.interface import Engine
 from hlat.recovery import preflight
+from hlat.storage.durable_files import replace_file
 from hlat.storage.progress_bar import print_line
-from hlat.tracking.run_directory import replace_file
+from hlat.tracking.jsonl_log import replace_non_finite
 
 REPORT_FILE = "doctor.json"
 
@@ -122,10 +124,27 @@ def run_checks(harness: EngineHarness, names: Iterable[str] = CHECKS) -> Iterato
         if heartbeat is not None:
             heartbeat.set_deadline(harness.config.recovery.start_timeout_s)
         start = time.perf_counter()
-        results = [*CHECKS[name](harness)]
+        results = _run_check(harness, name)
         seconds = round(time.perf_counter() - start, 3)
         if harness.is_rank0:
             yield from (replace(result, seconds=seconds) for result in results)
+
+
+def _run_check(harness: EngineHarness, name: str) -> list[CheckResult]:
+    """Return the results of a check; an exception on any rank is a failed check."""
+    results, message = list[CheckResult](), None
+    try:
+        results.extend(CHECKS[name](harness))
+    except Exception as error:
+        traceback.print_exc()
+        message = f"{type(error).__name__}: {error}"
+    messages = harness.engine.world.world_group.gather_object(message)
+    for rank, text in enumerate(messages):
+        if text is not None:
+            location = FaultLocation(f"rank {rank}", "model")
+            failure = build_result(name, [location], "", f"the check raised {text} on rank {rank}")
+            return [*results, failure]
+    return results
 
 
 def _check_machine(config: Config, run_dir: Path, engine: Engine) -> CheckResult:
@@ -175,5 +194,5 @@ def _write_report(
         "seconds": round(seconds, 1),
         "checks": [asdict(result) | {"symptom": SYMPTOMS[result.check]} for result in results],
     }
-    text = json.dumps(record, indent=2, default=lambda member: member.value)
+    text = json.dumps(replace_non_finite(record), indent=2, default=lambda member: member.value)
     replace_file(run_dir / REPORT_FILE, f"{text}\n".encode())

@@ -23,9 +23,7 @@ def check_checkpoint(harness: EngineHarness) -> Iterator[CheckResult]:
     axes, gap = format_parallel_axes(config), 0.0
     with harness.make_temporary_dir() as directory:
         chunks = harness.engine.chunks()
-        path = checkpoint_store.save_checkpoint(
-            directory, 2, chunks, {}, world.rank, world.world_group
-        )
+        path = checkpoint_store.save_checkpoint(directory, 2, chunks, {}, world.world_group)
         expected = harness.train_step(tokens, _LEARNING_RATE)
         weights = harness.gather_full_tensors("weights")
         checkpoint_store.load_checkpoint(path, harness.engine.chunks())

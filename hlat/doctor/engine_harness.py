@@ -8,9 +8,9 @@ zero.
 import base64
 import math
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +20,22 @@ from numpy.typing import NDArray
 
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.engine import EngineBackend
-from hlat.config.model import ScaledInit
 from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import Engine, StepMetrics
-from hlat.model.parameter_specs import ParameterRole, ParameterSpec, list_parameter_specs
-from hlat.model.weight_initialization import compute_initial_values
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.parameter_spec import Initialization, ParameterRole, ParameterSpec
 from hlat.parallelism.process_group import broadcast_object
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 FullTensors = dict[str, NDArray[np.float32]]
 """Full tensors by canonical name; empty on ranks other than 0."""
 StateTensors = dict[str, FullTensors]
+
+
+class CheckError(Exception):
+    """Exception of a check on rank 0, which all ranks raise."""
 
 
 class EngineHarness:
@@ -56,6 +59,22 @@ class EngineHarness:
     def broadcast_object(self, value: Any) -> Any:
         """Return the JSON value of rank 0 on all ranks."""
         return broadcast_object(self.engine.world.world_group, value)
+
+    def run_on_rank0(self, action: Callable[[], Any]) -> Any:
+        """Run `action` on rank 0, and return its result there and None on the other ranks.
+
+        Raises:
+            CheckError: On all ranks, if the action raised an exception.
+        """
+        result, message = None, None
+        if self.is_rank0:
+            try:
+                result = action()
+            except Exception as error:
+                message = f"{type(error).__name__}: {error}"
+        if message := self.broadcast_object(message):
+            raise CheckError(message)
+        return result
 
     @contextmanager
     def with_config(self, config: Config) -> "Iterator[EngineHarness]":
@@ -209,14 +228,14 @@ def sample_batch(config: Config, seed: int = 0) -> NDArray[np.int32]:
 
 
 def _sample_weight(config: Config, spec: ParameterSpec, seed: int) -> NDArray[np.float32]:
-    model = replace(config.model, init_std=1.0, scaled_init=ScaledInit.none)
-    shape = spec.shape if len(spec.shape) == 2 else (1, *spec.shape)
-    matrix = replace(spec, shape=shape, role=ParameterRole.matrix)
-    values = compute_initial_values(matrix, model, config.run.seed + seed, (0, 0), shape)
-    if spec.role is ParameterRole.norm:
-        values = (1 + values / 4)[0]
-    elif "embed_tokens" not in spec.name:
-        values /= np.float32(math.sqrt(shape[1]))
+    generator = np.random.default_rng([config.run.seed, seed, zlib.crc32(spec.name.encode())])
+    values = generator.standard_normal(spec.shape, np.float32)
+    is_embedding = spec.role is ParameterRole.embedding and not config.model.tie_embeddings
+    if len(spec.shape) == 2 and not is_embedding:
+        values /= np.float32(math.sqrt(spec.shape[1]))
+    elif len(spec.shape) == 1:
+        values /= np.float32(4)
+        values += np.float32(spec.init is Initialization.ones)
     return torch.from_numpy(values).bfloat16().float().numpy()
 
 

@@ -6,7 +6,8 @@ data-parallel rank in it. If no such sum explains the gradient, the check search
 without which it is correct.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from hlat.doctor.engine_harness import EngineHarness, FullTensors, sample_batch
 from hlat.doctor.reduced_config import move_axis_to_dp, to_single_process
 from hlat.engine.interface import StepMetrics
 from hlat.engine.parameter_shards import count_kv_replicas
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.model.parameter_spec import ParameterSpec
 from hlat.recovery.preflight_checks import format_first
 
 _COUNT_TOLERANCE = 0.1
@@ -47,12 +50,12 @@ def check_gradients(harness: EngineHarness) -> Iterator[CheckResult]:
     config = harness.config
     weights, tokens = harness.load_random_weights(), sample_batch(config)
     metrics, gradients = harness.step_with_gradients(tokens)
-    exact: list[ExactGradients] = []
-    errors: list[_GradientError] = []
-    loss = 0.0
-    if harness.is_rank0:
-        exact, loss = _compute_micro_batch_gradients(config, weights, tokens)
-        errors = _find_wrong_gradients(config, gradients, exact)
+    exact, loss = harness.run_on_rank0(
+        lambda: _compute_micro_batch_gradients(config, weights, tokens)
+    ) or ([], 0.0)
+    errors: list[_GradientError] = (
+        harness.run_on_rank0(lambda: _find_wrong_gradients(config, gradients, exact)) or []
+    )
     unknown = harness.broadcast_object([error.name for error in errors if not error.axis])
     axes = _find_axes(harness, unknown)
     if not harness.is_rank0:
@@ -87,10 +90,7 @@ def check_accumulation(harness: EngineHarness) -> Iterator[CheckResult]:
     if not harness.is_rank0:
         return
     tolerance = 2 * tolerances.compute_gradient_tolerance(config)
-    errors = {
-        name: compute_relative_error(results[1][name], gradient)
-        for name, gradient in results[0].items()
-    }
+    errors = _compute_relative_errors(results[1], results[0])
     wrong = [name for name, error in errors.items() if not error <= tolerance]
     wrong.sort(key=errors.__getitem__, reverse=True)
     largest = max(errors.values())
@@ -159,12 +159,11 @@ def _find_wrong_gradients(
 ) -> list[_GradientError]:
     """Return the wrong gradients, the worst first, with their axis if the counts show it."""
     tolerance, errors = tolerances.compute_gradient_tolerance(config), []
-    for name, measured in gradients.items():
-        terms = [part[name] for part in exact]
-        error = compute_relative_error(measured, np.sum(terms, axis=0))
+    for name, error in _compute_relative_errors(gradients, _sum_gradients(exact)).items():
         if error <= tolerance:
             continue
-        basis, flat = np.stack([term.ravel() for term in terms], axis=1), measured.ravel()
+        basis = np.stack([part[name].ravel() for part in exact], axis=1)
+        flat = gradients[name].ravel()
         counts, *_ = np.linalg.lstsq(basis, np.nan_to_num(flat.astype(np.float64)))
         residual = compute_relative_error(flat, basis @ counts)
         is_sum = residual <= tolerance * max(1, counts.max())
@@ -206,7 +205,7 @@ def _find_axes(harness: EngineHarness, names: list[str]) -> dict[str, str]:
         wrong = _find_wrong_names(harness, without_sp)
         axes |= {n: "sp" for n, axis in axes.items() if axis == "tp" and n not in wrong}
     if count_kv_replicas(config.model, layout.tp) > 1:
-        kv_names = [name for name in axes if "k_proj" in name or "v_proj" in name]
+        kv_names = [name for name in axes if _is_of_kv_heads(harness.parameters[name])]
         axes |= {name: "kv" for name in kv_names if axes[name] == "tp"}
     return axes
 
@@ -217,11 +216,12 @@ def _find_wrong_names(harness: EngineHarness, config: Config) -> set[str]:
     with harness.with_config(config) as other:
         weights = other.load_random_weights()
         _, gradients = other.step_with_gradients(tokens)
-        names = []
-        if other.is_rank0:
+
+        def find_wrong_names() -> list[str]:
             exact, _ = _compute_micro_batch_gradients(config, weights, tokens)
-            names = [error.name for error in _find_wrong_gradients(config, gradients, exact)]
-        return set(other.broadcast_object(names))
+            return [error.name for error in _find_wrong_gradients(config, gradients, exact)]
+
+        return set(other.broadcast_object(other.run_on_rank0(find_wrong_names)))
 
 
 def _compare_scalar(
@@ -233,13 +233,13 @@ def _compare_scalar(
     hint: str = "",
 ) -> CheckResult:
     """Compare a measured value with the expected one."""
-    gap = abs(measured - expected) / expected
-    values = f"{measured:.7g}, expected {expected:.7g}"
+    gap = abs(measured - expected) / expected if expected else math.inf
+    values, ratio = f"{measured:.7g}, expected {expected:.7g}", measured / (expected or math.nan)
     return build_result(
         check,
         [] if gap <= tolerance else [location],
         values,
-        f"{values}: ratio {measured / expected:.4g}, relative error {gap:.1e} (tolerance "
+        f"{values}: ratio {ratio:.4g}, relative error {gap:.1e} (tolerance "
         f"{tolerance:.1e}) along {location.axis}{hint}",
         **{location.part: measured, "expected": expected, "tolerance": tolerance},
     )
@@ -252,10 +252,7 @@ def _check_all_gradients(
     errors: list[_GradientError],
 ) -> CheckResult:
     tolerance = tolerances.compute_gradient_tolerance(config)
-    largest = max(
-        compute_relative_error(measured, np.sum([part[name] for part in exact], axis=0))
-        for name, measured in gradients.items()
-    )
+    largest = max(_compute_relative_errors(gradients, _sum_gradients(exact)).values())
     return build_result(
         "gradients",
         [FaultLocation(error.name, error.axis) for error in errors],
@@ -310,18 +307,25 @@ def _find_double_counted_axis(config: Config, squares: dict[str, float], measure
     """Return the axis whose double count explains the norm, else all parallel axes."""
     layout, total = config.parallelism, sum(squares.values())
     num_replicas = count_kv_replicas(config.model, layout.tp)
-    norms = sum(square for name, square in squares.items() if "norm" in name)
-    kv = sum(s for name, s in squares.items() if "k_proj" in name or "v_proj" in name)
+    specs = list_parameter_specs(config.model)
+    replicated = sum(squares[spec.name] for spec in specs if spec.sharding.is_replicated)
+    kv = sum(squares[spec.name] for spec in specs if _is_of_kv_heads(spec))
     candidates = {
         "kv": total + (num_replicas - 1) * kv,
-        "tp": total + (layout.tp - 1) * norms,
+        "tp": total + (layout.tp - 1) * replicated,
         "dp": total * (layout.dp or 1),
         "pp": total * layout.pp,
     }
     for axis, square in candidates.items():
-        if square > total and abs(square / measured**2 - 1) < 0.01:
+        if square > total and abs(square - measured**2) < 0.01 * measured**2:
             return axis
     return format_parallel_axes(config)
+
+
+def _is_of_kv_heads(spec: ParameterSpec) -> bool:
+    """Return True for a parameter of key/value heads, which ranks share if there are few heads."""
+    is_kv = spec.name.split(".")[-2] in ("k_proj", "v_proj", "k_norm")
+    return is_kv and not spec.sharding.is_replicated
 
 
 def format_parallel_axes(config: Config) -> str:
@@ -329,6 +333,31 @@ def format_parallel_axes(config: Config) -> str:
     layout = config.parallelism
     sizes = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp or 1}
     return "+".join(axis for axis, size in sizes.items() if size > 1) or "model"
+
+
+def _sum_gradients(parts: list[ExactGradients]) -> ExactGradients:
+    return {name: np.sum([part[name] for part in parts], axis=0) for name in parts[0]}
+
+
+def _compute_relative_errors(
+    gradients: Mapping[str, NDArray[Any]], exact: Mapping[str, NDArray[Any]]
+) -> dict[str, float]:
+    """Return the relative error of each gradient.
+
+    The error of a bias is relative to the gradient of its weight for a single input if that is
+    larger: the softmax does not depend on the bias of keys that do not rotate, and its gradient is
+    zero.
+    """
+    errors = {}
+    for name, measured in gradients.items():
+        error = compute_relative_error(measured, exact[name])
+        if name.endswith(".bias"):
+            weight = exact[f"{name.removesuffix('bias')}weight"]
+            norm = np.linalg.norm(weight) / np.sqrt(weight.shape[1])
+            gap = float(np.linalg.norm(measured.astype(np.float64) - exact[name]) / norm)
+            error = min(error, gap) if np.isfinite(gap) else error
+        errors[name] = error
+    return errors
 
 
 def compute_relative_error(measured: NDArray[Any], exact: NDArray[Any]) -> float:

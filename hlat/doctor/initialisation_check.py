@@ -7,10 +7,11 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.config.model import ModelConfig, ScaledInit
+from hlat.config.model import ModelConfig
 from hlat.doctor.check_result import CheckResult, FaultLocation, build_result
 from hlat.doctor.engine_harness import EngineHarness
 from hlat.doctor.gradient_check import format_parallel_axes
+from hlat.model.decoder_spec import ScaledInit
 from hlat.model.weight_initialization import compute_initial_values
 from hlat.recovery.preflight_checks import format_first
 
@@ -30,19 +31,11 @@ def check_initialisation(harness: EngineHarness) -> Iterator[CheckResult]:
     faults: list[FaultLocation] = []
     problems, largest = [], 0.0
     for name, values in weights.items():
-        expected = _compute_expected_std(config.model, name)
-        if expected is None:
-            expected, measured, tolerance = 1.0, float(np.abs(values).mean()), 0.0
-        else:
-            measured = float(values.astype(np.float64).std())
-            tolerance = _SIGMAS / math.sqrt(2 * values.size) + _ROUNDING_TOLERANCE
-        error = abs(measured / expected - 1)
+        error, tolerance, problem = _compare_distribution(config.model, name, values)
         largest = max(largest, error)
         if not error <= tolerance:
             faults.append(FaultLocation(name, "model"))
-            problems.append(
-                f"{name} has standard deviation {measured:.4g}, expected {expected:.4g}"
-            )
+            problems.append(problem)
         elif not np.array_equal(values, _compute_single_process_values(harness, name)):
             faults.append(FaultLocation(name, format_parallel_axes(config)))
             problems.append(f"{name} differs from its values on one process")
@@ -60,10 +53,29 @@ def check_initialisation(harness: EngineHarness) -> Iterator[CheckResult]:
     )
 
 
-def _compute_expected_std(model: ModelConfig, name: str) -> float | None:
-    """Return the configured standard deviation; None for ones (paper, section IV-C)."""
+def _compare_distribution(
+    model: ModelConfig, name: str, values: NDArray[np.float32]
+) -> tuple[float, float, str]:
+    """Return the error of initial values, its tolerance, and the description of the difference."""
+    if (constant := _find_constant(model, name)) is not None:
+        error = float(np.abs(values - np.float32(constant)).max())
+        return error, 0.0, f"{name} differs from {constant:g} by up to {error:.4g}"
+    expected = _compute_expected_std(model, name)
+    measured = float(values.astype(np.float64).std())
+    tolerance = _SIGMAS / math.sqrt(2 * values.size) + _ROUNDING_TOLERANCE
+    problem = f"{name} has standard deviation {measured:.4g}, expected {expected:.4g}"
+    return abs(measured / expected - 1), tolerance, problem
+
+
+def _find_constant(model: ModelConfig, name: str) -> float | None:
+    """Return the initial value of all elements of norms, biases and sinks; None for matrices."""
     if "norm" in name:
-        return None
+        return float(not model.norm.zero_centered)
+    return 0.0 if name.endswith((".bias", ".sinks")) else None
+
+
+def _compute_expected_std(model: ModelConfig, name: str) -> float:
+    """Return the configured standard deviation (paper, section IV-C)."""
     if not name.endswith(("o_proj.weight", "down_proj.weight")):
         return model.init_std
     layer_number = int(name.split(".")[2]) + 1

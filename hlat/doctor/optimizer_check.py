@@ -30,7 +30,7 @@ _INITIAL_STATES = ((0, 0.0), (1, 2.0**-17), (1000, 2.0**-17))
 _WARMUP_STEPS, _TOTAL_STEPS = 20, 200
 _NUM_STEPS = 12
 _MAX_LEARNING_RATE = 1e-3
-_TOLERANCES = {Dtype.fp32: 1e-3, Dtype.bf16: 0.05}
+_TOLERANCES = {Dtype.fp32: 1e-4, Dtype.bf16: 0.05}
 """Maximum relative error of the gradient norm at any step, by the dtype of matmuls."""
 
 Array = NDArray[np.float64]
@@ -210,8 +210,8 @@ def _train_fp64_reference(config: Config, learning_rate: float) -> list[float]:
         tokens = sample_batch(config, seed)
         num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
         adamw.zero_grad()
-        loss = reference_model.compute_loss_sum(config.model, weights, tokens) / num_targets
-        loss.backward()
+        _, objective = reference_model.compute_loss_sums(config.model, weights, tokens)
+        (objective / num_targets).backward()
         max_norm = config.optimizer.grad_clip or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), max_norm)))
         adamw.step()

@@ -2,10 +2,13 @@
 
 Layout, precision recipe, engine, optimizer and schedule do not change. Layers, heads, vocabulary
 and batch are reduced, with their relations to one another and to the layout: replicas of key/value
-heads, a smaller vocabulary shard on the last rank, unequal pipeline stages.
+heads, a smaller vocabulary shard on the last rank, unequal pipeline stages. The components of the
+model do not change. Lengths and limits, such as the sliding window, are reduced so that each still
+affects the loss.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +18,20 @@ from hlat.config.engine import EngineBackend
 from hlat.config.model import ModelConfig
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.run import Config
+from hlat.model.attention_spec import AttentionConfig, LayerType
+from hlat.model.rope_spec import RopeScaling
 
 _MAX_LOCAL_PROCESSES = 16
 """Processes that the doctor starts itself; each imports torch and needs about 0.3 GiB."""
 _HEAD_DIM, _NARROW_HEAD_DIM, _MANY_HEADS = 16, 4, 16
+_MIN_HIDDEN_SIZE = 64
 _VOCAB_SIZE, _SEQUENCE_LENGTH = 128, 32
+_MAX_WINDOW, _MAX_LOGIT_SOFTCAP, _MAX_PATTERN_LENGTH = 5, 2.0, 8
+_MIN_ROTARY_DIM = 4
+"""Dynamic scaling has no definition for two elements."""
+_MAX_THETA_PER_POSITION = 64.0
+"""With scaling by wavelength: maximum rope_theta over original_max_positions, so that some
+frequencies of a small head are scaled, and others are not."""
 _CHECK_TIMEOUT_S = 900.0
 """Timeout of the supervisor for one check."""
 _WITHOUT_AXIS: dict[str, dict[str, Any]] = {
@@ -50,11 +62,12 @@ def reduce_config(config: Config, num_started_processes: int = 1) -> Config:
             "smaller layout with the same axes"
         )
     is_nxd = config.engine.name is EngineBackend.nxd
+    batch = _reduce_batch(config, dp)
     return replace(
         config,
         run=replace(config.run, root=f"{config.run.root}/doctor"),
-        model=_reduce_model(config.model, layout),
-        batch=_reduce_batch(config, dp),
+        model=_reduce_model(config.model, layout, batch.sequence_length),
+        batch=batch,
         parallelism=replace(layout, dp=dp),
         # NxD builds one model per process, and the causality check needs a loss mask
         data=replace(config.data, loss_mask=config.data.loss_mask or is_nxd),
@@ -83,23 +96,101 @@ def move_axis_to_dp(config: Config, axis: str) -> Config:
     return replace(config, parallelism=layout, batch=batch)
 
 
-def _reduce_model(model: ModelConfig, layout: ParallelismConfig) -> ModelConfig:
+def _reduce_model(model: ModelConfig, layout: ParallelismConfig, length: int) -> ModelConfig:
     num_kv_heads, queries_per_group = _reduce_heads(model, layout.tp)
     heads = num_kv_heads * queries_per_group
-    head_dim = _HEAD_DIM if heads < _MANY_HEADS else _NARROW_HEAD_DIM
-    is_divisible = model.intermediate_size % model.num_attention_heads == 0
-    stages = layout.pp * layout.stages_per_rank
-    is_unequal = model.num_layers % stages > 0
+    intermediate_size = max(96, 24 * heads)
+    if model.intermediate_size % model.num_attention_heads:
+        intermediate_size = 25 * layout.tp * (heads // layout.tp + 1)
+    hidden_size, head_dim = _reduce_sizes(model, heads)
+    rotary_dim = 2 * round(head_dim * model.rope.partial_rotary_factor / 2)
+    model = _shorten_patterns(model)
+    num_layers = _reduce_layers(model, layout)
     return replace(
         model,
-        num_layers=min(model.num_layers, max(2, stages + is_unequal)),
-        hidden_size=heads * head_dim,
-        intermediate_size=24 * heads if is_divisible else 25 * layout.tp * (heads // layout.tp + 1),
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
         num_attention_heads=heads,
         num_key_value_heads=num_kv_heads,
         vocab_size=-(-_VOCAB_SIZE // layout.tp) * layout.tp + model.vocab_size % layout.tp,
+        attention=_reduce_attention(model, head_dim, num_layers, length),
+        head=replace(model.head, logit_softcap=_reduce_limit(model.head.logit_softcap)),
         init_from=None,
+        **_reduce_rope(model, max(_MIN_ROTARY_DIM, rotary_dim) / head_dim, length),
     )
+
+
+def _reduce_sizes(model: ModelConfig, heads: int) -> tuple[int, int]:
+    """Return a hidden size and head size of which the heads are as wide, wider or narrower.
+
+    With few heads they are larger, since norms of few elements amplify rounding errors.
+    """
+    head_dim = max(_HEAD_DIM, _MIN_HIDDEN_SIZE // heads)
+    if heads >= _MANY_HEADS:
+        head_dim = _NARROW_HEAD_DIM * (1 + (model.rope.partial_rotary_factor < 1))
+    projected_size = model.num_attention_heads * model.head_dim
+    if model.hidden_size > projected_size:
+        return 2 * heads * head_dim, head_dim
+    return heads * head_dim, head_dim * (1 + (model.hidden_size < projected_size))
+
+
+def _shorten_patterns(model: ModelConfig) -> ModelConfig:
+    """Return a model of which a long pattern of layers has each kind of layer once."""
+    types: Sequence[LayerType | None] = model.attention.layer_pattern or [None]
+    rotated = model.rope.layer_pattern or [True]
+    if math.lcm(len(types), len(rotated)) <= _MAX_PATTERN_LENGTH:
+        return model
+    layers = range(model.num_layers)
+    kinds = dict.fromkeys((types[n % len(types)], rotated[n % len(rotated)]) for n in layers)
+    attention_pattern = [layer_type for layer_type, _ in kinds if layer_type is not None]
+    return replace(
+        model,
+        attention=replace(model.attention, layer_pattern=attention_pattern),
+        rope=replace(model.rope, layer_pattern=[is_rotated for _, is_rotated in kinds]),
+    )
+
+
+def _reduce_layers(model: ModelConfig, layout: ParallelismConfig) -> int:
+    """Return a number of layers with a full period of the patterns and as unequal stages."""
+    stages = layout.pp * layout.stages_per_rank
+    is_unequal = model.num_layers % stages > 0
+    patterns = (model.attention.layer_pattern, model.rope.layer_pattern)
+    period = math.lcm(*(len(pattern) or 1 for pattern in patterns))
+    layers_per_stage = max(1, -(-(max(2, period) - is_unequal) // stages))
+    return min(model.num_layers, layers_per_stage * stages + is_unequal)
+
+
+def _reduce_attention(
+    model: ModelConfig, head_dim: int, num_layers: int, length: int
+) -> AttentionConfig:
+    """Return attention with a window that all layers together do not extend to the sequence."""
+    settings = model.attention
+    max_window = max(2, min(_MAX_WINDOW, 1 + length // (2 * num_layers)))
+    scale, window = settings.scale, settings.sliding_window
+    return replace(
+        settings,
+        head_dim=head_dim if settings.head_dim is not None else None,
+        scale=None if scale is None else scale * math.sqrt(model.head_dim / head_dim),
+        sliding_window=None if window is None else min(window, max_window),
+        logit_softcap=_reduce_limit(settings.logit_softcap),
+    )
+
+
+def _reduce_limit(limit: float | None) -> float | None:
+    """Return a limit of values of about 1 that affects them."""
+    return None if limit is None else min(limit, _MAX_LOGIT_SOFTCAP)
+
+
+def _reduce_rope(model: ModelConfig, partial_rotary_factor: float, length: int) -> dict[str, Any]:
+    """Return a rotary embedding of which the scaling affects a short sequence."""
+    rope, theta = replace(model.rope, partial_rotary_factor=partial_rotary_factor), model.rope_theta
+    if rope.original_max_positions is not None:
+        is_dynamic = rope.scaling is RopeScaling.dynamic
+        positions = min(rope.original_max_positions, length // 2 if is_dynamic else length)
+        rope = replace(rope, original_max_positions=positions)
+        theta = theta if is_dynamic else min(theta, _MAX_THETA_PER_POSITION * positions)
+    return {"rope": rope, "rope_theta": theta}
 
 
 def _reduce_heads(model: ModelConfig, tp: int) -> tuple[int, int]:

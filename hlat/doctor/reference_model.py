@@ -1,8 +1,9 @@
-"""Reference implementation of a Llama decoder in fp64 on one process.
+"""Reference implementation of the decoder in fp64 on one process.
 
 It shares no code with the implementation under test: not hlat.model, its layout of weights,
-or torch's attention. It is slow and uses canonical weights. Tensor names end with dimensions, as
-in hlat/model/llama.py.
+or torch's attention. It reads only the settings of ModelConfig. It is slow and uses canonical
+weights. Tensor names end with dimensions: B batch, S sequence, H hidden, E all heads together, N
+heads, G key/value heads, D elements of a head, I intermediate, V vocabulary.
 """
 
 import math
@@ -25,16 +26,16 @@ def compute_gradients(
     """Return the loss of sequences that are part of a batch, and the gradient of each weight.
 
     `tokens` are [n, S], each row a single document. The summed cross-entropy is divided by
-    `num_target_tokens`, the target tokens of the batch.
+    `num_target_tokens`, the target tokens of the batch. The gradients include that of the z-loss.
     """
     leaves = {name: torch.from_numpy(w).double().requires_grad_() for name, w in weights.items()}
-    loss = compute_loss_sum(model, leaves, tokens) / num_target_tokens
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss, objective = compute_loss_sums(model, leaves, tokens)
+    (objective / num_target_tokens).backward()  # type: ignore[no-untyped-call]
     gradients = {
         name: np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.numpy()
         for name, leaf in leaves.items()
     }
-    return loss.item(), gradients
+    return loss.item() / num_target_tokens, gradients
 
 
 def compute_mean_loss(
@@ -44,62 +45,199 @@ def compute_mean_loss(
     leaves = {name: torch.from_numpy(weight).double() for name, weight in weights.items()}
     num_target_tokens = tokens.shape[0] * (tokens.shape[1] - shift)
     with torch.no_grad():
-        loss = compute_loss_sum(model, leaves, tokens, shift) / num_target_tokens
-    return float(loss)
+        loss, _ = compute_loss_sums(model, leaves, tokens, shift)
+    return float(loss / num_target_tokens)
 
 
-def compute_loss_sum(
+def compute_loss_sums(
     model: ModelConfig, weights: Mapping[str, Tensor], tokens: NDArray[np.int32], shift: int = 1
-) -> Tensor:
-    """Return the summed cross-entropy of sequences [n, S] with labels shifted by `shift`."""
+) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy of sequences [n, S] with labels shifted by `shift`.
+
+    The second sum is the training objective, which includes the z-loss.
+    """
     tokens_BS = torch.from_numpy(tokens).long()
-    log_BSV = torch.log_softmax(compute_logits(model, weights, tokens_BS), -1)
     length = tokens_BS.shape[1]
-    return -log_BSV[:, : length - shift].gather(2, tokens_BS[:, shift:].unsqueeze(2)).sum()
+    logits_BSV = compute_logits(model, weights, tokens_BS)[:, : length - shift]
+    log_z_BS = logits_BSV.logsumexp(-1)
+    target_logits_BS = logits_BSV.gather(2, tokens_BS[:, shift:].unsqueeze(2)).squeeze(2)
+    loss = (log_z_BS - target_logits_BS).sum()
+    return loss, loss + model.head.z_loss * log_z_BS.square().sum()
 
 
 def compute_logits(model: ModelConfig, weights: Mapping[str, Tensor], tokens_BS: Tensor) -> Tensor:
     """Return the logits of the token after each position, [B, S, V]."""
-    x_BSH = weights["model.embed_tokens.weight"][tokens_BS]
+    embedding_VH = weights["model.embed_tokens.weight"]
+    scale = model.embedding.multiplier
+    if model.embedding.scale_by_sqrt_hidden:
+        scale *= math.sqrt(model.hidden_size)
+    x_BSH = embedding_VH[tokens_BS] * scale
     for layer in range(model.num_layers):
         prefix = f"model.layers.{layer}."
         block = {
-            name.removeprefix(prefix).removesuffix(".weight"): weight
+            name.removeprefix(prefix): weight
             for name, weight in weights.items()
             if name.startswith(prefix)
         }
-        x_BSH = x_BSH + _attention(model, block, _rms_norm(model, x_BSH, block["input_layernorm"]))
-        y_BSH = _rms_norm(model, x_BSH, block["post_attention_layernorm"])
-        gate_BSI, up_BSI = y_BSH @ block["mlp.gate_proj"].T, y_BSH @ block["mlp.up_proj"].T
-        x_BSH = x_BSH + (gate_BSI * torch.sigmoid(gate_BSI) * up_BSI) @ block["mlp.down_proj"].T
-    head_VH = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
-    return _rms_norm(model, x_BSH, weights["model.norm.weight"]) @ head_VH.T
+        x_BSH = _compute_layer(model, block, layer, x_BSH)
+    head_VH = embedding_VH if model.tie_embeddings else weights["lm_head.weight"]
+    logits_BSV = _rms_norm(model, x_BSH, weights["model.norm.weight"]) @ head_VH.T
+    return _softcap(logits_BSV, model.head.logit_softcap)
 
 
-def _rms_norm(model: ModelConfig, x_BSH: Tensor, weight_H: Tensor) -> Tensor:
-    mean_BS1 = (x_BSH * x_BSH).mean(-1, keepdim=True)
-    return x_BSH / torch.sqrt(mean_BS1 + model.rms_norm_eps) * weight_H
+def _compute_layer(
+    model: ModelConfig, weights: Mapping[str, Tensor], layer: int, x_BSH: Tensor
+) -> Tensor:
+    """Return the residual stream after attention and MLP of a layer."""
+
+    def norm(name: str, y_BSH: Tensor) -> Tensor:
+        return _rms_norm(model, y_BSH, weights[f"{name}.weight"])
+
+    scale = model.residual_multiplier
+    match model.norm.placement.value:
+        case "pre":
+            y_BSH = _attention(model, weights, layer, norm("input_layernorm", x_BSH))
+            x_BSH = x_BSH + scale * y_BSH
+            y_BSH = _mlp(model, weights, norm("post_attention_layernorm", x_BSH))
+        case "post":
+            y_BSH = _attention(model, weights, layer, x_BSH)
+            x_BSH = x_BSH + scale * norm("post_attention_layernorm", y_BSH)
+            y_BSH = norm("post_feedforward_layernorm", _mlp(model, weights, x_BSH))
+        case "sandwich":
+            y_BSH = _attention(model, weights, layer, norm("input_layernorm", x_BSH))
+            x_BSH = x_BSH + scale * norm("post_attention_layernorm", y_BSH)
+            y_BSH = _mlp(model, weights, norm("pre_feedforward_layernorm", x_BSH))
+            y_BSH = norm("post_feedforward_layernorm", y_BSH)
+        case placement:
+            raise NotImplementedError(f"model.norm.placement={placement}")
+    return x_BSH + scale * y_BSH
 
 
-def _attention(model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor) -> Tensor:
-    def project(name: str) -> Tensor:
-        y_BSE = x_BSH @ weights[f"self_attn.{name}"].T
-        return torch.unflatten(y_BSE, -1, (-1, model.head_dim)).transpose(1, 2)
-
-    length, num_groups = x_BSH.shape[1], model.num_key_value_groups
-    q_BNSD, k_BGSD = (_apply_rope(model, project(name)) for name in ("q_proj", "k_proj"))
-    k_BNSD, v_BNSD = (y.repeat_interleave(num_groups, 1) for y in (k_BGSD, project("v_proj")))
-    scores_BNSS = q_BNSD @ k_BNSD.transpose(2, 3) / math.sqrt(model.head_dim)
-    future_SS = torch.arange(length) > torch.arange(length).unsqueeze(1)
-    y_BNSD = scores_BNSS.masked_fill(future_SS, -torch.inf).softmax(-1) @ v_BNSD
-    return y_BNSD.transpose(1, 2).flatten(2) @ weights["self_attn.o_proj"].T
+def _rms_norm(model: ModelConfig, x: Tensor, weight: Tensor) -> Tensor:
+    """Apply RMSNorm over the last dimension."""
+    mean = (x * x).mean(-1, keepdim=True)
+    return x / torch.sqrt(mean + model.rms_norm_eps) * (weight + model.norm.zero_centered)
 
 
-def _apply_rope(model: ModelConfig, x_BNSD: Tensor) -> Tensor:
+def _softcap(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+def _linear(weights: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+
+def _mlp(model: ModelConfig, weights: Mapping[str, Tensor], x_BSH: Tensor) -> Tensor:
+    def gelu(x: Tensor) -> Tensor:
+        return x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    up_BSI = _linear(weights, "mlp.up_proj", x_BSH)
+    match model.mlp.activation.value:
+        case "swiglu":
+            gate_BSI = _linear(weights, "mlp.gate_proj", x_BSH)
+            y_BSI = gate_BSI * torch.sigmoid(gate_BSI) * up_BSI
+        case "geglu":
+            y_BSI = gelu(_linear(weights, "mlp.gate_proj", x_BSH)) * up_BSI
+        case "relu2":
+            y_BSI = up_BSI.clamp(min=0) ** 2
+        case "gelu":
+            y_BSI = gelu(up_BSI)
+        case activation:
+            raise NotImplementedError(f"model.mlp.activation={activation}")
+    return _linear(weights, "mlp.down_proj", y_BSI)
+
+
+def _attention(
+    model: ModelConfig, weights: Mapping[str, Tensor], layer: int, x_BSH: Tensor
+) -> Tensor:
+    settings, num_groups = model.attention, model.num_key_value_groups
+    q_BNSD, k_BGSD, v_BGSD = (_project(model, weights, name, x_BSH) for name in "qkv")
+    q_BNSD, k_BGSD = _apply_rope(model, layer, q_BNSD), _apply_rope(model, layer, k_BGSD)
+    k_BNSD, v_BNSD = (y.repeat_interleave(num_groups, 1) for y in (k_BGSD, v_BGSD))
+    scores_BNSS = q_BNSD @ k_BNSD.transpose(2, 3) * (settings.scale or model.head_dim**-0.5)
+    scores_BNSS = _softcap(scores_BNSS, settings.logit_softcap)
+    positions_S = torch.arange(x_BSH.shape[1])
+    distances_SS = positions_S.unsqueeze(1) - positions_S
+    is_masked_SS = distances_SS < 0
+    if is_sliding(model, layer):
+        assert settings.sliding_window is not None
+        is_masked_SS |= distances_SS >= settings.sliding_window
+    exp_BNSS = scores_BNSS.masked_fill(is_masked_SS, -torch.inf).exp()
+    sums_BNS1 = exp_BNSS.sum(-1, keepdim=True)
+    if settings.sinks:
+        sums_BNS1 = sums_BNS1 + weights["self_attn.sinks"].exp().view(1, -1, 1, 1)
+    y_BNSD = exp_BNSS / sums_BNS1 @ v_BNSD
+    return _linear(weights, "self_attn.o_proj", y_BNSD.transpose(1, 2).flatten(2))
+
+
+def is_sliding(model: ModelConfig, layer: int) -> bool:
+    """Return True if a layer attends to the last sliding_window positions only."""
+    settings = model.attention
+    if settings.layer_pattern:
+        return settings.layer_pattern[layer % len(settings.layer_pattern)].value == "sliding"
+    return settings.sliding_window is not None
+
+
+def _project(model: ModelConfig, weights: Mapping[str, Tensor], name: str, x_BSH: Tensor) -> Tensor:
+    """Return queries, keys or values, [B, N, S, D], with QK-norm but not rotated."""
+    y_BSE = _linear(weights, f"self_attn.{name}_proj", x_BSH)
+    has_norm = model.attention.qk_norm and name != "v"
+    scope = model.attention.qk_norm_scope.value if has_norm else "none"
+    if scope == "projection":
+        y_BSE = _rms_norm(model, y_BSE, weights[f"self_attn.{name}_norm.weight"])
+    y_BSND = torch.unflatten(y_BSE, -1, (-1, model.head_dim))
+    if scope == "head":
+        y_BSND = _rms_norm(model, y_BSND, weights[f"self_attn.{name}_norm.weight"])
+    return y_BSND.transpose(1, 2)
+
+
+def _apply_rope(model: ModelConfig, layer: int, x_BNSD: Tensor) -> Tensor:
     """Apply rotary embeddings (arXiv 2104.09864) by multiplying complex numbers."""
-    half = model.head_dim // 2
-    frequencies_D = model.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles_SD = torch.arange(x_BNSD.shape[2]).unsqueeze(1) * frequencies_D
-    z_BNSD = torch.complex(x_BNSD[..., :half], x_BNSD[..., half:])
-    z_BNSD = z_BNSD * torch.polar(torch.ones_like(angles_SD), angles_SD)
-    return torch.cat((z_BNSD.real, z_BNSD.imag), -1)
+    pattern, length = model.rope.layer_pattern, x_BNSD.shape[2]
+    if pattern and not pattern[layer % len(pattern)]:
+        return x_BNSD
+    dim = int(model.head_dim * model.rope.partial_rotary_factor)
+    frequencies_D, factor = _compute_frequencies(model, dim, is_sliding(model, layer), length)
+    angles_SD = torch.arange(length).unsqueeze(1) * frequencies_D
+    z_BNSD = torch.complex(x_BNSD[..., : dim // 2], x_BNSD[..., dim // 2 : dim])
+    z_BNSD = z_BNSD * torch.polar(torch.full_like(angles_SD, factor), angles_SD)
+    return torch.cat((z_BNSD.real, z_BNSD.imag, x_BNSD[..., dim:]), -1)
+
+
+def _compute_frequencies(
+    model: ModelConfig, dim: int, is_sliding: bool, length: int
+) -> tuple[Tensor, float]:
+    """Return the angle per position of each pair of elements, and the factor of the rotated pair.
+
+    Formulas: arXiv 2306.15595 (linear), 2309.00071 (section 3.1: dynamic; 3.2 to 3.4: yarn), and
+    `apply_scaling` of Meta's llama-models (llama3).
+    """
+    rope, indices_D = model.rope, torch.arange(dim // 2, dtype=torch.float64)
+    if is_sliding and rope.sliding_theta is not None:
+        return rope.sliding_theta ** (-2 * indices_D / dim), 1.0
+    theta, scaling, original = model.rope_theta, rope.scaling.value, rope.original_max_positions
+    frequencies_D = theta ** (-2 * indices_D / dim)
+    if scaling == "none":
+        return frequencies_D, 1.0
+    if scaling == "linear":
+        return frequencies_D / rope.factor, 1.0
+    assert original is not None
+    if scaling == "dynamic":
+        growth = rope.factor * max(length / original, 1) - (rope.factor - 1)
+        return (theta * growth ** (dim / (dim - 2))) ** (-2 * indices_D / dim), 1.0
+    if scaling == "llama3":
+        rotations_D = original * frequencies_D / (2 * math.pi)
+        transition = rope.high_freq_factor - rope.low_freq_factor
+        kept_D = ((rotations_D - rope.low_freq_factor) / transition).clamp(0, 1)
+        return frequencies_D * (kept_D + (1 - kept_D) / rope.factor), 1.0
+    assert scaling == "yarn", f"model.rope.scaling={scaling}"
+    first, last = (
+        dim * math.log(original / (2 * math.pi * beta)) / (2 * math.log(theta))
+        for beta in (rope.beta_fast, rope.beta_slow)
+    )
+    if rope.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    kept_D = 1 - ((indices_D - first) / (last - first or 0.001)).clamp(0, 1)
+    factor = rope.attention_factor or 0.1 * math.log(rope.factor) + 1
+    return frequencies_D * (kept_D + (1 - kept_D) / rope.factor), factor

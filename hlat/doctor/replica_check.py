@@ -21,7 +21,7 @@ _MAX_MEASURED = 3
 def check_replicas(harness: EngineHarness) -> Iterator[CheckResult]:
     """Check that all replicas of weights and moments are bit-identical after some steps."""
     config = harness.config
-    if config.num_processes == config.parallelism.pp:
+    if config.num_processes == (1 if config.model.tie_embeddings else config.parallelism.pp):
         yield skip_check("replicas", "no two ranks have replicas of the same tensor")
         return
     harness.train(_NUM_STEPS, _LEARNING_RATE)
@@ -51,7 +51,10 @@ def check_replicas(harness: EngineHarness) -> Iterator[CheckResult]:
 def _find_axis(config: Config, ranks: Iterable[int]) -> str:
     """Return the axis along which the ranks differ from one another."""
     degrees = compute_parallel_degrees(config.parallelism, config.num_processes)
-    return "dp" if len({compute_mesh_coordinates(rank, degrees).dp for rank in ranks}) > 1 else "tp"
+    coordinates = [compute_mesh_coordinates(rank, degrees) for rank in ranks]
+    return next(
+        axis for axis in ("dp", "pp", "tp") if len({getattr(one, axis) for one in coordinates}) > 1
+    )
 
 
 def _measure_drift(harness: EngineHarness, names: list[str]) -> float:

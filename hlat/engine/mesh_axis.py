@@ -103,10 +103,31 @@ class MeshAxis:
         return output, work
 
     def any(self, flag: bool, device: torch.device | None = None) -> bool:
-        """Return True if the flag is set on any rank."""
+        """Return True if the flag is set on any rank.
+
+        Host flags use log2(size) messages per rank, because gloo's all-reduce is a ring of twice
+        `size` messages that wait for each other. Devices all-reduce the flag.
+        """
         result = torch.tensor([int(flag)], device=device)
-        self.all_reduce_max(result)
+        if device is not None and device.type != "cpu":
+            self.all_reduce_max(result)
+            return bool(result)
+        distance = 1
+        while distance < self.size:
+            received = self._shift(result, distance)
+            result = torch.maximum(result, received)
+            distance *= 2
         return bool(result)
+
+    def _shift(self, tensor: Tensor, distance: int) -> Tensor:
+        """Send a tensor to the rank `distance` after this one; return that from before it."""
+        received = torch.empty_like(tensor)
+        target, source = (self.ranks[(self.rank + d) % self.size] for d in (distance, -distance))
+        work = dist.isend(tensor, target, self.group)
+        dist.recv(received, source, self.group)
+        assert work is not None
+        work.wait()
+        return received
 
     def broadcast(self, message: bytes | None) -> bytes:
         """Return the first rank's message on all ranks; the others pass None."""

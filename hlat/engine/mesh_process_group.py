@@ -1,6 +1,8 @@
 """Process groups composed of mesh axes, so that a rank's cost does not grow with the world size."""
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +16,9 @@ class MeshProcessGroup(ProcessGroup):
 
     def __init__(self, axes: list[MeshAxis]) -> None:
         self._axes = axes
-        self.is_rank0 = all(axis.rank == 0 for axis in axes)
+        self.rank, self.size = 0, math.prod(axis.size for axis in axes)
+        for axis in axes:
+            self.rank = self.rank * axis.size + axis.rank
 
     def broadcast(self, message: bytes | None) -> bytes:
         """Broadcast along the first axis, then along the next."""
@@ -24,14 +28,13 @@ class MeshProcessGroup(ProcessGroup):
         assert message is not None
         return message
 
-    def gather_object(self, value: Any) -> list[Any]:
-        """Gather along the last axis, then from its first ranks along the axis before it."""
-        values = [value]
+    def reduce_object(self, value: Any, merge: Callable[[list[Any]], Any]) -> Any:
+        """Merge along the last axis, then from its first ranks along the axis before it."""
         for i, axis in reversed([*enumerate(self._axes)]):
-            if all(later.rank == 0 for later in self._axes[i + 1 :]):
-                messages = axis.all_gather_object(json.dumps(values).encode())
-                values = [value for message in messages for value in json.loads(message)]
-        return values if self.is_rank0 else []
+            if axis.size > 1 and all(later.rank == 0 for later in self._axes[i + 1 :]):
+                messages = axis.all_gather_object(json.dumps(value).encode())
+                value = merge([*map(json.loads, messages)]) if axis.rank == 0 else None
+        return value if self.is_rank0 else None
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is set on any rank."""

@@ -9,7 +9,7 @@ from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import Config
 from hlat.engine.parameter_shards import ParameterShard
 from hlat.model.canonical_views import iter_row_views
-from hlat.model.parameter_specs import ParameterSpec
+from hlat.model.parameter_spec import ParameterSpec
 from hlat.model.weight_initialization import compute_initial_values
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

@@ -18,8 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hlat import launch_environment
-from hlat.config.argument_parser import CommandLineParser, build_list_parser, parse_positive_int
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    build_list_parser,
+    is_launcher_override,
+    parse_positive_int,
+)
+from hlat.config.config_errors import ConfigError, ExitCode, escape_control_characters
+from hlat.recovery.signal_handler import SIGNALS, handle_signals
 
 if TYPE_CHECKING:
     from hlat.evaluate.eval_request import EvalRequest
@@ -46,10 +52,6 @@ Scores are written to evaluations/ beside the model; scores of a run's checkpoin
 the run's record, from which curves are drawn. After a signal, scores of finished tasks are kept and
 the exit code is 75. `hlat report tables` prints them beside the paper's."""
 
-_LAUNCHER_PREFIXES = ("hydra/launcher=", "hydra.launcher.")
-"""Prefixes of overrides that choose and configure a launcher."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and print the scores; return the exit code."""
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _build_parser()
     arguments = parser.parse(typed)
     _split_overrides(parser, arguments)
-    if arguments.tasks is None:
+    if not any(arguments.tasks or ()):
         parser.error("no tasks; give tasks=hlat_table2, for example")
     with _interrupt_on_signal() as received_signal:
         try:
@@ -114,7 +116,7 @@ def _split_overrides(parser: CommandLineParser, arguments: argparse.Namespace) -
 
     given, arguments.overrides, arguments.launcher_overrides = arguments.overrides, [], []
     for word in given:
-        if word.lstrip("+~").startswith(_LAUNCHER_PREFIXES):
+        if is_launcher_override(word):
             arguments.launcher_overrides.append(word)
         elif parse_config_group(word) in OVERRIDABLE_GROUPS:
             arguments.overrides.append(word)
@@ -146,20 +148,13 @@ def _interrupt_on_signal() -> Iterator[threading.Event]:
     def handle_signal(*_: object) -> None:
         received.set()
         is_supervised = launch_environment.RECORDS_DIR_ENV in os.environ
-        _install_handler(signal.SIG_IGN if is_supervised else signal.SIG_DFL)
+        for signum in SIGNALS:
+            signal.signal(signum, signal.SIG_IGN if is_supervised else signal.SIG_DFL)
         raise KeyboardInterrupt
 
     is_rank0 = launch_environment.read_rank_info().is_rank0
-    previous_handlers = _install_handler(handle_signal if is_rank0 else signal.SIG_DFL)
-    try:
+    with handle_signals(handle_signal if is_rank0 else signal.SIG_DFL):
         yield received
-    finally:
-        for signum, handler in previous_handlers.items():
-            signal.signal(signum, handler)
-
-
-def _install_handler(handler: Any) -> dict[int, Any]:
-    return {signum: signal.signal(signum, handler) for signum in _SIGNALS}
 
 
 def _parse_shots(text: str) -> int:
@@ -182,8 +177,10 @@ def _run_command(arguments: argparse.Namespace, argv: list[str]) -> int:
     launcher, directory = chosen
     job_argv = [word for word in argv if word not in launcher_overrides]
     shares_filesystem = launcher.shares_file_system
-    job = build_evaluation_job(request, job_argv, arguments.overrides, shares_filesystem)
-    launcher.submit_evaluation(job, directory)
+    job = build_evaluation_job(
+        request, job_argv, arguments.overrides, shares_filesystem, launcher.waits
+    )
+    launcher.submit_command(job, directory)
     return ExitCode.FINISHED
 
 
@@ -234,7 +231,8 @@ def _evaluate_locally(
         config = build_inference_config(source, arguments.overrides)
 
     def print_scores(row: dict[str, Any]) -> None:
-        print(json.dumps(row) if arguments.json else "\n".join(_format_scores(row)), flush=True)
+        text = json.dumps(row) if arguments.json else "\n".join(_format_scores(row))
+        print(escape_control_characters(text), flush=True)
 
     return launch_environment.run_with_exit_record(
         lambda: run_evaluation(config, request, source, print_scores)

@@ -14,7 +14,7 @@ from hlat.config.recorded_config import load_recorded_settings
 from hlat.evaluate import model_source
 from hlat.evaluate.model_source import ModelSource
 from hlat.storage.storage_path import StoragePath
-from hlat.tracking.jsonl_log import JsonlLog
+from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.lost_work import START_EVENTS
 
 POLL_INTERVAL_S = 30.0
@@ -50,7 +50,7 @@ def wait_for_first_checkpoint(run_dir: Path, tokenizer_path: Path | None) -> Mod
 
 def has_run_ended(run_dir: Path) -> bool:
     """Return True if the events of a run state that it will save no more checkpoints."""
-    events = [row["event"] for row in JsonlLog(run_dir / "events.jsonl").read_rows()]
+    events = [row["event"] for row in open_events_log(run_dir).read_rows()]
     events = [event for event in events if event in (*START_EVENTS, *_END_EVENTS)]
     return bool(events) and events[-1] in _END_EVENTS
 

@@ -14,7 +14,8 @@ from hlat.evaluate import humaneval, model_metadata
 from hlat.evaluate.inference_config import build_inference_config, build_unverified_config
 from hlat.evaluate.lm_eval_tasks import TaskLoader
 from hlat.evaluate.paper_tasks import HUMANEVAL
-from hlat.jobs.evaluation_job import EvaluationJob
+from hlat.jobs.command_job import CommandJob
+from hlat.tracking.run_directory import EVALUATIONS_DIR
 
 _MAX_NAME_LENGTH = 40
 """Characters of the readable part of an evaluation's name."""
@@ -100,7 +101,8 @@ def build_evaluation_job(
     arguments: Sequence[str],
     overrides: Sequence[str],
     shares_filesystem: bool,
-) -> EvaluationJob:
+    waits: bool = False,
+) -> CommandJob:
     """Validate an evaluation, and return its job for a launcher.
 
     Errors are reported before the job waits in a queue. The validation does not read weights, and
@@ -111,12 +113,13 @@ def build_evaluation_job(
         arguments: Command-line arguments without overrides of the launcher.
         overrides: Configuration overrides in `arguments`.
         shares_filesystem: The job reads the files of this machine, so that they are validated.
+        waits: The job starts after the run, so that the checkpoint may be missing.
     """
     source, metadata = Path(request.source), None
     if shares_filesystem or source.exists():
         validate_request(request)
         metadata = model_metadata.load_metadata(request.source)
-        if not request.follow and model_metadata.is_run_dir(source):
+        if not request.follow and not waits and model_metadata.is_run_dir(source):
             _validate_checkpoint_exists(source, request.step)
         if HUMANEVAL in request.tasks:
             load_humaneval_problems(request)
@@ -130,7 +133,17 @@ def build_evaluation_job(
     if base_dir.is_relative_to(Path.cwd()):
         base_dir = base_dir.relative_to(Path.cwd())
     name = request.build_name()
-    return EvaluationJob(name, request.source, base_dir, tuple(arguments), config)
+    scores_dir = base_dir / EVALUATIONS_DIR
+    return CommandJob(
+        "evaluate",
+        name,
+        request.source,
+        scores_dir / name,
+        tuple(arguments),
+        config,
+        scores_dir,
+        request.step,
+    )
 
 
 def _validate_checkpoint_exists(run_dir: Path, step: int | None) -> None:
@@ -139,7 +152,9 @@ def _validate_checkpoint_exists(run_dir: Path, step: int | None) -> None:
     if not isinstance(root, Path):
         return
     paths = checkpoint_directory.list_steps(root / "checkpoints")
-    steps = [step for step, path in paths.items() if (path / COMMIT_MARKER).exists()]
+    if step is not None:
+        paths = checkpoint_directory.list_steps(root / "milestones") | paths
+    steps = [step for step, path in sorted(paths.items()) if (path / COMMIT_MARKER).exists()]
     if not steps:
         raise ConfigError(
             f"{run_dir} contains no checkpoint; follow=true evaluates each as it appears"

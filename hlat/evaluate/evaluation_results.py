@@ -16,7 +16,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
 from hlat.storage import durable_files
-from hlat.tracking.run_directory import EVALUATIONS_DIR, replace_file
+from hlat.tracking.run_directory import EVALUATIONS_DIR, validate_no_symlinks
 
 ScoreRow = dict[str, Any]
 TaskResult = dict[str, Any]
@@ -84,7 +84,7 @@ def save_scores(
         "tasks": tasks,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(row, indent=2) + "\n").encode())
+    durable_files.replace_file(path, (json.dumps(row, indent=2) + "\n").encode())
     durable_files.fsync_directory(path.parent)
     return row
 
@@ -141,6 +141,7 @@ def record_run_scores(
     }
     if source.run_dir is None or not keys:
         return
+    validate_no_symlinks(source.run_dir)
     keys.add(AVERAGE)
     limits = {result["limit"] for result in results.values()} - {None}
     event = {

@@ -5,12 +5,13 @@ enough memory. Of the training recipe only the settings of the forward pass are 
 """
 
 from collections.abc import Sequence
-from enum import Enum
 
 from hlat.config.compose import compose_config
+from hlat.config.model_overrides import format_override
 from hlat.config.precision import Dtype
 from hlat.config.resolve import convert_to_dataclasses, resolve_config
 from hlat.config.run import Config
+from hlat.config.run_identity import INITIAL_WEIGHTS_DEFAULTS, flatten_model
 from hlat.evaluate.model_metadata import ModelMetadata
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 
@@ -49,14 +50,14 @@ def parse_config_group(override: str) -> str:
 
 
 def _build_model_overrides(metadata: ModelMetadata) -> list[str]:
-    values = {
-        name: str(value.value if isinstance(value, Enum) else value).lower()
-        for name, value in vars(metadata.model).items()
-        if name not in ("name", "init_from", "init_copies")
-    }
+    omitted = ("model.name", *INITIAL_WEIGHTS_DEFAULTS)
     root = str(metadata.base_dir).replace("\\", "\\\\").replace('"', '\\"')
     return [
-        *(f"model.{name}={value}" for name, value in values.items()),
+        *(
+            format_override(key, value)  # not those of a preset, which also selects a layout
+            for key, value in flatten_model(metadata.model).items()
+            if key not in omitted
+        ),
         f"batch.sequence_length={metadata.sequence_length}",
         f'run.root="{root}"',
         f"run.name={EVALUATIONS_DIR}",

@@ -15,6 +15,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
+from hlat.jobs.submission import find_latest_submission
 from hlat.model import hugging_face_config
 from hlat.storage import storage_path
 
@@ -49,6 +50,9 @@ def load_metadata(location: str) -> ModelMetadata | None:
     for run_dir in (path, path.absolute().parent.parent):
         if is_run_dir(run_dir):
             return load_run_metadata(run_dir)
+        submission = find_latest_submission(run_dir)
+        if submission is not None and is_run_dir(submission.path):  # the run has not started
+            return _load_metadata(run_dir, submission.path)
     state_file = path / "state.json"
     if (path / COMMIT_MARKER).is_file():
         text = json.loads(state_file.read_bytes())["config"]
@@ -72,8 +76,7 @@ def is_hugging_face_dir(directory: Path) -> bool:
 
 def load_run_metadata(run_dir: Path) -> ModelMetadata:
     """Return the metadata in the recorded configuration of a run."""
-    values = recorded_config.load_recorded_settings(run_dir, *_CONFIG_KEYS)
-    return _build_metadata(run_dir.absolute(), values)
+    return _load_metadata(run_dir, run_dir)
 
 
 def load_hugging_face_metadata(directory: Path) -> ModelMetadata:
@@ -82,6 +85,11 @@ def load_hugging_face_metadata(directory: Path) -> ModelMetadata:
     model, sequence_length, dtype = hugging_face_config.parse_hf_config(config, str(directory))
     # transformers computes Llama's norm and the softmax of its attention in fp32
     return ModelMetadata(directory, model, sequence_length, dtype, ("norm", "softmax"))
+
+
+def _load_metadata(run_dir: Path, config_dir: Path) -> ModelMetadata:
+    values = recorded_config.load_recorded_settings(config_dir, *_CONFIG_KEYS)
+    return _build_metadata(run_dir.absolute(), values)
 
 
 def _build_metadata(base_dir: Path, values: list[Any]) -> ModelMetadata:

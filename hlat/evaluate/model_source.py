@@ -114,7 +114,9 @@ def open_checkpoint(
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,
         fp32_operators=tuple(state.adjustable.get("precision.fp32_operators") or ()),
-        tokenizer=prompt_tokenizer.load_run_tokenizer(tokenizer_file, settings.eos_token),
+        tokenizer=prompt_tokenizer.load_run_tokenizer(
+            tokenizer_file, settings.eos_token, settings.bos_token
+        ),
         step=state.step if is_state else None,
         tokens=state.tokens,
         run_dir=run_dir if is_state else None,

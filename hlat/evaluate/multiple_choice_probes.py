@@ -21,8 +21,8 @@ class MultipleChoiceQuestion:
     """Context with several continuations.
 
     Attributes:
-        choices: Token ids of the context, after the end-of-document token as in training, and of
-            the continuation, by choice.
+        choices: Token ids of the context, after the token that precedes a document in training, BOS
+            or else EOS, and of the continuation, by choice.
         num_bytes: UTF-8 bytes of each continuation.
         answer: Index of the correct choice.
     """
@@ -37,7 +37,7 @@ def load_probes(config: Config) -> dict[str, list[MultipleChoiceQuestion]]:
     if not config.evaluation.probes:
         return {}
     data = config.data
-    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token)
+    tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, bos_token=data.bos_token)
     return {
         name: _load_questions(
             f"evaluation.probes.{name}", Path(data.root).expanduser() / file, tokenizer
@@ -99,7 +99,8 @@ def _parse_question(location: str, line: str, tokenizer: Tokenizer) -> MultipleC
         )
     prefix, *sequences = tokenizer.encode_chunks([context, *(context + c for c in choices)])
     pairs = []
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     for ids in sequences:  # a token that spans the boundary belongs to the choice
         split = min(len(prefix), len(ids) - 1)
-        pairs.append(([tokenizer.eos_token_id, *ids[:split].tolist()], ids[split:].tolist()))
+        pairs.append(([start, *ids[:split].tolist()], ids[split:].tolist()))
     return MultipleChoiceQuestion(pairs, [len(choice.encode()) for choice in choices], answer)

@@ -1,14 +1,24 @@
 """List, follow, cancel and resubmit jobs that were sent to Slurm: `hlat jobs`."""
 
 import argparse
+import re
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 
 from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs import slurm_commands
-from hlat.jobs.job_table import JobRow, format_job_table, load_job_rows
+from hlat.jobs.job_array import JobArray
+from hlat.jobs.job_table import (
+    JobRow,
+    cancel_job_rows,
+    format_job_json,
+    format_job_table,
+    load_job_rows,
+)
 from hlat.jobs.submission import SubmissionDir, find_submitted_runs
 
 _EXAMPLES = """\
@@ -16,14 +26,25 @@ examples:
   hlat jobs                                     jobs of all runs in runs/
   hlat jobs runs/sweeps/2026-11-22_09-30-00     jobs of a sweep
   hlat jobs runs/hlat_7b/evaluations            evaluation jobs of a run
+  hlat jobs runs/hlat_7b wait=true              wait until the job ends
+  hlat jobs json=true                           the same table as JSON
   hlat jobs logs runs/hlat_7b follow=true       print the log until the job ends
   hlat jobs cancel runs/hlat_7b
-  hlat jobs resubmit runs failed=true           submit incomplete runs again
+  hlat jobs cancel 'runs/beta2-*'               cancel the runs that match a pattern
+  hlat jobs resubmit runs failed=true           submit failed runs again
 
 See docs/launchers.md."""
-_SETTINGS_OF = {"list": "", "logs": "follow", "cancel": "", "resubmit": "failed"}
-"""Setting of each action."""
-_POLL_INTERVAL_S = 1.0
+_DEFAULT_DIR = Path("runs")
+_PATTERN = re.compile(r"[*?[]")
+_SETTINGS_OF = {
+    "list": ("json", "wait"),
+    "logs": ("follow",),
+    "cancel": (),
+    "resubmit": ("failed",),
+}
+"""Settings of each action."""
+_POLL_INTERVAL_S, _WAIT_INTERVAL_S = 1.0, 5.0
+"""Intervals of reading a log, and of asking Slurm for the states of all jobs."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,39 +53,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         "jobs", "List jobs that were sent to Slurm, print logs, cancel or resubmit them.", _EXAMPLES
     )
     add = parser.add_argument
-    words = "list (default), logs, cancel or resubmit; then directories (default: runs)"
-    add("words", nargs="*", metavar="ACTION|DIR", help=words)
+    words = (
+        "list (default), logs, cancel or resubmit; then directories (default: runs) or patterns of "
+        "run names"
+    )
+    add("words", nargs="*", metavar="ACTION|DIR|PATTERN", help=words)
+    add("--json", action="store_true", help="list: print JSON")
+    help_text = "list: wait until all jobs have ended; exit with 1 unless all are complete"
+    add("--wait", action="store_true", help=help_text)
     add("--follow", action="store_true", help="logs: print until the job ends")
-    add("--failed", action="store_true", help="resubmit: only runs that are not complete")
+    add(
+        "--failed",
+        action="store_true",
+        help="resubmit: only failed runs, not diverged or cancelled ones",
+    )
     arguments = parser.parse(argv)
     has_action = arguments.words[:1] and arguments.words[0] in _SETTINGS_OF
     action = arguments.words.pop(0) if has_action else "list"
-    for name in ("follow", "failed"):
-        if getattr(arguments, name) and _SETTINGS_OF[action] != name:
+    for name in ("json", "wait", "follow", "failed"):
+        if getattr(arguments, name) and name not in _SETTINGS_OF[action]:
             parser.error(f"{name}= is not a setting of {action}")
     return run_command(lambda: _dispatch(action, arguments), None)
 
 
 def _dispatch(action: str, arguments: argparse.Namespace) -> int:
-    directories = [Path(word) for word in arguments.words] or [Path("runs")]
-    rows = load_job_rows([run for path in directories for run in find_submitted_runs(path)])
+    words = arguments.words or [str(_DEFAULT_DIR)]
+    run_dirs = [*dict.fromkeys(run for word in words for run in _find_runs(word))]
+    rows = load_job_rows(run_dirs)
     if not rows:
-        raise ConfigError(f"no job was submitted from {', '.join(map(str, directories))}")
+        raise ConfigError(f"no job was submitted from {', '.join(words)}")
     if action == "logs":
         return _print_logs(rows, arguments.follow)
     if action == "cancel":
         return _cancel([row for row in rows if row.active_job_ids])
     if action == "resubmit":
-        return _resubmit([row for row in rows if row.has_failed or not arguments.failed])
-    print(format_job_table(rows))
-    return ExitCode.FINISHED
+        return _resubmit(_select_failed(rows) if arguments.failed else rows)
+    while arguments.wait and any(row.active_job_ids for row in rows):
+        time.sleep(_WAIT_INTERVAL_S)
+        rows = load_job_rows(run_dirs, retry=True)
+    print(format_job_json(rows) if arguments.json else format_job_table(rows))
+    is_success = all(row.is_complete for row in rows) or not arguments.wait
+    return ExitCode.FINISHED if is_success else ExitCode.FAILED
+
+
+def _find_runs(word: str) -> Iterator[Path]:
+    """Yield the submitted runs in a directory, or those with a name that matches a pattern."""
+    path = Path(word)
+    if path.exists() or not _PATTERN.search(word):
+        yield from find_submitted_runs(path)
+        return
+    directory = _DEFAULT_DIR if path.parent == Path() else path.parent
+    found = [run for run in find_submitted_runs(directory) if fnmatch(run.name, path.name)]
+    if not found:
+        raise ConfigError(f"no submitted run in {directory} matches {path.name}")
+    yield from found
 
 
 def _cancel(active_rows: list[JobRow]) -> int:
     if not active_rows:
         print("no job is pending or running")
         return ExitCode.FINISHED
-    slurm_commands.cancel_jobs([job for row in active_rows for job in row.active_job_ids])
+    cancel_job_rows(active_rows)
     for row in active_rows:
         print(f"cancelled job {' and '.join(row.active_job_ids)} of {row.submission_dir.run_dir}")
     return ExitCode.FINISHED
@@ -79,21 +128,67 @@ def _resubmit(job_rows: list[JobRow]) -> int:
     ]
     if active:
         raise ConfigError(*active)
+    groups: dict[tuple[Path, bool], list[JobRow]] = {}
     for row in job_rows:
-        first = None
-        if row.prerequisite is not None and not row.prerequisite.is_complete:
-            first = _submit(row.prerequisite.submission_dir, None)
-        job = _submit(row.submission_dir, first)
-        after = "" if first is None else f", after its compile job {first}"
-        print(f"job {job} {row.action} {row.submission_dir.run_dir}{after}")
-    if not job_rows:
-        print("no run has failed")
+        submission = row.submission_dir.load()
+        directory = Path(submission.array or row.submission_dir.path)
+        groups.setdefault((directory, _needs_prerequisite(row)), []).append(row)
+    lines = []
+    try:
+        for rows in groups.values():
+            lines += _resubmit_together(rows)
+    finally:  # a closed pipe must not interrupt the submission
+        print("\n".join(lines or ["no run was submitted"]))
     return ExitCode.FINISHED
 
 
-def _submit(submission_dir: SubmissionDir, after_job: str | None) -> str:
-    job = slurm_commands.submit_script(submission_dir.script_path, after_job)
-    submission_dir.receipts.append({"job": job, "time": time.time()})
+def _needs_prerequisite(row: JobRow) -> bool:
+    return row.prerequisite is not None and not row.prerequisite.is_complete
+
+
+def _resubmit_together(job_rows: list[JobRow]) -> list[str]:
+    """Submit a job, or tasks of one array, after their prerequisites; return a line for each."""
+    dependency, after = None, ""
+    prerequisites = [row.prerequisite for row in job_rows if row.prerequisite is not None]
+    if prerequisites:
+        dependency = ""  # the script contains the first job of the prerequisite
+        if _needs_prerequisite(job_rows[0]):
+            first = _submit([row.submission_dir for row in prerequisites], None)
+            is_array = prerequisites[0].submission_dir.load().array is not None
+            dependency = slurm_commands.format_dependency(first, is_array)
+            after = f", after its compile job {first}"
+    submission_dirs = [row.submission_dir for row in job_rows]
+    _submit(submission_dirs, dependency)
+    lines = []
+    for row in job_rows:
+        run_dir, job = row.submission_dir.run_dir, row.submission_dir.last_job_id
+        lines.append(f"job {job} {row.action} {run_dir}{after}")
+    return lines
+
+
+def _select_failed(job_rows: list[JobRow]) -> list[JobRow]:
+    """Return the failed rows without diverged and cancelled runs, and print the latter."""
+    for row in job_rows:
+        if row.ended_on_purpose:
+            run_dir = row.submission_dir.run_dir
+            print(
+                f"{run_dir} is {row.state}; to submit it again: "
+                f"hlat jobs resubmit {shlex.quote(str(run_dir))}"
+            )
+    return [row for row in job_rows if row.has_failed and not row.ended_on_purpose]
+
+
+def _submit(submission_dirs: list[SubmissionDir], dependency: str | None) -> str:
+    """Submit a job, or tasks of one array, and return the job id."""
+    submission_dir, submission = submission_dirs[0], submission_dirs[0].load()
+    if submission.array is None:
+        job = slurm_commands.submit_script(submission_dir.script_path, dependency)
+        submission_dir.receipts.append({"job": job, "time": time.time()})
+        return job
+    array, tasks = JobArray(Path(submission.array)), sorted(d.load().task for d in submission_dirs)
+    option = array.format_option(tasks)
+    job = slurm_commands.submit_script(array.script_path, dependency, option)
+    array.log_receipt(job, tasks)
     return job
 
 

@@ -1,9 +1,10 @@
 """One attempt of a Slurm job, on its first node: runs the commands on all nodes, and requeues.
 
-    python <submission>/code hlat.jobs.attempt <submission>
+    python <code archive> hlat.jobs.attempt <submission>
 
-The attempt forwards Slurm's early signal to the run, reads how the run ended, and requeues the job
-if the exit code requires it (hlat.config.config_errors.ExitCode). It does not import torch.
+`<submission>` is the submission directory, or the link to it in the directory of a job array. The
+attempt forwards Slurm's early signal to the run, reads how the run ended, and requeues the job if
+the exit code requires it (hlat.config.config_errors.ExitCode). It does not import torch.
 """
 
 import os
@@ -18,14 +19,16 @@ from types import FrameType
 
 from hlat import launch_environment
 from hlat.config.config_errors import ConfigError, ExitCode
-from hlat.jobs import slurm_commands
-from hlat.jobs.evaluation_job import load_all_scores
+from hlat.jobs import slurm_commands, sweep_report
+from hlat.jobs.held_jobs import HeldJobs
+from hlat.jobs.score_files import load_all_scores
 from hlat.jobs.submission import Submission, SubmissionDir
 from hlat.recovery import host_info
-from hlat.tracking.jsonl_log import JsonlLog
+from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
-_REQUEUE_TIMEOUT_S = 120
-"""Time for Slurm to end this process after the job was requeued."""
+_STOP_TIMEOUT_FRACTION = 0.8
+"""Part of the time between Slurm's signal and the time limit after which a run that has not stopped
+is requeued, since a job that reaches its time limit is not."""
 _FINAL_EXIT_CODES = (ExitCode.FINISHED, ExitCode.CONFIGURATION, ExitCode.DIVERGED)
 _NOT_FAILED = (*_FINAL_EXIT_CODES, ExitCode.PREEMPTED, ExitCode.UNHEALTHY_NODE)
 
@@ -35,7 +38,8 @@ class AttemptResult:
     """Result of an attempt, which decides on a restart.
 
     `step` is the last logged step, or the number of scores; `stop_requested` is True if the attempt
-    ended because of its time limit or a preemption, not because of a cancellation.
+    ended because of its time limit or a preemption, not because of a cancellation. `has_progressed`
+    is False if the attempt added no step and was not preempted.
     """
 
     exit_code: int
@@ -43,19 +47,26 @@ class AttemptResult:
     stop_requested: bool
     unhealthy_nodes: tuple[str, ...] = ()
     progress_unit: str = "step"
+    has_progressed: bool = True
+
+
+class _StopTimeoutError(Exception):
+    """The commands have not ended long enough before the time limit."""
 
 
 def find_restart_reason(
-    result: AttemptResult, failed_steps: list[int], attempts_left: int
+    result: AttemptResult, failed_steps: list[int], attempts_left: int, has_progressed_before: bool
 ) -> str | None:
     """Return the reason for another attempt, or None if the job is not restarted.
 
-    `failed_steps` contains the last step of each earlier attempt that failed.
+    `failed_steps` contains the last step of each earlier attempt that failed;
+    `has_progressed_before` is False if the previous attempt made no progress.
     """
     if result.exit_code in _FINAL_EXIT_CODES or attempts_left <= 0:
         return None
     if result.exit_code == ExitCode.PREEMPTED:
-        return "it was stopped to save its state" if result.stop_requested else None
+        may_restart = result.stop_requested and (result.has_progressed or has_progressed_before)
+        return "it was stopped to save its state" if may_restart else None
     if result.exit_code == ExitCode.UNHEALTHY_NODE and result.unhealthy_nodes:
         return f"unhealthy: {', '.join(result.unhealthy_nodes)}"
     if failed_steps and result.step <= failed_steps[-1]:
@@ -69,10 +80,10 @@ class JobAttempt:
     def __init__(self, submission_dir: SubmissionDir, environment: Mapping[str, str]) -> None:
         self._submission_dir, self._submission = submission_dir, submission_dir.load()
         self._environment = environment
-        self._job_id = environment["SLURM_JOB_ID"]
+        self._job_id = slurm_commands.get_job_id(environment)
         self._attempt_number = int(environment.get("SLURM_RESTART_COUNT", 0)) + 1
         self._stop_file = submission_dir.path / f"stop.{self._job_id}.{self._attempt_number}"
-        self._start_time = time.time()
+        self._start_time, self._first_step = time.time(), self._load_progress()
         self._terminated_by_slurm = False
 
     def run(self) -> int:
@@ -84,24 +95,55 @@ class JobAttempt:
         # Slurm copies the soft limit from the login node
         host_info.raise_open_file_limit(self._submission.open_files)
         signal.signal(signal.SIGUSR2, self._request_stop)
+        signal.signal(signal.SIGALRM, _raise_stop_timeout)
         signal.signal(signal.SIGTERM, self._record_termination)
+        held_jobs = HeldJobs(self._submission_dir.run_dir)
+        if self._submission.trains:
+            held_jobs.start_polling()
         result = self._build_result(self._run_commands())
         reason = self._find_restart_reason(result)
-        self._log_event("end", exit=result.exit_code, step=result.step, again=reason)
+        self._log_event(
+            "end",
+            exit=result.exit_code,
+            step=result.step,
+            progress=result.has_progressed,
+            cancelled=self._is_cancelled(result),
+            again=reason,
+        )
         if reason is not None:
             self._requeue(result, reason)
+        elif self._submission.trains:
+            held_jobs.release_ready()
+            self._write_sweep_report()
         return result.exit_code
+
+    def _write_sweep_report(self) -> None:
+        if self._submission.sweep is not None and not self._terminated_by_slurm:
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+            program = self._submission.commands[0][:2]
+            sweep_report.write_report_if_last(program, Path(self._submission.sweep))
 
     def _run_commands(self) -> int:
         """Run the commands in order on all nodes; return the first exit code other than 0."""
         for command in self._submission.commands:
             args = build_srun_command(self._submission, command, self._environment)
-            if exit_code := subprocess.Popen(args, env=self._build_environment()).wait():
+            process = subprocess.Popen(args, env=self._build_environment())
+            try:
+                exit_code = process.wait()
+            except _StopTimeoutError:
+                print(f"hlat: job {self._job_id} has not stopped before its time limit", flush=True)
+                process.kill()
+                process.wait()
+                return ExitCode.FAILED
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if exit_code:
                 return exit_code
         return ExitCode.FINISHED
 
     def _build_environment(self) -> dict[str, str]:
-        port = 20000 + int(self._job_id) % 10000  # below Linux's range of ephemeral ports
+        # Below Linux's range of ephemeral ports; SLURM_JOB_ID differs between tasks of an array
+        port = 20000 + int(self._environment["SLURM_JOB_ID"]) % 10000
         host = launch_environment.parse_first_host(self._environment["SLURM_JOB_NODELIST"])
         return {
             **self._environment,
@@ -113,37 +155,64 @@ class JobAttempt:
 
     def _build_result(self, exit_code: int) -> AttemptResult:
         """Return the result; srun returns 0 also for tasks that a signal has ended."""
-        step, unit, hosts = 0, "step", dict[str, None]()
-        is_finished = not self._terminated_by_slurm
+        step, is_finished = self._load_progress(), not self._terminated_by_slurm
+        hosts: tuple[str, ...] = ()
         if self._submission.trains:
-            events = JsonlLog(self._submission_dir.run_dir / "events.jsonl").read_rows()
+            events = open_events_log(self._submission_dir.run_dir).read_rows()
             is_finished = any(row["event"] == "finish" for row in events)
             new_events = [row for row in events if row["time"] >= self._start_time]
             excluded = [row for row in new_events if row["event"] == "exclude"]
-            hosts = dict.fromkeys(str(row["host"]) for row in excluded)
-            rows = JsonlLog(self._submission_dir.run_dir / "metrics.jsonl").read_rows()
-            step = int(rows[-1]["step"]) if rows else 0
-        elif self._submission.scores is not None:
-            scores = load_all_scores(Path(self._submission.scores))
-            step, unit = sum(len(row["tasks"]) for row in scores), "score"
+            hosts = tuple(dict.fromkeys(str(row["host"]) for row in excluded))
         if exit_code not in [*ExitCode] or (exit_code == ExitCode.FINISHED and not is_finished):
             exit_code = ExitCode.FAILED
-        stop_requested = (self._submission.trains or self._submission.scores is not None) and (
-            self._stop_file.exists()
-            or (exit_code == ExitCode.PREEMPTED and slurm_commands.is_preempted(self._job_id))
+        is_resumable = self._submission.trains or self._submission.scores is not None
+        preempted = (
+            is_resumable
+            and exit_code == ExitCode.PREEMPTED
+            and slurm_commands.is_preempted(self._job_id)
         )
-        return AttemptResult(int(exit_code), step, stop_requested, tuple(hosts), unit)
+        return AttemptResult(
+            int(exit_code),
+            step,
+            preempted or (is_resumable and self._stop_file.exists()),
+            hosts,
+            "step" if self._submission.scores is None else "score",
+            preempted or step > self._first_step,
+        )
+
+    def _load_progress(self) -> int:
+        """Return the last logged step, or the number of scores."""
+        if self._submission.scores is not None:
+            scores = load_all_scores(Path(self._submission.scores))
+            return sum(len(row["tasks"]) for row in scores)
+        rows = open_metrics_log(self._submission_dir.run_dir).read_rows()
+        return int(rows[-1]["step"]) if rows else 0
+
+    def _is_cancelled(self, result: AttemptResult) -> bool:
+        return self._terminated_by_slurm and not result.stop_requested
 
     def _find_restart_reason(self, result: AttemptResult) -> str | None:
-        if self._terminated_by_slurm and not result.stop_requested:
+        if self._is_cancelled(result):
             return None
         rows = self._submission_dir.attempts.read_rows()
         ends = [row for row in rows if row["event"] == "end" and row["job"] == self._job_id]
         failed_steps = [row["step"] for row in ends if row["exit"] not in _NOT_FAILED]
+        progress = [row["progress"] for row in ends if row["exit"] != ExitCode.UNHEALTHY_NODE]
+        has_progressed_before = all(progress[-1:])
         attempts_left = self._submission.max_attempts - self._attempt_number
-        return find_restart_reason(result, failed_steps, attempts_left)
+        reason = find_restart_reason(result, failed_steps, attempts_left, has_progressed_before)
+        is_stalled = not (result.has_progressed or has_progressed_before)
+        if result.exit_code == ExitCode.PREEMPTED and is_stalled:
+            print(
+                f"hlat: job {self._job_id} is not restarted: two attempts in a row made no "
+                f"progress, the last at {result.progress_unit} {result.step}",
+                flush=True,
+            )
+        return reason
 
     def _requeue(self, result: AttemptResult, reason: str) -> None:
+        # Slurm ends a requeued job by SIGTERM; scontrol inherits that it is ignored
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print(f"hlat: job {self._job_id} is restarted: {reason}", flush=True)
         excluded = [
             node
@@ -154,8 +223,11 @@ class JobAttempt:
             excluded += [node for node in row.get("without", []) if node not in excluded]
         if excluded:
             self._log_event("exclude", without=excluded)
-        slurm_commands.requeue_job(self._job_id, excluded)
-        time.sleep(_REQUEUE_TIMEOUT_S)
+        try:
+            slurm_commands.requeue_job(self._job_id, excluded)
+        except ConfigError as error:
+            self._log_event("requeue_failed", reason=str(error))
+            raise
 
     def _log_event(self, event: str, **fields: object) -> None:
         attempt = {"job": self._job_id, "attempt": self._attempt_number}
@@ -164,11 +236,17 @@ class JobAttempt:
         )
 
     def _request_stop(self, signum: int, frame: FrameType | None) -> None:
-        """Create the stop file, which the supervisors of the run poll."""
+        """Create the stop file, which the supervisors of the run poll, and start the timeout."""
         self._stop_file.touch()
+        timeout_s = _STOP_TIMEOUT_FRACTION * self._submission.signal_s
+        signal.setitimer(signal.ITIMER_REAL, timeout_s)
 
     def _record_termination(self, signum: int, frame: FrameType | None) -> None:
         self._terminated_by_slurm = True
+
+
+def _raise_stop_timeout(signum: int, frame: FrameType | None) -> None:
+    raise _StopTimeoutError
 
 
 def build_srun_command(
@@ -188,8 +266,10 @@ def build_srun_command(
 
 def main(argv: list[str]) -> int:
     """Run an attempt of the submission in a directory, and return the exit code."""
+    path = Path(argv[0])
+    submission_dir = SubmissionDir(path.readlink() if path.is_symlink() else path)
     try:
-        return JobAttempt(SubmissionDir(Path(argv[0])), os.environ).run()
+        return JobAttempt(submission_dir, os.environ).run()
     except ConfigError as error:
         print(f"hlat: {error}", file=sys.stderr)
         return ExitCode.FAILED

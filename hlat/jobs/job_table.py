@@ -1,5 +1,7 @@
 """Table of submitted runs and evaluations with the state of their jobs."""
 
+import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,22 +9,24 @@ from typing import Any
 
 from hlat.config.config_errors import ExitCode
 from hlat.jobs import slurm_commands
-from hlat.jobs.evaluation_job import load_all_scores
+from hlat.jobs.command_job import COMMANDS_DIR
+from hlat.jobs.score_files import load_all_scores
 from hlat.jobs.slurm_commands import JobState
 from hlat.jobs.submission import SubmissionDir, find_latest_submission
 from hlat.report.text_format import format_table
-from hlat.tracking.jsonl_log import JsonlLog
+from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
+from hlat.tracking.run_directory import EVALUATIONS_DIR
 
 ACTIVE_STATES = {
     *("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"),
     *("REQUEUED", "REQUEUE_HOLD"),
 }
 """States of jobs that run or may run."""
-_COMPLETED = "COMPLETED"
+_COMPLETED, _DIVERGED, _CANCELLED = "COMPLETED", "DIVERGED", "CANCELLED"
 _FINAL_STATES = {
     ExitCode.FINISHED: _COMPLETED,
     ExitCode.CONFIGURATION: "REFUSED",
-    ExitCode.DIVERGED: "DIVERGED",
+    ExitCode.DIVERGED: _DIVERGED,
     ExitCode.PREEMPTED: "INTERRUPTED",
 }
 _HEADINGS = ("run", "job", "state", "attempt", "nodes", "step", "loss", "last event")
@@ -65,14 +69,21 @@ class JobRow:
         return not self.is_active and not self.is_complete
 
     @property
+    def ended_on_purpose(self) -> bool:
+        """True if the job diverged or was cancelled, but not because its prerequisite failed."""
+        if self.prerequisite is not None and self.prerequisite.has_failed:
+            return False
+        return self.state in (_DIVERGED, _CANCELLED)
+
+    @property
     def active_job_ids(self) -> list[str]:
         """Ids of the active jobs, with the prerequisite first."""
         jobs = (self.prerequisite, self)
         return [job.job_id for job in jobs if job is not None and job.is_active]
 
 
-def load_job_rows(run_dirs: Sequence[Path]) -> list[JobRow]:
-    """Return the newest job of each run or evaluation.
+def load_job_rows(run_dirs: Sequence[Path], retry: bool = False) -> list[JobRow]:
+    """Return the newest job of each run or evaluation; `retry` as in `query_job_states`.
 
     Raises:
         ConfigError: Slurm is not available.
@@ -80,13 +91,46 @@ def load_job_rows(run_dirs: Sequence[Path]) -> list[JobRow]:
     submissions = [path for run_dir in run_dirs if (path := find_latest_submission(run_dir))]
     prerequisites = [first for path in submissions if (first := path.prerequisite)]
     job_ids = [job_id for path in submissions + prerequisites if (job_id := path.last_job_id)]
-    states = slurm_commands.query_job_states(job_ids)
+    states = slurm_commands.query_job_states(job_ids, retry)
     return [row for path in submissions if (row := _build_row(path, states))]
+
+
+def cancel_job_rows(job_rows: Sequence[JobRow]) -> None:
+    """Cancel active jobs, and log it, as Slurm deletes their state.
+
+    Raises:
+        ConfigError: scancel fails.
+    """
+    slurm_commands.cancel_jobs([job for row in job_rows for job in row.active_job_ids])
+    for row in job_rows:
+        cancelled = {"event": "cancel", "job": row.job_id, "time": time.time()}
+        row.submission_dir.attempts.append(cancelled)
 
 
 def format_job_table(job_rows: Sequence[JobRow]) -> str:
     """Return the rows as an aligned table."""
     return "\n".join(format_table(_HEADINGS, [_format_cells(row) for row in job_rows]))
+
+
+def format_job_json(job_rows: Sequence[JobRow]) -> str:
+    """Return the rows as a JSON list of objects."""
+    return json.dumps([_build_json_object(row) for row in job_rows], indent=2)
+
+
+def _build_json_object(row: JobRow) -> dict[str, Any]:
+    return {
+        "run": str(row.submission_dir.run_dir),
+        "job": row.job_id,
+        "action": row.action,
+        "state": row.state,
+        "attempt": row.attempt,
+        "nodes": row.nodes,
+        "step": row.step,
+        "loss": row.loss,
+        "event": row.event,
+        "log": str(row.submission_dir.build_log_path(row.job_id)),
+        "prerequisite": None if row.prerequisite is None else _build_json_object(row.prerequisite),
+    }
 
 
 def _build_row(submission_dir: SubmissionDir, states: dict[str, JobState]) -> JobRow | None:
@@ -123,27 +167,34 @@ def _load_progress(submission_dir: SubmissionDir) -> tuple[dict[str, Any], str]:
         rows = load_all_scores(Path(scores_dir))
         row = rows[-1] if rows else {"scores": {}}
         return row, ", ".join(f"{name} {value:.1f}" for name, value in row["scores"].items())
-    metrics = JsonlLog(submission_dir.run_dir / "metrics.jsonl").read_rows()
-    events = JsonlLog(submission_dir.run_dir / "events.jsonl").read_rows()
-    row = metrics[-1] if metrics else {}
-    if not events:
+    row = open_metrics_log(submission_dir.run_dir).read_last_row() or {}
+    event = open_events_log(submission_dir.run_dir).read_last_row()
+    if event is None:
         return row, ""
-    reason = events[-1].get("reason") or events[-1].get("reasons") or ""
-    return row, f"{events[-1]['event']} {reason}".rstrip()
+    reason = event.get("reason") or event.get("reasons") or ""
+    return row, f"{event['event']} {reason}".rstrip()
 
 
 def _resolve_state(state: JobState | None, attempts: list[dict[str, Any]]) -> str:
-    """Return Slurm's state, or a more specific one, since FAILED is any exit code other than 0."""
+    """Return Slurm's state, or a more specific one, since FAILED is any exit code other than 0.
+
+    A job that Slurm has deleted is LOST if it has not started, and KILLED if its end is not logged.
+    """
     if state is not None and state.name not in ("FAILED", _COMPLETED):
         return state.name
+    is_cancelled = any(row["event"] == "cancel" or row.get("cancelled") for row in attempts)
     if attempts and attempts[-1]["event"] == "end":
-        return _FINAL_STATES.get(attempts[-1]["exit"], "FAILED")
-    return "LOST" if state is None else state.name
+        name = _FINAL_STATES.get(attempts[-1]["exit"], "FAILED")
+        return _CANCELLED if is_cancelled and name in ("INTERRUPTED", "FAILED") else name
+    if state is not None:
+        return state.name
+    return _CANCELLED if is_cancelled else "KILLED" if attempts else "LOST"
 
 
 def _format_cells(row: JobRow) -> tuple[str, ...]:
     run_dir = row.submission_dir.run_dir
-    prefix = f"{run_dir.parent.parent.name}: " if row.action == "evaluates" else ""
+    is_command = run_dir.parent.name in (EVALUATIONS_DIR, COMMANDS_DIR)
+    prefix = f"{run_dir.parent.parent.name}: " if is_command else ""
     return (
         f"{prefix}{run_dir.name}",
         row.job_id,

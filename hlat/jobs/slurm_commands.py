@@ -4,15 +4,21 @@ Functions raise ConfigError if the command is missing, fails or does not answer.
 """
 
 import subprocess
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.config.config_errors import ConfigError
+from hlat.jobs import job_array
 
 _SQUEUE_FORMAT = "%i|%T|%N|%r"
 """Job id, state, nodes and reason."""
 _TIMEOUT_S = 60
+_RETRY_S, _MAX_RETRY_INTERVAL_S = 600, 30
+"""Time for which a job repeats a command, and the longest interval: slurmctld may restart."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +30,20 @@ class JobState:
     reason: str
 
 
-def query_job_states(job_ids: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of jobs; Slurm deletes jobs a few minutes after their end."""
+def query_job_states(job_ids: Sequence[str], retry: bool = False) -> dict[str, JobState]:
+    """Return the states of jobs; Slurm deletes jobs a few minutes after their end.
+
+    With `retry`, wait some minutes for a slurmctld that is unavailable.
+    """
     if not job_ids:
         return {}
+    run = _run_with_retries if retry else _run_checked
     # squeue with job ids fails for all of them if one is unknown
-    output = _run_checked(
-        "squeue", "--noheader", "--states=all", f"--format={_SQUEUE_FORMAT}", "--me"
-    )
+    options = ["--states=all", "--array", f"--format={_SQUEUE_FORMAT}", "--me"]
+    output = run("squeue", "--noheader", *options)
     rows = [line.strip().split("|", 3) for line in output.splitlines()]
-    return {row[0]: JobState(*row[1:]) for row in rows if row[0] in job_ids}
+    known = set(job_ids)
+    return {row[0]: JobState(*row[1:]) for row in rows if row[0] in known}
 
 
 def cancel_jobs(job_ids: Sequence[str]) -> None:
@@ -41,17 +51,30 @@ def cancel_jobs(job_ids: Sequence[str]) -> None:
     _run_checked("scancel", *job_ids)
 
 
-def submit_script(script: Path, after_job: str | None) -> str:
-    """Submit a batch script that runs after the success of `after_job`, and return the job id."""
-    # An empty dependency overrides one of an earlier job in the script
-    dependency = format_dependency(after_job) if after_job else ""
-    output = _run_checked("sbatch", "--parsable", f"--dependency={dependency}", str(script))
+def get_job_id(environment: Mapping[str, str]) -> str:
+    """Return the id of the job of this process: `7`, or `7_2` for task 2 of a job array.
+
+    SLURM_JOB_ID of one task is the id of the array, which in a command means all tasks.
+    """
+    if job_array.TASK_VARIABLE in environment:
+        return f"{environment['SLURM_ARRAY_JOB_ID']}_{environment[job_array.TASK_VARIABLE]}"
+    return environment["SLURM_JOB_ID"]
+
+
+def submit_script(script: Path, dependency: str | None = None, array: str | None = None) -> str:
+    """Submit a batch script and return the job id.
+
+    `dependency` and `array`, the tasks, replace those of the script.
+    """
+    options = [] if dependency is None else [f"--dependency={dependency}"]
+    options += [] if array is None else [f"--array={array}"]
+    output = _run_checked("sbatch", "--parsable", *options, str(script))
     return output.strip().partition(";")[0]
 
 
-def format_dependency(job_id: str) -> str:
-    """Return the value of `sbatch --dependency` for the success of a job."""
-    return f"afterok:{job_id}"
+def format_dependency(job_id: str, is_array: bool = False) -> str:
+    """Return the value of `sbatch --dependency` for the success of a job, or of equal tasks."""
+    return f"{'aftercorr' if is_array else 'afterok'}:{job_id}"
 
 
 def find_rejection_reason(script: str) -> str | None:
@@ -60,29 +83,34 @@ def find_rejection_reason(script: str) -> str | None:
     return None if process.returncode == 0 else _get_last_line(process.stderr)
 
 
+def release_job(job_id: str) -> None:
+    """Release a job that its user has held; raise ConfigError if it does not exist."""
+    _run_checked("scontrol", "release", job_id)
+
+
 def is_preempted(job_id: str) -> bool:
     """Return True if Slurm preempts a job in favour of another one."""
     # Slurm prints "PreemptEligibleTime=... PreemptTime=None" until a job is preempted
-    fields = _run_checked("scontrol", "show", "job", job_id).split()
+    fields = _run_with_retries("scontrol", "show", "job", job_id).split()
     times = [field for field in fields if field.startswith("PreemptTime=")]
     return bool(times) and times != ["PreemptTime=None"]
 
 
 def requeue_job(job_id: str, excluded_nodes: Sequence[str]) -> None:
-    """Requeue the job of this process, which ends its current attempt."""
-    if not excluded_nodes:
-        _run_checked("scontrol", "requeue", job_id)
-        return
-    # Slurm accepts excluded nodes of pending jobs only
-    _run_checked("scontrol", "requeuehold", job_id)
-    _run_checked("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(excluded_nodes)}")
-    _run_checked("scontrol", "release", job_id)
+    """Requeue the job of this process, which must end afterwards."""
+    _run_with_retries("scontrol", "requeue", job_id)
+    if excluded_nodes:
+        # Slurm accepts excluded nodes of pending jobs only, and this job waits for this process
+        nodes = ",".join(excluded_nodes)
+        _run_with_retries("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={nodes}")
 
 
 def drain_node(node: str, reason: str) -> bool:
-    """Drain a node; return False if the user lacks the permission."""
+    """Drain a node; return False if the user lacks the permission, or Slurm does not answer."""
     args = ["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"]
-    return _run_command(args).returncode == 0
+    with suppress(ConfigError):
+        return _run_command(args).returncode == 0
+    return False
 
 
 def _run_checked(*args: str) -> str:
@@ -90,6 +118,20 @@ def _run_checked(*args: str) -> str:
     if process.returncode != 0:
         raise ConfigError(f"{args[0]} {args[1]}: {_get_last_line(process.stderr)}")
     return process.stdout
+
+
+def _run_with_retries(*args: str) -> str:
+    """Repeat a command with growing intervals until it succeeds or `_RETRY_S` has passed."""
+    deadline, interval_s = time.monotonic() + _RETRY_S, 1
+    while True:
+        try:
+            return _run_checked(*args)
+        except ConfigError as error:
+            if time.monotonic() > deadline:
+                raise
+            print(f"hlat: {error}; trying again in {interval_s} s", file=sys.stderr)
+        time.sleep(interval_s)
+        interval_s = min(2 * interval_s, _MAX_RETRY_INTERVAL_S)
 
 
 def _run_command(args: list[str], stdin: str | None = None) -> "subprocess.CompletedProcess[str]":
@@ -105,4 +147,5 @@ def _run_command(args: list[str], stdin: str | None = None) -> "subprocess.Compl
 
 def _get_last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith('Try "')]  # after an unknown option
     return lines[-1] if lines else "it failed without a message"

@@ -2,15 +2,16 @@
 
     config.yaml  words.json   resolved configuration and overrides of a training job
                               (hlat.config.frozen_config)
-    code/                     snapshot of the program
+    code.zip                  archive of the program; of a sweep: in the sweep directory
     job.json                  commands and settings of each attempt
-    receipts.jsonl            job ids that the scheduler returned
-    attempts.jsonl            start and end of each attempt
+    receipts.jsonl            job ids that the scheduler returned; of a job array: in its directory
+    attempts.jsonl            start and end of each attempt; cancellations by `hlat jobs`
     <job id>.log              output of the job
 
 A job runs the submitted program even if the checkout changes while the job waits. It can be
 resubmitted and listed after the scheduler has deleted its own record. An evaluation is submitted
-from `<run directory>/evaluations/<name>/`.
+from `<run directory>/evaluations/<name>/`. Points of a sweep with equal resources are tasks of one
+job array (hlat.jobs.job_array).
 """
 
 import json
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.jobs.command_job import COMMANDS_DIR
+from hlat.jobs.job_array import JobArray, create_numbered_dir, find_script
 from hlat.tracking import sweep_log
 from hlat.tracking.jsonl_log import JsonlLog
 from hlat.tracking.run_directory import EVALUATIONS_DIR
@@ -34,11 +37,16 @@ class Submission:
     Attributes:
         commands: Commands that run once per node, in order, until one fails.
         trains: True if the last command trains the run.
+        signal_s: Time between Slurm's early signal and the time limit; Slurm may signal earlier.
         scores: Directory of an evaluation's scores; None: the job evaluates nothing. A job that
             neither trains nor evaluates compiles graphs for the run.
         options: Options of srun.
         open_files: Soft limit of open files, up to the hard limit.
         after: Name of the submission that must succeed first; None: no dependency.
+        array: Directory of the job array; None: the job is not a task of an array.
+        task: Index in the job array.
+        verb: Verb for messages about a job that does not train.
+        sweep: Directory of the sweep, of which the last job writes the comparison; None: one run.
     """
 
     nodes: int
@@ -48,13 +56,18 @@ class Submission:
     options: list[str]
     max_attempts: int
     open_files: int
+    signal_s: int = 300
     after: str | None = None
     scores: str | None = None
+    array: str | None = None
+    task: int = 0
+    verb: str = "compiles"
+    sweep: str | None = None
 
     @property
     def action(self) -> str:
         """Verb for messages."""
-        return "trains" if self.trains else "evaluates" if self.scores else "compiles"
+        return "trains" if self.trains else "evaluates" if self.scores else self.verb
 
 
 @dataclass(frozen=True)
@@ -69,23 +82,23 @@ class SubmissionDir:
         return self.path.parent.parent
 
     @property
-    def code_dir(self) -> Path:
-        """Snapshot of the program."""
-        return self.path / "code"
-
-    @property
     def receipts(self) -> JsonlLog:
-        """Log with `job` and `time` of each submission to the scheduler."""
+        """Log with `job` and `time` of each submission to the scheduler, except of an array."""
         return JsonlLog(self.path / "receipts.jsonl")
 
     @property
     def attempts(self) -> JsonlLog:
-        """Log of the attempts, with an `event` of start, end or exclude."""
+        """Log of the attempts, with an `event`: start, end, exclude, requeue_failed or cancel."""
         return JsonlLog(self.path / "attempts.jsonl")
 
     @property
     def last_job_id(self) -> str | None:
         """Job id of the last submission to the scheduler; None before the first."""
+        if not (self.path / _JOB_FILE).exists():
+            return None
+        submission = self.load()
+        if submission.array is not None:
+            return JobArray(Path(submission.array)).find_job_id(submission.task)
         rows = self.receipts.read_rows()
         return str(rows[-1]["job"]) if rows else None
 
@@ -101,9 +114,8 @@ class SubmissionDir:
 
     @property
     def script_path(self) -> Path:
-        """Batch script, with the name that submitit assigns."""
-        first = str(self.receipts.read_rows()[0]["job"])
-        return self.path / f"{first}_submission.sh"
+        """Batch script of a job that is not a task of an array."""
+        return find_script(self.path, self.receipts)
 
     def save(self, submission: Submission) -> None:
         """Write job.json."""
@@ -124,16 +136,7 @@ class SubmissionDir:
 
 def create_submission_dir(run_dir: Path) -> SubmissionDir:
     """Create the next directory of a run's submissions."""
-    parent = run_dir / "submissions"
-    parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
-        directory = parent / str(max(numbers, default=0) + 1)
-        try:
-            directory.mkdir()
-        except FileExistsError:  # created by another process
-            continue
-        return SubmissionDir(directory)
+    return SubmissionDir(create_numbered_dir(run_dir / "submissions"))
 
 
 def find_latest_submission(run_dir: Path) -> SubmissionDir | None:
@@ -161,5 +164,9 @@ def find_submitted_runs(directory: Path) -> Iterator[Path]:
         yield directory
         return
     for path in (directory, *sorted(directory.iterdir())):
-        candidates = (path, *sorted((path / EVALUATIONS_DIR).glob("*")))
+        candidates = (
+            path,
+            *sorted((path / EVALUATIONS_DIR).glob("*")),
+            *sorted((path / COMMANDS_DIR).glob("*")),
+        )
         yield from (run for run in candidates if find_latest_submission(run) is not None)

@@ -1,1 +1,1 @@
-"""Parameters, initialization and forward pass of the Llama decoder."""
+"""Components of the decoder: specifications (*_spec.py, without torch) and torch modules."""

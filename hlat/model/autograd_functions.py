@@ -1,4 +1,4 @@
-"""RMSNorm and SwiGLU with manual backward passes that save less and compute less.
+"""RMSNorm, SwiGLU and GeGLU with manual backward passes that save less and compute less.
 
 Autograd saves the inputs of each derivative: two fp32 copies for a norm in bf16, and silu(gate)
 for SwiGLU. These functions save the input and recompute the rest in fewer passes over memory, which
@@ -7,6 +7,7 @@ dominate their cost on a CPU.
 
 # ruff: noqa: N812
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,17 +19,19 @@ from torch.autograd.function import once_differentiable
 def rms_norm(x_BSH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """Apply root mean square normalization (arXiv 1910.07467), computed in fp32."""
     if not torch.is_grad_enabled():  # the same bits with less overhead for a single token
-        return F.rms_norm(x_BSH, weight_H.shape, weight_H, eps)
+        return F.rms_norm(x_BSH.to(weight_H.dtype), weight_H.shape, weight_H, eps).to(x_BSH.dtype)
     y_BSH: Tensor = _RMSNorm.apply(x_BSH, weight_H, eps)  # type: ignore[no-untyped-call]
     return y_BSH
 
 
 def swiglu(gate_up_BS2I: Tensor, block_size: int) -> Tensor:
     """Return silu(gate) * up of alternating blocks; [B, S, 2 I] to [B, S, I]."""
-    if not torch.is_grad_enabled():  # avoids the overhead of a Function for a single token
-        return _compute_swiglu(gate_up_BS2I, block_size)
-    y_BSI: Tensor = _SwiGLU.apply(gate_up_BS2I, block_size)  # type: ignore[no-untyped-call]
-    return y_BSI
+    return _apply_glu(gate_up_BS2I, block_size, F.silu, torch.ops.aten.silu_backward)
+
+
+def geglu(gate_up_BS2I: Tensor, block_size: int) -> Tensor:
+    """Return gelu(gate) * up of alternating blocks, with the tanh approximation of GELU."""
+    return _apply_glu(gate_up_BS2I, block_size, _gelu, _gelu_backward)
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -54,14 +57,21 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x_BSH.to(x_BSH.dtype), grad_H.to(weight_H.dtype), None
 
 
-class _SwiGLU(torch.autograd.Function):
-    """Autograd function of `swiglu`."""
+class _GatedLinearUnit(torch.autograd.Function):
+    """Autograd function of `swiglu` and `geglu`."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up_BS2I: Tensor, block_size: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        gate_up_BS2I: Tensor,
+        block_size: int,
+        activation: Callable[[Tensor], Tensor],
+        activation_backward: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
         ctx.save_for_backward(gate_up_BS2I)
         ctx.block_size = block_size
-        return _compute_swiglu(gate_up_BS2I, block_size)
+        ctx.activation, ctx.activation_backward = activation, activation_backward
+        return _compute_glu(gate_up_BS2I, block_size, activation)
 
     @staticmethod
     @once_differentiable
@@ -69,13 +79,39 @@ class _SwiGLU(torch.autograd.Function):
         (gate_up_BS2I,) = ctx.saved_tensors
         gate, up = _split_gate_up(gate_up_BS2I, ctx.block_size)
         grad = torch.unflatten(grad_BSI, -1, (-1, ctx.block_size))
-        grad_gate = torch.ops.aten.silu_backward(grad * up, gate)
-        return torch.stack((grad_gate, F.silu(gate).mul_(grad)), -2).flatten(-3), None
+        grad_gate = ctx.activation_backward(grad * up, gate)
+        grad_up = ctx.activation(gate).mul_(grad)
+        return torch.stack((grad_gate, grad_up), -2).flatten(-3), None, None, None
 
 
-def _compute_swiglu(gate_up_BS2I: Tensor, block_size: int) -> Tensor:
+def _apply_glu(
+    gate_up_BS2I: Tensor,
+    block_size: int,
+    activation: Callable[[Tensor], Tensor],
+    activation_backward: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    if not torch.is_grad_enabled():  # avoids the overhead of a Function for a single token
+        return _compute_glu(gate_up_BS2I, block_size, activation)
+    y_BSI: Tensor = _GatedLinearUnit.apply(  # type: ignore[no-untyped-call]
+        gate_up_BS2I, block_size, activation, activation_backward
+    )
+    return y_BSI
+
+
+def _compute_glu(
+    gate_up_BS2I: Tensor, block_size: int, activation: Callable[[Tensor], Tensor]
+) -> Tensor:
     gate, up = _split_gate_up(gate_up_BS2I, block_size)
-    return F.silu(gate).mul_(up).flatten(-2)
+    return activation(gate).mul_(up).flatten(-2)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    grad_x: Tensor = torch.ops.aten.gelu_backward(grad, x, approximate="tanh")
+    return grad_x
 
 
 def _split_gate_up(gate_up_BS2I: Tensor, block_size: int) -> tuple[Tensor, Tensor]:

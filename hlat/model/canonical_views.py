@@ -4,11 +4,13 @@ Views map both ways without a copy, so reading and writing cannot disagree.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
 from hlat.config.model import ModelConfig
-from hlat.model.fused_weights import RowRange, list_row_ranges
+from hlat.model.decoder_spec import list_module_parameters
+from hlat.model.parameter_spec import RowRange
 
 
 def iter_canonical_views(
@@ -19,8 +21,9 @@ def iter_canonical_views(
     The elements of a view in row-major order are those of the canonical tensor:
     `view.reshape(shape)` reads it, `view.copy_(canonical.view(view.shape))` writes it.
     """
+    parameters = {parameter.name: parameter for parameter in list_module_parameters(model)}
     for name, tensor in tensors.items():
-        for row_range, view, _ in iter_row_views(list_row_ranges(model, name, len(tensor)), tensor):
+        for row_range, view, _ in iter_row_views(parameters[name].rows, tensor):
             yield row_range.name, view
 
 
@@ -62,9 +65,8 @@ class _StridedBlocks:
             or start != self.start + num_blocks * stride
         ):
             return False
-        self.row_range = RowRange(
-            row_range.name, self.row_range.start, num_rows + row_range.num_rows
-        )
+        num_rows += row_range.num_rows
+        self.row_range = replace(self.row_range, num_rows=num_rows)
         self._stride = stride
         return True
 

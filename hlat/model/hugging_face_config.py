@@ -1,60 +1,55 @@
-"""Conversion between ModelConfig and Hugging Face's config.json, as transformers' LlamaConfig.
+"""Conversion between ModelConfig and Hugging Face's config.json.
 
-Unsupported settings (biases, scaled rotary embedding, other architectures) are errors: weights
-would load and silently compute something else.
+Every key that changes the computation is converted or refused: weights would load and silently
+compute something else. The conversion of each family is in hlat/model/families/.
 """
 
 import json
 from collections.abc import Mapping
 from typing import Any
 
+from hlat.config.bounds import find_bounds_violations
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
+from hlat.model.computation_settings import (
+    find_differing_settings,
+    flatten_settings,
+    format_setting,
+    replace_settings,
+)
+from hlat.model.families import FAMILIES, FAMILY_NAMES
+from hlat.model.families.family import Family, format_key
+from hlat.model.families.ignored_keys import IGNORED_KEYS, REQUIRED_VALUES
+from hlat.model.families.key_mappings import OptionalKey, RequiredKey
 
-_HF_KEYS = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "vocab_size": "vocab_size",
-    "rope_theta": "rope_theta",
-    "rms_norm_eps": "rms_norm_eps",
-    "tie_embeddings": "tie_word_embeddings",
-}
-"""Keys of config.json by field of ModelConfig."""
-
-_HF_DEFAULTS = {"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-"""Defaults of LlamaConfig."""
-
-_REQUIRED_VALUES = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 _MAX_POSITIONS_KEY = "max_position_embeddings"
 _HF_DTYPES = {Dtype.fp32: "float32", Dtype.bf16: "bfloat16"}
 
 
 def build_hf_config(
-    model: ModelConfig, sequence_length: int, eos_token_id: int, dtype: Dtype
+    model: ModelConfig,
+    sequence_length: int,
+    eos_token_id: int,
+    dtype: Dtype,
+    bos_token_id: int | None = None,
 ) -> dict[str, Any]:
     """Return the config.json of a model; its number of positions is the training's.
 
-    The rotary base and the dtype of the weights appear twice: as transformers 5 reads them, and as
-    transformers 4 and most other programs do. There is no BOS token, since training uses none.
+    Settings that changed their name appear twice: as transformers 5 reads them, and as transformers
+    4 and most other programs do.
+
+    Raises:
+        ConfigError: The family cannot express a setting of the model.
     """
+    if problems := find_inexpressible_settings(model):
+        raise ConfigError(*problems)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **{key: getattr(model, name) for name, key in _HF_KEYS.items()},
-        "head_dim": model.head_dim,
-        "rope_parameters": {"rope_type": "default", "rope_theta": model.rope_theta},
-        _MAX_POSITIONS_KEY: sequence_length,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "attention_dropout": 0.0,
+        **_build_settings(FAMILIES[model.family], model, sequence_length),
         "initializer_range": model.init_std,
         "use_cache": True,
-        "bos_token_id": None,
+        "bos_token_id": bos_token_id,
+        "pad_token_id": None,
         "eos_token_id": eos_token_id,
         "dtype": _HF_DTYPES[dtype],
         "torch_dtype": _HF_DTYPES[dtype],
@@ -62,21 +57,20 @@ def build_hf_config(
 
 
 def parse_hf_config(config: Mapping[str, Any], directory: str) -> tuple[ModelConfig, int, Dtype]:
-    """Return the model shape, the number of positions and the weight dtype of a config.json.
+    """Return the model, the number of positions and the weight dtype of a config.json.
 
     Raises:
-        ConfigError: The model in the directory is not a supported Llama or a key is missing.
+        ConfigError: A key is missing or not supported.
     """
-    if problems := _find_unsupported_settings(config):
-        raise ConfigError(*(f"{directory}: {problem}" for problem in problems))
-    shape = _extract_shape(config)
-    known = {**config, **shape}
-    if missing := [key for key in (*_HF_KEYS.values(), _MAX_POSITIONS_KEY) if key not in known]:
-        raise ConfigError(f"{directory}: config.json has no {', '.join(missing)}")
+    try:
+        model = _parse_model(config)
+        if config.get(_MAX_POSITIONS_KEY) is None:
+            raise ConfigError(f"config.json has no {_MAX_POSITIONS_KEY}")
+    except ConfigError as error:
+        raise ConfigError(*(f"{directory}: {problem}" for problem in error.problems)) from error
     dtype = {name: dtype for dtype, name in _HF_DTYPES.items()}.get(
         config.get("dtype") or config.get("torch_dtype") or "float32", Dtype.fp32
     )
-    model = ModelConfig(name="llama", **{name: shape[key] for name, key in _HF_KEYS.items()})
     return model, int(config[_MAX_POSITIONS_KEY]), dtype
 
 
@@ -84,80 +78,164 @@ def find_hf_config_mismatches(model: ModelConfig, config: Mapping[str, Any]) -> 
     """Return every reason why weights with this config.json do not fit the model.
 
     A message has the key, its value and the override to set; if several overrides are needed, a
-    last message lists all of them.
+    last message lists all of them. model.family may differ if the computation is the same.
     """
-    mismatches = _find_unsupported_settings(config)
-    if mismatches:
+    mismatches: list[str] = []
+    try:
+        missing = _list_missing_sizes(_find_family(config), config)
+        mismatches += [f"config.json has no {mapping.key}" for mapping in missing]
+        sizes = {mapping.key: getattr(model, mapping.setting) for mapping in missing}
+        other = _parse_model({**config, **sizes})
+    except ConfigError as error:
+        return [*mismatches, *error.problems]
+    paths = find_differing_settings(model, other)
+    if not paths:
         return mismatches
-    hf_shape = _extract_shape(config)
-    overrides = []
-    for name, key in _HF_KEYS.items():
-        value = getattr(model, name)
-        if key not in hf_shape:
-            mismatches.append(f"config.json has no {key}")
-        elif value != hf_shape[key]:
-            overrides.append(f"model.{name}={json.dumps(hf_shape[key])}")
-            mismatches.append(
-                f"config.json has {key}={json.dumps(hf_shape[key])}, this run has "
-                f"model.{name}={json.dumps(value)}; set {overrides[-1]}"
-            )
+    if model.family != other.family:
+        paths.insert(0, "family")
+    overrides = [format_setting(other, path) for path in paths]
+    mismatches += [
+        f"config.json has {_format_hf_setting(config, other, path)}, this run has "
+        f"{format_setting(model, path)}; set {override}"
+        for path, override in zip(paths, overrides, strict=True)
+    ]
     if len(overrides) > 1:
         mismatches.append(f"to set them all: {' '.join(overrides)}")
     return mismatches
 
 
-def _extract_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys that define shape and arithmetic, with the defaults of transformers."""
-    shape = {key: config[key] for key in _HF_KEYS.values() if config.get(key) is not None}
-    if "num_attention_heads" in shape:
-        shape.setdefault("num_key_value_heads", shape["num_attention_heads"])
-    for rope in _get_rope_settings(config).values():
-        if rope.get("rope_theta") is not None:
-            shape["rope_theta"] = rope["rope_theta"]
-    return _HF_DEFAULTS | shape
+def find_inexpressible_settings(model: ModelConfig) -> list[str]:
+    """Return a message for each setting that the config.json of model.family cannot express."""
+    if model.family not in FAMILIES:
+        return [f"model.family={model.family} is unknown; use {', '.join(FAMILY_NAMES)}"]
+    try:
+        parsed = _convert_to_family(model, model.family)
+    except ConfigError as error:
+        start = f"model.family={model.family} cannot express this model"
+        return [f"{start}: {problem}" for problem in error.problems]
+    paths = find_differing_settings(model, parsed)
+    families = [name for name in FAMILY_NAMES if _is_expressible(model, name)] if paths else []
+    alternatives = f"model.family={families[0]} or " if families else ""
+    return [
+        f"{format_setting(model, path)} cannot be exported with model.family={model.family}; "
+        f"use {alternatives}{format_setting(parsed, path)}"
+        for path in paths
+    ]
 
 
-def _find_unsupported_settings(config: Mapping[str, Any]) -> list[str]:
+def _is_expressible(model: ModelConfig, family: str) -> bool:
+    try:
+        return not find_differing_settings(model, _convert_to_family(model, family))
+    except ConfigError:
+        return False
+
+
+def _convert_to_family(model: ModelConfig, family: str) -> ModelConfig:
+    """Return the model that the config.json of a family describes."""
+    return _parse_model(_build_settings(FAMILIES[family], model, 1))
+
+
+def _build_settings(family: Family, model: ModelConfig, sequence_length: int) -> dict[str, Any]:
+    """Return the keys of config.json that determine the computation."""
+    settings: dict[str, Any] = {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        _MAX_POSITIONS_KEY: sequence_length,
+        "attention_dropout": 0.0,
+    }
+    for mapping in family.mappings:
+        settings |= mapping.build(model)
+    return settings
+
+
+def _parse_model(config: Mapping[str, Any]) -> ModelConfig:
+    """Return the model of a config.json; raise ConfigError with every problem."""
+    family = _find_family(config)
+    problems = _find_unsupported_keys(family, config)
+    settings: dict[str, Any] = {}
+    sizes = [mapping for mapping in family.mappings if isinstance(mapping, RequiredKey)]
+    others = [mapping for mapping in family.mappings if not isinstance(mapping, RequiredKey)]
+    for mappings in (sizes, others):  # the other mappings read the sizes
+        for mapping in mappings:
+            try:
+                settings |= mapping.parse(config)
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(*problems)
+    shape = {path: value for path, value in settings.items() if "." not in path}
+    model = ModelConfig(name=family.name, family=family.name, **shape)
+    model = replace_settings(model, family.fixed | settings)
+    if problems := list(find_bounds_violations(model, "config.json: model.")):
+        raise ConfigError(*problems)
+    if family.heads_divide_hidden_size and model.hidden_size % model.num_attention_heads:
+        raise ConfigError(
+            f"num_attention_heads={model.num_attention_heads} does not divide "
+            f"hidden_size={model.hidden_size}, which transformers requires of {family.model_type}"
+        )
+    return model
+
+
+def _list_missing_sizes(family: Family, config: Mapping[str, Any]) -> list[RequiredKey]:
+    """Return the mappings of required keys that config.json lacks."""
+    required = [mapping for mapping in family.mappings if isinstance(mapping, RequiredKey)]
+    return [mapping for mapping in required if config.get(mapping.key) is None]
+
+
+def _find_family(config: Mapping[str, Any]) -> Family:
     model_type, architectures = config.get("model_type"), config.get("architectures")
-    if model_type != "llama" or architectures not in (None, ["LlamaForCausalLM"]):
-        return [
-            f"config.json has model_type={json.dumps(model_type)} "
-            f"architectures={json.dumps(architectures)}; hlat supports only "
-            '"llama" ["LlamaForCausalLM"]'
-        ]
-    problems = [
-        f"config.json has {key}={json.dumps(config[key])}; hlat supports only "
-        f"{key}={json.dumps(value)}"
-        for key, value in _REQUIRED_VALUES.items()
-        if config.get(key, value) != value
-    ]
-    if config.get("quantization_config") is not None:
-        problems.append(
-            "config.json has quantization_config; use a directory with weights that are not "
-            "quantized"
-        )
-    ropes = _get_rope_settings(config)
-    problems += [
-        f"config.json has {key}={json.dumps(rope)}; hlat does not support scaled rotary embeddings"
-        for key, rope in ropes.items()
-        if rope.get("rope_type", rope.get("type", "default")) != "default"
-        or rope.get("partial_rotary_factor", 1) != 1
-    ]
-    thetas = {theta for one in (config, *ropes.values()) if (theta := one.get("rope_theta"))}
-    if len(thetas) > 1:
-        values = ", ".join(sorted(map(json.dumps, thetas)))
-        problems.append(f"config.json has several rope_theta: {values}")
-    head_dim, num_heads = config.get("head_dim"), config.get("num_attention_heads", 0)
-    hidden_size = config.get("hidden_size")
-    if head_dim is not None and head_dim * num_heads != hidden_size:
-        problems.append(
-            f"config.json has head_dim={head_dim} x num_attention_heads={num_heads}, but "
-            f"hidden_size={hidden_size}; hlat requires the product to equal the hidden size"
-        )
+    for family in FAMILIES.values():
+        if model_type == family.model_type and architectures in (None, [family.architecture]):
+            return family
+    hint = ""
+    if model_type == "gemma3":
+        hint = "; save the text model of Gemma 3, model_type=gemma3_text"
+    raise ConfigError(
+        f"config.json has model_type={json.dumps(model_type)} "
+        f"architectures={json.dumps(architectures)}; hlat supports only "
+        + ", ".join(f"{family.model_type} [{family.architecture}]" for family in FAMILIES.values())
+        + hint
+    )
+
+
+def _find_unsupported_keys(family: Family, config: Mapping[str, Any]) -> list[str]:
+    """Return a message for each key that could change the computation and is not converted."""
+    problems = []
+    required = {key: v for key, v in REQUIRED_VALUES.items() if key not in family.keys}
+    known = family.keys | IGNORED_KEYS | set(family.ignored_keys) | required.keys()
+    for key, value in config.items():
+        if value is None:
+            continue
+        if key == "attention_dropout":
+            if value != 0:
+                problems.append(
+                    f"{format_key(config, key)}; training applies no dropout; set it to 0.0 in "
+                    "config.json"
+                )
+        elif key == "quantization_config":
+            problems.append(
+                f"config.json has {key}; use a directory with weights that are not quantized"
+            )
+        elif key in required and value != required[key]:
+            supported = f"{key}={json.dumps(required[key])}"
+            problems.append(f"{format_key(config, key)}; hlat supports only {supported}")
+        elif key not in known:
+            problems.append(
+                f"{format_key(config, key)}, which is not supported with "
+                f"model_type={family.model_type}; remove it if it does not change the computation"
+            )
     return problems
 
 
-def _get_rope_settings(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the rotary settings of transformers 4, then those of transformers 5."""
-    ropes = {key: config[key] for key in ("rope_scaling", "rope_parameters") if config.get(key)}
-    return {k: v if isinstance(v, Mapping) else {"rope_type": v} for k, v in ropes.items()}
+def _format_hf_setting(config: Mapping[str, Any], model: ModelConfig, path: str) -> str:
+    """Return a key of config.json and its value, or the setting that config.json implies."""
+    if path == "family":
+        return f"model_type={json.dumps(config['model_type'])}"
+    keys = {"num_key_value_heads": "num_key_value_heads", "rope_theta": "rope_theta"} | {
+        mapping.setting: mapping.key
+        for mapping in FAMILIES[model.family].mappings
+        if isinstance(mapping, RequiredKey | OptionalKey)
+    }
+    if path in keys:
+        return f"{keys[path]}={json.dumps(flatten_settings(model)[path])}"
+    return format_setting(model, path)

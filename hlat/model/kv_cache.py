@@ -3,7 +3,7 @@
 Entries are indexed by position, also in batches of sequences of different lengths: a new token
 overwrites padding at its position and attends to no later position.
 
-Tensor names end in their dimensions as in llama.py; L positions of a sequence.
+Tensor names end in their dimensions as in decoder.py; L positions of a sequence.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from hlat.model.attention_kernels import KeyRange
 
 KVCacheUpdate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Writes a layer's k_BGSD and v_BGSD of new tokens; returns those of all visible positions."""
@@ -50,15 +52,15 @@ class KVCache:
         """True if the new tokens are the first tokens of every sequence."""
         return self.num_visible_positions == self.positions_BS.shape[1]
 
-    @property
-    def needs_mask(self) -> bool:
-        """True unless attention is causal (prefill), or full for one new token per sequence."""
-        return not (self.is_prefill or (self.has_equal_lengths and self.positions_BS.shape[1] == 1))
+    def build_key_range(self) -> KeyRange | None:
+        """Return the positions that each new token attends to, up to its own.
 
-    def build_mask(self) -> Tensor:
-        """Return a boolean mask [B, S, L]: each new token attends to positions up to its own."""
-        positions_L = torch.arange(self.num_visible_positions, device=self.positions_BS.device)
-        return positions_L <= self.positions_BS.unsqueeze(2)
+        None if attention is causal (prefill), or full for one new token per sequence.
+        """
+        is_full = self.has_equal_lengths and self.positions_BS.shape[1] == 1
+        if self.is_prefill or is_full:
+            return None
+        return KeyRange(None, self.positions_BS)
 
     def get_layer_update(self, layer: str) -> KVCacheUpdate:
         """Return the function that updates the cache of a layer."""

@@ -5,7 +5,8 @@ gradient with respect to the hidden states. Logits are computed, used and droppe
 Since the gradients of a sum are known with each chunk, the forward pass computes them and nothing
 is recomputed.
 
-Tensor names end in their dimensions as in llama.py; N rows are B x S positions, C rows of a chunk.
+Tensor names end in their dimensions as in decoder.py; N rows are B x S positions, C rows of a
+chunk.
 """
 
 # ruff: noqa: N812
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hlat.model.parameter_specs import logit_chunk_size
+from hlat.model.embedding_spec import logit_chunk_size
 
 IGNORE_INDEX = -100
 """Target that is excluded from the loss; torch's default."""
@@ -61,6 +62,12 @@ FULL_VOCAB = VocabShard(0, lambda tensor: tensor.unsqueeze(0))
 """Vocabulary of a head that is not sharded."""
 
 
+def compute_logits(x_NH: Tensor, head_VH: Tensor, softcap: float | None = None) -> Tensor:
+    """Return the logits of an output head, limited to +-softcap; logits_NV."""
+    logits_NV = F.linear(x_NH, head_VH)
+    return logits_NV if softcap is None else softcap * torch.tanh(logits_NV / softcap)
+
+
 def linear_cross_entropy(
     x_BSH: Tensor,
     head_VH: Tensor,
@@ -69,6 +76,8 @@ def linear_cross_entropy(
     fp32: bool = True,
     compiled: bool = False,
     vocab_shard: VocabShard = FULL_VOCAB,
+    softcap: float | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Return the sum of the cross entropy of the targets in nats, times `scale`, as fp32 scalar.
 
@@ -84,14 +93,26 @@ def linear_cross_entropy(
             sharded.
         vocab_shard: Shard of the vocabulary in head_VH. The loss covers the full vocabulary; the
             gradient of x is the shard's part of the sum.
+        softcap: Limit of the logits (HeadConfig.logit_softcap).
+        z_loss: Weight of the square of log(sum(exp(logits))) in the objective: gradients contain
+            it, the result does not (HeadConfig.z_loss).
     """
     x_NH, targets_N = x_BSH.flatten(0, 1), targets_BS.flatten()
     if not torch.is_grad_enabled():  # not visible inside of a Function
         x_NH, head_VH = x_NH.detach(), head_VH.detach()
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        x_NH, head_VH, targets_N, scale, fp32, compiled, vocab_shard
+        x_NH, head_VH, targets_N, scale, fp32, compiled, _Logits(vocab_shard, softcap, z_loss)
     )
     return loss
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """How the logits of a head become its loss; see `linear_cross_entropy`."""
+
+    vocab_shard: VocabShard
+    softcap: float | None
+    z_loss: float
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -106,23 +127,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: float,
         fp32: bool,
         compiled: bool,
-        vocab_shard: VocabShard,
+        options: _Logits,
     ) -> Tensor:
         dtype = torch.float32 if fp32 else x_NH.dtype
         requires_grad = any(ctx.needs_input_grad)
         grad_x_NH = torch.empty_like(x_NH) if requires_grad else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if requires_grad else None
         nats_N = torch.empty(len(x_NH), dtype=torch.float32, device=x_NH.device)
-        kernel_ = _select_logit_kernel(x_NH, dtype, compiled, vocab_shard)
+        kernel_ = _select_logit_kernel(x_NH, dtype, compiled, options)
         chunk_size = logit_chunk_size(len(head_VH))
         buffer = x_NH.new_empty(min(chunk_size, len(x_NH)), len(head_VH))
         for start in range(0, len(x_NH), chunk_size):
             chunk = slice(start, start + chunk_size)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             logits_CV = torch.mm(x_CH, head_VH.t(), out=buffer[: len(x_CH)])
-            for block in _split_into_blocks(logits_CV, dtype, compiled, vocab_shard):
+            for block in _split_into_blocks(logits_CV, dtype, compiled, options):
                 nats_N[chunk][block] = kernel_(
-                    logits_CV[block], targets_C[block], scale, dtype, requires_grad, vocab_shard
+                    logits_CV[block], targets_C[block], scale, dtype, requires_grad, options
                 )
             if grad_x_NH is not None and grad_head_VH is not None:
                 torch.mm(logits_CV, head_VH, out=grad_x_NH[chunk])
@@ -143,15 +164,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_x_NH.mul_(grad), grad_head_VH.mul_(grad), None, None, None, None, None
 
 
-LogitKernel = Callable[[Tensor, Tensor, float, torch.dtype, bool, VocabShard], Tensor]
+LogitKernel = Callable[[Tensor, Tensor, float, torch.dtype, bool, _Logits], Tensor]
 """`_logits_to_grad_` or an equivalent function."""
 
 
 def _select_logit_kernel(
-    x_NH: Tensor, dtype: torch.dtype, compiled: bool, vocab_shard: VocabShard
+    x_NH: Tensor, dtype: torch.dtype, compiled: bool, options: _Logits
 ) -> LogitKernel:
     """Return the fastest function for the dtype of x and the computation dtype."""
-    if vocab_shard is not FULL_VOCAB:
+    if options.vocab_shard is not FULL_VOCAB or options.softcap is not None or options.z_loss:
         return _logits_to_grad_
     if x_NH.is_cpu and not (compiled and x_NH.dtype != dtype):
         return _logits_to_grad_by_softmax_
@@ -161,14 +182,14 @@ def _select_logit_kernel(
 
 
 def _split_into_blocks(
-    logits_CV: Tensor, dtype: torch.dtype, compiled: bool, vocab_shard: VocabShard
+    logits_CV: Tensor, dtype: torch.dtype, compiled: bool, options: _Logits
 ) -> Iterator[slice]:
     """Yield slices of rows: all rows at once unless a CPU casts them.
 
     A sharded head uses one block, since each block costs collectives.
     """
     num_rows, width = logits_CV.shape
-    if vocab_shard is FULL_VOCAB and logits_CV.is_cpu and logits_CV.dtype != dtype:
+    if options.vocab_shard is FULL_VOCAB and logits_CV.is_cpu and logits_CV.dtype != dtype:
         elements = _COMPILED_BLOCK_ELEMENTS if compiled else _BLOCK_ELEMENTS
         num_rows = max(_MIN_BLOCK_ROWS, elements // width)
     for start in range(0, len(logits_CV), num_rows):
@@ -186,14 +207,26 @@ def _logits_to_grad_(
     scale: float,
     dtype: torch.dtype,
     requires_grad: bool,
-    vocab_shard: VocabShard,
+    options: _Logits,
 ) -> Tensor:
     """Overwrite logits with their gradient, computed in `dtype`; returns nats_C."""
-    exp_CV = logits_CV.to(dtype)
-    sums_C1, nats_C1 = _exp_and_cross_entropy_(exp_CV, targets_C, vocab_shard)
+    exp_CV, vocab_shard = logits_CV.to(dtype), options.vocab_shard
+    slope_CV = None
+    if options.softcap is not None:
+        exp_CV, slope_CV = _apply_softcap(exp_CV, options.softcap)
+    max_C1, sums_C1, nats_C1 = _exp_and_cross_entropy_(exp_CV, targets_C, vocab_shard)
     if requires_grad:
-        logits_CV.copy_(_exp_to_grad_(exp_CV, sums_C1, targets_C, scale, vocab_shard))
+        if options.z_loss:
+            exp_CV *= 1 + 2 * options.z_loss * (sums_C1.log() + max_C1)
+        grad_CV = _exp_to_grad_(exp_CV, sums_C1, targets_C, scale, vocab_shard)
+        logits_CV.copy_(grad_CV if slope_CV is None else grad_CV * slope_CV)
     return nats_C1.squeeze(1)
+
+
+def _apply_softcap(logits_CV: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Return limited logits, cap * tanh(logits / cap), and the derivative of each."""
+    tanh_CV = torch.tanh(logits_CV / cap)
+    return cap * tanh_CV, 1 - tanh_CV.square()
 
 
 def _logits_to_grad_by_softmax_(
@@ -202,7 +235,7 @@ def _logits_to_grad_by_softmax_(
     scale: float,
     dtype: torch.dtype,
     requires_grad: bool,
-    vocab_shard: VocabShard,
+    options: _Logits,
 ) -> Tensor:
     """Compute `_logits_to_grad_` with torch.softmax: one pass on a CPU instead of four.
 
@@ -210,7 +243,7 @@ def _logits_to_grad_by_softmax_(
     """
     p_CV = logits_CV.to(dtype)
     torch.softmax(p_CV, 1, out=p_CV)
-    is_local_C1, target_index = _locate_targets(targets_C, p_CV.shape[1], vocab_shard)
+    is_local_C1, target_index = _locate_targets(targets_C, p_CV.shape[1], options.vocab_shard)
     p_C1 = p_CV[target_index]
     if requires_grad:
         p_CV[target_index] -= 1
@@ -231,21 +264,22 @@ def _recompute_underflowed_(
 
 def _exp_and_cross_entropy_(
     logits_CV: Tensor, targets_C: Tensor, vocab_shard: VocabShard
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Overwrite logits with exp(logits - max).
 
     Returns:
-        Sums of the exponentials over the full vocabulary, and the cross entropy in fp32 (0 without
-        target); both [C, 1].
+        Maxima and sums of the exponentials over the full vocabulary, and the cross entropy in fp32
+        (0 without target); all [C, 1].
     """
-    logits_CV -= vocab_shard.all_gather(logits_CV.amax(1, keepdim=True)).amax(0)
+    max_C1 = vocab_shard.all_gather(logits_CV.amax(1, keepdim=True)).amax(0)
+    logits_CV -= max_C1
     is_local_C1, target_index = _locate_targets(targets_C, logits_CV.shape[1], vocab_shard)
     target_C1 = logits_CV[target_index].float().where(is_local_C1, 0)
     sums_C1 = logits_CV.exp_().sum(1, keepdim=True)
     both_C2 = vocab_shard.all_gather(torch.cat((sums_C1.float(), target_C1), 1)).sum(0)
     sums_C1, target_C1 = both_C2[:, :1].to(sums_C1.dtype), both_C2[:, 1:]
     is_target_C1 = (targets_C != IGNORE_INDEX).unsqueeze(1)
-    return sums_C1, (sums_C1.float().log() - target_C1).where(is_target_C1, 0)
+    return max_C1, sums_C1, (sums_C1.float().log() - target_C1).where(is_target_C1, 0)
 
 
 def _exp_to_grad_(

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hlat.model.loss import FULL_VOCAB, VocabShard
-from hlat.model.parameter_specs import logit_chunk_size
+from hlat.model.embedding_spec import logit_chunk_size
+from hlat.model.loss import FULL_VOCAB, VocabShard, compute_logits
 
 RANDOM_RANGE = 1 << 32
 """Exclusive upper bound of the random integers that select a sample."""
@@ -26,6 +26,7 @@ def compute_log_probs(
     rows_Q: Tensor,
     tokens_Q: Tensor,
     vocab_shard: VocabShard = FULL_VOCAB,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log probabilities of tokens in nats and the argmax of each row; softmax in fp32.
 
@@ -35,6 +36,7 @@ def compute_log_probs(
         rows_Q: Row of each query, ascending, int64, in host memory.
         tokens_Q: Token of each query, int64.
         vocab_shard: Shard of the vocabulary in head_VH.
+        softcap: Limit of the logits (HeadConfig.logit_softcap).
 
     Returns:
         log_probs_Q, fp32, and argmax_N, int64; the lowest id among equal logits.
@@ -44,7 +46,7 @@ def compute_log_probs(
     chunk_size = logit_chunk_size(len(head_VH))
     for start in range(0, len(x_NH), chunk_size):
         chunk = slice(start, start + chunk_size)
-        logits_CV = F.linear(x_NH[chunk], head_VH).float()
+        logits_CV = compute_logits(x_NH[chunk], head_VH, softcap).float()
         argmax_N[chunk], max_C = _compute_argmax(logits_CV, vocab_shard)
         bounds = torch.tensor([start, start + chunk_size])
         begin, end = torch.searchsorted(rows_Q, bounds).tolist()
@@ -60,11 +62,15 @@ def compute_log_probs(
 
 
 def select_argmax_tokens(
-    x_NH: Tensor, head_VH: Tensor, vocab_shard: VocabShard = FULL_VOCAB
+    x_NH: Tensor,
+    head_VH: Tensor,
+    vocab_shard: VocabShard = FULL_VOCAB,
+    softcap: float | None = None,
 ) -> Tensor:
     """Return the most likely token of each row, int64; the lowest id among equal logits."""
     chunks = torch.split(x_NH, logit_chunk_size(len(head_VH)))
-    return torch.cat([_compute_argmax(F.linear(x_CH, head_VH), vocab_shard)[0] for x_CH in chunks])
+    logits = (compute_logits(x_CH, head_VH, softcap) for x_CH in chunks)
+    return torch.cat([_compute_argmax(logits_CV, vocab_shard)[0] for logits_CV in logits])
 
 
 def sample_tokens(
@@ -74,6 +80,7 @@ def sample_tokens(
     temperature: float,
     top_p: float,
     vocab_shard: VocabShard = FULL_VOCAB,
+    softcap: float | None = None,
 ) -> Tensor:
     """Sample a token id for each row from softmax(logits / temperature), computed in fp32.
 
@@ -86,7 +93,8 @@ def sample_tokens(
     chunk_size = logit_chunk_size(len(head_VH))
     for start in range(0, len(x_NH), chunk_size):
         chunk = slice(start, start + chunk_size)
-        logits_CV = _gather_logits(F.linear(x_NH[chunk], head_VH).float(), vocab_shard)
+        logits_CV = compute_logits(x_NH[chunk], head_VH, softcap).float()
+        logits_CV = _gather_logits(logits_CV, vocab_shard)
         probs_CV = (F.softmax(logits_CV / temperature, 1) * _PROBABILITY_ONE).long()
         if top_p < 1:
             probs_CV = _filter_top_p(probs_CV, top_p)

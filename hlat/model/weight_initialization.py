@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hlat.config.model import ModelConfig
-from hlat.model.parameter_specs import ParameterSpec, compute_init_std
+from hlat.model.decoder_spec import compute_init_std
+from hlat.model.parameter_spec import Initialization, ParameterSpec
 
 RNG_BLOCK_SIZE = 65536
 """Consecutive elements, in row-major order, that one random stream fills."""
@@ -27,9 +28,8 @@ def compute_initial_values(
     shape: tuple[int, ...],
 ) -> NDArray[np.float32]:
     """Return the initial values of the slice of a parameter at an offset, float32."""
-    std = compute_init_std(parameter, model)
-    if std is None:
-        return np.ones(shape, np.float32)
+    if parameter.init is not Initialization.normal:
+        return np.full(shape, parameter.init is Initialization.ones, np.float32)
     (first_row, first_column), (num_rows, num_columns) = offset, shape
     width = parameter.shape[1]
     step = max(1, _CHUNK_SIZE // width)
@@ -38,7 +38,7 @@ def compute_initial_values(
         count = min(step, num_rows - row)
         normals = _sample_normals(seed, parameter.name, (first_row + row) * width, count * width)
         values[row : row + count] = normals.reshape(count, width)[:, first_column:][:, :num_columns]
-    values *= np.float32(std)
+    values *= np.float32(compute_init_std(parameter, model))
     return values
 
 

@@ -1,1 +1,1 @@
-"""Layout of one model over processes as pure data: the mesh, sharding rules, pipeline stages."""
+"""Layout of one model over processes as pure data: the mesh and the pipeline stages."""

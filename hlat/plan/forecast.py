@@ -9,7 +9,7 @@ from hlat import mfu
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
 from hlat.config.run import Config
-from hlat.model.parameter_specs import compute_flops_per_token, count_parameters
+from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
 from hlat.plan import failure_model, step_time
 from hlat.plan.memory_estimate import (
     MemoryEstimate,

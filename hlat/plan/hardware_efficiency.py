@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
+from hlat.model.activation_spec import KernelSet
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,12 @@ _NXD_ONLY_HARDWARE = ("trn1.32xlarge", "trn1n.32xlarge")
 def get_planned_engine(config: Config) -> EngineBackend:
     """Return the only engine that the hardware supports, or the engine of the run."""
     return EngineBackend.nxd if config.hardware.name in _NXD_ONLY_HARDWARE else config.engine.name
+
+
+def get_kernel_set(config: Config) -> KernelSet:
+    """Return the kernels that the planned engine uses on the hardware."""
+    if get_planned_engine(config) is EngineBackend.nxd:
+        return KernelSet.xla
+    if config.hardware.name == "cpu":
+        return KernelSet.cpu
+    return KernelSet.masked if config.hardware.name.startswith("trn") else KernelSet.gpu

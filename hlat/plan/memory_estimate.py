@@ -5,17 +5,20 @@ compares them with measurements.
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hlat.config.engine import EngineBackend
-from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
-from hlat.config.precision import Fp32Operator, PrecisionConfig
+from hlat.config.parallelism import PipelineSchedule
+from hlat.config.precision import PrecisionConfig
 from hlat.config.run import Config
-from hlat.model.parameter_specs import count_parameters, logit_chunk_size
+from hlat.model import decoder_spec
+from hlat.model.decoder_spec import count_parameters
 from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.plan.hardware_efficiency import RESERVED_MEMORY_GIB, get_planned_engine
 from hlat.plan.stage_shards import (
     StageShard,
+    build_execution_settings,
     build_stage_shards,
     compute_hidden_bytes,
     count_micro_batch_tokens,
@@ -69,7 +72,12 @@ def estimate_memory(config: Config) -> MemoryEstimate:
     """
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
     stages = build_stage_shards(config.model, mesh)
-    estimates = (_estimate_stage(config, mesh, rank, stage) for rank, stage in enumerate(stages))
+    activations = compute_activation_bytes(config, mesh)
+    # Of equal stages the first stores most activations
+    ranks = {stage: rank for rank, stage in reversed([*enumerate(stages)])}
+    estimates = (
+        _estimate_stage(config, mesh, rank, stage, activations) for stage, rank in ranks.items()
+    )
     return max(estimates, key=lambda estimate: estimate.total)
 
 
@@ -95,23 +103,41 @@ def _compute_saved_bytes_per_parameter(precision: PrecisionConfig) -> int:
     return get_itemsize(updated) + 2 * get_itemsize(precision.optimizer_state)
 
 
-def count_saved_activations_per_token(
-    config: Config, mesh: ParallelDegrees, stage: StageShard
-) -> float:
-    """Return the elements that a layer saves for backward per token without checkpointing.
+@dataclass(frozen=True)
+class ActivationBytes:
+    """Bytes of the activations of a rank for a micro batch.
 
-    The inputs of both norms, 2 h, sharded by sequence parallelism; the inputs of q/k/v and gate/up,
-    2 h, which NxD also shards and gathers again, while PyTorch saves the gathered tensor; the input
-    of the output projection, h; q, k and v before and after rotation, 2 h + 3 h_kv (v is a view of
-    the fused tensor); gate, up and their product, 3 I. After Korthikanti et al., arXiv 2205.05198,
-    section 4, for SwiGLU without dropout.
+    Attributes:
+        saved: Saved by a layer for the backward pass, by the first layer of the same kind.
+        temporary: Allocated in the backward pass of a layer, by the same layers.
+        shared: Saved once for all layers.
+        logits: Logits of one chunk and the gradient of the head.
     """
-    model, tp = config.model, mesh.tp
-    norm_inputs = 1 / tp if config.parallelism.sequence_parallel else 1.0
-    matmul_inputs = norm_inputs if _is_nxd(config) else 1.0
-    kv_size = stage.num_kv_heads * model.head_dim
-    sharded = (3 * model.hidden_size + 3 * model.intermediate_size) / tp + 3 * kv_size
-    return 2 * model.hidden_size * (norm_inputs + matmul_inputs) + sharded
+
+    saved: Mapping[int, float]
+    temporary: Mapping[int, float]
+    shared: float
+    logits: float
+
+
+def compute_activation_bytes(config: Config, mesh: ParallelDegrees) -> ActivationBytes:
+    """Return the bytes of a micro batch by kind of layer."""
+    model, num_tokens = config.model, count_micro_batch_tokens(config)
+    execution = build_execution_settings(config, mesh)
+    layers = {
+        layer: decoder_spec.list_layer_activations(model, layer, execution)
+        for layer in set(decoder_spec.group_layers(model))
+    }
+    shared = decoder_spec.list_shared_activations(model, execution)
+    return ActivationBytes(
+        {layer: num_tokens * execution.compute_saved_bytes(all_) for layer, all_ in layers.items()},
+        {
+            layer: num_tokens * execution.compute_temporary_bytes(all_)
+            for layer, all_ in layers.items()
+        },
+        num_tokens * execution.compute_saved_bytes(shared),
+        decoder_spec.compute_output_bytes(model, num_tokens, execution),
+    )
 
 
 def count_micro_batches_in_flight(config: Config, mesh: ParallelDegrees, rank: int) -> float:
@@ -131,7 +157,11 @@ def _is_nxd(config: Config) -> bool:
 
 
 def _estimate_stage(
-    config: Config, mesh: ParallelDegrees, rank: int, stage: StageShard
+    config: Config,
+    mesh: ParallelDegrees,
+    rank: int,
+    stage: StageShard,
+    activations: ActivationBytes,
 ) -> MemoryEstimate:
     bytes_per_parameter = compute_bytes_per_parameter(config.precision)
     zero = config.parallelism.zero if mesh.dp > 1 else 0
@@ -142,7 +172,9 @@ def _estimate_stage(
     # Master weights, if any, can be the sharded copy of the gathered weights
     has_sharded_copy = zero > 1 and config.precision.master_weights is None
     updated_numel = shard_numel if zero else numel
-    logits = _estimate_logit_bytes(config, mesh) if stage.is_last else 0.0
+    logits = activations.logits if stage.is_last else 0.0
+    saved = sum(count * activations.saved[layer] for layer, count in stage.layers)
+    temporary = max(activations.temporary[layer] for layer, _ in stage.layers)
     gradient_numel = float(numel if _is_nxd(config) else stage.largest_numel)
     is_snapshot_on_device = config.hardware.memory_gib is None and config.checkpoint.asynchronous
     saved_bytes = _compute_saved_bytes_per_parameter(config.precision)
@@ -153,65 +185,14 @@ def _estimate_stage(
         accumulation=(shard_numel if zero > 1 else numel) * bytes_per_parameter.gradients,
         master_weights=updated_numel * bytes_per_parameter.master_weights,
         moments=updated_numel * bytes_per_parameter.moments,
-        activations=_estimate_activation_bytes(config, mesh, rank, stage),
+        activations=count_micro_batches_in_flight(config, mesh, rank)
+        * (saved + activations.shared),
         logits=logits,
-        working=max(0.0, _estimate_workspace_bytes(config, mesh, stage) - logits),
+        working=max(0.0, temporary - logits),
         collectives=_estimate_collective_buffer_bytes(config, mesh, stage, zero),
         saving=updated_numel * saved_bytes if is_snapshot_on_device else 0.0,
         reserve=RESERVED_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
     )
-
-
-def _estimate_activation_bytes(
-    config: Config, mesh: ParallelDegrees, rank: int, stage: StageShard
-) -> float:
-    """Return the bytes that the layers of a stage save for backward.
-
-    Selective checkpointing recomputes attention and the product of gate and up; full checkpointing
-    saves only a layer's input. Unfused attention saves its probabilities. With data.document_mask,
-    all layers share a mask of s elements per token.
-    """
-    model, layout = config.model, config.parallelism
-    saved = count_saved_activations_per_token(config, mesh, stage)
-    elements = {
-        ActivationCheckpointing.none: saved + _count_attention_scores_per_token(config, mesh),
-        ActivationCheckpointing.selective: saved - model.intermediate_size / mesh.tp,
-        ActivationCheckpointing.full: model.hidden_size
-        / (mesh.tp if layout.sequence_parallel else 1),
-    }[layout.activation_checkpointing]
-    mask = config.batch.sequence_length if config.data.document_mask else 0
-    num_tokens = count_micro_batch_tokens(config) * count_micro_batches_in_flight(
-        config, mesh, rank
-    )
-    return (
-        num_tokens * (stage.num_layers * elements + mask) * get_itemsize(config.precision.compute)
-    )
-
-
-def _estimate_workspace_bytes(config: Config, mesh: ParallelDegrees, stage: StageShard) -> float:
-    """Return the bytes of temporaries in the backward pass of one layer.
-
-    Gradients of the SwiGLU product, of gate and of up, copies of gate and silu(gate), and the two
-    gradients concatenated: 7 I; recomputed activations; unfused attention probabilities and their
-    gradient, in fp32 if the softmax is.
-    """
-    model, precision = config.model, config.precision
-    intermediate, compute = model.intermediate_size / mesh.tp, get_itemsize(precision.compute)
-    recomputed = {
-        ActivationCheckpointing.none: 0.0,
-        ActivationCheckpointing.selective: intermediate,
-        ActivationCheckpointing.full: count_saved_activations_per_token(config, mesh, stage),
-    }[config.parallelism.activation_checkpointing]
-    softmax = 4 if Fp32Operator.softmax in precision.fp32_operators else compute
-    scores = _count_attention_scores_per_token(config, mesh) * (compute + 2 * softmax)
-    return count_micro_batch_tokens(config) * ((7 * intermediate + recomputed) * compute + scores)
-
-
-def _count_attention_scores_per_token(config: Config, mesh: ParallelDegrees) -> float:
-    """Return the attention probabilities per token on one rank; 0 for fused attention."""
-    if not _is_nxd(config):
-        return 0.0
-    return config.model.num_attention_heads / mesh.tp * config.batch.sequence_length
 
 
 def _estimate_collective_buffer_bytes(
@@ -232,21 +213,3 @@ def _estimate_collective_buffer_bytes(
     if mesh.pp > 1:  # activations and gradients, sent and received
         buffers += 4 * hidden / (mesh.tp if config.parallelism.sequence_parallel else 1)
     return buffers
-
-
-def _estimate_logit_bytes(config: Config, mesh: ParallelDegrees) -> float:
-    """Return the bytes of a chunk of logits and of the head's gradient.
-
-    Logits become their gradient in place, or via an fp32 copy. The head's gradient is accumulated
-    over chunks in the same dtype, then rounded. NxD computes all logits at once, and stores them
-    and their gradient in the dtype of the loss.
-    """
-    model, precision = config.model, config.precision
-    compute = get_itemsize(precision.compute)
-    softmax = 4 if Fp32Operator.loss in precision.fp32_operators else compute
-    num_tokens, width = count_micro_batch_tokens(config), model.vocab_size / mesh.tp
-    head = model.vocab_size * model.hidden_size / mesh.tp
-    if _is_nxd(config):
-        return num_tokens * width * (compute + 2 * softmax) + head * compute
-    cast = softmax if softmax > compute else 0
-    return (min(num_tokens, logit_chunk_size(int(width))) * width + head) * (compute + cast)

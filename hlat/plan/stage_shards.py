@@ -1,12 +1,18 @@
-"""Parameter counts of one rank of each pipeline stage."""
+"""Parameter counts of one rank of each pipeline stage, and settings of its execution."""
 
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from hlat.config.model import ModelConfig
+from hlat.config.precision import Fp32Operator
 from hlat.config.run import Config
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model import decoder_spec
+from hlat.model.activation_spec import ExecutionSettings
+from hlat.model.parameter_spec import ModuleParameter, ShardingRule
 from hlat.parallelism.mesh_coordinates import ParallelDegrees
-from hlat.parallelism.sharding import assign_layers_to_stages, compute_local_numel
+from hlat.parallelism.pipeline_stages import assign_layers_to_stages
+from hlat.plan.hardware_efficiency import get_kernel_set
 from hlat.precision.precision_bytes import get_itemsize
 
 
@@ -14,18 +20,28 @@ from hlat.precision.precision_bytes import get_itemsize
 class StageShard:
     """One tensor-parallel rank's shard of a pipeline stage.
 
-    `norm_numel` counts the weights of the norms of one layer, which are in no matmul,
-    `non_layer_numel` those outside of layers, `largest_numel` those of the largest matrix.
+    Attributes:
+        layers: First layer of each kind in the model, and the number of layers of this kind.
+        layer_numel: Weights of a layer.
+        num_regions: Tensor-parallel regions of a layer.
+        non_layer_numel: Weights outside of layers.
+        largest_numel: Weights of the largest parameter.
+        is_first: True for the stage with the input.
+        is_last: True for the stage with the output.
     """
 
-    num_layers: int
+    layers: tuple[tuple[int, int], ...]
     layer_numel: int
-    norm_numel: int
-    num_kv_heads: int
+    num_regions: int
     non_layer_numel: int
     largest_numel: int
     is_first: bool
     is_last: bool
+
+    @property
+    def num_layers(self) -> int:
+        """Number of layers."""
+        return sum(count for _, count in self.layers)
 
     @property
     def numel(self) -> int:
@@ -35,29 +51,49 @@ class StageShard:
 
 def build_stage_shards(model: ModelConfig, mesh: ParallelDegrees) -> list[StageShard]:
     """Return the shard of each rank along the pipeline."""
-    one_layer = replace(model, num_layers=1)  # layers are identical
-    numels = {
-        spec: compute_local_numel(spec.name, spec.shape, model, mesh.tp)
-        for spec in list_parameter_specs(one_layer)
-    }
-    layer = {spec: numel for spec, numel in numels.items() if spec.layer is not None}
-    embedding, *head = (numel for spec, numel in numels.items() if spec.layer is None)
-    non_layer = [0] * mesh.pp
-    non_layer[0] += embedding
-    non_layer[-1] += sum(head)
+    parameters = decoder_spec.list_layer_parameters(model)
+    layer_numels = _count_local_elements(parameters, mesh)
+    non_layer: list[list[int]] = [[] for _ in range(mesh.pp)]
+    non_layer[0] += _count_local_elements(decoder_spec.list_input_parameters(model), mesh)
+    non_layer[-1] += _count_local_elements(decoder_spec.list_output_parameters(model), mesh)
+    if mesh.pp > 1:
+        non_layer[-1] += _count_local_elements(decoder_spec.list_copied_parameters(model), mesh)
+    kinds = decoder_spec.group_layers(model)
+    num_regions = sum(parameter.sharding is ShardingRule.row for parameter in parameters)
     return [
         StageShard(
-            num_layers=len(layers),
-            layer_numel=sum(layer.values()),
-            norm_numel=sum(numel for spec, numel in layer.items() if len(spec.shape) == 1),
-            num_kv_heads=-(-model.num_key_value_heads // mesh.tp),
-            non_layer_numel=non_layer[rank],
-            largest_numel=max(*layer.values(), non_layer[rank]),
+            layers=tuple(Counter(kinds[layers.start : layers.stop]).items()),
+            layer_numel=sum(layer_numels),
+            num_regions=num_regions,
+            non_layer_numel=sum(non_layer[rank]),
+            largest_numel=max(*layer_numels, *non_layer[rank]),
             is_first=rank == 0,
             is_last=rank == mesh.pp - 1,
         )
         for rank, layers in enumerate(assign_layers_to_stages(model.num_layers, mesh.pp))
     ]
+
+
+def build_execution_settings(config: Config, mesh: ParallelDegrees) -> ExecutionSettings:
+    """Return the settings that determine the activations of a rank."""
+    precision, layout = config.precision, config.parallelism
+    compute = get_itemsize(precision.compute)
+
+    def get_operator_itemsize(operator: Fp32Operator) -> int:
+        return 4 if operator in precision.fp32_operators else compute
+
+    return ExecutionSettings(
+        kernels=get_kernel_set(config),
+        checkpointing=layout.activation_checkpointing,
+        tp=mesh.tp,
+        sequence_parallel=layout.sequence_parallel,
+        sequence_length=config.batch.sequence_length,
+        has_documents=config.data.document_mask,
+        compute_itemsize=compute,
+        norm_itemsize=get_operator_itemsize(Fp32Operator.norm),
+        softmax_itemsize=get_operator_itemsize(Fp32Operator.softmax),
+        loss_itemsize=get_operator_itemsize(Fp32Operator.loss),
+    )
 
 
 def count_micro_batch_tokens(config: Config) -> int:
@@ -69,3 +105,13 @@ def compute_hidden_bytes(config: Config) -> int:
     """Return the bytes of the hidden states of a micro batch, unsharded."""
     itemsize = get_itemsize(config.precision.compute)
     return count_micro_batch_tokens(config) * config.model.hidden_size * itemsize
+
+
+def _count_local_elements(
+    parameters: Iterable[ModuleParameter], mesh: ParallelDegrees
+) -> list[int]:
+    """Return the number of elements of a rank's shard of each parameter."""
+    return [
+        sum(spec.compute_local_numel(mesh.tp) for spec in parameter.specs)
+        for parameter in parameters
+    ]

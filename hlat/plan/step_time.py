@@ -18,6 +18,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import ActivationCheckpointing, PipelineSchedule
 from hlat.config.run import Config
+from hlat.model import decoder_spec
 from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
 from hlat.plan.hardware_efficiency import EFFICIENCIES, HardwareEfficiency, get_planned_engine
 from hlat.plan.stage_shards import (
@@ -114,7 +115,8 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
     """Return the time of a step at a speed."""
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
     stages = build_stage_shards(config.model, mesh)
-    compute = [compute_forward_backward_flops(config, mesh, one) / speed.flops for one in stages]
+    flops = {stage: compute_forward_backward_flops(config, mesh, stage) for stage in {*stages}}
+    compute = [flops[stage] / speed.flops for stage in stages]
     tp_bandwidth = _get_bandwidth(config, mesh.tp - 1, speed)
     tensor_parallel = [
         compute_tensor_parallel_bytes(config, mesh, stage) / tp_bandwidth for stage in stages
@@ -145,20 +147,24 @@ def compute_forward_backward_flops(
 ) -> float:
     """Return the FLOPs of one rank for one micro batch.
 
-    Three times the forward pass, as hlat.model.parameter_specs.compute_flops_per_token counts, for
+    Three times the forward pass, as hlat.model.decoder_spec.compute_flops_per_token counts, for
     the rank's weights, so replicated key/value heads count on each rank. Selective checkpointing
     computes attention once more, full checkpointing the whole layer.
     """
-    model = config.model
-    attention = 2 * config.batch.sequence_length * model.hidden_size / mesh.tp
-    layer = 2 * (stage.layer_numel - stage.norm_numel) + attention
-    recomputed = {
-        ActivationCheckpointing.none: 0.0,
-        ActivationCheckpointing.selective: attention,
-        ActivationCheckpointing.full: layer,
-    }[config.parallelism.activation_checkpointing]
-    head = 2 * -(-model.vocab_size // mesh.tp) * model.hidden_size if stage.is_last else 0
-    flops_per_token = stage.num_layers * (3 * layer + recomputed) + 3 * head
+    model, mode = config.model, config.parallelism.activation_checkpointing
+    flops_per_token = (
+        3 * decoder_spec.compute_output_flops(model, mesh.tp) if stage.is_last else 0.0
+    )
+    for layer, count in stage.layers:
+        flops = decoder_spec.compute_layer_flops(
+            model, layer, config.batch.sequence_length, mesh.tp
+        )
+        recomputed = {
+            ActivationCheckpointing.none: 0.0,
+            ActivationCheckpointing.selective: flops.scores,
+            ActivationCheckpointing.full: flops.total,
+        }[mode]
+        flops_per_token += count * (3 * flops.total + recomputed)
     return count_micro_batch_tokens(config) * flops_per_token
 
 
@@ -167,18 +173,20 @@ def compute_tensor_parallel_bytes(
 ) -> float:
     """Return the bytes that a rank sends to its tensor-parallel group for one micro batch.
 
-    Forward and backward each have two all-gathers and two reduce-scatters per layer, with
-    (tp - 1)/tp of the activations each; without sequence parallelism an all-reduce is one of each.
-    NxD saves sharded activations and gathers them again for the gradients of weights. Embedding and
-    head have one collective in each direction.
+    Forward and backward each have an all-gather and a reduce-scatter per tensor-parallel region, of
+    which a layer has two, with (tp - 1)/tp of the activations each; without sequence parallelism an
+    all-reduce is one of each. NxD saves sharded activations and gathers them again for the
+    gradients of weights. Embedding and head have one collective in each direction.
     """
     layout = config.parallelism
-    per_layer = 8
+    per_region = 4
     if layout.sequence_parallel and get_planned_engine(config) is EngineBackend.nxd:
-        per_layer += 2
+        per_region += 1
     if layout.activation_checkpointing is ActivationCheckpointing.full:
-        per_layer += 4
-    num_collectives = per_layer * stage.num_layers + 2 * (stage.is_first + stage.is_last)
+        per_region += 2
+    num_collectives = per_region * stage.num_regions * stage.num_layers + 2 * (
+        stage.is_first + stage.is_last
+    )
     return compute_hidden_bytes(config) * (mesh.tp - 1) / mesh.tp * num_collectives
 
 

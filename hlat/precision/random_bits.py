@@ -21,7 +21,8 @@ class RandomBits:
     """Random bits for tensors of one shape as keys, expanded where they are used.
 
     Attributes:
-        row_keys: One key per tensor and row, int32 [tensors, rows, 1].
+        row_keys: One key per tensor and row, int32 [tensors, rows, 1]; [tensors, 1, width] for a
+            vector of several canonical parameters.
         column_keys: One odd key per column, int32 [1, width].
     """
 
@@ -34,7 +35,8 @@ class RandomBitsGenerator:
     """Generator of random bits for one matrix [rows, width]; a vector is one row.
 
     Attributes:
-        row_keys: Hash of seed, canonical name and canonical row, int64 [rows, 1].
+        row_keys: Hash of seed, canonical name and canonical row, int64 [rows, 1]; [1, width] for a
+            vector of several canonical parameters.
         column_keys: Odd hash of the canonical column, int32 [1, width].
     """
 
@@ -69,9 +71,15 @@ def build_random_bits_generator(
     the first canonical column and the number of columns; None for a vector.
     """
     if columns is None:
-        ((name, start, num_elements),) = row_ranges
-        row_keys = _build_row_keys(seed, name, 0, 1, device)
-        return RandomBitsGenerator(row_keys, _build_column_keys(start, num_elements, device))
+        parts = [*row_ranges]
+        row_keys = [_build_row_keys(seed, name, 0, 1, device) for name, _, _ in parts]
+        column_keys = [_build_column_keys(start, count, device) for _, start, count in parts]
+        if len(parts) > 1:  # a key per element
+            row_keys = [
+                key.expand(1, keys.shape[1])
+                for key, keys in zip(row_keys, column_keys, strict=True)
+            ]
+        return RandomBitsGenerator(torch.cat(row_keys, 1), torch.cat(column_keys, 1))
     keys = [_build_row_keys(seed, *row_range, device) for row_range in row_ranges]
     return RandomBitsGenerator(torch.cat(keys), _build_column_keys(*columns, device))
 

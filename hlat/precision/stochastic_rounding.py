@@ -109,6 +109,8 @@ class StochasticRounder:
 
     def iter_chunks(self, *tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
         """Iterate over chunks of rows of tensors of one shape: the rows and views of them."""
+        if tensors[0].numel() == 0:  # the shard of a rank that has no row of a small parameter
+            return iter(())
         matrices = [view_as_matrix(tensor) for tensor in tensors]
         num_rows, width = matrices[0].shape
         chunk_numels = _COMPILED_CHUNK_NUMEL if self._compiled else _CHUNK_NUMEL

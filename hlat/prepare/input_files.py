@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from hlat.config.config_errors import ConfigError
 from hlat.data import source_files
 from hlat.storage import remote_files
 from hlat.storage.data_file import DataFile
+from hlat.storage.storage_protocols import open_filesystem
 
 COMPRESSION_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 FILE_FORMATS = {
@@ -98,7 +98,7 @@ def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
 
 def _match_pattern(pattern: str) -> list[DataFile]:
     with _translate_errors(pattern, "read"):
-        system, path = fsspec.core.url_to_fs(pattern)
+        system, path = open_filesystem(pattern)
     with _translate_errors(pattern, "listed"):
         return _list_matches(system, path, pattern)
 
@@ -193,7 +193,7 @@ class InputReader(io.RawIOBase):
         self._path, self._on_progress = path, on_progress
         self.num_bytes_read = 0
         with _translate_errors(path, "read"):
-            system, inner = fsspec.core.url_to_fs(path)
+            system, inner = open_filesystem(path)
             self._file: BinaryIO = system.open(inner, "rb")
 
     def readable(self) -> bool:

@@ -11,12 +11,12 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from typing import Generic, TypeVar
 
 from hlat.config.config_errors import ConfigError
+from hlat.recovery.signal_handler import handle_signals
 from hlat.storage.progress_bar import ProgressBar
 
 JobT = TypeVar("JobT")
@@ -51,7 +51,7 @@ def _run_in_processes(
     queue = deque(jobs)
     workers: dict[Connection, _JobProcess[JobT]] = {}
     try:
-        with _ignore_sigint():  # inherited by the workers
+        with handle_signals(signal.SIG_IGN, [signal.SIGINT]):  # inherited by the workers
             for _ in range(num_workers):
                 worker = _JobProcess(run_job)
                 workers[worker.pipe] = worker
@@ -73,15 +73,6 @@ def _run_in_processes(
     finally:
         for worker in workers.values():
             worker.stop()
-
-
-@contextmanager
-def _ignore_sigint() -> Iterator[None]:
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 class _JobProcess(Generic[JobT]):

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader, merge_state_dicts
 from hlat.engine import graph_extraction
 from hlat.engine.interface import Engine
+from hlat.parallelism.process_group import broadcast_object
 from hlat.recovery import replica_verification
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState
+from hlat.training_state import TrainingState, is_milestone
 
+_DISK_FULL_ERRORS = (ENOSPC, EDQUOT)
 _CLOSE_TIMEOUT_S = 60
 """Time for a pending save after a rank has failed: the other ranks still write their shards."""
 
@@ -59,13 +62,14 @@ class Checkpointer:
 
     def is_save_due(self, step: int) -> bool:
         """Return True if the configuration requests a save after `step`."""
-        return step % self._config.checkpoint.every_steps == 0 or self._is_milestone(step)
+        return step % self._config.checkpoint.every_steps == 0 or is_milestone(step, self._config)
 
-    def save(self, state: TrainingState, prune: bool) -> bool:
+    def save(self, state: TrainingState, first_bad_step: int | None = None) -> bool:
         """Start a save after waiting for the pending one; the state may change on return.
 
-        With `prune`, older checkpoints are removed after this one is complete. Returns True unless
-        a node is unhealthy; in that case nothing is saved.
+        Older checkpoints are removed after this one is complete, unless the metrics since
+        `first_bad_step` are bad: then only if the disk is full. Returns True unless a node is
+        unhealthy; in that case nothing is saved.
 
         Raises:
             ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
@@ -83,11 +87,13 @@ class Checkpointer:
             self._buffers_ready.result()
             chunks = self._staging.copy_chunks(self._engine.chunks())
             result = self._executor.submit(
-                self._write_checkpoint, state.step, chunks, state_json, prune
+                self._write_checkpoint, state.step, chunks, state_json, first_bad_step
             )
         else:
             chunks = [*self._engine.chunks()]
-            result.set_result(self._write_checkpoint(state.step, chunks, state_json, prune))
+            result.set_result(
+                self._write_checkpoint(state.step, chunks, state_json, first_bad_step)
+            )
         self._pending = state.step, self._tracker.exclude_time(start), result
         return True
 
@@ -134,25 +140,40 @@ class Checkpointer:
         return dataclasses.replace(state, data=data).to_json()
 
     def _write_checkpoint(
-        self, step: int, chunks: list[TensorChunk], state_json: dict[str, Any], prune: bool
+        self,
+        step: int,
+        chunks: list[TensorChunk],
+        state_json: dict[str, Any],
+        first_bad_step: int | None,
     ) -> _SaveResult:
-        world, start = self._engine.world, time.perf_counter()
-        ranks = (world.rank, world.background_group)
+        world, start, removed = self._engine.world, time.perf_counter(), list[str]()
+
+        def save(directory: StoragePath, chunks: list[TensorChunk]) -> StoragePath:
+            while True:
+                try:
+                    return checkpoint_store.save_checkpoint(
+                        directory, step, chunks, state_json, world.background_group
+                    )
+                except OSError as error:
+                    name = self._remove_if_disk_is_full(error, first_bad_step)
+                    if name is None:
+                        raise
+                    removed.append(name)
+
+        self._tracker.sync()  # the rows of the steps in this checkpoint
         try:
-            path = checkpoint_store.save_checkpoint(
-                self._checkpoints_dir, step, chunks, state_json, *ranks
-            )
-            if self._is_milestone(step):
+            path = save(self._checkpoints_dir, chunks)
+            if is_milestone(step, self._config):
                 weights = [chunk for chunk in chunks if chunk.name.startswith("weights/")]
                 if state_json:
                     state_json = TrainingState.from_json(state_json).to_weights_only().to_json()
-                checkpoint_store.save_checkpoint(
-                    self._milestones_dir, step, weights, state_json, *ranks
-                )
+                save(self._milestones_dir, weights)
         except OSError as error:
             return _SaveResult(None, time.perf_counter() - start, str(error))
         seconds, warning = time.perf_counter() - start, ""
-        if prune and world.background_group.is_rank0:
+        if removed:
+            warning = f"the disk was full, so {', '.join(removed)} was removed"
+        if first_bad_step is None and world.background_group.is_rank0:
             config = self._config.checkpoint
             try:
                 retention.prune_checkpoints(
@@ -161,6 +182,18 @@ class Checkpointer:
             except OSError as error:
                 warning = f"cannot remove old checkpoints: {error}"
         return _SaveResult(path, seconds, warning=warning)
+
+    def _remove_if_disk_is_full(self, error: OSError, first_bad_step: int | None) -> str | None:
+        """Remove one checkpoint if the disk of any rank is full; return its name on all ranks."""
+        group, name = self._engine.world.background_group, ""
+        if not group.any(error.errno in _DISK_FULL_ERRORS):
+            return None
+        if group.is_rank0:
+            with suppress(OSError):
+                name = retention.remove_oldest(
+                    self._checkpoints_dir, first_bad_step, self._config.checkpoint.keep_every_steps
+                )
+        return broadcast_object(group, name) or None
 
     def _log_result(self, step: int, result: _SaveResult, stall_seconds: float) -> None:
         tracker = self._tracker
@@ -175,10 +208,3 @@ class Checkpointer:
             tracker.log_event("checkpoint", step, path=str(result.path), **seconds)
         if result.warning:
             tracker.print_message(f"WARNING: {result.warning}")
-
-    def _is_milestone(self, step: int) -> bool:
-        interval = self._config.checkpoint.milestone_tokens
-        per_step = self._config.batch.tokens_per_step
-        return interval is not None and step * per_step // interval > (
-            (step - 1) * per_step // interval
-        )

@@ -86,7 +86,7 @@ class FaultTolerance:
             ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
         """
         self._watchdog.pause()
-        if not self._checkpointer.save(state, prune=self._rollback_policy.is_healthy):
+        if not self._checkpointer.save(state, self._rollback_policy.first_bad_step):
             return ExitCode.UNHEALTHY_NODE
         if not wait:
             self._watchdog.resume()

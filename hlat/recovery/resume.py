@@ -10,11 +10,14 @@ from typing import Any
 
 from hlat.checkpoint import checkpoint_store, pretrained_weights, retention
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
-from hlat.engine.interface import Engine, World
+from hlat.data.prompt_tokenizer import find_added_bos_token
+from hlat.engine.interface import Engine
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking.tracker import Tracker
@@ -37,15 +40,17 @@ def resume(
         adjustable=run_identity.collect_adjustable_settings(config),
     )
     checkpoints_dir = build_checkpoint_root(run_dir, config.checkpoint.destination) / "checkpoints"
-    path, refused = _find_checkpoint(config, checkpoints_dir, engine.world)
+    group = engine.world.world_group
+    checkpoint, refused = _find_checkpoint(config, checkpoints_dir, group)
     for reason in refused:
         tracker.print_message(f"WARNING: {reason}")
     details: dict[str, Any] = {"refused": refused} if refused else {}
-    if path is None:
+    if checkpoint is None:
         details |= _load_initial_weights(config, engine, tracker)
         tracker.start_attempt(0, {}, **details)
         return dataclasses.replace(initial, tracker=tracker.service_run_ids)
-    state = TrainingState.from_json(checkpoint_store.load_state_json(path))
+    path, manifest = checkpoint.path, checkpoint.manifest
+    state = TrainingState.from_json(checkpoint_store.load_shared_state(path, manifest, group))
     if state.weights_only:
         raise ConfigError(
             f"{path} contains weights only; a run also needs the optimizer state and the position "
@@ -65,8 +70,8 @@ def resume(
         )
     changed = find_differences(state.adjustable, initial.adjustable)
     changed += loader.load_state_dict(state.data)
-    loader.skip_batches(load_skipped_batches(engine.world.world_group, tracker))
-    checkpoint_store.load_checkpoint(path, engine.chunks())
+    loader.skip_batches(load_skipped_batches(config, group, tracker))
+    checkpoint_store.load_checkpoint(path, engine.chunks(), manifest)
     tracker.print_message(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
     details |= {"changed": changed} if changed else {}
     service_run_ids = state.tracker if is_same_run else None  # a branch is a new run in services
@@ -76,11 +81,29 @@ def resume(
     )
 
 
-def load_skipped_batches(world_group: ProcessGroup, tracker: Tracker) -> list[range]:
-    """Return on all ranks the batches that rollbacks of this run have skipped."""
+def load_skipped_batches(
+    config: Config, world_group: ProcessGroup, tracker: Tracker
+) -> list[range]:
+    """Return on all ranks the batches that rollbacks of this run have skipped.
+
+    Raises:
+        ConfigError: events.jsonl has a rollback of batches that the run cannot have read.
+    """
     rows = tracker.get_events("rollback") if world_group.is_rank0 else []
-    bounds = broadcast_object(world_group, [row["left_out"] for row in rows])
-    return [range(*batches) for batches in bounds]
+    all_bounds = broadcast_object(world_group, [row.get("left_out") for row in rows])
+    num_readable = config.schedule.total_steps
+    skipped: list[range] = []
+    for bounds in all_bounds:
+        match bounds:
+            case [int(start), int(stop)] if 0 <= start < stop <= num_readable:
+                skipped.append(range(start, stop))
+                num_readable += stop - start
+            case _:
+                raise ConfigError(
+                    f"events.jsonl has a rollback that skips the batches {bounds}, but the run "
+                    f"reads at most {num_readable}; the file was damaged: correct or remove the row"
+                )
+    return skipped
 
 
 def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:
@@ -95,31 +118,33 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
     )
     digest = pretrained_weights.load_pretrained(directory, config.model, engine.chunks())
     tracker.print_message(f"starting from the weights in {directory}")
+    bos_token = find_added_bos_token(Path(source).expanduser()) if group.is_rank0 else None
+    if bos_token not in (None, config.data.bos_token):
+        tracker.print_message(
+            f"WARNING: the tokenizer of model.init_from={source} adds {bos_token} before each "
+            f"text, but data.bos_token={config.data.bos_token or 'null'}; to start documents with "
+            f"this token, start a new run with 'data.bos_token=\"{bos_token}\"'"
+        )
     return {"init_from": directory, "init_from_fingerprint": digest}
 
 
 def _find_checkpoint(
-    config: Config, checkpoints_dir: StoragePath, world: World
-) -> tuple[StoragePath | None, list[str]]:
+    config: Config, checkpoints_dir: StoragePath, world_group: ProcessGroup
+) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """Return the checkpoint to load, if any, and the reasons for refusing newer ones."""
-    path, refused = retention.find_newest_valid(
-        checkpoints_dir, process_group=world.world_group, rank=world.rank
-    )
-    if path is None and refused:
+    newest, refused = retention.find_newest_checkpoint(checkpoints_dir, process_group=world_group)
+    if newest is None and refused:
         raise ConfigError(
             *refused,
             f"{checkpoints_dir.parent} has no valid checkpoint; move {checkpoints_dir} away to "
             "start from step 0",
         )
-    if path is None and config.checkpoint.start_from is not None:
+    if newest is None and config.checkpoint.start_from is not None:
         path = parse_storage_path(config.checkpoint.start_from, "checkpoint.start_from")
         try:
-            problem = retention.find_problem_on_all_ranks(path, world.world_group, world.rank)
-        except OSError as error:
-            problem = str(error)
-        if problem is not None:
+            newest = retention.verify_on_all_ranks(path, world_group)
+        except (CorruptCheckpointError, OSError) as error:
             raise ConfigError(
-                f"checkpoint.start_from={path}: {problem}; set the directory of a complete "
-                "checkpoint"
-            )
-    return path, refused
+                f"checkpoint.start_from={path}: {error}; set the directory of a complete checkpoint"
+            ) from error
+    return newest, refused

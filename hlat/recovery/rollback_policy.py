@@ -13,13 +13,13 @@ from typing import Any
 
 from hlat.checkpoint import checkpoint_store, retention
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_step
+from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.parallelism.process_group import broadcast_object
 from hlat.recovery.resume import load_skipped_batches
 from hlat.recovery.spike_detector import SpikeDetector
-from hlat.storage.storage_path import StoragePath
 from hlat.tracking.tracker import Tracker
 from hlat.training_state import TrainingState
 
@@ -48,9 +48,9 @@ class RollbackPolicy:
         self._spike_detector = self._build_spike_detector()
 
     @property
-    def is_healthy(self) -> bool:
-        """True if the last logged step is good; valid on rank 0."""
-        return self._spike_detector.first_bad_step is None
+    def first_bad_step(self) -> int | None:
+        """First of the bad steps up to the last one; None if it is good. Valid on rank 0."""
+        return self._spike_detector.first_bad_step
 
     def has_diverged(self, step: int, metrics: StepMetrics) -> bool:
         """Add a logged step and log skipped updates and spikes; return True after divergence."""
@@ -77,16 +77,17 @@ class RollbackPolicy:
         """
         tracker, group = self._tracker, self._engine.world.world_group
         first_bad_step = broadcast_object(group, self._spike_detector.first_bad_step)
-        path, problem = self._find_target_checkpoint(first_bad_step)
+        checkpoint, problem = self._find_target_checkpoint(first_bad_step)
         reason = (
             f"loss, grad_norm and param_norm were {metrics.loss:.4g}, {metrics.grad_norm:.4g} and "
             f"{metrics.param_norm:.4g}, too high or not finite since step {first_bad_step}"
         )
-        if path is None:
+        if checkpoint is None:
             tracker.log_event("diverge", state.step, reason=f"{reason}; {problem}")
             tracker.print_message(f"ERROR: {reason}; {problem}")
             return NextAction.STOP, state
-        target = TrainingState.from_json(checkpoint_store.load_state_json(path))
+        path, manifest = checkpoint.path, checkpoint.manifest
+        target = TrainingState.from_json(checkpoint_store.load_shared_state(path, manifest, group))
         batches = self._loader.last_batches(state.step - first_bad_step + 1)
         details = {"to": target.step, "left_out": [batches.start, batches.stop], "reason": reason}
         tracker.log_event("rollback", state.step, checkpoint=str(path), **details)
@@ -95,29 +96,29 @@ class RollbackPolicy:
             f"{len(batches)} batches"
         )
         self._loader.load_state_dict(target.data)
-        self._loader.skip_batches(load_skipped_batches(group, tracker))
-        checkpoint_store.load_checkpoint(path, self._engine.chunks())
+        self._loader.skip_batches(load_skipped_batches(self._config, group, tracker))
+        checkpoint_store.load_checkpoint(path, self._engine.chunks(), manifest)
         tracker.rewind(target.step)
         self._spike_detector = self._build_spike_detector()
         state = replace(state, step=target.step, tokens=target.tokens)
         return NextAction.RESTART_FROM_CHECKPOINT, state
 
-    def _find_target_checkpoint(self, first_bad_step: int) -> tuple[StoragePath | None, str]:
+    def _find_target_checkpoint(self, first_bad_step: int) -> tuple[VerifiedCheckpoint | None, str]:
         """Return the checkpoint for a rollback, or the problem; quarantine newer checkpoints."""
-        world, group = self._engine.world, self._engine.world.world_group
-        path, _ = retention.find_newest_valid(
-            self._checkpoints_dir, before_step=first_bad_step, process_group=group, rank=world.rank
+        group = self._engine.world.world_group
+        newest, _ = retention.find_newest_checkpoint(
+            self._checkpoints_dir, before_step=first_bad_step, process_group=group
         )
-        if path is None:
+        if newest is None:
             return None, f"there is no checkpoint from before step {first_bad_step}"
-        step = parse_step(path)
+        step = parse_step(newest.path)
         num_rollbacks = sum(row["to"] == step for row in self._tracker.get_events("rollback"))
         limit = self._config.recovery.max_same_failures
         if broadcast_object(group, num_rollbacks + 1 >= limit):
             return None, f"recovery.max_same_failures={limit}, and it rolled back to {step} before"
         if group.is_rank0:
             retention.quarantine_checkpoints(self._checkpoints_dir, after_step=first_bad_step - 1)
-        return path, ""
+        return newest, ""
 
     def _build_spike_detector(self) -> SpikeDetector:
         """Return a detector that includes the last logged steps, also of earlier attempts."""

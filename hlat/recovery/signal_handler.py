@@ -1,16 +1,30 @@
-"""Signal handler that turns Ctrl-C and scheduler signals into a stop at the next step boundary."""
+"""Signal handlers within a context; one of them stops a run at the next step boundary."""
 
 import contextlib
 import math
 import os
 import signal
 import time
+from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 DUPLICATE_SIGNAL_WINDOW_S = 2.0
 """Slurm signals every process of a job, and the supervisor forwards its own signal as well: a
 supervised process treats signals within this time as one."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+"""Ctrl-C and the signals of schedulers."""
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Any, signals: Sequence[signal.Signals] = SIGNALS) -> Iterator[None]:
+    """Handle signals with `handler` within the context."""
+    previous = {signum: signal.signal(signum, handler) for signum in signals}
+    try:
+        yield
+    finally:
+        for signum, previous_handler in previous.items():
+            signal.signal(signum, previous_handler)
 
 
 class SignalHandler:

@@ -1,8 +1,8 @@
 """Watchdog that ends a run whose steps exceed `recovery.step_timeout_s`.
 
 Under hlat's supervisor the deadline is in a heartbeat file, so the supervisor also detects a
-stopped process. Otherwise a timer of `faulthandler`, which needs no interpreter lock, ends the
-process. In both cases the stacks of all threads are written to logs/ first.
+stopped process, and collects the stacks of all ranks of the node in one file. Otherwise a timer of
+`faulthandler`, which needs no interpreter lock, writes the stacks and ends the process.
 """
 
 import faulthandler
@@ -22,7 +22,9 @@ class StepWatchdog:
     def __init__(self, recovery: RecoveryConfig, run_dir: Path, rank: int) -> None:
         self._recovery = recovery
         self._is_active = recovery.step_timeout_s is not None
-        self._stacks_path = run_dir / "logs" / f"rank_{rank}.stacks"
+        self._stacks_path = launch_environment.find_stacks_path(rank) or (
+            run_dir / "logs" / f"rank_{rank}.stacks"
+        )
         self._heartbeat = launch_environment.open_heartbeat()
         self._num_steps = 0
 

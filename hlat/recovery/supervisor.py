@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -28,8 +29,6 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.api import LogsDest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hlat.config.config_errors import ConfigError, ExitCode
@@ -41,15 +40,17 @@ from hlat.launch_environment import (
     Heartbeat,
     NodeInfo,
     get_heartbeat_path,
+    get_stacks_path,
     read_node_info,
 )
 from hlat.recovery import host_info
 from hlat.recovery.failure_coordinator import Failure, FailureCoordinator
+from hlat.recovery.node_logs import NodeLogs
 from hlat.recovery.rendezvous import LocalRendezvous, MultiNodeRendezvous
-from hlat.recovery.signal_handler import SIGNALS
+from hlat.recovery.signal_handler import handle_signals
 from hlat.recovery.step_watchdog import DUMP_SIGNAL
 from hlat.tracking import attempt_start, run_directory
-from hlat.tracking.jsonl_log import JsonlLog
+from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
 _SHUTDOWN_TIMEOUT_S = 5
 """Time for the other workers after one has failed."""
@@ -82,7 +83,7 @@ def launch_workers(config: Config, command: list[str]) -> ExitCode:
         }
         with _set_environment(variables):
             supervisor = Supervisor(config, command, run_dir, records_dir, node)
-            with _handle_signals(supervisor.forward_signal):
+            with handle_signals(supervisor.forward_signal):
                 return supervisor.supervise()
 
 
@@ -119,6 +120,9 @@ class Supervisor(LocalElasticAgent):
         self._hang_reason: str | None = None
         self._num_oom_kills = _count_oom_kills()
         self._failure: Failure | None = None
+        self._node_logs = NodeLogs(
+            run_dir / "logs", records_dir, node.node_rank, self._prepare_attempt
+        )
         spec = WorkerSpec(
             role="hlat",
             local_world_size=local_size,
@@ -126,10 +130,11 @@ class Supervisor(LocalElasticAgent):
             args=tuple(command[1:]),
             rdzv_handler=rendezvous,
             max_restarts=config.recovery.max_restarts,
+            duplicate_stderr_filters=[""] if self._ranks.stop > 1 else None,  # all lines
         )
         super().__init__(
             spec,
-            _RankLogs(run_dir / "logs", self._prepare_attempt),
+            self._node_logs,
             shutdown_timeout=_SHUTDOWN_TIMEOUT_S,
             log_line_prefix_template="[rank ${rank}] " if config.num_processes > 1 else None,
         )
@@ -203,6 +208,7 @@ class Supervisor(LocalElasticAgent):
         # SIGCONT wakes a stopped worker, which would then go on, so SIGKILL follows
         self._send_signals(DUMP_SIGNAL, signal.SIGCONT)
         self._wait_for_stacks(sizes_before)
+        self._node_logs.append_stacks(self._ranks, sizes_before)
         self._send_signals(signal.SIGKILL)
 
     def _wait_for_stacks(self, sizes_before: list[int]) -> None:
@@ -217,7 +223,7 @@ class Supervisor(LocalElasticAgent):
             previous = sizes
 
     def _get_stack_file_sizes(self) -> list[int]:
-        files = [self._run_dir / "logs" / f"rank_{rank}.stacks" for rank in self._ranks]
+        files = [get_stacks_path(self._records_dir, rank) for rank in self._ranks]
         return [file.stat().st_size if file.exists() else 0 for file in files]
 
     def _may_restart(self, failure: Failure) -> bool:
@@ -226,9 +232,7 @@ class Supervisor(LocalElasticAgent):
             return False
         if self._received_signal is not None or self._remaining_restarts == 0:
             return False
-        events, metrics = (
-            JsonlLog(self._run_dir / name) for name in ("events.jsonl", "metrics.jsonl")
-        )
+        events, metrics = open_events_log(self._run_dir), open_metrics_log(self._run_dir)
         rows, recovery = events.read_rows(), self._recovery
         step = int((metrics.read_rows() or [{"step": 0}])[-1]["step"])
         num_failures = 1 + sum(
@@ -301,30 +305,6 @@ class Supervisor(LocalElasticAgent):
                         os.kill(worker.id, signum)
 
 
-class _RankLogs(DefaultLogsSpecs):
-    """Log destinations: rank 0 to the console; stderr of other ranks to a file and the console."""
-
-    def __init__(self, logs_dir: Path, before_start: Any) -> None:
-        super().__init__(str(logs_dir))
-        self._logs_dir, self._before_start = logs_dir, before_start
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Return the destinations of each worker's output; called just before they start."""
-        self._before_start()
-        destination = LogsDest()
-        for i, variables in envs.items():
-            rank = int(variables["RANK"])
-            log = self._logs_dir / f"rank_{rank}.log"
-            if log.exists() and (info := log.stat()).st_size:  # of an earlier attempt
-                log.rename(log.with_suffix(f".{info.st_mtime_ns // 10**9}.log"))
-            destination.stdouts[i] = os.devnull if rank else ""
-            destination.stderrs[i] = str(log) if rank else ""
-            if rank:
-                destination.tee_stderrs[i] = str(log)
-            destination.error_files[i] = os.devnull
-        return destination
-
-
 def _count_oom_kills() -> int:
     """Return the number of out-of-memory kills since Linux was started; 0 on other systems."""
     with suppress(OSError):
@@ -351,11 +331,10 @@ def _make_records_dir() -> Iterator[Path]:
 
 def _kill_orphans(records_dir: Path) -> None:
     """Kill workers that were stopped and therefore survived their supervisor."""
-    variable = os.fsencode(f"{RECORDS_DIR_ENV}={records_dir}")
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # another user's, or just ended
-            if variable in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # another user's, or just ended
+            if process.environ().get(RECORDS_DIR_ENV) == str(records_dir):
+                process.kill()
 
 
 @contextmanager
@@ -368,14 +347,3 @@ def _set_environment(variables: dict[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(previous)
-
-
-@contextmanager
-def _handle_signals(handler: Any) -> Iterator[None]:
-    """Call `handler` on signals within the context."""
-    previous = {signum: signal.signal(signum, handler) for signum in SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, previous_handler in previous.items():
-            signal.signal(signum, previous_handler)

@@ -5,11 +5,17 @@ trains, and compares the runs of a directory, such as those of a sweep.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    is_launcher_override,
+    run_and_exit,
+    run_command,
+)
 from hlat.config.config_errors import ConfigError, ExitCode
 
 _EXAMPLES = """\
@@ -17,9 +23,11 @@ examples:
   hlat report runs/tiny                 the report of a run
   hlat report runs/tiny serve=8080      the same page in a browser, while the run trains
   hlat report runs                      a comparison of all runs in runs/
+  hlat report runs/desk                 the graph, scores and runs of a campaign
   hlat report tables runs/tiny          the paper's Tables II, IV and V beside the run's scores
 
 See docs/tracking.md."""
+_MAX_PORT = 2**16 - 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,11 +45,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = "directory of a comparison (default: the only RUN, or the working directory)"
     add("--output", type=Path, metavar="DIR", help=output)
     serve = "serve the page of one run to this machine's browser (0: any free port)"
-    add("--serve", type=int, nargs="?", const=0, metavar="PORT", help=serve)
-    arguments = parser.parse(argv)
-
+    add("--serve", type=_parse_port, nargs="?", const=0, metavar="PORT", help=serve)
+    typed = list(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse(typed)
+    overrides = [str(word) for word in arguments.runs if is_launcher_override(str(word))]
+    arguments.runs = [path for path in arguments.runs if str(path) not in overrides]
+    if overrides:
+        words = [word for word in typed if word not in overrides]
+        return run_command(lambda: _submit(arguments.runs, words, overrides), "files of the job")
     code = run_command(lambda: _run(arguments), "the report cannot be written")
     return ExitCode.CONFIGURATION if code == ExitCode.FAILED else code
+
+
+def _submit(runs: Sequence[Path], words: Sequence[str], overrides: Sequence[str]) -> int:
+    """Submit the report of one run or directory as a job."""
+    from hlat.jobs.command_submission import submit_command
+
+    if len(runs) != 1:
+        raise ConfigError(f"a job writes the report of one directory, but {len(runs)} are given")
+    if not submit_command("report", runs[0], words, overrides):
+        raise ConfigError("remove hydra/launcher=local to write the report on this machine")
+    return ExitCode.FINISHED
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -55,13 +79,24 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.serve is not None:
         return _serve(directories, arguments.serve)
     else:
+        from hlat.campaign.stage_job import is_campaign_dir
         from hlat.report.run_record import is_run_dir  # drawing is slow to import; --help is not
 
         first, *others = directories
         is_one_run = not others and (is_run_dir(first) or not first.is_dir())
         lines = _write_report(first) if is_one_run else _compare_runs(directories, arguments.output)
+        if not others and is_campaign_dir(first):
+            from hlat.campaign.campaign_report import write_campaign_report
+
+            lines += ["", *write_campaign_report(first)]
     print("\n".join(lines))
     return ExitCode.FINISHED
+
+
+def _parse_port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:6]) <= _MAX_PORT):
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use 0 to {_MAX_PORT}")
+    return int(text)
 
 
 def _serve(directories: Sequence[Path], port: int) -> int:

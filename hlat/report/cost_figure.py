@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.redacted_config import parse_run_config
+from hlat.config.recorded_config import parse_run_config
 from hlat.mfu import compute_cost_per_4m_tokens
 from hlat.plan.token_cost import TokenCost
 from hlat.report.figures import FIGURE_SIZE, ReportFigure, get_line_style

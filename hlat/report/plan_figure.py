@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.redacted_config import parse_run_config
+from hlat.config.recorded_config import parse_run_config
 from hlat.config.run import Config
 from hlat.plan.forecast import RunForecast
 from hlat.plan.memory_estimate import MemoryEstimate, estimate_memory

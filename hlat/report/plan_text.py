@@ -6,7 +6,7 @@ from typing import Any
 
 from hlat.config.run import Config
 from hlat.mfu import compute_mfu, compute_peak_flops
-from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
 from hlat.plan.forecast import RunForecast
 from hlat.plan.hardware_efficiency import EFFICIENCIES, get_planned_engine

@@ -24,6 +24,16 @@ TEMPLATES.filters |= {
 }
 
 
+def render_page(template: str, **context: Any) -> str:
+    """Return a page for a browser from a template."""
+    from hlat.report import interactive_figures  # drawing is slow to import
+    from hlat.report.figures import PALETTE_CSS
+
+    TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    TEMPLATES.globals.update(interactive_figures=interactive_figures, palette_css=PALETTE_CSS)
+    return TEMPLATES.get_template(template).render(context)
+
+
 def render_text(template: str, **context: Any) -> list[str]:
     """Return the lines of a text for a terminal from a template."""
     return TEMPLATES.get_template(template).render(context).rstrip("\n").split("\n")

@@ -15,26 +15,22 @@ from pathlib import Path
 from hlat.report import (
     cost_figure,
     goodput_section,
-    interactive_figures,
     plan_figure,
     run_comparison,
     spike_figure,
     summary_tables,
 )
 from hlat.report.figures import (
-    PALETTE_CSS,
     ReportFigure,
     build_panel_figure,
     build_run_panels,
     format_mark_legend,
 )
-from hlat.report.report_templates import TEMPLATES
+from hlat.report.report_templates import render_page
 from hlat.report.run_record import RunRecord, load_run_record
 from hlat.report.text_format import format_value
-from hlat.tracking.run_directory import replace_file
-
-TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-TEMPLATES.globals.update(interactive_figures=interactive_figures, palette_css=PALETTE_CSS)
+from hlat.storage.durable_files import replace_file
+from hlat.tracking.run_directory import validate_no_symlinks
 
 
 def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
@@ -43,6 +39,7 @@ def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
     `record` is the content of the directory, if it is known. Raise ConfigError if it contains no
     run.
     """
+    validate_no_symlinks(run_dir)
     record = record or load_run_record(run_dir)
     figures = _build_figures(record)
     _write_figures(run_dir / "figures", figures)
@@ -90,7 +87,8 @@ def write_comparison(
     _write_figures(output_dir / "comparison", figures)
     headers, rows = run_comparison.build_comparison_table(records)
     seed_headers, seed_rows = run_comparison.build_seed_table(records) or ([], [])
-    content = TEMPLATES.get_template("comparison.html.j2").render(
+    content = render_page(
+        "comparison.html.j2",
         title="Comparison",
         name=f"{len(records)} runs",
         columns=_build_columns(headers, "row name"),
@@ -139,7 +137,8 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
             details.append((label, long_text))
         else:
             provenance.append((label, text))
-    return TEMPLATES.get_template("run_report.html.j2").render(
+    return render_page(
+        "run_report.html.j2",
         title="Run report",
         name=record.name,
         figures=[figure for figure in figures if figure.title],

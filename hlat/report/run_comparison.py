@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.redacted_config import redact
+from hlat.config.recorded_config import redact
 from hlat.report.figures import METRIC_PANELS, Panel, has_values
 from hlat.report.metric_curves import build_heldout_curves, build_metric_curve
 from hlat.report.run_record import RunRecord, is_run_dir, load_run_record

@@ -124,6 +124,8 @@ def load_run_record(run_dir: Path) -> RunRecord:
     *texts, provenance_text, config = [_read_bytes(run_dir / name) for name in names]
     parsed = map(_parse_rows, [*texts, provenance_text.replace(b"\n", b" ")])
     (metrics, events, provenance), num_unreadable = zip(*parsed, strict=True)
+    if not any((metrics, events, provenance, config)):
+        raise ConfigError(f"{run_dir} contains no readable row of a run in {', '.join(_RUN_FILES)}")
     return RunRecord(
         name=run_dir.resolve().name,
         metrics=metrics,
@@ -141,6 +143,12 @@ def load_run_record(run_dir: Path) -> RunRecord:
 def is_run_dir(directory: Path) -> bool:
     """Return True if a directory contains a file of a run."""
     return any((directory / name).is_file() for name in _RUN_FILES)
+
+
+def get_run_version(run_dir: Path) -> tuple[tuple[int, int], ...]:
+    """Return modification time and size of each file that `load_run_record` reads."""
+    paths = [path for name in _RUN_FILES if (path := run_dir / name).is_file()]
+    return tuple((status.st_mtime_ns, status.st_size) for status in map(Path.stat, paths))
 
 
 def get_number(row: Row, key: str) -> float:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from hlat.config.config_errors import escape_control_characters
+
 UNKNOWN = "n/a"
 """Text for a missing or non-finite number."""
 
@@ -73,7 +75,8 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table for a terminal."""
+    """Return the lines of a table for a terminal, with control characters escaped."""
+    headers, *rows = [[escape_control_characters(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -77,6 +77,11 @@ def make_directory(path: Path) -> None:
 
 def fsync_directory(path: Path) -> None:
     """Flush the entries of a directory: files created in it and renames."""
+    fsync_file(path)
+
+
+def fsync_file(path: Path) -> None:
+    """Flush the content of a file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -88,3 +93,18 @@ def rename_durably(source: Path, target: Path) -> None:
     """Rename within a directory atomically, replacing `target`, and flush the directory."""
     os.replace(source, target)
     fsync_directory(target.parent)
+
+
+def replace_file(path: Path, content: bytes, durable: bool = False) -> None:
+    """Write a file atomically: readers see the old or the new content.
+
+    With `durable`, so does a reader after a power failure.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # it may be a symbolic link
+    temporary.write_bytes(content)
+    if durable:
+        fsync_file(temporary)
+    temporary.replace(path)
+    if durable:
+        fsync_directory(path.parent)

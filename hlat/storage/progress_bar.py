@@ -6,6 +6,8 @@ import time
 
 from tqdm import tqdm
 
+from hlat.config.config_errors import escape_control_characters
+
 LOG_INTERVAL_S = 60.0
 
 
@@ -20,7 +22,7 @@ def print_line(line: str) -> None:
     If the reader has closed stdout (`| head`), redirect it to /dev/null.
     """
     try:
-        tqdm.write(line)
+        tqdm.write(escape_control_characters(line))
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,10 +7,10 @@ URL.
 import glob
 from typing import Any
 
-import fsspec
-
+from hlat.config.config_errors import ConfigError
 from hlat.storage.data_file import DataDirectory, DataFile
 from hlat.storage.storage_path import build_unusable_error
+from hlat.storage.storage_protocols import open_filesystem
 
 READ_AHEAD_BYTES = 16 << 20
 """Bytes of read-ahead. The latency of a request equals the transfer time of some megabytes."""
@@ -29,15 +29,17 @@ def list_files(config_key: str, url: str) -> DataDirectory | list[DataFile]:
         ConfigError: If no driver opens the URL, or a request fails; it names `config_key`.
     """
     try:
-        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem, path = open_filesystem(url)
         return _list_matches(filesystem, path, url)
+    except ConfigError as error:
+        raise ConfigError(f"{config_key}: {error}") from error
     except Exception as error:  # drivers raise the exceptions of their client libraries
         raise build_unusable_error(f"{config_key}: {url}", error) from error
 
 
 def open_file(location: str) -> Any:
     """Open a file in a store for reading at any position; exceptions of the driver propagate."""
-    filesystem, path = fsspec.core.url_to_fs(location)
+    filesystem, path = open_filesystem(location)
     return filesystem.open(path, "rb", block_size=READ_AHEAD_BYTES)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from hlat.config.config_errors import ConfigError
 from hlat.storage import durable_files
 from hlat.storage.remote_path import RemotePath, format_reason
+from hlat.storage.storage_protocols import open_filesystem
 
 StoragePath = Path | RemotePath
 """A local path or a path in an object store."""
@@ -19,20 +20,21 @@ def parse_storage_path(location: str, config_key: str | None = None) -> StorageP
     """Return the path for a local path or URL, the value of `config_key`.
 
     Raises:
-        ConfigError: If no installed driver opens the URL, or the URL contains a password.
+        ConfigError: If no installed driver opens the URL, its protocol is not allowed, or the URL
+            contains a password.
     """
-    if "://" not in location:
+    if "://" not in location and "::" not in location:
         return Path(location).expanduser()
     if re.match(r"[^/]*://[^/]*:[^/]*@", location):
         raise ConfigError(
             f"{config_key or 'the URL'} contains a password, which records and messages would "
             "repeat; pass it to the driver in a file of ~/.config/fsspec or a variable"
         )
-    from fsspec.core import url_to_fs  # deferred: local paths do not need it
-
     url = location.rstrip("/")
     try:
-        filesystem, path = url_to_fs(url)
+        filesystem, path = open_filesystem(url)
+    except ConfigError as error:
+        raise ConfigError(f"{config_key or 'URL'}: {error}") from error
     except Exception as error:  # drivers raise the exceptions of their client libraries
         name = location if config_key is None else f"{config_key}={location}"
         raise build_unusable_error(name, error) from error

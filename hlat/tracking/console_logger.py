@@ -12,7 +12,7 @@ from tqdm import tqdm
 from hlat.config.config_errors import ExitCode
 from hlat.config.tracking import ConsoleStyle
 from hlat.storage.progress_bar import print_line
-from hlat.tracking.jsonl_log import JsonlLog, Row
+from hlat.tracking.jsonl_log import Row, open_events_log
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
 
 _LINE_INTERVAL_S = 10.0
@@ -98,7 +98,7 @@ def print_summary(
     `uptime` is a line on all attempts, and may be empty.
     """
     print_line(f"\n{_HEADLINES[exit_code].format(step=step)}")
-    events = JsonlLog(run_dir / "events.jsonl").read_rows()
+    events = open_events_log(run_dir).read_rows()
     bits = [row["bits_per_byte"]["mean"] for row in events if row["event"] == "evaluate"]
     if None not in bits and len(bits) > 1:
         print_line(f"held-out bits per byte: {bits[0]:.3f} -> {bits[-1]:.3f}")

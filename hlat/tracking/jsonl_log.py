@@ -2,7 +2,8 @@
 
 A killed process can leave a partial line, which the next append removes; readers only skip it, as
 another process may still be writing it. A row that cannot be written stays in memory and is written
-with the next one, so training continues with a full disk.
+with the next one, so training continues with a full disk. Rows are flushed to disk with each
+checkpoint and every `SYNC_INTERVAL_S`, so no power failure removes a row of a step in a checkpoint.
 """
 
 import errno
@@ -10,20 +11,41 @@ import json
 import math
 import os
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from hlat.tracking.run_directory import replace_file
+from hlat.storage.durable_files import fsync_file, replace_file
 
 Row = dict[str, Any]
+SYNC_INTERVAL_S = 30.0
+"""Maximum time between flushes to disk while rows are appended."""
+_TAIL_BYTES = 1 << 16
+"""Bytes at the end of a file that contain the last row, unless it is longer."""
+_APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+_METRICS_KEYS = {"step": int, "time": (int, float)}
+_EVENTS_KEYS = {"event": str, **_METRICS_KEYS}
+
+
+def open_metrics_log(run_dir: Path) -> "JsonlLog":
+    """Return the log of metrics in a run directory."""
+    return JsonlLog(run_dir / "metrics.jsonl", _METRICS_KEYS)
+
+
+def open_events_log(run_dir: Path) -> "JsonlLog":
+    """Return the log of events in a run directory."""
+    return JsonlLog(run_dir / "events.jsonl", _EVENTS_KEYS)
 
 
 class JsonlLog:
-    """Append-only JSON lines file at `path`."""
+    """Append-only JSON lines file at `path`; rows without `required` types are damaged."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, required: Mapping[str, Any] | None = None) -> None:
         self.path = path
+        self._required = required or {}
         self._buffer = b""
+        self._last_sync = time.monotonic()
         self._warned = self._ends_with_newline = False
 
     def append(self, row: Row) -> None:
@@ -31,24 +53,57 @@ class JsonlLog:
 
         Numbers that are not finite are written as null, which JSON requires.
         """
-        self._buffer += json.dumps(_replace_non_finite(row), allow_nan=False).encode() + b"\n"
+        self._buffer += json.dumps(replace_non_finite(row), allow_nan=False).encode() + b"\n"
         try:
             self._remove_partial_line()
             self._flush()
         except OSError as error:
             self._warn(f"cannot write {self.path}: {error.strerror}; training continues")
+        if time.monotonic() - self._last_sync >= SYNC_INTERVAL_S:
+            self.sync()
+
+    def sync(self) -> None:
+        """Flush the file to disk; print a warning if this fails."""
+        self._last_sync = time.monotonic()
+        try:
+            if self.path.exists():
+                fsync_file(self.path)
+        except OSError as error:
+            self._warn(f"cannot flush {self.path} to disk: {error.strerror}; training continues")
 
     def read_rows(self) -> list[Row]:
         """Return all complete rows; skip damaged lines with a warning."""
-        if not self.path.exists():
-            return []
-        rows = []
-        for line in self.path.read_bytes().split(b"\n")[:-1]:
-            try:
-                rows.append(json.loads(line))
-            except (RecursionError, ValueError):
-                self._warn(f"skipping a damaged line of {self.path}")
+        rows, num_damaged = self._parse_lines()
+        if num_damaged:
+            self._warn(f"skipping a damaged line of {self.path}")
         return rows
+
+    def repair(self) -> tuple[int, int]:
+        """Remove damaged lines, and all rows of a step but the last, durably.
+
+        Returns:
+            The numbers of removed lines and rows.
+        """
+        rows, num_damaged = self._parse_lines()
+        unique = {row["step"]: row for row in rows}
+        num_duplicates = len(rows) - len(unique)
+        if num_damaged or num_duplicates:
+            self._replace_rows([row for row in rows if unique[row["step"]] is row])
+        return num_damaged, num_duplicates
+
+    def read_last_row(self) -> Row | None:
+        """Return the last complete row without reading the rows before it; None without a row."""
+        try:
+            with open(self.path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - _TAIL_BYTES))
+                lines = file.read().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return None
+        if lines and (row := self._parse_line(lines[-1])) is not None:
+            return row
+        rows = self.read_rows()
+        return rows[-1] if rows else None
 
     def truncate_after(self, last_step: int) -> list[Row]:
         """Remove the rows after `last_step` and return them."""
@@ -58,6 +113,24 @@ class JsonlLog:
             self._replace_rows([row for row in rows if row["step"] <= last_step])
         return removed
 
+    def _parse_lines(self) -> tuple[list[Row], int]:
+        """Return the complete rows, and the number of damaged lines."""
+        if not self.path.exists():
+            return [], 0
+        lines = self.path.read_bytes().split(b"\n")[:-1]
+        rows = [row for line in lines if (row := self._parse_line(line)) is not None]
+        return rows, len(lines) - len(rows)
+
+    def _parse_line(self, line: bytes) -> Row | None:
+        try:
+            row = json.loads(line)
+        except (RecursionError, ValueError):
+            return None
+        if not isinstance(row, dict):
+            return None
+        has_keys = all(isinstance(row.get(key), type_) for key, type_ in self._required.items())
+        return row if has_keys else None
+
     def _remove_partial_line(self) -> None:
         if self._ends_with_newline:
             return
@@ -66,7 +139,7 @@ class JsonlLog:
         self._ends_with_newline = True
 
     def _flush(self) -> None:
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        descriptor = os.open(self.path, _APPEND_FLAGS, 0o666)
         try:
             size = os.fstat(descriptor).st_size
             try:
@@ -80,7 +153,8 @@ class JsonlLog:
         self._buffer = b""
 
     def _replace_rows(self, rows: list[Row]) -> None:
-        replace_file(self.path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        replace_file(self.path, content, durable=True)
 
     def _warn(self, message: str) -> None:
         if not self._warned:
@@ -98,6 +172,13 @@ class NullLog(JsonlLog):
         """Return an empty list."""
         return []
 
+    def repair(self) -> tuple[int, int]:
+        """Change nothing."""
+        return 0, 0
+
+    def sync(self) -> None:
+        """Do nothing."""
+
 
 def is_finite_number(value: Any) -> TypeGuard[float]:
     """Return True for a finite int or float."""
@@ -105,9 +186,12 @@ def is_finite_number(value: Any) -> TypeGuard[float]:
     return is_number and math.isfinite(value)
 
 
-def _replace_non_finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
+    """Return a value for JSON in which numbers that are not finite are None."""
     if isinstance(value, dict):
-        return {key: _replace_non_finite(item) for key, item in value.items()}
+        return {key: replace_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_non_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

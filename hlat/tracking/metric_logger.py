@@ -27,7 +27,7 @@ class RunInfo:
     """Description of an attempt when it starts.
 
     `service_run_id` is the same in all attempts. Rows of earlier attempts after `step` are logged
-    again. The configuration is redacted (`hlat.config.redacted_config`).
+    again. The configuration is redacted (`hlat.config.recorded_config`).
     """
 
     run_dir: Path

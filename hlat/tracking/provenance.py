@@ -1,7 +1,7 @@
 """Provenance of a run: code revision, packages and host.
 
 The uncommitted changes are recorded with the revision, as research code is rarely committed before
-a run. A copy of the code made for a job contains both in revision.json.
+a run. A code archive for a job contains both in revision.json.
 """
 
 import json
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGE_DIR = Path(__file__).resolve().parent.parent
-_REVISION_FILE = "revision.json"
-"""File in the directory of a code copy."""
+REVISION_FILE = "revision.json"
+"""File next to the package in a code archive."""
 
 
 def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -39,13 +39,13 @@ def get_git_revision() -> str | None:
     return _get_code_revision()["git_revision"]
 
 
-def write_revision_file(copy_dir: Path) -> None:
-    """Write the code revision and diff into `copy_dir`, the directory of a code copy."""
-    (copy_dir / _REVISION_FILE).write_text(json.dumps(_get_code_revision(), indent=2) + "\n")
+def format_revision() -> str:
+    """Return the content of the revision file: code revision and diff."""
+    return json.dumps(_get_code_revision(), indent=2) + "\n"
 
 
 def _get_code_revision() -> dict[str, str | None]:
-    revision_file = _PACKAGE_DIR.parent / _REVISION_FILE
+    revision_file = _PACKAGE_DIR.parent / REVISION_FILE
     if revision_file.exists():
         revision: dict[str, str | None] = json.loads(revision_file.read_text())
         return revision

@@ -13,7 +13,11 @@ from typing import IO, Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import RunConfig
+from hlat.storage.durable_files import replace_file
 
+_LOCK_FILE = ".lock"
+_OTHER_WRITERS = ("submissions", "wandb")
+"""Directories that the launcher and W&B write, which create links of their own."""
 EVALUATIONS_DIR = "evaluations"
 """Directory of scores in a run directory or a model directory."""
 
@@ -22,8 +26,8 @@ EVALUATIONS_DIR = "evaluations"
 def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
     """Create `<run.root>/<run.name>` and lock it for this process and its child processes.
 
-    Ranks other than 0 only get the path. Raise ConfigError if the directory is not writable, or
-    locked by another process.
+    Ranks other than 0 only get the path. Raise ConfigError if the directory is not writable,
+    contains symbolic links, or is locked by another process.
     """
     assert run.name is not None, "resolve names every run"
     path = Path(run.root) / run.name
@@ -47,9 +51,11 @@ def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
 def lock_run_dir(run_dir: Path) -> IO[str]:
     """Lock a run directory until the returned file is closed.
 
-    Raise BlockingIOError if another process holds the lock.
+    Raise BlockingIOError if another process has locked it, and ConfigError if a file in the
+    directory is a symbolic link.
     """
-    lock = (run_dir / ".lock").open("w")
+    validate_no_symlinks(run_dir)
+    lock = (run_dir / _LOCK_FILE).open("w")
     try:
         lock.write("locked by the training process of this run\n")
         lock.flush()
@@ -58,6 +64,24 @@ def lock_run_dir(run_dir: Path) -> IO[str]:
         lock.close()
         raise
     return lock
+
+
+def is_locked_dir(run_dir: Path) -> bool:
+    """Return True if a run directory still has the file that was locked."""
+    return (run_dir / _LOCK_FILE).exists()
+
+
+def validate_no_symlinks(run_dir: Path) -> None:
+    """Raise ConfigError if a run directory from others redirects files to another directory."""
+    for path in run_dir.iterdir():
+        is_scanned = path.is_dir() and not path.is_symlink() and path.name not in _OTHER_WRITERS
+        inner = path.iterdir() if is_scanned else ()
+        for link in (path, *inner):
+            if link.is_symlink():
+                raise ConfigError(
+                    f"{link} is a symbolic link to {link.readlink()}, and the run would write "
+                    "there; remove it, or set checkpoint.destination to save checkpoints elsewhere"
+                )
 
 
 def write_run_metadata(
@@ -79,13 +103,6 @@ def write_run_metadata(
             replace_file(run_dir / name, text.encode())
     except OSError as error:
         raise _build_unwritable_error(run_dir, error) from error
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: readers see the old or the new content."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 def _build_unwritable_error(run_dir: Path, error: OSError) -> ConfigError:

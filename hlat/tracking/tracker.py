@@ -7,17 +7,23 @@ passed to the configured tracking services.
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hlat import mfu
-from hlat.config.redacted_config import redact
+from hlat.config.recorded_config import redact
 from hlat.config.run import Config
-from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.storage.progress_bar import print_line
-from hlat.tracking import lost_work, provenance, summary_metrics, tracking_services
+from hlat.tracking import (
+    lost_work,
+    provenance,
+    run_directory,
+    summary_metrics,
+    tracking_services,
+)
 from hlat.tracking.attempt_start import get_attempt_start_time
 from hlat.tracking.console_logger import ConsoleLogger
-from hlat.tracking.jsonl_log import JsonlLog, NullLog, Row
+from hlat.tracking.jsonl_log import NullLog, Row, open_events_log, open_metrics_log
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
 from hlat.tracking.neuron_monitor import NeuronMonitor
 from hlat.training_state import compute_total_steps
@@ -34,13 +40,14 @@ class Tracker:
         self, run_dir: Path, config: Config, is_rank0: bool = True, config_yaml: str = "{}"
     ) -> None:
         self._is_rank0, self._run_dir, self._config_yaml = is_rank0, run_dir, config_yaml
-        log_class = JsonlLog if is_rank0 else NullLog
-        self._metrics_log = log_class(run_dir / "metrics.jsonl")
-        self._events_log = log_class(run_dir / "events.jsonl")
+        self._metrics_log = open_metrics_log(run_dir) if is_rank0 else NullLog(run_dir)
+        self._events_log = open_events_log(run_dir) if is_rank0 else NullLog(run_dir)
         self._config = config
         self._flops_per_token = compute_flops_per_token(config.model, config.batch.sequence_length)
         self._neuron_monitor: NeuronMonitor | None = None
         self._loggers: list[MetricLogger] = []
+        self._metadata: tuple[list[str], dict[str, Any]] | None = None
+        self._lock: IO[str] | None = None
         self.service_run_ids: dict[str, str] = {}
         self._cost_start_time = time.time()
         events = [row["event"] for row in self._events_log.read_rows()]
@@ -57,6 +64,7 @@ class Tracker:
         (`lost_work.compute_lost_work`) and `details`. `service_run_ids` are those in the
         checkpoint.
         """
+        lost_rows = self._repair_metrics(step)
         events, removed = self._events_log.read_rows(), self._metrics_log.truncate_after(step)
         own_rows = lost_work.exclude_scores((*events, *removed))
         earlier = [row for row in own_rows if row["attempt"] < self.attempt]
@@ -69,7 +77,19 @@ class Tracker:
             self._start_loggers(step, service_run_ids or {}, missed_events)
             self._neuron_monitor = NeuronMonitor()
         self.log_event("resume" if step else "start", step, began=began, **lost, **details)
+        if lost_rows:
+            self.log_event("lost_rows", step, **lost_rows)
         self.restart_clock(step)
+
+    def write_metadata(self, overrides: list[str], provenance: dict[str, Any]) -> None:
+        """Write the metadata files, now and again if the run directory is removed."""
+        self._metadata = overrides, provenance
+        run_directory.write_run_metadata(self._run_dir, self._config_yaml, *self._metadata)
+
+    def sync(self) -> None:
+        """Flush the rows of metrics.jsonl and events.jsonl to disk."""
+        self._metrics_log.sync()
+        self._events_log.sync()
 
     def log_ready(self, step: int) -> None:
         """Log the end of the start-up; the time after it is training time."""
@@ -100,6 +120,7 @@ class Tracker:
             "attempt": self.attempt,
             "time": time.time(),
         }
+        self._restore_run_dir(step)
         self._metrics_log.append(row)
         for logger in self._loggers:
             logger.log_metrics(row)
@@ -164,6 +185,40 @@ class Tracker:
             for logger in reversed(self._loggers):  # the console last: it displays warnings
                 logger.finish(summary)
             self._loggers = []
+        if self._lock is not None:
+            self._lock.close()
+
+    def _restore_run_dir(self, step: int) -> None:
+        """Lock the run directory and write its metadata again if it was removed during the run."""
+        if self._metadata is None or run_directory.is_locked_dir(self._run_dir):
+            return
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        self._lock = run_directory.lock_run_dir(self._run_dir)
+        self.write_metadata(*self._metadata)
+        self.print_message(
+            f"WARNING: {self._run_dir} was removed during the run, with its earlier metrics, "
+            "events and checkpoints"
+        )
+        self.log_event("run_directory_removed", step)
+
+    def _repair_metrics(self, step: int) -> dict[str, int]:
+        """Remove damaged and duplicate rows, and compare the rows with the step of the checkpoint.
+
+        A save logs a row first, so rows were lost if the last one is of an earlier step.
+
+        Returns:
+            The removed lines and rows, and the first and last step without rows; empty without any.
+        """
+        damaged, duplicate = self._metrics_log.repair()
+        rows = self._metrics_log.read_rows()
+        last_step = max((row["step"] for row in rows if row["step"] <= step), default=0)
+        lost = {"damaged": damaged, "duplicate": duplicate} if damaged or duplicate else {}
+        if last_step < step and self._is_rank0 and self.attempt > 1:
+            lost |= {"first_missing": last_step + 1, "last_missing": step}
+        if lost:
+            details = ", ".join(f"{key} {value}" for key, value in lost.items())
+            self.print_message(f"WARNING: metrics.jsonl was damaged: {details}")
+        return lost
 
     def _start_loggers(
         self, step: int, service_run_ids: Mapping[str, str], missed_events: Iterable[Row]

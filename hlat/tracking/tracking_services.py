@@ -14,9 +14,9 @@ from pathlib import Path
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.config.tracking import TrackingService
+from hlat.storage.durable_files import replace_file
 from hlat.tracking.async_logger import AsyncLogger
 from hlat.tracking.metric_logger import MetricLogger
-from hlat.tracking.run_directory import replace_file
 from hlat.tracking.tensorboard_logger import TensorBoardLogger
 from hlat.tracking.wandb_logger import WandbLogger
 

@@ -9,10 +9,11 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
 
 from hlat.config import tracking
 from hlat.storage.storage_path import validate_writable
@@ -170,10 +171,7 @@ def _teardown() -> None:
     wandb.teardown()
 
 
-def _find_wandb_core_pids() -> Iterator[int]:
-    """Yield the W&B service processes started by this process; requires /proc."""
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError, IndexError):
-            name, _, rest = stat.read_text(errors="replace").partition("(")[2].rpartition(")")
-            if name == "wandb-core" and int(rest.split()[1]) == os.getpid():
-                yield int(stat.parent.name)
+def _find_wandb_core_pids() -> list[int]:
+    """Return the process ids of the W&B services started by this process."""
+    service = {"name": "wandb-core", "ppid": os.getpid()}
+    return [one.pid for one in psutil.process_iter(["name", "ppid"]) if one.info == service]

@@ -1,7 +1,7 @@
 """Launcher that creates one Kubernetes workload for every point of a sweep.
 
 All points are composed, validated, planned and written, and the cluster validates all manifests,
-before the first workload is created. Without kubectl, the manifests are only written. An evaluation
+before the first workload is created. Without kubectl, the manifests are only written. A command
 is one manifest.
 """
 
@@ -9,40 +9,43 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
-from hlat.config import frozen_config
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.evaluation_job import EvaluationJob
+from hlat.jobs.command_job import CommandJob
 
-from .._job_spec import JobSpec, build_evaluation_job, build_job, get_compiled_graphs_dir
-from .._scheduler_launcher import SchedulerLauncher
-from .._sweep_points import (
-    SweepPoint,
-    build_group_environment,
-    build_job_return,
-    record_point,
-    validate_points,
+from .._hourly_cost import format_hourly_cost
+from .._job_spec import (
+    JobSpec,
+    build_command_job,
+    build_object_name,
+    get_compiled_graphs_dir,
 )
+from .._scheduler_launcher import SchedulerLauncher, build_launcher_schema
+from .._sweep_points import SweepPoint
 from .._yaml_writer import format_yaml
 from ._kubernetes_manifest import (
     TRAIN_COMMAND,
     KubernetesLauncherConfig,
     build_manifest,
-    build_object_name,
     build_pod_selector,
-    validate_kubernetes_settings,
 )
+from ._kubernetes_validation import validate_kubernetes_jobs, validate_kubernetes_settings
 
 _MANIFEST_FILE = "manifest.yaml"
 
+
 ConfigStore.instance().store(
-    group="hydra/launcher", name="kubernetes", node=KubernetesLauncherConfig, provider="hlat"
+    group="hydra/launcher",
+    name="kubernetes",
+    node=build_launcher_schema(KubernetesLauncherConfig),
+    provider="hlat",
 )
 
 
@@ -51,6 +54,17 @@ class KubernetesLauncher(SchedulerLauncher):
 
     name, schema, shares_file_system = "kubernetes", KubernetesLauncherConfig, False
     settings: KubernetesLauncherConfig
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Validate the settings, before Hydra's sweeper writes them to multirun.yaml.
+
+        Raises:
+            ConfigError: The entry point is not hlat.train, or a setting is invalid.
+        """
+        super().setup(hydra_context=hydra_context, task_function=task_function, config=config)
+        validate_kubernetes_settings(self.settings)
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -61,49 +75,44 @@ class KubernetesLauncher(SchedulerLauncher):
             ConfigError: A point is invalid, or the cluster rejects its manifest. Nothing is created
                 then, unless the cluster changes after the validation.
         """
-        validate_kubernetes_settings(self.settings)
-        points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
-        sweep_dir = Path(self.config.hydra.sweep.dir)
-        environment = build_group_environment(sweep_dir, points)
-        jobs = [
-            build_job(point.config, TRAIN_COMMAND, Path(self.settings.mount)) for point in points
-        ]
-        jobs = [replace(job, environment=environment | job.environment) for job in jobs]
-        directories = [sweep_dir / build_object_name(job.name) for job in jobs]
-        files = [*map(self._write_run_manifest, directories, points, jobs)]
+        mount = Path(self.settings.mount)
+        jobs = self.build_jobs(job_overrides, TRAIN_COMMAND, mount)
+        validate_kubernetes_jobs([point.config for point, _ in jobs], self.settings)
+        files = [self._write_run_manifest(point, job) for point, job in jobs]
         kubectl = shutil.which("kubectl")
         if kubectl is not None:
             create_objects(kubectl, files, "--dry-run=server")
         job_returns = []
-        for i, (point, job, file) in enumerate(zip(points, jobs, files, strict=True)):
+        for number, ((point, job), file) in enumerate(
+            zip(jobs, files, strict=True), initial_job_idx
+        ):
             if kubectl is not None:
                 create_objects(kubectl, [file])
-            number, name = initial_job_idx + i, build_object_name(job.name)
             text = self._format_receipt(job, f"trains {job.run_dir}", file, kubectl)
-            print(f"[{number}] {text}", flush=True)
-            receipt = {"name": name, "run_folder": str(job.run_dir), "manifest": str(file)}
-            record_point(sweep_dir, number, point, job.run_dir)
-            job_returns.append(build_job_return(point, number, name, receipt))
+            cost = format_hourly_cost(point.config.hardware)
+            print(f"[{number}] {text}\n    cost:    {cost}", flush=True)
+            receipt = {"name": build_object_name(job.name), "manifest": str(file)}
+            job_returns.append(self.record_job(point, job, number, receipt))
         return job_returns
 
-    def submit_evaluation(self, evaluation: EvaluationJob, directory: Path) -> None:
-        """Create the objects of an evaluation after validation by the cluster; print a receipt."""
+    def submit_command(self, job: CommandJob, directory: Path) -> None:
+        """Create the objects of a command after validation by the cluster; print a receipt."""
         validate_kubernetes_settings(self.settings)
+        validate_kubernetes_jobs([job.config], self.settings)
         self.validate_no_pruning()
-        job = _build_evaluation_job(evaluation, self.settings)
-        documents = build_evaluation_manifest(evaluation, self.settings)
-        file = write_manifest(directory / build_object_name(job.name), documents)
+        spec = _build_command_spec(job, self.settings)
+        documents = build_command_manifest(job, self.settings)
+        file = write_manifest(directory / build_object_name(spec.name), documents)
         kubectl = shutil.which("kubectl")
         if kubectl is not None:
             create_objects(kubectl, [file], "--dry-run=server")
             create_objects(kubectl, [file])
-        print(self._format_receipt(job, f"evaluates {evaluation.model}", file, kubectl))
+        text = self._format_receipt(spec, f"{job.verb} {job.subject}", file, kubectl)
+        print(f"{text}\n    cost:    {format_hourly_cost(job.config.hardware)}")
 
-    def _write_run_manifest(self, directory: Path, point: SweepPoint, job: JobSpec) -> Path:
-        """Write the manifest of a point and its configuration; return the manifest's path."""
-        directory.mkdir(parents=True)
-        command_line = frozen_config.CommandLine([*point.overrides], self.hydra_flags)
-        frozen_config.save_frozen_config(directory, point.composed, command_line)
+    def _write_run_manifest(self, point: SweepPoint, job: JobSpec) -> Path:
+        """Write the configuration of a point and its manifest; return the manifest's path."""
+        directory = self.write_configuration(point, job)
         files = {file.name: file.read_text() for file in sorted(directory.iterdir())}
         graphs_dir = None
         if self.settings.precompile:
@@ -124,16 +133,16 @@ class KubernetesLauncher(SchedulerLauncher):
         )
 
 
-def build_evaluation_manifest(
-    evaluation: EvaluationJob, settings: KubernetesLauncherConfig
+def build_command_manifest(
+    job: CommandJob, settings: KubernetesLauncherConfig
 ) -> list[dict[str, Any]]:
-    """Return the YAML documents of an evaluation."""
-    return build_manifest(_build_evaluation_job(evaluation, settings), {}, settings)
+    """Return the YAML documents of a command."""
+    return build_manifest(_build_command_spec(job, settings), {}, settings)
 
 
-def _build_evaluation_job(evaluation: EvaluationJob, settings: KubernetesLauncherConfig) -> JobSpec:
-    command = ("python", "-m", "hlat.evaluate", *evaluation.arguments)
-    return build_evaluation_job(evaluation, command, Path(settings.mount))
+def _build_command_spec(job: CommandJob, settings: KubernetesLauncherConfig) -> JobSpec:
+    command = ("python", "-m", f"hlat.{job.command}", *job.arguments)
+    return build_command_job(job, command, Path(settings.mount))
 
 
 def write_manifest(directory: Path, documents: list[dict[str, Any]]) -> Path:

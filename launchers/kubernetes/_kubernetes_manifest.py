@@ -5,22 +5,26 @@ a ConfigMap, the code is in the image, and data and run directory are on a volum
 share.
 """
 
-import hashlib
+import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from hlat import launch_environment, neuron_compile_cache
 from hlat.config import frozen_config
-from hlat.config.bounds import bounded, find_bounds_violations
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.bounds import bounded
+from hlat.config.config_errors import ExitCode
 
-from .._job_spec import Accelerator, JobSpec
+from .._job_spec import Accelerator, JobSpec, build_object_name
 from .._sweep_points import PruningConfig
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 
 class WorkloadType(Enum):
@@ -55,6 +59,34 @@ class KubernetesLauncherConfig(PruningConfig):
     """Compile the graphs of engine=nxd on Trainium in pods before the run; JobSet only."""
     grace_s: int = bounded(300, min=0)
     """Seconds between SIGTERM and SIGKILL of a pod; longer than a save takes."""
+    ttl_s: int | None = bounded(None, min=0)
+    """Seconds between the end of the job and the deletion of its JobSet or PyTorchJob with all pods
+    and their logs; null: no deletion."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the pods; they override variables of the instance type. The manifest
+    contains the values, so secrets belong in secret_env."""
+    secret_env: dict[str, str] = field(default_factory=dict)
+    """Environment variables from Secrets of the namespace, in the form SECRET/KEY."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Further labels of the JobSet or PyTorchJob."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    """Annotations of the JobSet or PyTorchJob."""
+    pod_labels: dict[str, str] = field(default_factory=dict)
+    """Labels of the pods."""
+    pod_annotations: dict[str, str] = field(default_factory=dict)
+    """Annotations of the pods."""
+    queue: str | None = None
+    """Kueue's LocalQueue of the job, in the same namespace; null: no queue."""
+    scheduler_name: str | None = None
+    """Scheduler with the coscheduling plugin, which assigns all pods to nodes or none; null: the
+    cluster's default scheduler."""
+    cpus: int | None = bounded(None, min=1)
+    """CPU cores that a pod requests, without a limit; null: no request."""
+    memory_gib: int | None = bounded(None, min=1)
+    """Memory that a pod requests, which is also its limit, in GiB; null: 80% of the node's memory
+    where it is known."""
+    exclude: list[str] = field(default_factory=list)
+    """Nodes without pods of this job, by their label kubernetes.io/hostname."""
     pod: dict[str, Any] = field(default_factory=dict)
     """Further fields of the pod specification, such as tolerations."""
 
@@ -63,16 +95,7 @@ CONFIG_DIR = "/etc/hlat"
 """Mount path of the configuration."""
 TRAIN_COMMAND = ("python", "-m", "hlat.train", frozen_config.FROZEN_FLAG, CONFIG_DIR)
 _COMPILE_COMMAND = ("python", "-m", "hlat.precompile", frozen_config.FROZEN_FLAG, CONFIG_DIR)
-_FETCH_COMMAND = ("python", "-m", "hlat.precompile", "merge")
-_RESERVED_POD_FIELDS = {
-    "containers",
-    "initContainers",
-    "nodeSelector",
-    "restartPolicy",
-    "terminationGracePeriodSeconds",
-    "volumes",
-}
-"""Fields that the launcher sets."""
+_FETCH_COMMAND = ["python", "-m", "hlat.precompile", "merge"]
 _RDZV_PORT = 41000
 """Port of the first pod's supervisor (HLAT's MASTER_PORT); each pod has its own address."""
 _ACCELERATOR_RESOURCES = {
@@ -84,6 +107,14 @@ _EFA_RESOURCE, _HUGE_PAGES = "vpc.amazonaws.com/efa", "5120Mi"
 user guide, machine learning training with EFA)."""
 _MEMORY_FRACTION = 0.8
 """Fraction of the node's memory for the pod; the system and daemons use the rest."""
+NAME_LABEL = "app.kubernetes.io/name"
+"""Label of all objects of hlat."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label of a JobSet or PyTorchJob with its LocalQueue. Kueue's webhook suspends the object, so the
+manifest does not set suspend (https://kueue.sigs.k8s.io/docs/tasks/run/jobs/)."""
+POD_GROUP_LABEL = "scheduling.x-k8s.io/pod-group"
+"""Label of the pods of a PodGroup, of which the coscheduling plugin schedules at least minMember
+(https://scheduler-plugins.sigs.k8s.io/docs/plugins/coscheduling/)."""
 _NON_RETRYABLE_EXIT_CODES = [
     int(code) for code in (ExitCode.CONFIGURATION, ExitCode.DIVERGED, ExitCode.UNHEALTHY_NODE)
 ]
@@ -92,17 +123,31 @@ _NON_RETRYABLE_COMPILE_EXIT_CODES = [
     int(code) for code in (ExitCode.FAILED, ExitCode.CONFIGURATION)
 ]
 """Deterministic failures of the compilation."""
-_MAX_NAME_LENGTH = 41
-"""Pods append -compile-0-<number>-<5 characters> to the name, and are limited to 63 characters."""
 
 
-def build_object_name(run_name: str) -> str:
-    """Return a DNS label for the objects of a run, unique for every run name."""
-    label = re.sub(r"[^a-z0-9]+", "-", f"hlat-{run_name}".lower()).strip("-")
-    if label == f"hlat-{run_name}" and len(label) <= _MAX_NAME_LENGTH:
-        return label
-    digest = hashlib.sha256(run_name.encode()).hexdigest()[:8]
-    return f"{label[: _MAX_NAME_LENGTH - 9].rstrip('-')}-{digest}"
+def _format_flow_yaml(value: Any) -> str:
+    """Return a value as JSON in ASCII, which is YAML with escapes of eight digits."""
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^ -~]", lambda match: f"\\U{ord(match[0]):08x}", text)
+
+
+def _escape_variables(text: str) -> str:
+    """Return text in which Kubernetes expands no `$(NAME)`."""
+    return text.replace("$", "$$")
+
+
+def _load_template(name: str) -> "Template":
+    """Return a template of this directory."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # slow import
+
+    templates = Environment(  # noqa: S701  not HTML
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters |= {"to_yaml": _format_flow_yaml, "escape_variables": _escape_variables}
+    return templates.get_template(name)
 
 
 def build_manifest(
@@ -120,37 +165,40 @@ def build_manifest(
         graphs_dir: Directory of compiled graphs, which a JobSet creates before the run; None to
             skip the compilation.
     """
-    metadata: dict[str, Any] = {
-        "name": build_object_name(job.name),
-        "namespace": settings.namespace,
-        "labels": {"app.kubernetes.io/name": "hlat"},
-    }
-    config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files}
-    if settings.kind is WorkloadType.JobSet:
-        kind = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
-        spec = _build_jobset(job, settings, graphs_dir)
-    else:
-        kind = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
-        spec = _build_pytorch_job(job, settings)
-    workload = {**kind, "metadata": metadata, "spec": spec}
-    return [config_map, workload] if files else [workload]
+    name = build_object_name(job.name)
+    cache_dir, parts = "", ["node"]
+    if graphs_dir is not None and settings.kind is WorkloadType.JobSet:
+        cache_dir = str(neuron_compile_cache.get_cache_dir(job.environment | settings.env))
+        parts = ["compile", "node"]
 
+    def build_variables(index_variable: str, first_pod: str) -> list[str]:
+        return [
+            f"{launch_environment.NUM_NODES_ENV}={job.num_nodes}",
+            f"{launch_environment.NODE_RANK_ENV}=$({index_variable})",
+            f"{launch_environment.RDZV_ENDPOINT_ENV}={first_pod}:{_RDZV_PORT}",
+        ]
 
-def validate_kubernetes_settings(settings: KubernetesLauncherConfig) -> None:
-    """Raise ConfigError if the settings are invalid."""
-    problems = [*find_bounds_violations(settings, "hydra.launcher.")]
-    if settings.image is None:
-        problems.append(
-            "hydra.launcher.image is not set; name an image with hlat and its dependencies"
-        )
-    if not settings.mount.startswith("/"):
-        problems.append(
-            f"hydra.launcher.mount={settings.mount} is not an absolute path, such as /fsx"
-        )
-    for key in sorted(_RESERVED_POD_FIELDS & settings.pod.keys()):
-        problems.append(f"hydra.launcher.pod.{key} is set by the launcher; remove it")
-    if problems:
-        raise ConfigError(*problems)
+    text = _load_template("manifest.yaml.j2").render(
+        job=job,
+        files=files,
+        settings=settings,
+        graphs_dir=str(graphs_dir),
+        name_of_objects=name,
+        name_label=NAME_LABEL,
+        workload_metadata=_build_workload_metadata(name, settings),
+        pod_group_parts=[] if settings.scheduler_name is None else parts,
+        build_pod_metadata=lambda part: _build_pod_metadata(name, part, settings),
+        build_variables=build_variables,
+        environment=_build_environment(job, settings),
+        resources=_build_resources(job, settings),
+        config_dir=CONFIG_DIR,
+        cache_dir=cache_dir,
+        compile_command=_COMPILE_COMMAND,
+        fetch_command=_FETCH_COMMAND,
+        final_exit_codes=_NON_RETRYABLE_EXIT_CODES,
+        compile_final_exit_codes=_NON_RETRYABLE_COMPILE_EXIT_CODES,
+    )
+    return [*yaml.safe_load_all(text)]
 
 
 def build_pod_selector(job: JobSpec, settings: KubernetesLauncherConfig) -> str:
@@ -162,158 +210,62 @@ def build_pod_selector(job: JobSpec, settings: KubernetesLauncherConfig) -> str:
     return f"training.kubeflow.org/job-name={name},training.kubeflow.org/replica-type=master"
 
 
-def _build_jobset(
-    job: JobSpec, settings: KubernetesLauncherConfig, graphs_dir: Path | None
-) -> dict[str, Any]:
-    """Return the specification of a JobSet that restarts all pods after the failure of one.
+def _build_workload_metadata(name: str, settings: KubernetesLauncherConfig) -> dict[str, Any]:
+    """Return the metadata of the JobSet or PyTorchJob."""
+    labels = {NAME_LABEL: "hlat"}
+    if settings.queue is not None:
+        labels[QUEUE_LABEL] = settings.queue
+    metadata = {
+        "name": name,
+        "namespace": settings.namespace,
+        "labels": labels | settings.labels,
+    }
+    return metadata | ({"annotations": settings.annotations} if settings.annotations else {})
 
-    It contains one indexed Job for the run, and one for the compilation if needed.
+
+def _build_pod_metadata(
+    name: str, part: str, settings: KubernetesLauncherConfig
+) -> dict[str, dict[str, str]]:
+    """Return the metadata of the pods of a part; empty if there is none."""
+    labels = settings.pod_labels
+    if settings.scheduler_name is not None:
+        labels = labels | {POD_GROUP_LABEL: f"{name}-{part}"}
+    metadata = {"labels": labels, "annotations": settings.pod_annotations}
+    return {key: values for key, values in metadata.items() if values}
+
+
+def _build_environment(job: JobSpec, settings: KubernetesLauncherConfig) -> list[dict[str, Any]]:
+    """Return the environment variables of a container, with references to Secrets last."""
+    literals = job.environment | settings.env
+    environment: list[dict[str, Any]] = [
+        {"name": name, "value": _escape_variables(value)}
+        for name, value in sorted(literals.items())
+        if name not in settings.secret_env
+    ]
+    for variable, reference in sorted(settings.secret_env.items()):
+        name, _, key = reference.partition("/")
+        secret = {"secretKeyRef": {"name": name, "key": key}}
+        environment.append({"name": variable, "valueFrom": secret})
+    return environment
+
+
+def _build_resources(job: JobSpec, settings: KubernetesLauncherConfig) -> dict[str, Any]:
+    """Return the resources of a pod; empty if it requests none.
+
+    A pod requests all accelerators and EFA interfaces of a known node type, so that it has the node
+    exclusively.
     """
-    name = build_object_name(job.name)
-
-    def build_pod(part: str, container: str, command: Sequence[str]) -> dict[str, Any]:
-        command = _build_pod_command(
-            job, command, "JOB_COMPLETION_INDEX", f"{name}-{part}-0-0.{name}"
-        )
-        return _build_pod_spec(job, container, command, settings)
-
-    pod = build_pod("node", job.entry_point, job.command)
-    node = _build_replicated_job("node", job.num_nodes, pod, _NON_RETRYABLE_EXIT_CODES)
-    replicated_jobs = [node]
-    if graphs_dir is not None:
-        compile_pod = build_pod("compile", "compile", _COMPILE_COMMAND)
-        _mount_compile_cache(job, compile_pod)
-        _mount_compile_cache(job, pod)
-        (train,) = pod["containers"]
-        fetch = {key: value for key, value in train.items() if key != "resources"}
-        command = [*_FETCH_COMMAND, _escape_variables(str(graphs_dir))]
-        node_pod = node["template"]["spec"]["template"]["spec"]
-        node_pod["initContainers"] = [fetch | {"name": "fetch", "command": command}]
-        node["dependsOn"] = [{"name": "compile", "status": "Complete"}]
-        compile_job = _build_replicated_job(
-            "compile", job.num_nodes, compile_pod, _NON_RETRYABLE_COMPILE_EXIT_CODES
-        )
-        replicated_jobs = [compile_job, node]
-    never_again = {
-        "name": "never_again",
-        "action": "FailJobSet",
-        "onJobFailureReasons": ["PodFailurePolicy"],
-    }
-    return {
-        "failurePolicy": {"maxRestarts": settings.max_attempts - 1, "rules": [never_again]},
-        "network": {"enableDNSHostnames": True},
-        "replicatedJobs": replicated_jobs,
-    }
-
-
-def _build_replicated_job(
-    name: str, num_nodes: int, pod: dict[str, Any], non_retryable_exit_codes: list[int]
-) -> dict[str, Any]:
-    """Return an indexed Job with one pod per node."""
-    container = pod["containers"][0]["name"]
-    codes = {"containerName": container, "operator": "In", "values": non_retryable_exit_codes}
-    indexed_job = {
-        "completions": num_nodes,
-        "parallelism": num_nodes,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]},
-        "template": {"spec": {"restartPolicy": "Never", **pod}},
-    }
-    return {"name": name, "replicas": 1, "template": {"spec": indexed_job}}
-
-
-def _mount_compile_cache(job: JobSpec, pod: dict[str, Any]) -> None:
-    """Mount a directory for compiled graphs at the compiler's cache path in all containers."""
-    path = str(neuron_compile_cache.get_cache_dir(job.environment))
-    pod["volumes"].append({"name": "compiled", "emptyDir": {}})
-    for container in pod["containers"]:
-        container["volumeMounts"].append({"name": "compiled", "mountPath": path})
-
-
-def _build_pytorch_job(job: JobSpec, settings: KubernetesLauncherConfig) -> dict[str, Any]:
-    """Return the specification of a PyTorchJob that restarts a pod terminated by a signal."""
-    first_pod = f"{build_object_name(job.name)}-master-0"
-    command = _build_pod_command(job, job.command, "RANK", first_pod)
-    template = {"spec": _build_pod_spec(job, "pytorch", command, settings)}
-    replicas = {"Master": 1, "Worker": job.num_nodes - 1}
-    return {
-        "runPolicy": {"backoffLimit": settings.max_attempts, "cleanPodPolicy": "Running"},
-        "pytorchReplicaSpecs": {
-            role: {"replicas": count, "restartPolicy": "ExitCode", "template": template}
-            for role, count in replicas.items()
-            if count
-        },
-    }
-
-
-def _build_pod_command(
-    job: JobSpec, command: Sequence[str], index_variable: str, first_pod: str
-) -> list[str]:
-    """Return a command that sets the rendezvous variables with `env`.
-
-    Kubernetes expands `index_variable` in the command; the value of an environment variable could
-    not refer to it, as operators append it after the others.
-    """
-    variables = (
-        f"{launch_environment.NUM_NODES_ENV}={job.num_nodes}",
-        f"{launch_environment.NODE_RANK_ENV}=$({index_variable})",
-        f"{launch_environment.RDZV_ENDPOINT_ENV}={first_pod}:{_RDZV_PORT}",
-    )
-    return ["env", *variables, *map(_escape_variables, command)]
-
-
-def _escape_variables(text: str) -> str:
-    """Return text in which Kubernetes expands no `$(NAME)`."""
-    return text.replace("$", "$$")
-
-
-def _build_pod_spec(
-    job: JobSpec, container_name: str, command: list[str], settings: KubernetesLauncherConfig
-) -> dict[str, Any]:
-    configuration = [{"name": "configuration"}] if job.entry_point == "train" else []
-    config_map = {"configMap": {"name": build_object_name(job.name)}}
-    spec: dict[str, Any] = {
-        "terminationGracePeriodSeconds": settings.grace_s,
-        "containers": [
-            {
-                "name": container_name,
-                "image": settings.image,
-                "command": command,
-                "workingDir": settings.mount,
-                "env": [
-                    {"name": variable, "value": _escape_variables(value)}
-                    for variable, value in sorted(job.environment.items())
-                ],
-                "resources": _build_resources(job),
-                "volumeMounts": [
-                    {"name": "shared", "mountPath": settings.mount},
-                    {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 (path in the pod)
-                    *({**v, "mountPath": CONFIG_DIR, "readOnly": True} for v in configuration),
-                ],
-            }
-        ],
-        "volumes": [
-            {"name": "shared", "persistentVolumeClaim": {"claimName": settings.claim}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-            *({**volume, **config_map} for volume in configuration),
-        ],
-    }
+    limits: dict[str, Any] = {}
     if job.node_type is not None:
-        spec["nodeSelector"] = {"node.kubernetes.io/instance-type": job.instance_type}
-    assert not spec.keys() & settings.pod.keys(), "validate_kubernetes_settings rejects these"
-    return spec | settings.pod
-
-
-def _build_resources(job: JobSpec) -> dict[str, Any]:
-    """Return all resources of a node, so that a pod has it exclusively; empty if unknown."""
-    if job.node_type is None:
-        return {}
-    limits: dict[str, Any] = {
-        _ACCELERATOR_RESOURCES[job.node_type.accelerator]: job.node_type.num_chips,
-        _EFA_RESOURCE: job.node_type.num_efa_interfaces,
-        "hugepages-2Mi": _HUGE_PAGES,
-    }
-    if job.host_memory_gib is not None:
-        limits["memory"] = f"{math.floor(job.host_memory_gib * _MEMORY_FRACTION)}Gi"
-    return {"limits": limits, "requests": limits}
+        limits = {
+            _ACCELERATOR_RESOURCES[job.node_type.accelerator]: job.node_type.num_chips,
+            _EFA_RESOURCE: job.node_type.num_efa_interfaces,
+            "hugepages-2Mi": _HUGE_PAGES,
+        }
+        if job.host_memory_gib is not None:
+            limits["memory"] = f"{math.floor(job.host_memory_gib * _MEMORY_FRACTION)}Gi"
+    if settings.memory_gib is not None:
+        limits["memory"] = f"{settings.memory_gib}Gi"
+    requests = limits if settings.cpus is None else limits | {"cpu": settings.cpus}
+    resources = {"limits": limits, "requests": requests}
+    return {key: values for key, values in resources.items() if values}

@@ -10,15 +10,14 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 
 from hlat.config.config_errors import ExitCode
 from hlat.config.entry_point import get_user_environment
+from hlat.recovery.signal_handler import handle_signals
 
 from ._core_budget import ResourceBudget, ResourceRequest
 from ._sweep_console import SweepConsole, SweepTask
 
-_FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 _SIGINT_EXIT_CODE = 130
 """Exit code of a run that receives SIGINT before it can save a checkpoint."""
 _POLL_INTERVAL_S = 0.1
@@ -64,7 +63,10 @@ class ProcessPool:
         After a signal, or after an interrupted point, no further point starts.
         """
         waiting, num_forwarded = deque(tasks), 0
-        with _record_signals(self._signals), self._terminate_on_error():
+        with (
+            handle_signals(lambda signum, _: self._signals.append(signum)),
+            self._terminate_on_error(),
+        ):
             while self._running or (waiting and not self._is_stopping):
                 for number in self._signals[num_forwarded:]:
                     num_forwarded += 1
@@ -129,18 +131,3 @@ class ProcessPool:
                 code = ExitCode.PREEMPTED  # before the first checkpoint
             self._exit_codes[running.task.number] = code
             self._console.print_end(running.task, code, time.monotonic() - running.start_time)
-
-
-@contextlib.contextmanager
-def _record_signals(received: list[int]) -> Iterator[None]:
-    """Append signals to `received` instead of terminating."""
-
-    def record(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-
-    previous = {number: signal.signal(number, record) for number in _FORWARDED_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -4,7 +4,7 @@ ParallelCluster replaces a drained or dead static node by another instance with 
 health check only has to drain a faulty node.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,10 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.hardware import HardwareConfig
 
 from .._job_spec import NODE_TYPES, Accelerator, NodeType
+from ._cluster_site import ClusterSite, find_site_problems
 
 SCRIPTS_DIR = Path(__file__).parent
 SHARED_DIR = "/fsx"
-
-
-@dataclass(frozen=True)
-class ClusterSite:
-    """Location and resources of a cluster: settings of `hlat cluster`.
-
-    The subnet of the compute nodes is private, as nodes with several network cards get no public
-    address; `scripts` is the s3://bucket/directory with the scripts of SCRIPTS_DIR.
-    """
-
-    region: str
-    subnet: str
-    head_subnet: str
-    key: str
-    scripts: str
-    head: str
-    fsx_gib: int
 
 
 _NEURON_RELEASES = yaml.safe_load((SCRIPTS_DIR / "neuron_releases.yaml").read_text())
@@ -50,13 +34,16 @@ def build_cluster_config(
     """Return the content of the configuration file of ParallelCluster 3.16.
 
     Raises:
-        ConfigError: Unknown instance type, or an SDK that it does not support.
+        ConfigError: Unknown instance type, an SDK that it does not support, or contradictory
+            settings of the site.
     """
     if hardware.name not in NODE_TYPES:
         raise ConfigError(
-            f"hardware.name={hardware.name} is not a known instance type; use "
-            "hardware=trn1_32xl, trn1n_32xl, trn2_48xl, a100_p4d or h100_p5"
+            f"hardware.name={hardware.name} is not a known instance type; use hardware=trn1_32xl, "
+            "trn1n_32xl, trn2_48xl, trn2u_48xl, a100_p4d, h100_p5, h200_p5e or h200_p5en"
         )
+    if problems := find_site_problems(site, hardware):
+        raise ConfigError(*problems)
     node_type = NODE_TYPES[hardware.name]
     release = _find_neuron_release(hardware, compiler, node_type)
     devices = (node_type.accelerator.value, node_type.num_chips, node_type.num_efa_interfaces)
@@ -66,6 +53,10 @@ def build_cluster_config(
         "shared_dir": SHARED_DIR,
         "queue": hardware.name.partition(".")[0],
         "nodes": _build_compute_resource(hardware, node_type),
+        "capacity_type": "CAPACITY_BLOCK" if site.capacity_block else "ONDEMAND",
+        # The reservation determines the placement; a placement group in addition may find no
+        # capacity in it (PlacementGroupCapacityTypeValidator of ParallelCluster)
+        "has_placement_group": site.capacity_reservation is None,
         "script_access": {"S3Access": [{"BucketName": bucket, "KeyName": f"{prefix}/*"}]},
         "check_args": ["install", *map(str, devices)],
         "environment_args": [get_environment_dir(compiler), *release["python"]],
@@ -76,6 +67,8 @@ def build_cluster_config(
         OmegaConf.merge(template, {"values": values}), resolve=True
     )
     del filled["values"]
+    _add_reservation(filled["Scheduling"]["SlurmQueues"][0]["ComputeResources"][0], site)
+    _add_accounting_database(filled, site)
     return filled
 
 
@@ -119,3 +112,32 @@ def _build_compute_resource(hardware: HardwareConfig, node_type: NodeType) -> di
     if node_type.accelerator is Accelerator.gpu:
         nodes["HealthChecks"] = {"Gpu": {"Enabled": True}}
     return nodes
+
+
+def _add_reservation(nodes: dict[str, Any], site: ClusterSite) -> None:
+    """Start the nodes in the capacity reservation, if there is one."""
+    if site.capacity_reservation is not None:
+        target = "Id" if site.uses_reservation_id else "ResourceGroupArn"
+        nodes["CapacityReservationTarget"] = {
+            f"CapacityReservation{target}": site.capacity_reservation
+        }
+
+
+def _add_accounting_database(cluster: dict[str, Any], site: ClusterSite) -> None:
+    """Run slurmdbd on the head node with a database, if there is one.
+
+    Source: https://docs.aws.amazon.com/parallelcluster/latest/ug/slurm-accounting-v3.html.
+    """
+    if site.database is None:
+        return
+    database = {
+        "Uri": site.database,
+        "UserName": site.database_user,
+        "PasswordSecretArn": site.database_password_secret,
+    }
+    if site.database_name is not None:
+        database["DatabaseName"] = site.database_name
+    cluster["Scheduling"]["SlurmSettings"]["Database"] = database
+    if site.database_security_group is not None:
+        networking = cluster["HeadNode"]["Networking"]
+        networking["AdditionalSecurityGroups"] = [site.database_security_group]

@@ -1,12 +1,13 @@
 """Sweeper that searches hyperparameters with Optuna.
 
-The local launcher runs the trials. Their results are read from the run directories, so a killed
-search can resume (docs/adr/0034-a-search-reads-run-folders.md).
+The local launcher or Slurm runs the trials. Their results are read from the run directories, so a
+killed search can resume (docs/adr/0034-a-search-reads-run-folders.md).
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,13 @@ from hlat.tracking.summary_metrics import compute_summary_metrics
 
 from .._sweep_points import get_entry_point
 from ..local._local_launcher import LocalLauncher
+from ..slurm._slurm_launcher import SlurmLauncher
+from ._search_jobs import STOPPED_ATTRIBUTE, SearchJobs, run_search_jobs
 
 if TYPE_CHECKING:
     from optuna import Study
     from optuna.distributions import BaseDistribution
+    from optuna.pruners import BasePruner
 
 _JOURNAL_FILE = "search.journal"
 _ARGUMENTS_ATTRIBUTE = "asked"
@@ -47,6 +51,13 @@ class SearchSweeperConfig:
     """Total number of trials, including diverged ones and those of an interrupted search."""
     seed: int = 1
     """Seed of the sampler."""
+    asha_min_steps: int = 0
+    """Steps after which ASHA may stop a trial that is worse than others, with hydra/launcher=slurm;
+    0: only diverged trials are stopped."""
+    asha_reduction_factor: int = 4
+    """Factor between the steps of two decisions of ASHA, and part of the trials that continues."""
+    poll_s: float = 15.0
+    """Seconds between two readings of the results of Slurm jobs."""
 
 
 ConfigStore.instance().store(
@@ -57,8 +68,17 @@ ConfigStore.instance().store(
 class SearchSweeper(Sweeper):
     """Hydra sweeper that minimizes the held-out bits per byte at the end of a run."""
 
-    def __init__(self, params: Mapping[str, str], trials: int, seed: int) -> None:
-        self.params, self.trials, self.seed = params, trials, seed
+    def __init__(
+        self,
+        params: Mapping[str, str],
+        trials: int,
+        seed: int,
+        asha_min_steps: int = 0,
+        asha_reduction_factor: int = 4,
+        poll_s: float = 15.0,
+    ) -> None:
+        self.params, self.trials, self.seed, self.poll_s = params, trials, seed, poll_s
+        self.asha_min_steps, self.asha_reduction_factor = asha_min_steps, asha_reduction_factor
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -76,15 +96,20 @@ class SearchSweeper(Sweeper):
         self.launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
-        if not isinstance(self.launcher, LocalLauncher):
+        if not isinstance(self.launcher, LocalLauncher | SlurmLauncher):
             chosen = config.hydra.runtime.choices["hydra/launcher"]
             raise ConfigError(
-                f"hydra/launcher={chosen} does not wait for the result of a trial, which a search "
-                "needs; use hydra/launcher=local, on a node of the cluster if necessary"
+                f"hydra/launcher={chosen} does not return the result of a trial, which a search "
+                "needs; use hydra/launcher=local or slurm"
+            )
+        if self.asha_min_steps and not isinstance(self.launcher, SlurmLauncher):
+            raise ConfigError(
+                f"hydra.sweeper.asha_min_steps={self.asha_min_steps} stops jobs of "
+                "hydra/launcher=slurm; set it to 0 with hydra/launcher=local"
             )
         if (name := get_entry_point(task_function)) != "train":
             raise ConfigError(f"hydra/sweeper=search is for hlat.train, not for hlat.{name}")
-        self.num_parallel_trials = self.launcher.settings.jobs
+        self.num_parallel_trials = self.launcher.settings.jobs or self.trials
         self.sweep_dir = Path(config.hydra.sweep.dir)
         self.parser = OverridesParser.create(config_loader=hydra_context.config_loader)
 
@@ -111,30 +136,41 @@ class SearchSweeper(Sweeper):
             )
         fixed = [str(o.input_line) for o in overrides.values() if not o.is_sweep_override()]
         study = open_study(self.sweep_dir, arguments)
-        while numbers := _find_unfinished_trials(study) or self._sample_trials(study, space):
-            trials = study.get_trials(deepcopy=False)
-            sampled = {number: trials[number].params.items() for number in numbers}
-            points = {
-                number: fixed + [f"{key}={value}" for key, value in params]
-                for number, params in sampled.items()
-            }
-            self._run_trials(study, points)
+        find_points = partial(_find_points, study, fixed)
+        if isinstance(self.launcher, SlurmLauncher):
+            study.pruner = self._build_pruner()
+            jobs = SearchJobs(self.launcher, study, self.sweep_dir, _report_trial)
+            run_search_jobs(jobs, find_points, partial(self._sample, study, space), self.poll_s)
+        else:
+            if not find_points():
+                self._sample(study, space)
+            while points := find_points():
+                self._run_trials(study, points)
+                self._sample(study, space)
         _print_best_trial(study)
 
-    def _sample_trials(self, study: "Study", space: Mapping[str, "BaseDistribution"]) -> list[int]:
-        """Sample as many trials as can run in parallel, and return their numbers.
+    def _build_pruner(self) -> "BasePruner":
+        from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 
-        A sample depends only on its number and the previous trials, so an interrupted search
-        continues with the same trials.
+        if not self.asha_min_steps:
+            return NopPruner()
+        return SuccessiveHalvingPruner(
+            min_resource=self.asha_min_steps, reduction_factor=self.asha_reduction_factor
+        )
+
+    def _sample(self, study: "Study", space: Mapping[str, "BaseDistribution"]) -> None:
+        """Sample as many further trials as can run in parallel.
+
+        A sample depends only on its number and the results of the previous trials, so an
+        interrupted search on this machine continues with the same trials.
         """
         from optuna.samplers import TPESampler
 
         first = len(study.get_trials(deepcopy=False))
-        numbers = [*range(first, min(first + self.num_parallel_trials, self.trials))]
-        for number in numbers:
+        num_free = self.num_parallel_trials - len(_find_unfinished_trials(study))
+        for number in range(first, min(first + num_free, self.trials)):
             study.sampler = TPESampler(seed=self.seed + number)
             study.ask({**space})
-        return numbers
 
     def _run_trials(self, study: "Study", points: Mapping[int, Sequence[str]]) -> None:
         """Run trials and report their results to the study; identical trials run once."""
@@ -198,6 +234,15 @@ def _find_unfinished_trials(study: "Study") -> list[int]:
     return [trial.number for trial in trials if not trial.state.is_finished()]
 
 
+def _find_points(study: "Study", fixed: list[str]) -> dict[int, list[str]]:
+    """Return the overrides of the unfinished trials by number."""
+    trials = study.get_trials(deepcopy=False)
+    return {
+        number: fixed + [f"{key}={value}" for key, value in trials[number].params.items()]
+        for number in _find_unfinished_trials(study)
+    }
+
+
 def _report_trial(study: "Study", number: int, run_dir: Path | None) -> None:
     """Report the result of a trial that finished or diverged to the study."""
     from optuna.trial import TrialState
@@ -216,9 +261,16 @@ def _report_trial(study: "Study", number: int, run_dir: Path | None) -> None:
 
 
 def _print_best_trial(study: "Study") -> None:
+    from optuna.trial import TrialState
+
     trials: list[Any] = study.get_trials(deepcopy=False)
-    num_finished = sum(trial.value is not None for trial in trials)
-    text = f"search: {num_finished} trials finished, {len(trials) - num_finished} diverged"
+    num_finished = sum(trial.state is TrialState.COMPLETE for trial in trials)
+    pruned = [trial for trial in trials if trial.state is TrialState.PRUNED]
+    num_stopped = sum(STOPPED_ATTRIBUTE in trial.user_attrs for trial in pruned)
+    text = f"search: {num_finished} trials finished, "
+    if num_stopped:
+        text += f"{num_stopped} stopped by ASHA, "
+    text += f"{len(trials) - num_finished - num_stopped} diverged"
     if num_finished:
         best = study.best_trial
         params = " ".join(f"{key}={value}" for key, value in best.params.items())

@@ -12,7 +12,8 @@ from typing import Any
 
 from hlat.config.bounds import bounded, find_bounds_violations
 from hlat.config.config_errors import ConfigError
-from hlat.jobs.submission import Submission, SubmissionDir
+from hlat.jobs.job_array import TASK_VARIABLE, format_tasks
+from hlat.jobs.submission import Submission
 
 from .._job_spec import MAX_OPEN_FILES, JobSpec
 from .._sweep_points import PruningConfig
@@ -21,7 +22,7 @@ _TIME_LIMIT = re.compile(r"\d+|(\d+-)?\d+(:\d+){1,2}|\d+-\d+")
 """Format of sbatch: minutes, minutes:seconds, days-hours:minutes ..."""
 _OPTION_NAME = re.compile(r"[a-z][a-z0-9-]*")
 _RESERVED_OPTIONS = {
-    "array": "each point is a separate job",
+    "array": "points with equal resources are an array; set hydra.launcher.jobs",
     "chdir": "the job runs in the directory of the submission command",
     "nodes": "set hardware.nodes",
     "ntasks": "one per node, which starts hardware.processes_per_node processes",
@@ -46,14 +47,18 @@ class SlurmLauncherConfig(PruningConfig):
     """Time limit of one attempt, in sbatch's format; a longer run is requeued and resumes. null:
     the partition's."""
     signal_s: int = bounded(300, min=1)
-    """Seconds before the time limit at which the run saves a checkpoint; longer than a save takes.
-    Slurm may be a minute early."""
+    """Seconds before the time limit at which the run saves a checkpoint; longer than a save and
+    shorter than the time limit. Slurm may be a minute early. A run that has not stopped after 80%
+    of this time is requeued."""
     constraint: str | None = None
     """Required node features."""
     exclusive: bool = True
     """Allocate whole nodes with all of their memory."""
     container_image: str | None = None
     """Container image of the run (Pyxis, or another plugin that adds the option to srun)."""
+    jobs: int | None = bounded(None, min=1)
+    """Maximum number of concurrent jobs of a job array, which has the points of a sweep with equal
+    resources; null: no limit."""
     max_attempts: int = bounded(100, min=1)
     """Maximum number of attempts of a job (HLAT's own agent: 100)."""
     precompile: bool = True
@@ -64,6 +69,23 @@ class SlurmLauncherConfig(PruningConfig):
     """Further sbatch options by long name; true for options without a value."""
     srun_options: dict[str, Any] = field(default_factory=dict)
     """Further srun options, in the same format."""
+    after: Any = None
+    """Directories of runs or commands, one or a list. Their jobs must succeed before this one
+    starts. An evaluation with step=N of the same run starts when that checkpoint exists."""
+
+    def format_array(self, tasks: Sequence[int]) -> str:
+        """Return the value of `sbatch --array` for sorted tasks."""
+        return format_tasks(tasks) + ("" if self.jobs is None else f"%{self.jobs}")
+
+
+def parse_time_limit(text: str) -> int:
+    """Return a time limit in sbatch's format in seconds; 0: no limit."""
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    # One or two parts begin with hours after days, and with minutes otherwise
+    aligned = parts if dash or len(parts) == 3 else [0, *parts]
+    hours, minutes, seconds = [*aligned, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def validate_slurm_settings(settings: SlurmLauncherConfig) -> None:
@@ -73,6 +95,12 @@ def validate_slurm_settings(settings: SlurmLauncherConfig) -> None:
         problems.append(
             f"hydra.launcher.time={settings.time!r} is not a time limit; write minutes, or "
             "2-12:00:00"
+        )
+    elif settings.time is not None and 0 < parse_time_limit(settings.time) <= settings.signal_s:
+        problems.append(
+            f"hydra.launcher.time={settings.time} is {parse_time_limit(settings.time)} s, and the "
+            f"run stops hydra.launcher.signal_s={settings.signal_s} s before it: no step would be "
+            "trained; increase time or reduce signal_s"
         )
     for name in ("options", "srun_options"):
         for option, value in getattr(settings, name).items():
@@ -100,7 +128,7 @@ def build_sbatch_parameters(
     """
     options: dict[str, Any] = {
         "chdir": str(working_directory),
-        "output": str(log.parent).replace("%", "%%") + f"/{log.name}",
+        "output": _format_output(log.parent, log.name),
         "requeue": True,
         "signal": f"B:USR2@{settings.signal_s}",  # to the batch script only
     }
@@ -130,19 +158,37 @@ def build_sbatch_parameters(
     return parameters
 
 
-def build_script_command(submission_dir: SubmissionDir, program: Sequence[str]) -> str:
-    """Return the command of the batch script; `program` runs a module of the code snapshot."""
-    return f"exec {shlex.join([*program, 'hlat.jobs.attempt', str(submission_dir.path)])}"
+def build_array_parameters(
+    parameters: dict[str, Any], array_dir: Path, name: str
+) -> dict[str, Any]:
+    """Return submitit's parameters of a job array from those of one of its tasks.
+
+    Each task writes its log to its submission directory, by a link in `array_dir`.
+    """
+    output = _format_output(array_dir, "%a/%A_%a.log")
+    options = parameters["additional_parameters"] | {"output": output}
+    return parameters | {"job_name": name, "additional_parameters": options}
 
 
-def build_sbatch_script(
-    parameters: dict[str, Any], submission_dir: SubmissionDir, program: Sequence[str]
-) -> str:
+def _format_output(directory: Path, pattern: str) -> str:
+    return str(directory).replace("%", "%%") + f"/{pattern}"
+
+
+def build_command(program: Sequence[str], submission_dir: Path) -> str:
+    """Return the command of a batch script; `program` runs a module of the code archive."""
+    return f"exec {shlex.join([*program, 'hlat.jobs.attempt', str(submission_dir)])}"
+
+
+def build_array_command(program: Sequence[str], array_dir: Path) -> str:
+    """Return the command of the batch script of a job array."""
+    return f'{build_command(program, array_dir)}/"${TASK_VARIABLE}"'
+
+
+def build_sbatch_script(parameters: dict[str, Any], directory: Path, command: str) -> str:
     """Return the text of the sbatch script for Slurm's test; submitit writes and submits it."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    command = build_script_command(submission_dir, program)
-    text: str = _make_sbatch_string(command, submission_dir.path, **parameters)
+    text: str = _make_sbatch_string(command, directory, **parameters)
     return text
 
 
@@ -154,8 +200,9 @@ def build_submission(
     trains: bool = False,
     scores: Path | None = None,
     after: str | None = None,
+    verb: str = "compiles",
 ) -> Submission:
-    """Return the commands and srun options of an attempt; see `Submission` for the last three."""
+    """Return the commands and srun options of an attempt; see `Submission` for the last four."""
     image = settings.container_image
     options = {} if image is None else {"container-image": image}
     options |= settings.srun_options
@@ -167,6 +214,8 @@ def build_submission(
         options=[f"--{k}" if v is True else f"--{k}={v}" for k, v in options.items()],
         max_attempts=settings.max_attempts,
         open_files=MAX_OPEN_FILES,
+        signal_s=settings.signal_s,
         after=after,
         scores=None if scores is None else str(scores),
+        verb="trains" if trains else verb,
     )

@@ -1,32 +1,30 @@
-"""Launcher that submits every point of a sweep to Slurm as a separate job.
+"""Launcher that submits every point of a sweep to Slurm as a task of a job array.
 
 All points are composed, validated, planned, and checked by Slurm before the first submission. A job
-consists of files: the composed configuration, a snapshot of the code, and a script that submitit
+consists of files: the composed configuration, an archive of the code, and a script that submitit
 writes and submits. It therefore does not depend on this process or on this checkout
-(docs/adr/0025-jobs-are-files.md). An evaluation is one job.
+(docs/adr/0025-jobs-are-files.md). Points with equal resources are one job array
+(docs/adr/0043-sweeps-are-job-arrays.md). A single run or a command is one job.
 """
 
 import shlex
-import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 
-from hlat.config import frozen_config
+from hlat.config import entry_point, frozen_config
 from hlat.config.config_errors import ConfigError
-from hlat.jobs import slurm_commands
-from hlat.jobs.evaluation_job import EvaluationJob
-from hlat.jobs.job_table import load_job_rows
-from hlat.jobs.submission import Submission, SubmissionDir, create_submission_dir
+from hlat.jobs.command_job import CommandJob
+from hlat.jobs.job_table import JobRow, load_job_rows
+from hlat.jobs.submission import Submission, SubmissionDir
 
-from .._job_spec import JobSpec, build_evaluation_job, build_job, get_compiled_graphs_dir
+from .._job_spec import JobSpec, build_command_job, build_job, get_compiled_graphs_dir
 from .._scheduler_launcher import SchedulerLauncher
 from .._sweep_points import (
     SweepPoint,
@@ -35,18 +33,14 @@ from .._sweep_points import (
     record_point,
     validate_points,
 )
-from ._code_snapshot import copy_code
+from ._job_dependencies import resolve_dependencies
+from ._prepared_job import PreparedTask, SubmissionFiles, prepare_jobs
 from ._sbatch_script import (
     SlurmLauncherConfig,
     build_sbatch_parameters,
-    build_sbatch_script,
-    build_script_command,
     build_submission,
     validate_slurm_settings,
 )
-
-if TYPE_CHECKING:
-    from submitit import SlurmExecutor
 
 ConfigStore.instance().store(
     group="hydra/launcher", name="slurm", node=SlurmLauncherConfig, provider="hlat"
@@ -59,185 +53,218 @@ class SlurmLauncher(SchedulerLauncher):
     name, schema, shares_file_system = "slurm", SlurmLauncherConfig, True
     settings: SlurmLauncherConfig
 
+    @property
+    def waits(self) -> bool:
+        """True if jobs start after other jobs, so that their inputs may not exist yet."""
+        return bool(self.settings.after)
+
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Validate all points, submit them, and print and return a receipt for each.
 
+        A point of a sweep is skipped if its job is active or complete, so a repeated command
+        completes an interrupted submission.
+
         Raises:
-            ConfigError: A point is invalid, or Slurm rejects its job. Nothing is submitted then.
+            ConfigError: A point is invalid, or Slurm rejects its script. Nothing is submitted then.
+                Or sbatch fails; the message contains the command that submits the other points.
         """
         validate_slurm_settings(self.settings)
+        self.settings, _ = resolve_dependencies(self.settings)
         points = validate_points(self.context, self.config, job_overrides, self.settings.prune)
-        run_dirs = (point.run_dir for point in points)
-        _validate_not_active({f"run.name={run_dir.name}": run_dir for run_dir in run_dirs})
-        sweep_dir, job_returns = Path(self.config.hydra.sweep.dir), []
-        environment = build_group_environment(sweep_dir, points)
-        with _create_submission_dirs() as create_dir:
-            jobs = [
-                _prepare_job(point, create_dir, self.settings, self.hydra_flags, environment)
-                for point in points
-            ]
-            for number, (point, job) in enumerate(zip(points, jobs, strict=True), initial_job_idx):
-                receipt = job.submit()
-                record_point(sweep_dir, number, point, point.run_dir, receipt["job"])
-                after = f" after compilation by job {receipt['after']}" if job.dependency else ""
-                suffix = f"{after}  {' '.join(point.overrides)}"
-                text = _format_receipt(receipt, "trains", point.run_dir, suffix)
-                print(f"[{number}] {text}", flush=True)
-                job_returns.append(build_job_return(point, number, receipt["job"], receipt))
+        existing = _find_existing_jobs(points)
+        sweep_dir = Path(self.config.hydra.sweep.dir)
+        job_returns: list[JobReturn] = []
+        with SubmissionFiles(sweep_dir) as files:
+            tasks = self._prepare_points(points, existing, files)
+            jobs = prepare_jobs([*tasks.values()], files, self.settings)
+            try:
+                with _explain_interruption(tasks.values(), sweep_dir):
+                    for job in jobs:
+                        job.submit()
+            finally:  # a closed pipe or terminal must not interrupt the submission
+                receipts = _build_receipts(points, existing, tasks)
+                lines = []
+                for number, point in enumerate(points, initial_job_idx):
+                    if (receipt := receipts.get(point.run_dir)) is None:
+                        continue
+                    record_point(sweep_dir, number, point, point.run_dir, receipt["job"])
+                    lines.append(f"[{number}] {_format_point(point, receipt, existing)}")
+                    job_returns.append(build_job_return(point, number, receipt["job"], receipt))
+                if lines:
+                    print("\n".join(lines), flush=True)
+        if existing:
+            print(f"submitted {len(tasks)} of {len(points)} jobs; {len(existing)} exist")
         print(f"all jobs:  hlat jobs {shlex.quote(str(sweep_dir))}")
         return job_returns
 
-    def submit_evaluation(self, evaluation: EvaluationJob, directory: Path) -> None:
-        """Submit an evaluation after Slurm has checked its script, and print its receipt."""
+    def _prepare_points(
+        self,
+        points: Sequence[SweepPoint],
+        existing: Mapping[Path, JobRow],
+        files: SubmissionFiles,
+    ) -> dict[Path, PreparedTask]:
+        """Write the files of the points without a job; return their tasks by run directory."""
+        environment = build_group_environment(files.directory, points)
+        is_shared = len(points) > 1 or (files.directory / files.code.name).exists()
+        code_dir = files.directory if is_shared else None
+        tasks = {}
+        for point in points:
+            if point.run_dir not in existing:
+                tasks[point.run_dir] = self._prepare_point(point, files, code_dir, environment)
+        return tasks
+
+    def _prepare_point(
+        self,
+        point: SweepPoint,
+        files: SubmissionFiles,
+        code_dir: Path | None,
+        environment: dict[str, str],
+    ) -> PreparedTask:
+        """Write the configuration of a run; return its job, after its compile job if needed.
+
+        The code archive is in `code_dir`, by default in the submission directory.
+        """
+        settings, prerequisite, after = self.settings, None, None
+        graphs_dir = None
+        if settings.precompile:
+            graphs_dir = get_compiled_graphs_dir(point.config, Path.cwd())
+        compile_dir = files.create_submission_dir(point.run_dir) if graphs_dir else None
+        submission_dir = files.create_submission_dir(point.run_dir)
+        archive = (code_dir or submission_dir.path) / files.code.name
+        program = [settings.python or sys.executable, str(archive)]
+        frozen = [frozen_config.FROZEN_FLAG, str(submission_dir.path)]
+        train = [*program, "hlat.train", *frozen]
+        spec = build_job(point.config, (*train,), Path.cwd())
+        spec = replace(spec, environment=environment | spec.environment)
+        commands, label = [train], f"[{' '.join(point.overrides)}]"
+        if compile_dir is not None:
+            submission = build_submission(spec, settings, [[*program, "hlat.precompile", *frozen]])
+            compile_spec = replace(spec, name=f"{spec.name}.compile")
+            prerequisite = self._build_task(label, compile_dir, compile_spec, submission, program)
+            commands = [[*program, "hlat.precompile", "merge", str(graphs_dir)], train]
+            after = compile_dir.path.name
+        submission = build_submission(spec, settings, commands, trains=True, after=after)
+        submission = replace(submission, sweep=None if code_dir is None else str(code_dir))
+        command_line = frozen_config.CommandLine([*point.overrides], self.hydra_flags)
+        frozen_config.save_frozen_config(submission_dir.path, point.composed, command_line)
+        task = self._build_task(label, submission_dir, spec, submission, program)
+        return replace(task, prerequisite=prerequisite)
+
+    def _build_task(
+        self,
+        label: str,
+        submission_dir: SubmissionDir,
+        spec: JobSpec,
+        submission: Submission,
+        program: list[str],
+    ) -> PreparedTask:
+        log = submission_dir.build_log_path("%j")
+        parameters = build_sbatch_parameters(spec, self.settings, log, Path.cwd())
+        return PreparedTask(label, submission_dir, submission, parameters, program)
+
+    def submit_command(self, job: CommandJob, directory: Path) -> None:
+        """Submit a command after Slurm has checked its script, and print its receipt."""
         validate_slurm_settings(self.settings)
         self.validate_no_pruning()
-        _validate_not_active({evaluation.model: evaluation.job_dir})
-        with _create_submission_dirs() as create_dir:
-            submission_dir = create_dir(evaluation.job_dir)
-            program = [self.settings.python or sys.executable, str(submission_dir.code_dir)]
-            command = [*program, "hlat.evaluate", *evaluation.arguments]
-            spec = build_evaluation_job(evaluation, (*command,), Path.cwd())
-            scores = Path.cwd() / evaluation.scores_dir
-            submission = build_submission(spec, self.settings, [command], scores=scores)
-            job = _write_job(
-                f"{evaluation.model}:", submission_dir, spec, submission, self.settings, program
+        _validate_not_active([(job.subject, row) for row in load_job_rows([job.job_dir])])
+        self.settings, held_jobs = resolve_dependencies(self.settings, job)
+        with SubmissionFiles(directory) as files:
+            submission_dir = files.create_submission_dir(job.job_dir)
+            archive = submission_dir.path / files.code.name
+            program = [self.settings.python or sys.executable, str(archive)]
+            command = [*program, f"hlat.{job.command}", *job.arguments]
+            spec = build_command_job(job, (*command,), Path.cwd())
+            scores = None if job.scores_dir is None else Path.cwd() / job.scores_dir
+            submission = build_submission(
+                spec, self.settings, [command], scores=scores, verb=job.verb
             )
-            copy_code(submission_dir.code_dir)
-            receipt = job.submit()
-        print(_format_receipt(receipt, "evaluates", evaluation.job_dir, f" for {evaluation.model}"))
+            task = self._build_task(f"{job.subject}:", submission_dir, spec, submission, program)
+            (prepared,) = prepare_jobs([task], files, self.settings)
+            prepared.submit()
+            receipt = task.build_receipt()
+            if held_jobs is not None:
+                assert job.step is not None
+                held_jobs.append(receipt["job"], job.step)
+        print(_format_receipt(receipt, job.verb, job.job_dir, f" for {job.subject}"))
 
 
 @contextmanager
-def _create_submission_dirs() -> Iterator[Callable[[Path], SubmissionDir]]:
-    """Yield a function that creates submission directories; remove those not submitted."""
-    submission_dirs: list[SubmissionDir] = []
-
-    def create(run_dir: Path) -> SubmissionDir:
-        submission_dirs.append(create_submission_dir(Path.cwd() / run_dir))
-        return submission_dirs[-1]
-
+def _explain_interruption(tasks: Collection[PreparedTask], sweep_dir: Path) -> Iterator[None]:
+    """Print the command that submits the other jobs if some are submitted at an interruption."""
     try:
-        yield create
-    finally:
-        for submission_dir in submission_dirs:
-            if submission_dir.last_job_id is None:
-                shutil.rmtree(submission_dir.path)
-
-
-@dataclass(frozen=True)
-class PreparedJob:
-    """A job with all files written, and the job that must succeed before it, if any."""
-
-    submission_dir: SubmissionDir
-    executor: "SlurmExecutor"
-    script_command: str
-    dependency: "PreparedJob | None" = None
-
-    def submit(self) -> dict[str, Any]:
-        """Submit the job after its dependency and return its receipt, if Slurm accepts it."""
-        receipt = {"run_folder": str(self.submission_dir.run_dir)}
-        if self.dependency is not None:
-            receipt["after"] = self.dependency.submit()["job"]
-            options = self.executor.parameters["additional_parameters"] | {
-                "dependency": slurm_commands.format_dependency(receipt["after"]),
-                "kill-on-invalid-dep": "yes",
-            }
-            self.executor.update_parameters(additional_parameters=options)
-        try:
-            job = self._run_sbatch()
-        except ConfigError:
-            if self.dependency is not None:
-                slurm_commands.cancel_jobs([receipt["after"]])
+        yield
+    except BaseException as error:
+        num_submitted = sum(task.job_id is not None for task in tasks)
+        if num_submitted == 0:
             raise
-        return {"job": job, **receipt, "log": str(self.submission_dir.build_log_path(job))}
-
-    def _run_sbatch(self) -> str:
-        from submitit.core.utils import FailedJobError
-
-        try:
-            job: str = self.executor._submit_command(self.script_command).job_id
-        except FailedJobError as error:
-            raise ConfigError(f"sbatch rejects {self.submission_dir.path}: {error}") from error
-        self.submission_dir.receipts.append({"job": job, "time": time.time()})
-        return job
+        command = entry_point.format_repeat_command("hydra.sweep.dir", str(sweep_dir))
+        advice = (
+            f"submitted {num_submitted} of {len(tasks)} jobs; submit the others with\n{command}"
+        )
+        if isinstance(error, ConfigError):
+            raise ConfigError(*error.problems, advice) from error
+        print(f"hlat: {advice}", file=sys.stderr)
+        raise
 
 
-def _validate_not_active(job_dirs: dict[str, Path]) -> None:
-    """Raise ConfigError if a job of one of the directories is active, or Slurm does not answer."""
+def _build_receipts(
+    points: Sequence[SweepPoint],
+    existing: Mapping[Path, JobRow],
+    tasks: Mapping[Path, PreparedTask],
+) -> dict[Path, dict[str, Any]]:
+    """Return the receipts of all points with a job by run directory."""
+    receipts = {run_dir: {"job": row.job_id} for run_dir, row in existing.items()}
+    submitted = {run_dir: task for run_dir, task in tasks.items() if task.job_id is not None}
+    return receipts | {run_dir: task.build_receipt() for run_dir, task in submitted.items()}
+
+
+def _format_point(
+    point: SweepPoint, receipt: dict[str, Any], existing: Mapping[Path, JobRow]
+) -> str:
+    if (row := existing.get(point.run_dir)) is not None:
+        return f"job {row.job_id} of {point.run_dir} exists: {row.state}"
+    return _format_training_receipt(receipt, point)
+
+
+def _find_existing_jobs(points: Sequence[SweepPoint]) -> dict[Path, JobRow]:
+    """Return the jobs of a sweep that are active or complete, by run directory.
+
+    Raises:
+        ConfigError: A run with another configuration is active, or the only point is.
+    """
+    by_path = {Path.cwd() / point.run_dir: point for point in points}
+    existing, conflicts = {}, []
+    for row in load_job_rows([*by_path]):
+        point = by_path[row.submission_dir.run_dir]
+        is_same = len(points) > 1 and frozen_config.contains_config(
+            row.submission_dir.path, point.composed
+        )
+        if is_same and (row.is_active or row.is_complete):
+            existing[point.run_dir] = row
+        elif row.is_active:
+            conflicts.append((f"run.name={point.run_dir.name}", row))
+    _validate_not_active(conflicts)
+    return existing
+
+
+def _validate_not_active(rows: Sequence[tuple[str, JobRow]]) -> None:
+    """Raise ConfigError if a job is active; the first element of each pair starts the message."""
     problems = [
         f"{label}: job {row.job_id} is {row.state}; cancel it with "
         f"hlat jobs cancel {shlex.quote(str(row.submission_dir.run_dir))}"
-        for label, job_dir in job_dirs.items()
-        for row in load_job_rows([job_dir])
+        for label, row in rows
         if row.is_active
     ]
     if problems:
         raise ConfigError(*problems)
 
 
-def _prepare_job(
-    point: SweepPoint,
-    create_dir: Callable[[Path], SubmissionDir],
-    settings: SlurmLauncherConfig,
-    hydra_flags: list[str],
-    environment: dict[str, str],
-) -> PreparedJob:
-    """Write the files of a run's job, and of its compilation job if there is one."""
-    graphs_dir = get_compiled_graphs_dir(point.config, Path.cwd()) if settings.precompile else None
-    compile_dir = create_dir(point.run_dir) if graphs_dir else None
-    submission_dir = create_dir(point.run_dir)
-    program = [settings.python or sys.executable, str(submission_dir.code_dir)]
-    frozen = [frozen_config.FROZEN_FLAG, str(submission_dir.path)]
-    train = [*program, "hlat.train", *frozen]
-    spec = build_job(point.config, (*train,), Path.cwd())
-    spec = replace(spec, environment=environment | spec.environment)
-    commands, dependency, label = [train], None, f"[{' '.join(point.overrides)}]"
-    if compile_dir is not None:
-        submission = build_submission(spec, settings, [[*program, "hlat.precompile", *frozen]])
-        compile_spec = replace(spec, name=f"{spec.name}.compile")
-        dependency = _write_job(label, compile_dir, compile_spec, submission, settings, program)
-        commands = [[*program, "hlat.precompile", "merge", str(graphs_dir)], train]
-    after = None if compile_dir is None else compile_dir.path.name
-    submission = build_submission(spec, settings, commands, trains=True, after=after)
-    job = _write_job(label, submission_dir, spec, submission, settings, program)
-    frozen_config.save_frozen_config(
-        submission_dir.path,
-        point.composed,
-        frozen_config.CommandLine([*point.overrides], hydra_flags),
-    )
-    copy_code(submission_dir.code_dir)
-    return replace(job, dependency=dependency)
-
-
-def _write_job(
-    label: str,
-    submission_dir: SubmissionDir,
-    job: JobSpec,
-    submission: Submission,
-    settings: SlurmLauncherConfig,
-    program: list[str],
-) -> PreparedJob:
-    """Write the files of one job after Slurm has checked its script.
-
-    Raises:
-        ConfigError: Slurm rejects the job; `label` starts the message.
-    """
-    from submitit import SlurmExecutor
-
-    log = submission_dir.build_log_path("%j")
-    parameters = build_sbatch_parameters(job, settings, log, Path.cwd())
-    script = build_sbatch_script(parameters, submission_dir, program)
-    if (reason := slurm_commands.find_rejection_reason(script)) is not None:
-        raise ConfigError(f"{label} Slurm rejects the job: {reason}")
-    submission_dir.save(submission)
-    try:
-        executor = SlurmExecutor(submission_dir.path)
-    except RuntimeError as error:  # submitit finds no srun
-        raise ConfigError(f"this machine is not a login node of Slurm: {error}") from error
-    executor.update_parameters(**parameters)
-    return PreparedJob(submission_dir, executor, build_script_command(submission_dir, program))
+def _format_training_receipt(receipt: dict[str, Any], point: SweepPoint) -> str:
+    after = f" after compilation by job {receipt['after']}" if "after" in receipt else ""
+    suffix = f"{after}  {' '.join(point.overrides)}"
+    return _format_receipt(receipt, "trains", point.run_dir, suffix)
 
 
 def _format_receipt(receipt: dict[str, Any], action: str, directory: Path, suffix: str) -> str:

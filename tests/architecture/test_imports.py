@@ -18,14 +18,14 @@ LAYERS = {
     **dict.fromkeys(("launch_environment", "neuron_environment", "neuron_compile_cache"), 1),
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking", "plan"), 2),
     "engine": 3,
-    **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor"), 4),
+    **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
 FENCES = {
     "torch": {
         *("model", "optim", "precision", "engine", "checkpoint", "doctor"),
-        *("recovery.supervisor", "recovery.rendezvous"),
+        *("recovery.node_logs", "recovery.supervisor", "recovery.rendezvous"),
     },
     "torch_xla": {"engine.nxd"},
     "neuronx_distributed": {"engine.nxd"},
@@ -43,10 +43,15 @@ FENCES = {
     "hydra": {"config", *ENTRIES},  # and every __main__
     "omegaconf": {"config", *ENTRIES},
     "orjson": {"report"},
+    "psutil": {"recovery", "tracking"},
+    "yaml": {"config"},
     "lm_eval": {"evaluate"},
     "datasets": {"evaluate"},
     "tqdm": {"data", "storage", "tracking", "evaluate"},
 }
+SPECS = re.compile(r".*_spec|model\.families(\..*)?|model\.computation_settings")
+"""Modules of `model` without torch, which configuration and planner use. They have the layer of
+`config` and count as part of it (ADR 0041)."""
 PURE = {name for name, layer in LAYERS.items() if layer < 2} - {"storage"}
 
 
@@ -64,7 +69,9 @@ MODULES = _modules()
 
 def _layer(module: str) -> int:
     """Return the layer of a module; every `__main__` is an entry."""
-    return 5 if module.endswith(".__main__") else LAYERS[module.partition(".")[0]]
+    if module.endswith(".__main__"):
+        return 5
+    return 0 if SPECS.fullmatch(module) else LAYERS[module.partition(".")[0]]
 
 
 @functools.cache
@@ -98,7 +105,9 @@ def _internal(imports: set[str]) -> set[str]:
 
 def _package(module: str) -> str:
     """Return the package or top-level module of a module; a `__main__` is a node of its own."""
-    return module if module.endswith("__main__") else module.partition(".")[0]
+    if module.endswith("__main__"):
+        return module
+    return "config" if SPECS.fullmatch(module) else module.partition(".")[0]
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -154,7 +163,10 @@ def test_library_stays_behind_its_fence(library: str) -> None:
         uses = any(name.split(".")[0] == library for name in _imports(file))
         is_entry = module.endswith("__main__") and FENCES[library] >= ENTRIES
         names = FENCES[library]
-        allowed = is_entry or any(module == n or module.startswith(f"{n}.") for n in names)
+        is_pure = SPECS.fullmatch(module) and library == "torch"
+        allowed = not is_pure and (
+            is_entry or any(module == n or module.startswith(f"{n}.") for n in names)
+        )
         assert allowed or not uses, (
             f"{module} imports {library}, which belongs in {sorted(FENCES[library])}"
         )
@@ -180,7 +192,7 @@ def test_pure_modules_need_nothing_but_numpy_and_the_configuration() -> None:
 def test_launchers_need_no_torch() -> None:
     for file in (REPOSITORY / "launchers").rglob("*.py"):
         names = {name.split(".")[0] for name in _imports(file, relative=True)}
-        allowed = {"hydra", "omegaconf", "hlat", "optuna", "submitit", "yaml"}
+        allowed = {"hydra", "omegaconf", "hlat", "jinja2", "optuna", "submitit", "yaml"}
         assert names - set(sys.stdlib_module_names) <= allowed, file
 
 

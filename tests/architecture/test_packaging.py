@@ -23,7 +23,7 @@ def test_the_map_names_every_package() -> None:
         for file in (REPOSITORY / name).rglob("__init__.py")
     }
     found = {name.replace("launchers", "hydra_plugins.hlat_launchers", 1) for name in found}
-    assert named == found | {"hlat.conf", "hlat.sweeps"}
+    assert named == found | {"hlat.campaigns", "hlat.conf", "hlat.sweeps"}
 
 
 def test_composing_and_help_import_no_heavy_library(tmp_path: Path) -> None:

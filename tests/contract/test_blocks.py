@@ -72,13 +72,14 @@ def test_activation_checkpointing_saves_memory(build, batches):
     assert full < 0.5 * selective < 0.5 * none
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # several warnings of torch
 @pytest.mark.parametrize(
     ("recipe", "tolerance"),
     [
         ("fp32", 1e-5),
-        pytest.param("mixed", 1e-2, marks=pytest.mark.slow),
-        pytest.param("bf16_sr", 2e-2, marks=pytest.mark.slow),
+        ("mixed", 1e-2),
+        ("bf16_sr", 2e-2),
     ],
 )
 def test_compiled_and_eager_agree(build, batches, recipe, tolerance):

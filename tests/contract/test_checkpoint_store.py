@@ -647,7 +647,7 @@ def test_prune_does_not_read_again_what_was_just_written(
 ) -> None:
     paths = [save_state(tmp_path, step) for step in (1, 2, 3)]
     read: list[Path] = []
-    monkeypatch.setattr(retention, "verify_checkpoint", lambda path, *_: read.append(as_path(path)))
+    monkeypatch.setattr(retention, "verify_files", lambda path, *_: read.append(as_path(path)))
     assert prune_checkpoints(tmp_path, 2, verified=paths[2]) == [paths[0]]
     assert read == []
     prune_checkpoints(tmp_path, 2, verified=paths[1])

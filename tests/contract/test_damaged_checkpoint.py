@@ -52,16 +52,16 @@ class Member:
     """Process group of one of the two threads."""
 
     def __init__(self, pair: Pair, rank: int) -> None:
-        self.is_rank0 = rank == 0
+        self.rank, self.size, self.is_rank0 = rank, 2, rank == 0
         self._pair, self._rank = pair, rank
 
     def broadcast(self, message: bytes | None) -> bytes:
         received: bytes = self._pair.exchange(self._rank, message)[0]
         return received
 
-    def gather_object(self, value: Any) -> list[Any]:
+    def reduce_object(self, value: Any, merge: Callable[[list[Any]], Any]) -> Any:
         values = self._pair.exchange(self._rank, value)
-        return values if self.is_rank0 else []
+        return merge(values) if self.is_rank0 else None
 
     def any(self, flag: bool) -> bool:
         return any(self._pair.exchange(self._rank, flag))
@@ -85,7 +85,7 @@ def save_in_two(folder: Path, step: int) -> Path:
     threads = [
         threading.Thread(
             target=save_checkpoint,
-            args=(folder, step, list(rows_of(state, rank)), {"step": step}, rank),
+            args=(folder, step, list(rows_of(state, rank)), {"step": step}),
             kwargs={"process_group": Member(pair, rank)},
         )
         for rank in (0, 1)

@@ -14,7 +14,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.data.packed_sequences import PackedSequences, compute_document_ids
 from hlat.engine.engine_factory import create_engine
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder_spec import list_parameter_specs
 
 ENGINES = ["native"]
 RATE = 1e-3
@@ -159,10 +159,10 @@ def test_resume_is_bit_identical(build, tokens, tmp_path):
 @pytest.mark.parametrize("decay_norms", [True, False])
 def test_step_equals_plain_pytorch(build, tokens, config, decay_norms):
     """Compare one step with torch's clipping and AdamW on an independent copy of the model."""
-    from hlat.model.llama import Llama
+    from hlat.model.decoder import Decoder
 
     engine = build(optimizer={"decay_norms": decay_norms, "weight_decay": 10.0})
-    model = Llama(config.model)
+    model = Decoder(config.model)
     with torch.no_grad():
         for copy, original in zip(
             model.parameters(), engine.model_parts[0].parameters(), strict=True

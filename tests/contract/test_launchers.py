@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_automatic_config_search_path
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
@@ -27,6 +29,7 @@ from omegaconf import OmegaConf
 
 from hlat import train
 from hlat.config import compose as composition
+from hlat.config import hydra_config_security
 from hlat.config.package_dirs import find_package_dir
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -34,6 +37,7 @@ LAUNCHERS = {
     "local": [],
     "slurm": [],
     "kubernetes": ["hydra.launcher.image=registry.example/hlat:1"],
+    "skypilot": ["hydra.launcher.volumes={/mnt/hlat: shared}"],
 }
 SBATCH = f"""\
 #!{sys.executable}
@@ -59,8 +63,11 @@ def default_on(*defaults: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(autouse=True)
-def _known() -> None:
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
     composition.register_configs()
+    suite_package = "pkg://hydra.test_utils/configs"
+    allowed = hydra_config_security.HYDRA_PACKAGES | {suite_package}
+    monkeypatch.setattr(hydra_config_security, "HYDRA_PACKAGES", allowed)
 
 
 @pytest.fixture(params=LAUNCHERS)
@@ -92,9 +99,14 @@ def sweep(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swe
 
 
 def multirun(words: list[str], overrides: tuple[str, ...]) -> list[list[JobReturn]]:
-    hydra = Hydra.create_main_hydra_file_or_module(
-        None, "hlat.train", str(find_package_dir("conf")), "train"
+    """Run a sweep, with `--config-dir mine` if the directory exists."""
+    search_path = create_automatic_config_search_path(
+        None, "hlat.train", str(find_package_dir("conf"))
     )
+    if Path("mine").is_dir():
+        schema = SearchPathQuery(provider="schema")
+        search_path.prepend("command-line", f"file://{Path.cwd()}/mine", schema)
+    hydra = Hydra.create_main_hydra2("train", search_path)
     try:
         return hydra.multirun("config", train.main, [*words, *overrides], False)
     finally:
@@ -152,8 +164,7 @@ def test_a_choice_that_a_default_leaves_open(sweep, base):
     write("mine/rates/slow.yaml", "lr: 1e-5\n")
     write("mine/rates/fast.yaml", "lr: 1e-2\n")
     write("mine/experiment/open.yaml", "# @package _global_\ndefaults:\n- /rates@optimizer: ???\n")
-    more = (f"hydra.searchpath=[file://{Path.cwd()}/mine]", "experiment=open")
-    ((first, second),) = sweep(*base, *more, "rates@optimizer=slow,fast")
+    ((first, second),) = sweep(*base, "experiment=open", "rates@optimizer=slow,fast")
     assert [first.cfg.optimizer.lr, second.cfg.optimizer.lr] == [1e-5, 1e-2]
 
 
@@ -161,10 +172,7 @@ def test_a_choice_that_a_default_leaves_open(sweep, base):
 def test_keys_that_only_a_choice_has(sweep, base):
     """The sources of a corpus are no keys of the schema: those of `base` are its choice's."""
     write("mine/data/also.yaml", "defaults: [python]\nsources: {code: {weight: 0.9}}\n")
-    more = f"hydra.searchpath=[file://{Path.cwd()}/mine]"
-    ((first, second),) = sweep(
-        *base, more, "data=python,also", "data.sources.code.text_column=text"
-    )
+    ((first, second),) = sweep(*base, "data=python,also", "data.sources.code.text_column=text")
     assert [point.cfg.data.sources.code.weight for point in (first, second)] == [0.5, 0.9]
     assert first.cfg.data.sources.code.text_column == "text"
 
@@ -221,6 +229,7 @@ def test_values_of_all_kinds_arrive_as_they_are(sweep, base, corpus):
     assert [point.cfg.data.sources.code.paths for point in points] == lists
 
 
+@default_on("slurm")
 def test_the_files_of_a_point_have_its_configuration_and_words(sweep, launcher, small, monkeypatch):
     """On this machine it has trained, as many steps as a variable of this process says."""
     name = 'it\'s a, "b"'
@@ -236,6 +245,7 @@ def test_the_files_of_a_point_have_its_configuration_and_words(sweep, launcher, 
         "local": f"runs/{name}",
         "slurm": f"runs/{name}/submissions/1",
         "kubernetes": "runs/sweeps/*/hlat-*",
+        "skypilot": "runs/sweeps/*/hlat-*",
     }[launcher]
     (found,) = Path.cwd().glob(where)
     assert OmegaConf.load(found / "config.yaml") == OmegaConf.create(OmegaConf.to_yaml(point.cfg))
@@ -279,7 +289,7 @@ def test_hydra_finds_them_in_an_editable_install(tmp_path):
     if str(REPOSITORY) not in told("-c", "import hlat; print(hlat.__file__)"):
         pytest.skip("this checkout is not installed with pip install -e")
     found = told("-m", "hlat.train", "--info", "plugins")
-    for plugin in ("LocalLauncher", "SlurmLauncher", "KubernetesLauncher"):
+    for plugin in ("LocalLauncher", "SlurmLauncher", "KubernetesLauncher", "SkyPilotLauncher"):
         assert len(re.findall(rf"\b{plugin}\b", found)) == 1
 
 

@@ -11,7 +11,7 @@ from hlat.config.precision import Dtype, RoundingMode
 from hlat.config.resolve import resolve_config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.engine_factory import create_engine
-from hlat.model.parameter_specs import count_parameters
+from hlat.model.decoder_spec import count_parameters
 from hlat.precision import stochastic_rounding
 from hlat.precision.precision_bytes import compute_bytes_per_parameter
 from hlat.precision.torch_dtypes import TORCH_DTYPES

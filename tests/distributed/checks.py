@@ -149,9 +149,8 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
     every = batches(config, 2 * steps)
     for batch in every[:steps]:
         engine.train_step(own(batch, engine), RATE)
-    world = engine.world
     checkpoint_store.save_checkpoint(
-        folder, steps, engine.chunks(), {"step": steps}, world.rank, world.world_group
+        folder, steps, engine.chunks(), {"step": steps}, engine.world.world_group
     )
     return _rest(engine, every[steps:])
 

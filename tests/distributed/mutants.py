@@ -16,15 +16,17 @@ import torch.nn.functional as F  # noqa: N812
 from hlat.checkpoint import checkpoint_store
 from hlat.config.run import Config
 from hlat.data.data_loader import DataLoader
+from hlat.doctor import check_runner
 from hlat.doctor.check_result import CheckResult
 from hlat.doctor.check_runner import run_all_checks, run_checks
 from hlat.doctor.engine_harness import EngineHarness
-from hlat.engine import device_checks, parameter_shards, state_chunks
+from hlat.engine import device_checks, state_chunks
 from hlat.engine.engine_factory import create_engine
 from hlat.engine.interface import World
 from hlat.engine.native import (
     data_parallel,
     gradient_accumulation,
+    model_parts,
     native_engine,
     pipeline_parallel,
 )
@@ -32,13 +34,17 @@ from hlat.engine.native import tensor_parallel as regions
 from hlat.engine.native.gradient_reduction import GradientReducer
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.trainable_parameters import TrainableParameters
+from hlat.engine.parameter_shards import count_rows
 from hlat.launch_environment import read_rank_info
-from hlat.model import autograd_functions, llama, parameter_specs, weight_initialization
+from hlat.model import attention, autograd_functions, decoder, linear, weight_initialization
+from hlat.model.attention_kernels import KeyRange
 from hlat.model.loss import IGNORE_INDEX
+from hlat.model.parameter_spec import ParameterRole
 from hlat.optim import adamw, lr_schedule
 from hlat.precision import random_bits, stochastic_rounding
-
-Plant = Callable[[], Any]
+from tests.distributed import component_mutants
+from tests.distributed.layout_overrides import DP, KV, MICRO, PP, SP, TP
+from tests.distributed.patching import Plant, around, patched
 
 
 def diagnose(config: Config, mutant: str | None, names: list[str]) -> list[CheckResult]:
@@ -55,6 +61,25 @@ def planted(mutant: str | None) -> Any:
     return contextlib.nullcontext() if mutant is None else MUTANTS[mutant]()
 
 
+def _raise_in_a_check(rank: int, right: Any) -> Any:
+    def check(harness):
+        yield from right(harness)
+        if harness.engine.world.world_group.rank == rank:
+            raise ZeroDivisionError("division by zero")
+
+    return check
+
+
+@contextlib.contextmanager
+def check_raises(rank: int) -> Iterator[None]:
+    """Make the check `labels` raise an exception on a rank."""
+    checks = dict(check_runner.CHECKS) | {
+        "labels": _raise_in_a_check(rank, check_runner.CHECKS["labels"])
+    }
+    with mock.patch.object(check_runner, "CHECKS", checks):
+        yield
+
+
 def exit_code(config: Config, folder: str, mutant: str) -> tuple[int, str]:
     """What the doctor's process exits with on this rank, and has printed, with a bug."""
     with MUTANTS[mutant](), contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -62,24 +87,15 @@ def exit_code(config: Config, folder: str, mutant: str) -> tuple[int, str]:
     return code, printed.getvalue()
 
 
-def _patched(target: Any, **functions: Any) -> Plant:
-    return lambda: mock.patch.multiple(target, **functions)
-
-
-def _around(target: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """Replace a function by what is made of it."""
-    return lambda: mock.patch.object(target, name, make(getattr(target, name)))
-
-
 # Attention
 
 
 def _core(visible: Callable[[int], Any], heads: slice = slice(None)) -> Plant:
     """Causal attention but for some heads, which see what `visible` says."""
-    right = llama.CoreAttention.forward
+    right = attention.CoreAttention.forward
 
-    def forward(self, q, k, v, bias=None):
-        found = right(self, q, k, v, bias)
+    def forward(self, q, k, v, *more):
+        found = right(self, q, k, v, *more)
         if getattr(self, "well", False):
             return found
         seen = visible(q.shape[2])
@@ -88,7 +104,7 @@ def _core(visible: Callable[[int], Any], heads: slice = slice(None)) -> Plant:
         found[:, heads] = wrong[:, heads]
         return found
 
-    return _patched(llama.CoreAttention, forward=forward)
+    return patched(attention.CoreAttention, forward=forward)
 
 
 def _everything(length: int) -> Any:
@@ -101,19 +117,27 @@ def _one_too_many(length: int) -> Any:
 
 @contextlib.contextmanager
 def _second_layer_leaks() -> Iterator[None]:
-    make = llama.Llama.__init__
+    make = decoder.Decoder.__init__
 
     def init(self, *settings, **more):
         make(self, *settings, **more)
         for name, layer in self.layers.items():
             layer.self_attn.core.well = name != "1"
 
-    with mock.patch.object(llama.Llama, "__init__", init), _core(_everything)():
+    with mock.patch.object(decoder.Decoder, "__init__", init), _core(_everything)():
         yield
 
 
-def _rotates_neighbours(x, cos, sin):
+def _sees_ahead(first):
+    """Keys up to the end of the document."""
+    numbers = torch.arange(first.shape[1])
+    ends = [[int(numbers[row == start].max()) for start in row] for row in first]
+    return KeyRange(first, torch.tensor(ends))
+
+
+def _rotates_neighbours(x, cos_sin):
     """The order of the original Llama's weights, which are not these."""
+    cos, sin = cos_sin
     turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
     return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
 
@@ -147,7 +171,7 @@ def _without_up(ctx, grad):
     gate, _ = autograd_functions._split_gate_up(blocks, ctx.block_size)
     grad = torch.unflatten(grad, -1, (-1, ctx.block_size))
     grads = (torch.ops.aten.silu_backward(grad, gate.contiguous()), F.silu(gate) * grad)
-    return torch.stack(grads, -2).flatten(-3), None
+    return torch.stack(grads, -2).flatten(-3), None, None, None
 
 
 # Accumulation
@@ -170,6 +194,25 @@ def _overwrites(right: Any) -> Any:
         right(self, name, weight)
 
     return add
+
+
+def _result_has_nan(right: Any) -> Any:
+    def forward(self, x):
+        y = right(self, x).clone()
+        y.view(-1)[0] = math.nan
+        return y
+
+    return forward
+
+
+def _one_gradient_has_nan(right: Any) -> Any:
+    def finalize(self, name):
+        gradient = right(self, name)
+        if name == "layers.1.mlp.down_proj.weight":
+            gradient.view(-1)[3] = math.nan
+        return gradient
+
+    return finalize
 
 
 # Initial values
@@ -235,7 +278,7 @@ def _adamw(mistake: str) -> Plant:
             adamw.build_param_groups(settings, tensors), **adamw.build_adamw_kwargs(settings)
         )
 
-    return _patched(adamw, build_adamw=build)
+    return patched(adamw, build_adamw=build)
 
 
 def _ignores_the_rate(right: Any) -> Any:
@@ -314,11 +357,12 @@ def _kv(times: int) -> Iterator[None]:
 
 
 def _counts_copies(right: Any) -> Any:
-    def shared(*settings):
+    def shard(*settings):
         found = right(*settings)
-        return replace(found, num_owned_rows=parameter_shards.fused_weights.count_rows(found.rows))
+        copies = [rows for rows in found.rows if rows.is_shared]
+        return replace(found, num_owned_rows=count_rows(found.rows)) if copies else found
 
-    return shared
+    return shard
 
 
 # Pipelines
@@ -415,35 +459,41 @@ MUTANTS: dict[str, Plant] = {
     "mask off by one": _core(_one_too_many),
     "one head leaks": _core(_everything, slice(1, 2)),
     "one layer leaks": _second_layer_leaks,
-    "documents are ignored": _patched(
-        llama,
-        build_document_mask=lambda d: torch.ones(*d.shape, d.shape[1], dtype=torch.bool).tril(),
+    "documents are ignored": patched(
+        decoder, compute_document_starts=lambda d: torch.zeros_like(d, dtype=torch.int64)
     ),
-    "documents see ahead": _patched(
-        llama, build_document_mask=lambda d: d.unsqueeze(2) == d.unsqueeze(1)
-    ),
-    "labels shifted by two": _patched(native_engine, build_next_token_targets=_shifted(2)),
-    "labels not shifted": _patched(native_engine, build_next_token_targets=_shifted(0)),
-    "one target too many": _around(native_engine, "compute_loss_mask", _counts_the_first),
-    "rotary order": _patched(llama, apply_rotary_emb=_rotates_neighbours),
-    "norm without its mean": _patched(
+    "documents see ahead": patched(decoder, KeyRange=_sees_ahead),
+    "labels shifted by two": patched(native_engine, build_next_token_targets=_shifted(2)),
+    "labels not shifted": patched(native_engine, build_next_token_targets=_shifted(0)),
+    "one target too many": around(native_engine, "compute_loss_mask", _counts_the_first),
+    "rotary order": patched(attention, apply_rotary_emb=_rotates_neighbours),
+    "norm without its mean": patched(
         autograd_functions._RMSNorm, backward=staticmethod(_without_mean)
     ),
-    "gate without up": _patched(autograd_functions._SwiGLU, backward=staticmethod(_without_up)),
-    "last micro batch dropped": _around(pipeline_parallel.DeviceBatch, "split", _drops_the_last),
-    "mean of means": _around(pipeline_parallel.SingleStage, "backward", _mean_of_means),
-    "sums overwritten": _around(
+    "gate without up": patched(
+        autograd_functions._GatedLinearUnit, backward=staticmethod(_without_up)
+    ),
+    "last micro batch dropped": around(pipeline_parallel.DeviceBatch, "split", _drops_the_last),
+    "mean of means": around(pipeline_parallel.SingleStage, "backward", _mean_of_means),
+    "sums overwritten": around(
         gradient_accumulation.GradientAccumulator, "_accumulate", _overwrites
     ),
-    "initial values not scaled": _patched(
-        parameter_specs, _compute_residual_scale=lambda model, layer: 1.0
+    "a result is NaN": around(linear.Linear, "forward", _result_has_nan),
+    "a gradient has a NaN": around(GradientReducer, "_finalize_gradient", _one_gradient_has_nan),
+    "initial values not scaled": patched(
+        weight_initialization, compute_init_std=lambda parameter, model: model.init_std
     ),
-    "scaled by sqrt(L)": _patched(
-        parameter_specs,
-        _compute_residual_scale=lambda model, layer: 1 / math.sqrt(model.num_layers),
+    "scaled by sqrt(L)": around(
+        weight_initialization,
+        "compute_init_std",
+        lambda right: (
+            lambda parameter, model: (
+                right(parameter, model) * math.sqrt(1 + (parameter.role is ParameterRole.residual))
+            )
+        ),
     ),
-    "layers drawn alike": _around(weight_initialization, "_build_generator", _alike),
-    "every shard drawn as the first": _around(
+    "layers drawn alike": around(weight_initialization, "_build_generator", _alike),
+    "every shard drawn as the first": around(
         state_chunks, "compute_initial_values", _from_the_beginning
     ),
     "no beta2 correction": _adamw("no beta2 correction"),
@@ -451,68 +501,64 @@ MUTANTS: dict[str, Plant] = {
     "no weight decay": _adamw("no decay"),
     "decay through gradients": _adamw("decays gradients"),
     "updates counted twice": _adamw("counts twice"),
-    "rate ignored": _around(TrainableParameters, "step", _ignores_the_rate),
-    "schedule one step ahead": _around(lr_schedule, "_compute_progress", _one_step_ahead),
-    "rounds towards zero": _around(
+    "rate ignored": around(TrainableParameters, "step", _ignores_the_rate),
+    "schedule one step ahead": around(lr_schedule, "_compute_progress", _one_step_ahead),
+    "rounds towards zero": around(
         stochastic_rounding.StochasticRounder, "expand_random_bits", _numbers(torch.zeros_like)
     ),
-    "rounds to nearest": _around(
+    "rounds to nearest": around(
         stochastic_rounding.StochasticRounder,
         "expand_random_bits",
         _numbers(lambda numbers: torch.full_like(numbers, 0x8000)),
     ),
-    "rounds away too often": _around(
+    "rounds away too often": around(
         stochastic_rounding.StochasticRounder,
         "expand_random_bits",
         _numbers(lambda numbers: numbers | 0x4000),
     ),
-    "products in bf16": _around(llama.Linear, "forward", _in_bf16),
+    "products in bf16": around(linear.Linear, "forward", _in_bf16),
     "one parameter not reduced": _one_is_not_reduced,
-    "sum instead of mean": _around(
+    "sum instead of mean": around(
         NativeEngine,
         "_count_global_target_tokens",
         lambda right: lambda self, sequences: self._count_target_tokens(sequences),
     ),
-    "all ranks read the same": _patched(World, data_shard=property(_zero_share)),
-    "updates not shared": _patched(
+    "all ranks read the same": patched(World, data_shard=property(_zero_share)),
+    "updates not shared": patched(
         data_parallel.DataParallelSharding, all_gather_params=lambda self, memory: None
     ),
-    "norm of one rank": _around(NativeEngine, "_all_reduce_metrics", _own_norm),
-    "ranks round apart": _around(random_bits, "_build_row_keys", _of_this_rank),
-    "norm gradients not shared": _patched(
-        GradientReducer, _all_reduce_replicated_grads=lambda self, sums: None
+    "norm of one rank": around(NativeEngine, "_all_reduce_metrics", _own_norm),
+    "ranks round apart": around(random_bits, "_build_row_keys", _of_this_rank),
+    "norm gradients not shared": patched(
+        GradientReducer, _sum_replicated_gradients=lambda self, gradients: None
     ),
-    "outputs not summed": _patched(
+    "outputs not summed": patched(
         regions.TensorParallelRegions, reduce_from_tensor_parallel_region=lambda self, y: y
     ),
-    "input gradients not summed": _patched(
+    "input gradients not summed": patched(
         regions._RegionBoundary,
         backward=staticmethod(lambda ctx, gradient: (gradient, None, None, None)),
     ),
     "key/value copies not summed": lambda: _kv(0),
     "key/value copies summed twice": lambda: _kv(2),
-    "key/value copies count twice": _around(
-        parameter_shards, "_shard_replicated_kv_head", _counts_copies
-    ),
-    "targets of another micro batch": _around(
+    "key/value copies count twice": around(model_parts, "compute_shard", _counts_copies),
+    "targets of another micro batch": around(
         pipeline_parallel.PipelinedStages, "backward", _of_another_micro_batch
     ),
-    "pipeline averages again": _around(pipeline_parallel, "_select_schedule", _averages_again),
-    "pipeline loses the last": _around(
+    "pipeline averages again": around(pipeline_parallel, "_select_schedule", _averages_again),
+    "pipeline loses the last": around(
         pipeline_parallel.PipelinedStages, "_compute_loss", _loses_the_last
     ),
-    "moments not restored": _around(checkpoint_store, "load_checkpoint", _spoils_moments),
-    "restored in bf16": _around(checkpoint_store, "load_checkpoint", _narrows),
-    "a parameter left out": _around(NativeEngine, "chunks", _without_the_last_norm),
-    "resume skips a batch": _around(DataLoader, "load_state_dict", _skips_one),
-    "peers read different rows": _around(DataLoader, "next_batch", _reverses_on_one),
-    "a device multiplies wrongly": _around(device_checks, "_matmul", _adds_one),
+    "moments not restored": around(checkpoint_store, "load_checkpoint", _spoils_moments),
+    "restored in bf16": around(checkpoint_store, "load_checkpoint", _narrows),
+    "a parameter left out": around(NativeEngine, "chunks", _without_the_last_norm),
+    "resume skips a batch": around(DataLoader, "load_state_dict", _skips_one),
+    "peers read different rows": around(DataLoader, "next_batch", _reverses_on_one),
+    "a check raises on rank 0": lambda: check_raises(0),
+    "a check raises on rank 1": lambda: check_raises(1),
+    "a device multiplies wrongly": around(device_checks, "_matmul", _adds_one),
+    **component_mutants.MUTANTS,
 }
-
-MICRO = "batch.micro_batch_size=2 batch.global_batch_size=8"
-SP = "parallelism.tp=2 parallelism.sequence_parallel=true"
-DP, TP, KV = "parallelism.dp=2", "parallelism.tp=2", "parallelism.tp=4"
-PP = f"parallelism.pp=2 {MICRO}"
 
 FOUND = {
     "no mask": ("", "causality", "layer 0 head 0", "model"),
@@ -524,6 +570,8 @@ FOUND = {
     "labels shifted by two": ("", "labels", "labels", "model"),
     "labels not shifted": ("", "labels", "labels", "model"),
     "one target too many": ("", "loss", "loss", "model"),
+    "a result is NaN": ("", "labels", "loss", "model"),
+    "a gradient has a NaN": (DP, "gradients", "layers.1.mlp.down_proj", "dp"),
     "rotary order": ("", "gradients", "q_proj", "model"),
     "norm without its mean": ("", "gradients", "embed_tokens", "model"),
     "gate without up": ("", "gradients", "gate_proj", "model"),
@@ -565,5 +613,6 @@ FOUND = {
     "a parameter left out": ("", "initialisation", "model.norm.weight", "model"),
     "resume skips a batch": ("", "data", "rows after a resume", "data"),
     "peers read different rows": (TP, "data", "rows of peers", "tp+pp"),
+    **component_mutants.FOUND,
 }
 """Of each mutant: overrides, the check that fails, a part of the culprit's name, its axis."""

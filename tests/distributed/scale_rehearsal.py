@@ -35,7 +35,7 @@ from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.engine.native.pipeline_parallel import DeviceBatch, LossFn, PipelinedStages
-from hlat.model.llama import Llama
+from hlat.model.decoder import Decoder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class OneStage(PipelinedStages):
     """A pipeline's rank without its neighbours: each of its stages, one micro batch at a time."""
 
     def __init__(
-        self, parts: dict[int, Llama], config: Config, axis: MeshAxis, loss: LossFn
+        self, parts: dict[int, Decoder], config: Config, axis: MeshAxis, loss: LossFn
     ) -> None:
         with mock.patch("hlat.engine.native.pipeline_parallel._select_schedule"):
             super().__init__(parts, config, axis, loss)

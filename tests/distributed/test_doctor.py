@@ -5,13 +5,16 @@ import json
 import pytest
 
 from hlat.config.config_errors import ExitCode
+from hlat.config.package_dirs import list_choices
 from hlat.config.resolve import resolve_config
 from hlat.doctor.check_result import CheckStatus
 from hlat.doctor.check_runner import CHECKS
 from hlat.doctor.reduced_config import reduce_config
 from tests.distributed import mutants
-from tests.distributed.mutants import DP, FOUND, KV, MICRO, PP, SP, TP
+from tests.distributed.layout_overrides import DP, KV, MICRO, PP, SP, TP
+from tests.distributed.mutants import FOUND
 from tests.distributed.ranks import Ranks
+from tests.support.model_components import COMPONENTS
 
 pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
@@ -41,14 +44,24 @@ OPTIONS = {
     "optimizer.decay_norms=false",
     "masks, tied head": f"{TP} data.document_mask=true data.loss_mask=true "
     "model.tie_embeddings=true",
+    "head tied to another stage": f"{PP} model.tie_embeddings=true",
+    "gradient of zero": "model.attention.qkv_bias=true model.rope.layer_pattern=[false,true]",
 }
+FAMILIES = {name: f"model={name}" for name in list_choices("model") if name.endswith("_desk")}
+CORRECT = HEALTHY | OPTIONS | FAMILIES | {name: f"{KV} {COMPONENTS[name]}" for name in COMPONENTS}
 
-DEFAULT = {"single", "dp2+zero3"}
+DEFAULT = {"single", "dp2+zero3", "gemma3_desk", "olmo3_desk", "qwen2_desk"}
 SLOW_BUGS = {
     *("one layer leaks", "documents see ahead", "labels not shifted", "gate without up"),
     *("mean of means", "scaled by sqrt(L)", "epsilon inside the root", "rate ignored"),
     *("decay through gradients", "rounds to nearest", "input gradients not summed"),
     *("key/value copies summed twice", "pipeline loses the last", "restored in bf16"),
+    *("window in no layer", "window of the first layer", "no attention soft-cap"),
+    *("scale of the head size", "llama3 without transition", "linear factor", "exact gelu"),
+    *("dynamic scaling ignores the length", "layers rotate as the first", "relu not squared"),
+    *("norms after the addition", "norms in another order", "QK-norm of each head"),
+    *("residual multiplier ignored", "output bias on each rank", "one base in all layers"),
+    *("QK-norm gradients not summed", "tied head drifts apart"),
 }
 """Bugs of which the default suite has one with the same check, axis and configuration."""
 SEEDS = 2
@@ -66,7 +79,8 @@ def reduced(compose, small):
 
 
 def test_every_bug_has_an_expected_result() -> None:
-    assert {*FOUND, "a device multiplies wrongly"} == mutants.MUTANTS.keys()
+    others = {"a device multiplies wrongly", "a check raises on rank 0", "a check raises on rank 1"}
+    assert FOUND.keys() | others == mutants.MUTANTS.keys()
 
 
 @pytest.mark.parametrize(
@@ -119,6 +133,33 @@ def test_exit_code_differs_between_arithmetic_and_machine(
     assert all(one["culprits"] and one["symptom"] for one in bad)
 
 
+@pytest.mark.parametrize(
+    ("mutant", "words", "failed"),
+    [
+        ("a result is NaN", "", {"labels", "loss", "gradients", "next step"}),
+        ("a result is NaN", DP, {"labels", "loss", "gradients", "next step"}),
+        ("a gradient has a NaN", DP, {"gradients", "gradient norm"}),
+        ("a check raises on rank 0", DP, {"labels"}),
+        ("a check raises on rank 1", DP, {"labels"}),
+    ],
+)
+def test_all_checks_run_and_are_recorded(
+    ranks: Ranks, reduced, tmp_path, mutant: str, words: str, failed: set[str]
+) -> None:
+    config = reduced(words)
+    run = (mutants.exit_code, config, str(tmp_path), mutant)
+    results = ranks.run(config.num_processes, *run)
+    assert {code for code, _ in results} == {ExitCode.DIVERGED}
+    text = (tmp_path / "doctor.json").read_text()
+    record = json.loads(text, parse_constant=pytest.fail)
+    assert {*CHECKS} <= {check["check"] for check in record["checks"]}
+    assert failed <= {row["check"] for row in record["checks"] if row["status"] == "FAIL"}
+    if "raises" in mutant:
+        (row,) = [row for row in record["checks"] if row["status"] == "FAIL"]
+        rank = mutant[-1]
+        assert row["said"] == f"the check raised ZeroDivisionError: division by zero on rank {rank}"
+
+
 def test_only_the_leaking_head_is_named(ranks: Ranks, reduced) -> None:
     config = reduced("")
     (outcome,) = ranks.run(1, mutants.diagnose, config, "one head leaks", ["causality"])[0]
@@ -127,21 +168,18 @@ def test_only_the_leaking_head_is_named(ranks: Ranks, reduced) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in DEFAULT else [pytest.mark.slow])
-        for name in HEALTHY | OPTIONS
-    ],
+    [pytest.param(name, marks=[] if name in DEFAULT else [pytest.mark.slow]) for name in CORRECT],
 )
 def test_correct_run_passes(ranks: Ranks, reduced, name: str) -> None:
-    config = reduced((HEALTHY | OPTIONS)[name])
+    config = reduced(CORRECT[name])
     for outcome in ranks.run(config.num_processes, mutants.diagnose, config, None, [*CHECKS])[0]:
         assert outcome.status is not CheckStatus.failed, outcome
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 1 + SEEDS))
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", HEALTHY | FAMILIES)
 def test_no_false_alarm(ranks: Ranks, reduced, name: str, seed: int) -> None:
-    config = reduced(HEALTHY[name], f"run.seed={seed}")
+    config = reduced(CORRECT[name], f"run.seed={seed}")
     for outcome in ranks.run(config.num_processes, mutants.diagnose, config, None, ARITHMETIC)[0]:
         assert outcome.status is not CheckStatus.failed, outcome

@@ -19,7 +19,7 @@ def save_two(config: Config, folder: Path) -> None:
     engine.build(config)
     for step in (1, 2):
         checkpoint_store.save_checkpoint(
-            folder, step, engine.chunks(), {}, engine.world.rank, engine.world.world_group
+            folder, step, engine.chunks(), {}, engine.world.world_group
         )
     engine.close()
 
@@ -30,7 +30,7 @@ def find(config: Config, folder: Path) -> tuple[str, list[str], int]:
     engine.build(config)
     world, read = engine.world, []
     path, refused = retention.find_newest_valid(
-        folder, on_progress=read.append, process_group=world.world_group, rank=world.rank
+        folder, on_progress=read.append, process_group=world.world_group
     )
     engine.close()
     assert path is not None

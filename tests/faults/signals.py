@@ -205,9 +205,10 @@ def until_restart(run: trials.Run, at: float, num_ranks: int, problems: list[str
     if not restarts:
         problems.append(f"{run.name}: exit code {run.process.returncode} instead of a restart")
         return None
-    stacks = {path.name for path in (run.folder / "logs").glob("rank_*.stacks")}
-    if len(stacks) < num_ranks:
-        problems.append(f"{run.name}: stacks of {stacks} alone")
+    stacks = (run.folder / "logs/node_0.stacks").read_text()
+    missing = [rank for rank in range(num_ranks) if f"rank {rank}:\nno stacks" in stacks]
+    if missing or stacks.count("rank ") < num_ranks:
+        problems.append(f"{run.name}: no stacks of ranks {missing}")
     if "no heartbeat" not in restarts[0]["reason"]:
         problems.append(f"{run.name}: {restarts[0]['reason']}")
     return float(restarts[0]["time"] - at)

@@ -53,10 +53,12 @@ def test_slow_step_save_or_evaluation_is_not_a_hang(place):
         assert found == {"exit_code": 0, "restarts": 0}, title
 
 
-def test_failed_disk_call_costs_one_save(place):
-    found = disk.each_call(place, "ENOSPC", disk.ERRORS["ENOSPC"], 0.0, calls=8)
+@pytest.mark.parametrize(("error", "failed"), [("EIO", 8), ("ENOSPC", 1)])
+def test_failed_disk_call_costs_one_save(place, error, failed):
+    """On a full disk only the first save fails; later ones remove the oldest checkpoint."""
+    found = disk.each_call(place, error, disk.ERRORS[error], 0.0, calls=8)
     assert found["exit_codes"] == [0, 0]
-    assert found["failed"] == found["told_on_the_console"] == 8
+    assert found["failed"] == found["told_on_the_console"] == failed
     assert not found["failed_and_the_next_one_too"]
     assert not found["losses"]
     assert not found["lost_or_damaged"]

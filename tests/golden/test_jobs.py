@@ -9,18 +9,19 @@ from omegaconf import OmegaConf
 
 from hlat.config import compose as composition
 from hlat.config.package_dirs import find_package_dir
-from hlat.jobs.evaluation_job import EvaluationJob
+from hlat.jobs.command_job import CommandJob
 from hlat.jobs.submission import SubmissionDir
 
 composition.register_configs()
 from hydra_plugins.hlat_launchers._job_spec import (  # noqa: E402 (registered above)
     NODE_TYPES,
-    build_evaluation_job,
+    build_command_job,
     build_job,
     build_job_environment,
 )
 from hydra_plugins.hlat_launchers.slurm._sbatch_script import (  # noqa: E402 (registered above)
     SlurmLauncherConfig,
+    build_command,
     build_sbatch_parameters,
     build_sbatch_script,
 )
@@ -29,6 +30,7 @@ GOLDEN = Path(__file__).parent / "jobs"
 SDK = {"trn1_32xl": "neuron_2_28", "trn1n_32xl": "neuron_2_31", "trn2_48xl": "neuron_2_33"}
 SDK["trn3"] = "neuron_2_33"
 HOME = Path("/fsx/home")
+PROGRAM = ["/opt/venv/bin/python", "/fsx/home/code.zip"]
 EXPERIMENTS = sorted(file.stem for file in (find_package_dir("conf") / "experiment").glob("*.yaml"))
 HARDWARE = sorted(file.stem for file in (find_package_dir("conf") / "hardware").glob("*.yaml"))
 
@@ -59,7 +61,7 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
     told = build_sbatch_parameters(
         build_job(config, (), HOME), SlurmLauncherConfig(), place.build_log_path("%j"), HOME
     )
-    now = build_sbatch_script(told, place, ["/opt/venv/bin/python", str(place.code_dir)])
+    now = build_sbatch_script(told, place.path, build_command(PROGRAM, place.path))
     file = GOLDEN / f"{preset.replace('=', '_')}.sh"
     if pytestconfig.getoption("--update"):
         file.write_text(now)
@@ -69,13 +71,15 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
 def test_script_of_an_evaluation_is_as_recorded(compose, pytestconfig):
     config = _config(compose, "run.name=evaluations", "hardware=h100_p5", "parallelism.tp=8")
     words = ("runs/hlat_7b", "tasks=hlat_table2", "follow=true")
-    asked = EvaluationJob("hlat_table2-1a2b3c4d", words[0], Path(words[0]), words, config)
+    name = "hlat_table2-1a2b3c4d"
+    job_dir = Path(words[0], "evaluations", name)
+    asked = CommandJob("evaluate", name, words[0], job_dir, words, config)
     place = SubmissionDir(HOME / asked.job_dir / "submissions/1")
-    made = build_evaluation_job(asked, words, HOME)
+    made = build_command_job(asked, words, HOME)
     told = build_sbatch_parameters(
         made, SlurmLauncherConfig(time="1-0"), place.build_log_path("%j"), HOME
     )
-    now = build_sbatch_script(told, place, ["/opt/venv/bin/python", str(place.code_dir)])
+    now = build_sbatch_script(told, place.path, build_command(PROGRAM, place.path))
     file = GOLDEN / "evaluation.sh"
     if pytestconfig.getoption("--update"):
         file.write_text(now)

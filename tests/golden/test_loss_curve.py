@@ -47,6 +47,7 @@ def test_losses_equal_the_record(fp32_losses, pytestconfig):
     assert fp32_losses == pytest.approx(json.loads(GOLDEN.read_text()), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_runs_are_bit_identical(train_run, fp32_losses):
     assert train_run("again") == fp32_losses
 
@@ -56,12 +57,14 @@ def test_resumed_run_is_bit_identical(train_run, fp32_losses):
     assert train_run("resumed") == fp32_losses
 
 
+@pytest.mark.slow
 def test_micro_batch_size_changes_only_summation_order(train_run, fp32_losses):
     assert train_run("accumulated", "batch.micro_batch_size=1") == pytest.approx(
         fp32_losses, rel=1e-5
     )
 
 
+@pytest.mark.slow
 def test_bf16_losses_decrease(train_run):
     curve = train_run("bf16", "precision=bf16")
     assert curve[-1] < curve[0]

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.package_dirs import find_package_dir
-from hlat.model.parameter_specs import compute_init_std, list_parameter_specs
-from hlat.parallelism.sharding import find_sharding_rule
+from hlat.model.decoder_spec import compute_init_std, list_parameter_specs
+from hlat.model.parameter_spec import Initialization
 
 GOLDEN = Path(__file__).parent / "parameters"
 SIZES = sorted(file.stem for file in (find_package_dir("conf") / "model").glob("*.yaml"))
@@ -29,8 +29,7 @@ def test_inventory_is_as_recorded(size, compose, pytestconfig):
 def _line(parameter, config):
     std = compute_init_std(parameter, config.model)
     shape = "x".join(map(str, parameter.shape))
-    initial = "ones" if std is None else f"normal({std:.6g})"
+    is_normal = parameter.init is Initialization.normal
+    initial = f"normal({std:.6g})" if is_normal else parameter.init.value
     decay = f"decay {config.optimizer.weight_decay}"
-    return (
-        f"{parameter.name} {shape} {initial} {decay} {find_sharding_rule(parameter.name).value}\n"
-    )
+    return f"{parameter.name} {shape} {initial} {decay} {parameter.sharding.value}\n"

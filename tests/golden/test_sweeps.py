@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
-from hlat.model.parameter_specs import count_parameters
+from hlat.model.decoder_spec import count_parameters
 
 STUDIES = sorted(find_package_dir("sweeps").glob("*.yaml"), key=lambda file: file.stem)
 README = (find_package_dir("sweeps") / "README.md").read_text()
@@ -89,11 +89,13 @@ def test_search_states_its_trials_and_composes_at_its_bounds(compose):
         assert config.tracking.wandb.group == "search"
 
 
+@pytest.mark.slow
 def test_averaging_uses_the_runs_of_upsampling(plot):
     averaged, trained = plot.points_of("averaging"), plot.points_of("upsampling")
     assert averaged == trained
 
 
+@pytest.mark.slow
 def test_precision_runs_every_recipe(load_runs):
     study = find_package_dir("sweeps") / "precision.yaml"
     recipes = {config.precision.name for config in load_runs(study)}
@@ -142,6 +144,7 @@ def test_studies_share_their_defaults(load_runs):
     assert len(names) == 1
 
 
+@pytest.mark.slow
 def test_runs_are_summed_up_seed_by_seed(plot, tmp_path, monkeypatch):
     line = np.linspace(8, 4, 400)
     noise = np.random.default_rng(0).normal(0, 0.1, 400)

@@ -13,8 +13,8 @@ from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.model.canonical_views import iter_canonical_views
-from hlat.model.llama import Llama
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_parameter_specs
 from tests.nxd.support.ranks import require_nxd, run
 
 pytestmark = pytest.mark.nxd
@@ -127,8 +127,8 @@ def _weights(model: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     return {n: (value if value.dim() > 1 else 1 + value).to(dtype) for n, value in values.items()}
 
 
-def _read(folder: Path, model: ModelConfig, dtype: torch.dtype) -> Llama:
-    llama = Llama(model).to(dtype)
+def _read(folder: Path, model: ModelConfig, dtype: torch.dtype) -> Decoder:
+    llama = Decoder(model).to(dtype)
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
     load_pretrained(
         str(folder),
@@ -143,7 +143,7 @@ def _read(folder: Path, model: ModelConfig, dtype: torch.dtype) -> Llama:
     return llama
 
 
-def _differing(llama: Llama, model: ModelConfig, weights: dict[str, Tensor]) -> list[str]:
+def _differing(llama: Decoder, model: ModelConfig, weights: dict[str, Tensor]) -> list[str]:
     views = iter_canonical_views(model, dict(llama.named_parameters()))
     return [n for n, view in views if not torch.equal(view.reshape(weights[n].shape), weights[n])]
 

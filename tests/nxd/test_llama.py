@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hlat.config.model import ModelConfig
-from hlat.model.llama import Llama
+from hlat.model.decoder import Decoder
 from tests.nxd.support.ranks import require_nxd, run
 
 pytestmark = pytest.mark.nxd
@@ -17,7 +17,7 @@ LLAMA = ModelConfig("tiny", 2, 32, 48, 4, 2, 64)
 
 def _weights() -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    named = Llama(LLAMA).named_parameters()
+    named = Decoder(LLAMA).named_parameters()
     return {name: torch.randn(p.shape, generator=generator) * 0.2 for name, p in named}
 
 
@@ -41,7 +41,7 @@ def test_hlats_llama_on_nxds_layers_is_hlats_llama(
     arguments = (LLAMA, _weights(), (tokens, targets), tp, sequence_parallel)
     found = run(size, "llama.train", *arguments, mode=mode)
 
-    plain = Llama(LLAMA)
+    plain = Decoder(LLAMA)
     plain.load_state_dict(_weights())
     loss = functional.cross_entropy(plain.compute_logits(tokens).flatten(0, 1), targets.flatten())
     loss.backward()

@@ -19,11 +19,14 @@ import pytest
 from hlat import train
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
+from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.report.figures import ReportFigure
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PYTHONPATH = os.pathsep.join([str(REPOSITORY), str(Path(__file__).with_name("patched").resolve())])
 """PYTHONPATH of processes that train: with hlat, and with empty figures in reports."""
+BOS, BOS_ID = "<|begin|>", 4096
+"""The token that `bos_tokenizer_file` adds to the embedded tokenizer."""
 
 
 class Runner:
@@ -152,6 +155,24 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Render the figures of reports in this process as empty files."""
     monkeypatch.setattr(ReportFigure, "render_svg", lambda _: "<svg></svg>")
     monkeypatch.setattr(ReportFigure, "render_png", lambda _: b"")
+
+
+@pytest.fixture(scope="session")
+def bos_tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the embedded tokenizer with the additional special token BOS."""
+    content = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8"))
+    (token,) = content["added_tokens"]
+    content["added_tokens"].append(token | {"id": BOS_ID, "content": BOS})
+    path = tmp_path_factory.mktemp("bos") / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture(scope="session")
+def bos_overrides(bos_tokenizer_file: Path) -> tuple[str, ...]:
+    """Overrides of a run with BOS before each document."""
+    tokenizer = f"data.tokenizer={bos_tokenizer_file}"
+    return (tokenizer, f'data.bos_token="{BOS}"', "model.vocab_size=4160")
 
 
 @pytest.fixture

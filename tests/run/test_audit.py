@@ -96,6 +96,7 @@ def list_commands(small: list[str], corpus: Path, dp: int) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_run_no_loaded_code(audited: Run, tmp_path: Path, small: list[str], corpus: Path) -> None:
     """The commands run in one process, which is faster; a data worker is another."""
     lines = [shlex.join(command) for command in list_commands(small, corpus, dp=1)]

@@ -53,6 +53,7 @@ def test_refuse_mistakes_with_the_message_of_train(doctor) -> None:
     assert done.stderr == "hlat: modle is not a key of the configuration; did you mean model?\n"
 
 
+@pytest.mark.slow
 def test_missing_data_are_not_a_failure(doctor, words, tmp_path) -> None:
     done = doctor(*words, f"data.root={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -72,6 +73,7 @@ def test_refuse_a_launcher(hlat) -> None:
     assert "runs hlat.train, not hlat.doctor" in done.stderr
 
 
+@pytest.mark.slow
 def test_check_on_after_the_reader_of_stdout_has_left(words, tmp_path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "hlat.doctor", *words, "run.name=x"],

@@ -176,6 +176,22 @@ def exported(trained) -> Path:
 @pytest.mark.slow  # evaluates one model by two programs
 def test_scores_equal_those_of_the_harness_for_the_exported_model(trained, exported, data):
     """To 1e-6 of each logarithm, and text by text; of the run, and of the folder read by us."""
+    compare_scores(trained / "runs/whole", exported, data)
+
+
+@pytest.mark.slow  # evaluates one model by two programs
+def test_scores_with_bos_equal_those_of_the_harness_for_the_exported_model(
+    runner, bos_overrides, data
+):
+    done = runner.run("run.name=x", *bos_overrides)
+    assert done.returncode == 0, done.stderr
+    done = call(export, runner.folder, "runs/x", "--output", "exported")
+    assert done.code == 0, done.err
+    compare_scores(runner.folder / "runs/x", runner.folder / "exported", data)
+
+
+def compare_scores(run: Path, exported: Path, data: Path) -> None:
+    """Compare the answers of our adapter for a run and its export with those of the harness."""
     pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
     from lm_eval.models.huggingface import HFLM
 
@@ -183,7 +199,7 @@ def test_scores_equal_those_of_the_harness_for_the_exported_model(trained, expor
     assert {"loglikelihood", "generate_until"} < set(asked.requests)
     theirs = HFLM(pretrained=str(exported), dtype="float32", device="cpu", batch_size=8)
     expected = {kind: getattr(theirs, kind)(some) for kind, some in asked.requests.items()}
-    for source in (trained / "runs/whole", exported):
+    for source in (run, exported):
         found = ours(source, asked)
         for kind in ("loglikelihood", "loglikelihood_rolling"):
             values, wanted = found[kind], expected[kind]
@@ -350,6 +366,7 @@ def test_end_all_processes_after_a_signal(trained, data, number, layout):
     assert [{*event["scores"]} for event in events(trained / "runs/whole")] == [{"csp_en"}]
 
 
+@pytest.mark.slow
 def test_skip_tasks_with_scores_in_a_job(trained, data, monkeypatch):
     run = ("runs/whole", f"data={data}")
     assert call(evaluate, trained, *run, "tasks=hlat_csp_en", "limit=2").code == 0
@@ -420,6 +437,7 @@ def problems(tmp_path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_humaneval_samples_and_runs_the_code_after_consent(trained, problems, monkeypatch):
     from hlat.evaluate.inference_model import InferenceModel
 

@@ -17,8 +17,8 @@ from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.model import ModelConfig
 from hlat.data.tokenizer import EMBEDDED_FILE
 from hlat.model.canonical_views import iter_canonical_views
-from hlat.model.llama import Llama
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_parameter_specs
 from tests.run.conftest import Runner, call_command
 
 transformers = pytest.importorskip("transformers")
@@ -57,9 +57,9 @@ def do(runner):
     return functools.partial(call_command, export.main, runner.folder)
 
 
-def ours(folder: Path, model: ModelConfig) -> Llama:
+def ours(folder: Path, model: ModelConfig) -> Decoder:
     """Our decoder with the weights of a folder."""
-    llama = Llama(model)
+    llama = Decoder(model)
     shapes = {p.name: p.shape for p in list_parameter_specs(model)}
     views = iter_canonical_views(model, {name: p.detach() for name, p in llama.named_parameters()})
     chunks = [
@@ -173,6 +173,7 @@ def by_columns(name: str) -> int:
     return int("o_proj" in name or "down_proj" in name)
 
 
+@pytest.mark.slow
 def test_export_and_import_master_weights(runner, do):
     tiny = ("precision=mixed", "run.steps=1")
     assert runner.run(*tiny, "run.name=x").returncode == 0
@@ -193,14 +194,43 @@ def test_export_and_import_master_weights(runner, do):
 def test_train_with_the_printed_command(trained, runner, do):
     done = do("runs/whole/checkpoints/step_00000015", "--output", "my out/a=b")
     assert done.code == 0, done.err
-    command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
-    assert command[:2] == ["hlat", "train"]
-    first = runner.run(*command[2:], "run.name=y", "run.steps=1")
-    assert first.returncode == 0, first.stderr
+    train_with_printed_command(runner, done.out)
     config = OmegaConf.load(runner.folder / "runs/y/config.yaml")
     assert config.data.tokenizer == str(runner.folder / "my out/a=b/tokenizer.json")
 
 
+@pytest.mark.parametrize("name", [None, pytest.param("mine", marks=pytest.mark.slow)])
+def test_the_printed_command_selects_the_model(runner, do, name):
+    """A preset of the exported run with another value, also under a name that is no preset."""
+    model = ["model=gemma3_desk", "model.rope.sliding_theta=5000"]
+    model += [] if name is None else [f"model.name={name}"]
+    done = runner.run(*model, "run.name=x", "run.steps=1")
+    assert done.returncode == 0, done.stderr
+    done = do("runs/x", "--output", "out")
+    assert done.code == 0, done.err
+    command = train_with_printed_command(runner, done.out)
+    assert ("model=gemma3_desk" in command) == (name is None)
+    ended, began = (
+        [row["loss"] for row in runner.rows(run, "events.jsonl") if row["event"] == "evaluate"]
+        for run in ("x", "y")
+    )
+    assert began[0] == ended[-1]
+    first, second = (OmegaConf.load(runner.folder / f"runs/{run}/config.yaml") for run in "xy")
+    assert dict(second.model) == {**first.model, "init_from": "out"}
+
+
+def train_with_printed_command(runner: Runner, out: str) -> list[str]:
+    """Run the command that the export printed for one step; return its words."""
+    command = shlex.split(out.splitlines()[-1].partition("train on:")[2])
+    assert command[:2] == ["hlat", "train"]
+    without_model = [word for word in runner.small if not word.startswith("model.")]
+    settings = ("run.name=y", "run.steps=1")
+    done = runner.run(*without_model, *command[2:], *settings, small=False)
+    assert done.returncode == 0, done.stderr
+    return command
+
+
+@pytest.mark.slow
 def test_resume_from_own_checkpoints_without_the_exported_folder(runner_from_export, uninterrupted):
     runner = runner_from_export
     whole = runner.run("run.name=z", "model.init_from=out", "run.steps=4")
@@ -248,6 +278,7 @@ def test_refuse_a_folder_with_another_model(runner_from_export, refused):
     assert not (runner.folder / "runs/z").exists()
 
 
+@pytest.mark.slow
 def test_find_the_tokenizer_of_a_run_from_another_directory(runner, do):
     text = EMBEDDED_FILE.read_text().replace("{", "{ ", 1)  # another file to its hash
     (runner.folder / "mine.json").write_text(text)

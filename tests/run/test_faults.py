@@ -128,6 +128,7 @@ def test_roll_back_after_lasting_spikes_and_skip_their_batches(runner, spoil):
     assert len(trained) == 14 + 10
 
 
+@pytest.mark.slow
 def test_resume_a_run_killed_after_a_rollback(runner, spoil, monkeypatch):
     bad = set()
 
@@ -152,6 +153,7 @@ def test_resume_a_run_killed_after_a_rollback(runner, spoil, monkeypatch):
     assert runner.losses("x") == whole
 
 
+@pytest.mark.slow
 def test_end_the_run_if_a_rollback_does_not_help(runner, spoil):
     spoil(lambda trained: len(trained) > 11)
     done = runner.run("run.name=x", *QUICK)
@@ -163,6 +165,7 @@ def test_end_the_run_if_a_rollback_does_not_help(runner, spoil):
     assert kept == ["step_00000005", "step_00000010"]
 
 
+@pytest.mark.slow
 def test_rename_checkpoints_saved_while_diverging(runner, spoil):
     bad = set()
 
@@ -209,9 +212,9 @@ def test_train_bitwise_the_same_with_periodic_checks(runner, uninterrupted):
 
 
 def test_end_the_run_if_attention_is_not_causal(runner, monkeypatch):
-    from hlat.model.llama import CoreAttention
+    from hlat.model.attention import CoreAttention
 
-    def forward(self, q, k, v, bias=None):
+    def forward(self, q, k, v, key_range=None, sinks=None):
         every = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
         return F.scaled_dot_product_attention(q, k, v, every, enable_gqa=True)
 
@@ -276,7 +279,7 @@ class TestSupervised:
         assert done.returncode == 0, done.stderr
         (restart,) = events(runner, "restart")
         assert "no heartbeat from rank 0" in restart["reason"]
-        assert "train.py" in (runner.folder / "runs/x/logs/rank_0.stacks").read_text()
+        assert "train.py" in (runner.folder / "runs/x/logs/node_0.stacks").read_text()
         assert runner.losses("x") == uninterrupted.losses("whole")
 
     @pytest.mark.slow  # test_resume.py sends SIGTERM to a run without a supervisor

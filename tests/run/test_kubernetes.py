@@ -85,6 +85,12 @@ def test_submit_a_single_run(runner, kubectl):
         (("hydra.launcher.mount=fsx",), "hydra.launcher.mount=fsx is not an absolute path"),
         (("hydra.launcher.max_attempts=0",), "hydra.launcher.max_attempts=0 is too small"),
         (("+hydra.launcher.pod.volumes=[]",), "hydra.launcher.pod.volumes is set by the launcher"),
+        (("hydra.launcher.env={A: null}",), "hydra.launcher.env"),
+        (("hydra.launcher.cpus=0",), "hydra.launcher.cpus=0 is too small"),
+        (
+            ("compiler=neuron_2_28", "hydra.launcher.env.NEURON_RT_STOCHASTIC_ROUNDING_EN=1"),
+            "hydra.launcher.env.NEURON_RT_STOCHASTIC_ROUNDING_EN would override a variable",
+        ),
         (("optimizer.lr=1e-3,no",), "optimizer.lr"),
         (("run.name=same", "run.seed=1,2"), "run.name=same run.seed=1]; omit run.name"),
     ],
@@ -93,6 +99,19 @@ def test_refuse_an_invalid_point_or_setting(words, problem, runner, kubectl):
     done = runner.run("-m", *SEND, *words)
     assert done.returncode == 2, done.stdout
     assert problem in done.stderr
+    assert kubectl.asked() == []
+
+
+def test_refuse_a_literal_secret_without_writing_it(runner, kubectl):
+    settings = ("hydra.launcher.env={HF_TOKEN: canary-1}", "hydra.launcher.secret_env.A=canary-2")
+    for flags in ((), ("-m",)):
+        done = runner.run(*flags, *SEND, *settings)
+        assert done.returncode == 2, done.stdout
+        assert "set hydra.launcher.secret_env.HF_TOKEN=SECRET/KEY" in done.stderr
+        assert "hydra.launcher.secret_env.A is not of the form SECRET/KEY" in done.stderr
+        assert "canary" not in done.stdout + done.stderr
+    files = [file for file in runner.folder.rglob("*") if file.is_file()]
+    assert not any(b"canary" in file.read_bytes() for file in files)
     assert kubectl.asked() == []
 
 
@@ -113,7 +132,7 @@ def test_write_manifests_without_kubectl(runner, monkeypatch):
 
 
 def test_escape_values_of_the_user(runner, kubectl):
-    variable = "+compiler.environment.X='$(HOME) $HOME \"a\" : # - {b}'"
+    variable = "+compiler.environment.NEURON_X='$(HOME) $HOME \"a\" : # - {b}'"
     done = runner.run(
         *SEND, "run.name=a", variable, "compiler.neuron_sdk='2.28'", "run.root='x $(y)'"
     )
@@ -123,7 +142,7 @@ def test_escape_values_of_the_user(runner, kubectl):
     pod = work["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     values = {entry["name"]: entry["value"] for entry in container["env"]}
-    assert filled_in(values["X"], {"HOME": "bad"}) == '$(HOME) $HOME "a" : # - {b}'
+    assert filled_in(values["NEURON_X"], {"HOME": "bad"}) == '$(HOME) $HOME "a" : # - {b}'
     assert "bad" not in " ".join(filled_in(word, {"y": "bad"}) for word in container["command"])
 
 
@@ -133,6 +152,29 @@ def test_add_fields_to_pods(runner, kubectl):
     _, work = documents(manifests(runner)[0])
     pod = work["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     assert pod["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_set_dictionaries_with_and_without_a_plus(runner, kubectl):
+    settings = (
+        "hydra.launcher.env={NCCL_DEBUG: INFO}",
+        "+hydra.launcher.env.OMP_NUM_THREADS=4",
+        "hydra.launcher.secret_env.WANDB_API_KEY=wandb/api-key",
+        "hydra.launcher.labels={example.com/team: nlp}",
+        "hydra.launcher.exclude=[trn-7]",
+        "hydra.launcher.scheduler_name=gang",
+    )
+    done = runner.run(*SEND, "run.name=a", *settings)
+    assert done.returncode == 0, done.stderr
+    _, group, work = yaml.safe_load_all(manifests(runner)[0].read_text())
+    assert group["kind"] == "PodGroup"
+    assert work["metadata"]["labels"]["example.com/team"] == "nlp"
+    pod = work["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert "trn-7" in json.dumps(pod["affinity"])
+    env = {entry["name"]: entry for entry in pod["containers"][0]["env"]}
+    assert env["NCCL_DEBUG"]["value"] == "INFO"
+    assert env["OMP_NUM_THREADS"]["value"] == "4"
+    reference = {"name": "wandb", "key": "api-key"}
+    assert env["WANDB_API_KEY"]["valueFrom"] == {"secretKeyRef": reference}
 
 
 @pytest.mark.parametrize("run", ["a", "a_b", "a-b", "A-b", "x" * 200, "x" * 201, "ä", "1.5"])

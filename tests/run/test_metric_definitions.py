@@ -1,8 +1,15 @@
-"""Columns and events of a run are listed in hlat.tracking.metric_definitions."""
+"""Columns and events of a run are listed in hlat/tracking/metric_definitions.yaml."""
 
 import json
+from pathlib import Path
 
-from hlat.tracking.metric_definitions import EVENTS, METRICS
+import yaml
+
+import hlat.tracking
+
+DEFINITIONS = yaml.safe_load(
+    (Path(hlat.tracking.__file__).parent / "metric_definitions.yaml").read_text()
+)
 
 
 def test_rows_and_events_of_a_run_are_listed(runner_at_step_10) -> None:
@@ -14,10 +21,12 @@ def test_rows_and_events_of_a_run_are_listed(runner_at_step_10) -> None:
         for name in ("metrics.jsonl", "events.jsonl")
     )
     for row in rows:
-        assert list(row) == [name for name in METRICS if not name.startswith("neuron")]
+        assert list(row) == [
+            name for name in DEFINITIONS["metrics"] if not name.startswith("neuron")
+        ]
     assert {"start", "ready", "evaluate", "ledger", "checkpoint", "resume", "finish"} <= {
         event["event"] for event in events
     }
     for event in events:
         fields = set(event) - {"event", "step", "attempt", "time"}
-        assert fields <= set(EVENTS[event["event"]].fields), event
+        assert fields <= set(DEFINITIONS["events"][event["event"]].get("fields", {})), event

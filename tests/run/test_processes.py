@@ -149,12 +149,12 @@ def test_resume_interrupted_run_bitwise_with_the_printed_command(runner, interru
 @pytest.mark.slow  # tests/distributed/test_reshard.py resumes in all layouts
 def test_resume_with_another_layout_and_keep_earlier_logs(runner, interrupted, uninterrupted):
     shutil.copytree(interrupted[0].folder / "runs", runner.folder / "runs")
-    log = runner.folder / "runs/x/logs/rank_1.log"
+    log = runner.folder / "runs/x/logs/node_0.log"
     log.write_text("output of rank 1")
     again = runner.run_process("run.name=x", "parallelism.dp=2", "parallelism.zero=3")
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("complete at step 20") == 1
-    kept = [path.read_text() for path in log.parent.glob("rank_1.*.log")]
+    kept = [path.read_text() for path in log.parent.glob("node_0.*.log")]
     assert kept == ["output of rank 1"]
     assert [row["step"] for row in runner.rows("x", "metrics.jsonl")] == [*range(1, 21)]
     assert_close(runner.losses("x"), uninterrupted.losses("whole"))

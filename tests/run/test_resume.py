@@ -139,6 +139,7 @@ def test_stop_with_exit_code_3_at_a_loss_that_is_not_finite(runner):
     assert "not finite" in done.stdout
 
 
+@pytest.mark.slow
 def test_refuse_a_run_directory_that_is_in_use_and_train_without_a_reader(
     runner, refused, uninterrupted
 ):

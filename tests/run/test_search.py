@@ -31,4 +31,7 @@ def test_print_the_best_trial_that_has_not_diverged(runner, without_figures, cap
 def test_end_the_search_at_an_invalid_point(runner, refused):
     done = runner.run(*SEARCH, "parallelism.tp=3,5")
     refused(done, "does not divide")
-    refused(runner.run(*SEARCH, "hydra/launcher=slurm", "optimizer.lr=1e-3,2e-3"), "does not wait")
+    kubernetes = ("hydra/launcher=kubernetes", "hydra.launcher.image=x", "optimizer.lr=1e-3,2e-3")
+    refused(runner.run(*SEARCH, *kubernetes), "does not return the result of a trial")
+    asha = ("hydra.sweeper.asha_min_steps=5", "optimizer.lr=1e-3,2e-3")
+    refused(runner.run(*SEARCH, *asha), "set it to 0 with hydra/launcher=local")

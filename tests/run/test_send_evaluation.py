@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -84,11 +85,12 @@ def place(login: Login) -> Path:
 
 def test_submit_one_job_with_a_copy_of_the_code(login, place):
     sent = json.loads((place / "job.json").read_text())
-    words = [str(place / "code"), "hlat.evaluate", "runs/whole", "tasks=hlat_cr", "limit=7"]
+    (archive,) = place.glob("code-*.zip")
+    words = [str(archive), "hlat.evaluate", "runs/whole", "tasks=hlat_cr", "limit=7"]
     assert sent["commands"] == [[sys.executable, *words, "parallelism.tp=2"]]
     assert (sent["nodes"], sent["trains"]) == (1, False)
     assert sent["scores"] == str(login.folder / "runs/whole/evaluations")
-    assert (place / "code/conf/config.yaml").is_file()
+    assert "conf/config.yaml" in zipfile.ZipFile(archive).namelist()
 
     (login.programs / "queue").write_text("41|RUNNING|n1|None\n")
     asked = ("runs/whole", "tasks=hlat_cr", "limit=7", *SLURM)
@@ -111,7 +113,7 @@ def test_submit_one_job_with_a_copy_of_the_code(login, place):
     [
         (["runs/whole", *SLURM, "hydra.launcher.partitio=x"], "mean hydra.launcher.partition?"),
         (["runs/whole", *SLURM, "hydra.launcher.time=soon"], "hydra.launcher.time='soon' is no"),
-        (["runs/whole", *SLURM, "hydra.launcher.prune=true"], "an evaluation is one job"),
+        (["runs/whole", *SLURM, "hydra.launcher.prune=true"], "a command is one job"),
         (["runs/whole", "hydra/launcher=slrm"], "did you mean slurm?"),
         (["runs/whole", "hydra.launcher.jobs=2"], "hydra/launcher=local does not use"),
         (["runs/whole", *SLURM, "hydra.run.dir=x"], "hydra.run.dir= is not a setting"),

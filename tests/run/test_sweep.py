@@ -2,13 +2,30 @@
 
 import json
 import os
+import shlex
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hlat.report import __main__ as report
+
+SBATCH = f"""#!{sys.executable}
+import pathlib, re, sys
+if "--test-only" in sys.argv: sys.exit()
+array = re.search("--array=([0-9]+)-?([0-9]*)", pathlib.Path(sys.argv[-1]).read_text())
+queue = pathlib.Path("queue").read_text().splitlines()
+job = len(queue)
+low, high = (int(array[1]), int(array[2] or array[1])) if array else (0, 0)
+tasks = [f"{{job}}_{{task}}" for task in range(low, high + 1)] if array else [job]
+queue += [f"{{task}}|PENDING||Resources" for task in tasks]
+if len(queue) > int(pathlib.Path("limit").read_text()): sys.exit("sbatch: error: job limit")
+pathlib.Path("queue").write_text("\\n".join([*queue, ""]))
+print("Submitted batch job", job)
+"""
+"""Program that assigns the job numbers 0, 1 ... to jobs and tasks until a limit."""
 
 
 def _folders(runner):
@@ -126,6 +143,61 @@ def test_check_the_points_before_slurm(runner, refused, monkeypatch):
     assert not [*runner.folder.glob("runs/x/submissions/*")]
 
 
+NODES = ("hardware.processes_per_node=1", "hardware.nodes=1,2")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (NODES, "since hardware.nodes does not change the name of a run; add run.name='NAME-${h"),
+        (("hardware=cpu,trn1_32xl", *NODES), "hardware does not change the name of a run; set run"),
+        (("run.seed=1,1",), "run.seed=1]; remove the duplicate"),
+        (("hydra.launcher.nodes=1,2",), "did you mean hardware.nodes?"),
+        (
+            ("hydra.launcher.time=60,120",),
+            "all points of a sweep have the same hydra.launcher.time",
+        ),
+        (("hydra.launcher.options.qos=x",), "write +hydra.launcher.options.qos=VALUE"),
+    ],
+)
+def test_refuse_points_with_advice(words, problem, runner, refused):
+    refused(runner.run("-m", "hydra/launcher=slurm", *words), problem)
+
+
+def test_complete_an_interrupted_submission_to_slurm(runner, monkeypatch):
+    programs, limit = runner.folder / "programs", runner.folder / "limit"
+    programs.mkdir()
+    for name, script in (("sbatch", SBATCH), ("squeue", "#!/bin/sh\ncat queue"), ("srun", "")):
+        (programs / name).write_text(script)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
+    (runner.folder / "queue").touch()
+    limit.write_text("1")
+    words = ("-m", "hydra/launcher=slurm", "run.name=a,b")
+    done = runner.run(*words)
+    assert done.returncode == 2
+    problem, advice, command = done.stderr.splitlines()[-3:]
+    assert "sbatch: error: job limit" in problem
+    assert advice == "hlat: submitted 1 of 2 jobs; submit the others with"
+    assert done.stdout.count(" trains runs/") == 1
+    assert not (runner.folder / "runs/b").exists()
+    limit.write_text("9")
+    done = runner.run(*shlex.split(command)[3:], small=False)
+    assert done.returncode == 0, done.stderr
+    first, second, _, total, listing = done.stdout.splitlines()
+    assert first == "[0] job 0_0 of runs/a exists: PENDING"
+    assert second.startswith("[1] job 1 trains runs/b")
+    assert total == "submitted 1 of 2 jobs; 1 exist"
+    log = runner.folder / shlex.split(listing)[-1] / "sweep.jsonl"
+    points = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [point["job"] for point in points] == ["0_0", "0_0", "1"]
+    archives = [*runner.folder.rglob("*.zip")]
+    assert [path.parent for path in archives] == [log.parent]
+    changed = runner.run(*words, "run.steps=3")
+    assert changed.returncode == 2
+    assert changed.stderr.count("is PENDING; cancel it with hlat jobs cancel") == 2
+
+
 def test_refuse_slurm_for_precompile(hlat):
     done = hlat("precompile", "hydra/launcher=slurm", "-m")
     assert done.returncode == 2
@@ -136,6 +208,7 @@ def test_refuse_a_study_without_multirun(runner, refused):
     refused(runner.run("+sweep=beta2"), "optimizer.beta2, precision, run.seed are not set; add -m")
 
 
+@pytest.mark.slow
 def test_sigint_saves_the_point_and_stops_the_sweep(runner):
     sweep = runner.start("-m", "optimizer.lr=1e-3,2e-3")
     rows = []

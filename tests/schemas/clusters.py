@@ -1,6 +1,6 @@
 """Reads clusters' configurations as ParallelCluster would, and tells what it says of each.
 
-    python clusters.py CLUSTER.yaml...
+    python clusters.py CLUSTER.yaml... INSTANCE_TYPE...
 
 Runs in .venv-schemas: its schema, its validators, and the CloudFormation template that it makes of
 the file. AWS is played by moto, in this process; every connection to elsewhere is refused. moto has
@@ -21,6 +21,7 @@ from pathlib import Path
 import boto3
 import yaml
 from marshmallow import ValidationError
+from moto import mock_aws
 
 IMAGE = {
     "ami_id": "ami-0123456789abcdef0",
@@ -30,6 +31,9 @@ IMAGE = {
     "root_device_type": "ebs",
 }
 """The only image in the world: ParallelCluster's own."""
+BLOCK = "cr-0123456789abcdef0"
+NOT_OFFERED = ["trn2u.48xlarge"]
+"""Types that moto describes and offers in no region."""
 UNANSWERED = {
     *("AdditionalIamPolicyValidator", "ComputeResourceLaunchTemplateValidator"),
     *("HeadNodeLaunchTemplateValidator", "KeyPairValidator"),
@@ -65,9 +69,15 @@ def make_world(text: str, region: str) -> str:
     for i, name in enumerate(sorted(set(re.findall(r"subnet-\w+", text)))):
         block = f"10.0.{16 * i}.0/20"
         made = ec2.create_subnet(VpcId=vpc, CidrBlock=block, AvailabilityZone=f"{region}c")
-        text = text.replace(name, made["Subnet"]["SubnetId"])
+        text = re.sub(rf"{name}\b", made["Subnet"]["SubnetId"], text)  # moto draws ids
     for name in set(re.findall(r"KeyName: ([\w-]+)\n", text)):
         ec2.create_key_pair(KeyName=name)
+    for name in set(re.findall(r"sg-\w+", text)):
+        made = ec2.create_security_group(GroupName=name, Description=name, VpcId=vpc)
+        text = text.replace(name, made["GroupId"])
+    for name in set(re.findall(r":secret:([\w-]+)-", text)):
+        arn = boto3.client("secretsmanager").create_secret(Name=name, SecretString="x")["ARN"]
+        text = re.sub(r"arn:\S+:secret:\S+", arn, text)
     for bucket, key in set(re.findall(r"s3://([^/\s]+)/(\S+)", text)):
         if bucket not in [b["Name"] for b in s3.list_buckets()["Buckets"]]:
             where = {"LocationConstraint": region}
@@ -76,9 +86,41 @@ def make_world(text: str, region: str) -> str:
     return text
 
 
+def make_reservation(plain: dict, region: str) -> None:
+    """Make the capacity reservation of the nodes known, as moto has none.
+
+    BLOCK is the id of a capacity block; all other ids, and those of a group, are on demand.
+    """
+    from pcluster.aws.aws_api import AWSApi
+    from pcluster.aws.aws_resources import CapacityReservationInfo
+
+    (nodes,) = plain["Scheduling"]["SlurmQueues"][0]["ComputeResources"]
+    if (target := nodes.get("CapacityReservationTarget")) is None:
+        return
+    api = AWSApi.instance()
+    name = target.get("CapacityReservationId", "cr-0of0a0group")
+    api.ec2.capacity_reservations_cache[name] = CapacityReservationInfo(
+        {
+            "CapacityReservationId": name,
+            "CapacityReservationArn": f"arn:aws:ec2:{region}:123456789012:capacity-reservation/{name}",
+            "InstanceType": nodes["InstanceType"],
+            "InstancePlatform": "Linux/UNIX",
+            "AvailabilityZone": f"{region}c",
+            "ReservationType": "capacity-block" if name == BLOCK else "default",
+            "State": "active",
+            "TotalInstanceCount": 4,
+            "AvailableInstanceCount": 4,
+        }
+    )
+    pool = {
+        "GroupConfiguration": {"Configuration": [{"Type": "AWS::EC2::CapacityReservationPool"}]}
+    }
+    api.resource_groups.get_capacity_reservation_ids_from_group_resources = lambda group: [name]
+    api.resource_groups.get_group_configuration = lambda group: pool
+
+
 def examine(file: Path) -> dict[str, object]:
     """Return what the schema and the validators say, and what would be started."""
-    from moto import mock_aws
     from pcluster.aws.aws_api import AWSApi
     from pcluster.config.common import TypeMatchValidatorsSuppressor
     from pcluster.schemas.cluster_schema import ClusterSchema
@@ -89,6 +131,10 @@ def examine(file: Path) -> dict[str, object]:
         AWSApi.reset()
         try:
             plain = yaml.safe_load(make_world(text, region))
+            make_reservation(plain, region)
+            ec2 = AWSApi.instance().ec2
+            offered = [*ec2.list_instance_types(), *NOT_OFFERED]
+            ec2.list_instance_types = lambda: offered
             config = ClusterSchema(cluster_name="hlat").load(plain)
         except ValidationError as error:
             return {"schema": error.messages}
@@ -117,9 +163,37 @@ def started(config: object, region: str) -> dict[str, object]:
         if resource["Type"] == "AWS::EC2::LaunchTemplate"
     ]
     kinds = [interface.get("InterfaceType") for interface in template["NetworkInterfaces"]]
-    return {"interfaces": kinds, "placed": "GroupName" in template["Placement"]}
+    return {
+        "interfaces": kinds,
+        "placed": "GroupName" in template.get("Placement", {}),
+        "reservation": template.get("CapacityReservationSpecification"),
+        "market": template.get("InstanceMarketOptions"),
+    }
+
+
+def describe(instance_type: str) -> dict[str, object]:
+    """Return what EC2 has on one of its types, of the figures that hlat has too."""
+    with mock_aws():
+        ec2 = boto3.client("ec2", region_name="us-east-2")
+        (found,) = ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
+    chips = found.get("GpuInfo", {}).get("Gpus") or found.get("NeuronInfo", {}).get("NeuronDevices")
+    return {
+        "chips": sum(chip["Count"] for chip in chips) if chips else None,
+        "efa": found["NetworkInfo"]["EfaInfo"]["MaximumEfaInterfaces"],
+        "blocks": "capacity-block" in found["SupportedUsageClasses"],
+        "memory_gib": found["MemoryInfo"]["SizeInMiB"] / 1024,
+        "vcpus": found["VCpuInfo"]["DefaultVCpus"],
+        "placed": "cluster" in found["PlacementGroupInfo"]["SupportedStrategies"],
+    }
 
 
 if __name__ == "__main__":
     isolate()
-    print(json.dumps([examine(Path(file)) for file in sys.argv[1:]]))
+    print(
+        json.dumps(
+            [
+                examine(Path(word)) if word.endswith(".yaml") else describe(word)
+                for word in sys.argv[1:]
+            ]
+        )
+    )

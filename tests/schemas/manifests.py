@@ -4,7 +4,8 @@
 
 Runs in .venv-schemas. JobSet: the models of kubeflow_trainer_api. PyTorchJob: those of
 kubeflow-training. What lies within them, jobs and pods, and all else: the JSON schemas of
-Kubernetes that kubernetes-validate brings, where an unknown field is an error.
+Kubernetes that kubernetes-validate brings, where an unknown field is an error. PodGroup: only its
+metadata, as none of these packages has its schema.
 """
 
 import json
@@ -24,7 +25,8 @@ VERSION = "1.34"
 def problems(document: dict[str, Any]) -> list[str]:
     """Return what is wrong with a document."""
     try:
-        return {"JobSet": jobset, "PyTorchJob": pytorch_job}.get(document["kind"], known)(document)
+        checks = {"JobSet": jobset, "PyTorchJob": pytorch_job, "PodGroup": pod_group}
+        return checks.get(document["kind"], known)(document)
     except Exception as error:  # each library has its own
         return [f"{type(error).__name__}: {error}"]
 
@@ -46,6 +48,12 @@ def pytorch_job(document: dict[str, Any]) -> list[str]:
         for replicas in document["spec"]["pytorchReplicaSpecs"].values()
         for problem in known({"apiVersion": "v1", "kind": "PodTemplate", "template": pod(replicas)})
     ]
+
+
+def pod_group(document: dict[str, Any]) -> list[str]:
+    """Check the metadata; tests/unit/launchers compares the rest with the plugin's documentation."""
+    metadata = document["metadata"]
+    return known({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata})
 
 
 def pod(replicas: dict[str, Any]) -> dict[str, Any]:

@@ -9,18 +9,34 @@ import pytest
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden/manifests"
 RECORDS = sorted(GOLDEN.glob("*.yaml"))
+JOBSET, PYTORCH_JOB = "trn1_32xl_JobSet", "trn1_32xl_PyTorchJob"
 BROKEN = {
-    "a field that JobSet has not": ("JobSet", "maxRestarts", "maxRestart", "maxRestart is unknown"),
-    "a field that a job has not": ("JobSet", "parallelism", "paralelism", "'paralelism' was"),
-    "a field that a pod has not": ("PyTorchJob", "workingDir", "workDir", "workDir"),
+    "a field that JobSet has not": (JOBSET, "maxRestarts", "maxRestart", "maxRestart is unknown"),
+    "a field that a job has not": (JOBSET, "parallelism", "paralelism", "'paralelism' was"),
+    "a field that a pod has not": (PYTORCH_JOB, "workingDir", "workDir", "workDir"),
     "a field that PyTorchJob has not": (
-        "PyTorchJob",
+        PYTORCH_JOB,
         "backoffLimit",
         "backof",
         "backof is unknown",
     ),
-    "a number in words": ("JobSet", "completions: 4", "completions: four", "four"),
-    "a text that is none": ("JobSet", "value: '64'", "value: 64", "64"),
+    "a number in words": (JOBSET, "completions: 4", "completions: four", "four"),
+    "a text that is none": (JOBSET, "value: '64'", "value: 64", "64"),
+    "a lifetime that JobSet has not": ("settings_JobSet", "ttlSeconds", "ttlMinutes", "ttlMinutes"),
+    "a lifetime that PyTorchJob has not": (
+        "settings_PyTorchJob",
+        "ttlSeconds",
+        "ttlMinutes",
+        "ttlMinutes",
+    ),
+    "a secret that a pod has not": ("settings_JobSet", "secretKeyRef", "secretRef", "secretRef"),
+    "an affinity that a pod has not": (
+        "settings_PyTorchJob",
+        "nodeSelectorTerms",
+        "nodeTerms",
+        "node_selector_terms",
+    ),
+    "a label that is no text": ("settings_JobSet", "team: nlp", "team: 7", "7"),
 }
 
 
@@ -28,9 +44,9 @@ BROKEN = {
 def told(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
     """What is wrong with every record and every broken one, by name."""
     files = {file.stem: file for file in RECORDS}
-    for name, (kind, old, new, _) in BROKEN.items():
+    for name, (record, old, new, _) in BROKEN.items():
         files[name] = tmp_path_factory.mktemp("broken") / "manifest.yaml"
-        text = (GOLDEN / f"trn1_32xl_{kind}.yaml").read_text()
+        text = (GOLDEN / f"{record}.yaml").read_text()
         assert old in text
         files[name].write_text(text.replace(old, new))
     words = [schemas / "python", HERE / "manifests.py", *files.values()]

@@ -11,7 +11,12 @@ from hlat.config import compose
 compose.register_configs()
 from hydra_plugins.hlat_launchers._job_spec import NODE_TYPES  # noqa: E402 (known from now)
 
+pytestmark = pytest.mark.xdist_group("parallelcluster")  # one worker starts its code
 HERE = Path(__file__).parent
+PRESETS = (
+    *("trn1_32xl", "trn1n_32xl", "trn2_48xl", "trn2u_48xl"),
+    *("a100_p4d", "h100_p5", "h200_p5e", "h200_p5en"),
+)
 CLUSTERS = sorted((HERE.parent / "golden/clusters").glob("*.yaml"))
 SCRIPTS = sorted((HERE.parent.parent / "launchers/parallelcluster").glob("*.sh"))
 BROKEN = {
@@ -20,31 +25,51 @@ BROKEN = {
     "a setting of Slurm that is its own": ("HealthCheckInterval", "Prolog", "not allowed: Prolog"),
     "fewer nodes at most than at least": ("MinCount: 4", "MinCount: 5", "Max count"),
 }
+BLOCK = "h200_p5e_capacity_block"
+BROKEN_BLOCKS = {
+    "a reservation that is no block": ("cr-0123456789abcdef0", "cr-9", "is not a Capacity Block"),
+    "a password instead of a secret": (
+        "PasswordSecretArn: arn:",
+        "PasswordSecretArn: hunter2:",
+        "does not match expected pattern",
+    ),
+    "a database with a scheme": ("Uri: db", "Uri: mysql://db", "do not provide a scheme"),
+    "a placement group in a block": (
+        "Enabled: false",
+        "Enabled: true",
+        "PlacementGroupCapacityTypeValidator",
+    ),
+}
 
 
 @pytest.fixture(scope="module")
 def said(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
     """What ParallelCluster says of every cluster and of every broken one, by name."""
     files = {file.stem: file for file in CLUSTERS}
-    for name, (old, new, _) in BROKEN.items():
+    for name, (old, new, _) in (BROKEN | BROKEN_BLOCKS).items():
         files[name] = tmp_path_factory.mktemp("broken") / "cluster.yaml"
-        text = CLUSTERS[0].read_text()
+        record = files[BLOCK] if name in BROKEN_BLOCKS else CLUSTERS[0]
+        text = record.read_text()
         assert old in text
         files[name].write_text(text.replace(old, new))
     done = subprocess.run(
-        [schemas / "python", HERE / "clusters.py", *files.values()],
+        [schemas / "python", HERE / "clusters.py", *files.values(), *NODE_TYPES],
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    return dict(zip(files, json.loads(done.stdout), strict=True))
+    return dict(zip((*files, *NODE_TYPES), json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize("file", CLUSTERS, ids=lambda file: file.stem)
 def test_it_starts_nodes_side_by_side_with_efa_on_every_card(file: Path, said) -> None:
-    told = said[file.stem]
-    assert told["noted"] == ["DeletionPolicyValidator"], told  # that the file system is kept
-    assert told["placed"]
+    told, text = said[file.stem], file.read_text()
+    is_reserved = "CapacityReservationTarget" in text
+    noted = ["DeletionPolicyValidator"]  # that the file system is kept
+    if is_reserved and "CAPACITY_BLOCK" not in text:
+        noted.append("EfaPlacementGroupValidator")  # that the reservation needs a placement group
+    assert told["noted"] == noted, told
+    assert told["placed"] is not is_reserved  # a reservation has its own placement
     (kind,) = [
         kind for name, kind in NODE_TYPES.items() if f"InstanceType: {name}\n" in file.read_text()
     ]
@@ -52,9 +77,35 @@ def test_it_starts_nodes_side_by_side_with_efa_on_every_card(file: Path, said) -
     assert len(efa) == kind.num_efa_interfaces
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("file", CLUSTERS, ids=lambda file: file.stem)
+def test_it_starts_nodes_in_the_reservation(file: Path, said) -> None:
+    text = file.read_text()
+    target = (said[file.stem]["reservation"] or {}).get("CapacityReservationTarget")
+    market = {"MarketType": "capacity-block"} if "CAPACITY_BLOCK" in text else None
+    assert said[file.stem]["market"] == market
+    if "CapacityReservationId" in text:
+        assert target == {"CapacityReservationId": "cr-0123456789abcdef0"}
+    elif "CapacityReservationResourceGroupArn" in text:
+        arn = "arn:aws:resource-groups:us-east-2:123456789012:group/training"
+        assert target == {"CapacityReservationResourceGroupArn": arn}
+    else:
+        assert target is None
+
+
+@pytest.mark.parametrize("name", BROKEN | BROKEN_BLOCKS)
 def test_it_tells_what_is_wrong(name: str, said) -> None:
-    assert BROKEN[name][2] in json.dumps(said[name])
+    assert (BROKEN | BROKEN_BLOCKS)[name][2] in json.dumps(said[name])
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_ec2_has_the_same_figures(preset: str, said, compose) -> None:
+    hardware = compose(f"hardware={preset}").hardware
+    node_type, found = NODE_TYPES[hardware.name], said[hardware.name]
+    assert found["chips"] in (node_type.num_chips, None)  # None: moto has no chips of trn2u
+    assert found["efa"] == node_type.num_efa_interfaces
+    assert found["blocks"] == node_type.has_capacity_blocks
+    assert found["placed"]
+    assert (found["memory_gib"], found["vcpus"]) == (hardware.host_memory_gib, hardware.vcpus)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

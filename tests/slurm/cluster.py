@@ -17,11 +17,11 @@ from pathlib import Path
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "squeue", "srun", "unshare")
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-_MARK = "# hlat-test-slurm"
 _CONF = """\
 ClusterName=hlat
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={port}
 SlurmUser=root
 SlurmdUser=root
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
@@ -56,7 +56,8 @@ PartitionName=train Nodes={train} Default=YES MaxTime=INFINITE State=UP Priority
 PartitionName=urgent Nodes={train} MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 PartitionName=background Nodes={background} MaxTime=INFINITE State=UP
 """
-"""cred_expire is also how long a requeued job waits, from 5 on; SlurmdTimeout how long a node may
+"""FirstJobId is not that of another cluster on this machine, since the port of a run depends on its
+job; cred_expire is also how long a requeued job waits, from 5 on; SlurmdTimeout how long a node may
 be silent; KillWait how long a cancelled process may save."""
 
 
@@ -90,6 +91,7 @@ class Cluster:
         self.environment = os.environ | {"SLURM_CONF": str(self.conf), "PATH": _PATH}
         for name in [name for name in self.environment if name.startswith(("SLURM_J", "SBATCH_"))]:
             del self.environment[name]
+        self._host_mark = f"# hlat-test-slurm {folder}\n"
         self._munged: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Cluster":
@@ -112,7 +114,7 @@ class Cluster:
             self._munged.wait()
         hosts = Path("/etc/hosts")
         lines = hosts.read_text().splitlines(keepends=True)
-        hosts.write_text("".join(line for line in lines if _MARK not in line))
+        hosts.write_text("".join(line for line in lines if not line.endswith(self._host_mark)))
 
     def run(self, *words: str, check: bool = True) -> str:
         """Return the output of a command."""
@@ -144,6 +146,16 @@ class Cluster:
                         os.kill(int(process.name), signal.SIGKILL)
         pid.unlink(missing_ok=True)
 
+    def start_controller(self) -> None:
+        """Start slurmctld with the state of an earlier one."""
+        self.run("slurmctld", "-i", "-f", str(self.conf))
+
+    def stop_controller(self) -> None:
+        """Stop slurmctld, which saves its state."""
+        pid = int((self.folder / "slurmctld.pid").read_text())
+        os.kill(pid, signal.SIGTERM)
+        self.wait_until(60, "slurmctld ends", lambda: not Path(f"/proc/{pid}").exists())
+
     def wait_until(self, seconds: float, condition: str, holds) -> None:
         """Wait for a condition; raise AssertionError with the state of the cluster after a time."""
         deadline = time.monotonic() + seconds
@@ -167,9 +179,10 @@ class Cluster:
         host = socket.gethostname()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        names = [name for name in (host, *self.names) if _address(name) != "127.0.0.1"]
+        # Another cluster on this machine may remove its lines for the same names
+        names = self.names if _address(host) == "127.0.0.1" else [host, *self.names]
         with Path("/etc/hosts").open("a") as hosts:
-            hosts.writelines(f"127.0.0.1 {name} {_MARK}\n" for name in names)
+            hosts.writelines(f"127.0.0.1 {name} {self._host_mark}" for name in names)
         key = self.folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -201,7 +214,7 @@ class Cluster:
             stderr=subprocess.DEVNULL,
         )
         self.wait_until(60, "munge", (self.folder / "munge.socket").exists)
-        self.run("slurmctld", "-i", "-f", str(self.conf))
+        self.start_controller()
         for name in self.names:
             self.power_on(name)
         self.wait_until_idle(*self.names)

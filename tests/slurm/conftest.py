@@ -2,8 +2,10 @@
 
 import json
 import os
+import pwd
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ TWO_NODES = (
     "hardware.processes_per_node=1",
     "parallelism.tp=2",
 )
+USER = os.environ.get("HLAT_TEST_USER")
+"""Name of an ordinary user who submits the jobs instead of root, such as nobody. The user must be
+able to run this Python and to search the directory of --basetemp."""
 _REASON = missing()
 
 
@@ -33,9 +38,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=_REASON))
 
 
+def share(folder: Path) -> None:
+    """Let the ordinary user of these tests, if there is one, read a folder of pytest."""
+    if USER is not None:
+        for path in (folder, *folder.parents):
+            if path == Path(tempfile.gettempdir()):
+                break
+            path.chmod(0o755)
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("cluster"), num_train=3, num_background=3) as up:
+    folder = tmp_path_factory.mktemp("cluster")
+    share(folder)
+    with Cluster(folder, num_train=3, num_background=4) as up:
         yield up
 
 
@@ -46,20 +62,46 @@ class Login:
         self.cluster, self.folder, self.small = cluster, folder, small
         path = f"{REPOSITORY}{os.pathsep}{folder}"
         self.environment = cluster.environment | {"PYTHONPATH": path}
+        self._identity: dict[str, Any] = {}
+        if USER is not None:
+            user = pwd.getpwnam(USER)
+            self._identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            self.environment |= {"HOME": str(folder)}
+            os.chown(folder, user.pw_uid, user.pw_gid)
+            data_root = next(word for word in small if word.startswith("data.root="))
+            for path in (folder, Path(data_root.removeprefix("data.root="))):
+                share(path)
         self.inject("")
 
     def inject(self, code: str) -> None:
         """Start every Python process of this user, on any node, with some code."""
         (self.folder / "sitecustomize.py").write_text(f"{SKIP_FIGURES}\n{code}")
 
+    def wrap(self, program: str, script: str) -> None:
+        """Run a shell script before each command of Slurm with this name, in jobs as well."""
+        found = self.cluster.run("which", program).strip()
+        path = self.folder / "bin" / program
+        if not path.parent.exists():
+            path.parent.mkdir()
+            self.environment["PATH"] = f"{path.parent}{os.pathsep}{self.environment['PATH']}"
+        path.write_text(f'#!/bin/sh\n{script}\nexec {found} "$@"\n')
+        path.chmod(0o755)
+
     def python(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return self._run([sys.executable, "-m", *words])
+
+    def shell(self, command: str) -> "subprocess.CompletedProcess[str]":
+        return self._run(["sh", "-c", command])
+
+    def _run(self, command: list[str]) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [sys.executable, "-m", *words],
+            command,
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
             text=True,
             timeout=600,
+            **self._identity,
         )
 
     def send(self, *words: str) -> "subprocess.CompletedProcess[str]":

@@ -1,18 +1,19 @@
 """Jobs on a real Slurm: complete ones, and those that are preempted, cancelled or lose a node."""
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.run.conftest import REPOSITORY
 from tests.run.test_processes import WAIT_IN_STEP_7
 from tests.slurm.cluster import Cluster
-from tests.slurm.conftest import TWO_NODES, Login
+from tests.slurm.conftest import TWO_NODES, USER, Login
 
 FIRST_ATTEMPT = 'if "RANK" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:'
 WAIT_IN_FIRST_ATTEMPT = WAIT_IN_STEP_7.replace('if "RANK" in os.environ:', FIRST_ATTEMPT)
+HANG_IN_FIRST_ATTEMPT = WAIT_IN_FIRST_ATTEMPT.replace(" and handlers[-1].signal_name is None", "")
 WRONG_IN_FIRST_ATTEMPT = f"""
 import os
 {FIRST_ATTEMPT}
@@ -48,11 +49,26 @@ def unhealthy(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
     login.cancel_jobs()
 
 
+@pytest.fixture(scope="module")
+def excluded(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
+    """Yield the user of run x, whose first node computes wrong products and is not drained.
+
+    scontrol is slow, so Slurm's SIGTERM arrives while it runs.
+    """
+    login = Login(cluster, tmp_path_factory.mktemp("excluded"), small)
+    login.inject(WRONG_IN_FIRST_ATTEMPT)
+    login.wrap("scontrol", 'case "$*" in *NodeName=*) exit 1;; *ExcNodeList=*) sleep 2;; esac')
+    done = login.send("run.name=x", BACKGROUND)
+    assert done.returncode == 0, done.stderr
+    yield login
+    login.cancel_jobs()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def background_runs(request: pytest.FixtureRequest) -> None:
     """Start the runs that wait for Slurm for most of their time before the first test."""
     used = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    for name in ("limited", "unhealthy"):
+    for name in ("limited", "unhealthy", "excluded"):
         if name in used:
             request.getfixturevalue(name)
 
@@ -66,6 +82,7 @@ def test_train_on_two_nodes_bitwise_as_in_two_processes(whole, login):
     assert whole.losses("whole") == login.losses("here")
 
 
+@pytest.mark.slow
 def test_submit_a_sweep_and_resubmit_its_failed_point(login):
     own = login.folder / "own/experiment/own.yaml"
     own.parent.mkdir(parents=True)
@@ -103,7 +120,8 @@ def test_submit_a_sweep_and_resubmit_its_failed_point(login):
     assert checkpoints == ["step_00000020"], "the experiment was deleted after the submission"
     assert "complete at step 20" in login.jobs("logs", sweep)
     assert "complete at step 20" in login.jobs("logs", "--follow", str(log.parents[2]))
-    assert login.jobs("resubmit", "--failed", sweep).count(" trains ") == 1
+    assert "is DIVERGED; to submit it again" in login.jobs("resubmit", "--failed", sweep)
+    login.jobs("resubmit", str(login.folder / "runs" / rows()[1][0]))
     again = rows()
     assert (again[0][1], again[1][1] == diverged) == (complete, False)
     assert "cancelled job" in login.jobs("cancel", sweep)
@@ -116,7 +134,21 @@ def test_submit_nothing_if_slurm_rejects_a_point(login):
     assert done.returncode == 2
     assert "Slurm rejects the job" in done.stderr
     assert "nowhere" in done.stderr or "partition" in done.stderr
-    assert not list(login.folder.glob("runs/x/submissions/*"))
+    assert not (login.folder / "runs/x").exists()
+
+
+@pytest.mark.slow  # tests/unit/jobs has the message
+def test_name_the_option_that_slurm_rejects(login):
+    done = login.send("run.name=x", "+hydra.launcher.options.foo=1")
+    assert done.returncode == 2
+    assert "Slurm rejects the job: sbatch: unrecognized option '--foo=1'" in done.stderr
+
+
+def test_a_closed_pipe_does_not_interrupt_a_submission(login):
+    words = [sys.executable, "-m", "hlat.train", "-m", "hydra/launcher=slurm", *login.small]
+    words += ["run.name=a,b,c", "+hydra.launcher.options.hold=true"]
+    login.shell(f"{shlex.join(words)} | head -n 1")
+    assert len(login.jobs().splitlines()) == 4
 
 
 @pytest.mark.slow  # a run is requeued at its time limit below
@@ -192,29 +224,20 @@ def test_resume_on_other_nodes_after_a_node_has_failed(login, uninterrupted, rep
         assert row == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.slow  # root drains the node below
-def test_exclude_nodes_from_the_next_attempt_without_permission_to_drain(login):
-    python = (
-        "import os; from hlat.jobs import slurm_commands; "
-        "slurm_commands.requeue_job(os.environ['SLURM_JOB_ID'], [os.environ['SLURMD_NODENAME']])"
-    )
-    script = login.folder / "job.sh"
-    script.write_text(
-        "#!/bin/bash\n"
-        "#SBATCH --output=out --error=err --open-mode=append --requeue\n"
-        "echo $SLURMD_NODENAME\n"
-        f'[ -n "$SLURM_RESTART_COUNT" ] || {{ trap "" TERM; {sys.executable} -c "{python}"; sleep 600; }}\n'
-    )
-    login.cluster.run(
-        "sbatch", f"--chdir={login.folder}", f"--export=ALL,PYTHONPATH={REPOSITORY}", str(script)
-    )
-    out = login.folder / "out"
-
-    def nodes() -> list[str]:
-        return out.read_text().split() if out.exists() else []
-
-    login.cluster.wait_until(180, "it ran twice", lambda: len(nodes()) == 2)
-    assert len({*nodes()}) == 2
+@pytest.mark.slow  # tests/unit/jobs resubmits without Slurm
+def test_resubmit_a_run_with_its_dependency(login):
+    words = ("sbatch", "--parsable", "--hold", "--wrap=true", f"--chdir={login.folder}")
+    first = login.cluster.run(*words).strip()
+    login.send("run.name=x", f"+hydra.launcher.options.dependency='afterok:{first}'")
+    assert login.shown("x")["Dependency"] == f"afterok:{first}(unfulfilled)"
+    login.jobs("cancel", "runs/x")
+    login.wait_for("x", "CANCELLED")
+    login.wrap("squeue", "exit")  # as if Slurm had deleted its record
+    assert login.jobs("runs/x").splitlines()[1].split()[2] == "CANCELLED"
+    assert "runs/x is CANCELLED" in login.jobs("resubmit", "--failed", "runs/x")
+    login.jobs("resubmit", "runs/x")
+    assert len(login.rows("x", "submissions/1/receipts.jsonl")) == 2
+    assert login.shown("x")["Dependency"] == f"afterok:{first}(unfulfilled)"
 
 
 @pytest.mark.slow  # the sweep resubmits a run that diverged
@@ -228,20 +251,78 @@ def test_do_not_restart_a_refused_run_and_resubmit_it(login):
     assert len(login.rows("x", "submissions/1/receipts.jsonl")) == 2
 
 
+def first_nodes(login: Login) -> str:
+    rows = login.rows("x", "submissions/1/attempts.jsonl")
+    return next(row["nodes"] for row in rows if row["event"] == "start")
+
+
+@pytest.mark.slow  # waits for Slurm; tests/unit/jobs has the timeout
+def test_requeue_a_run_that_hangs_at_its_time_limit(login, uninterrupted):
+    login.inject(HANG_IN_FIRST_ATTEMPT)
+    assert login.send("run.name=x", "hydra.launcher.signal_s=5").returncode == 0
+    login.wait_for_step("x", 6)
+    login.cluster.run("scancel", "--batch", "--signal=USR2", login.shown("x")["JobId"])
+    shown = login.wait_for("x", "COMPLETED", "FAILED", seconds=120)
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
+    assert "has not stopped before its time limit" in login.log("x")
+    assert login.losses("x") == uninterrupted.losses("whole")
+
+
+@pytest.mark.slow  # waits for Slurm; tests/unit/jobs has the intervals
+def test_restart_after_slurmctld_was_unavailable(login, uninterrupted):
+    login.inject(WAIT_IN_FIRST_ATTEMPT)
+    assert login.send("run.name=x").returncode == 0
+    login.wait_for_step("x", 6)
+    login.cluster.stop_controller()
+    try:
+        attempt = f"hlat.jobs.attempt {login.folder}/runs/x/"
+        login.cluster.run("pkill", "-USR2", "-f", attempt)
+        login.cluster.wait_until(180, "a retry", lambda: "trying again in" in login.log("x"))
+    finally:
+        login.cluster.start_controller()
+    shown = login.wait_for("x", "COMPLETED", "FAILED")
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
+    assert login.losses("x") == uninterrupted.losses("whole")
+
+
 @pytest.mark.slow  # waits for Slurm
+def test_exclude_an_unhealthy_node_without_permission_to_drain_it(excluded, uninterrupted):
+    shown = excluded.wait_for("x", "COMPLETED", "FAILED")
+    assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
+    assert shown["ExcNodeList"] == first_nodes(excluded) != shown["NodeList"]
+    assert excluded.losses("x") == uninterrupted.losses("whole")
+
+
+@pytest.mark.slow  # waits for Slurm
+@pytest.mark.skipif(USER is not None, reason="an ordinary user cannot drain nodes")
 def test_drain_an_unhealthy_node_and_train_on_another(unhealthy, uninterrupted):
-    shown = unhealthy.wait_for("x", "COMPLETED", "FAILED")
-    starts = [
-        row
-        for row in unhealthy.rows("x", "submissions/1/attempts.jsonl")
-        if row["event"] == "start"
-    ]
-    first = starts[0]["nodes"]
+    (row,) = json.loads(unhealthy.jobs("runs/x", "--wait", "--json"))
+    shown = unhealthy.shown("x")
+    assert (row["state"], row["attempt"], row["step"]) == ("COMPLETED", 2, 20)
+    first = first_nodes(unhealthy)
     assert "Reason=hlat: unhealthy" in unhealthy.cluster.run("scontrol", "show", "node", first)
     unhealthy.cluster.run("scontrol", "update", f"NodeName={first}", "State=RESUME")
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
     assert shown["NodeList"] != first
     assert unhealthy.losses("x") == uninterrupted.losses("whole")
+
+
+@pytest.mark.slow  # waits for Slurm; tests/unit/jobs has the rule
+def test_end_a_run_that_stops_twice_before_its_first_step(login):
+    login.inject('import os, time\nif "RANK" in os.environ: time.sleep(600)')
+    assert login.send("run.name=x").returncode == 0
+    for attempt in (1, 2):
+
+        def there(attempt=attempt) -> bool:
+            rows = login.rows("x", "submissions/1/attempts.jsonl")
+            return bool(rows) and (rows[-1]["event"], rows[-1]["attempt"]) == ("start", attempt)
+
+        login.cluster.wait_until(60, f"attempt {attempt} has started", there)
+        login.cluster.run("scancel", "--batch", "--signal=USR2", login.shown("x")["JobId"])
+    shown = login.wait_for("x", "FAILED", "COMPLETED")
+    assert (shown["ExitCode"], shown["Restarts"]) == ("75:0", "1")
+    assert "is not restarted: two attempts in a row made no progress" in login.log("x")
+    assert login.jobs("runs/x").splitlines()[1].split()[2] == "INTERRUPTED"
 
 
 @pytest.mark.slow  # waits for the time limit

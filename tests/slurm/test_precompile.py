@@ -40,7 +40,7 @@ def compiler(login, tmp_path):
     environment = login.environment
     environment["PATH"] = f"{tool.parent}:{environment['PATH']}"
     environment["DISKS"] = str(tmp_path / "disks")
-    environment["FAKE_SWAP"] = ">".join(ENGINES)
+    environment["NEURON_FAKE_SWAP"] = ">".join(ENGINES)
     return login
 
 
@@ -80,16 +80,35 @@ def test_compile_on_all_nodes_before_the_run_starts(compiler, uninterrupted, tmp
 
 @pytest.mark.slow  # a compilation that succeeds runs before the run above
 def test_cancel_the_run_if_its_compilation_fails_and_resubmit_both(compiler):
-    compiler.environment["FAKE_FAILS"] = "evaluate"
-    del compiler.environment["FAKE_SWAP"]
+    compiler.environment["NEURON_FAKE_FAILS"] = "evaluate"
+    del compiler.environment["NEURON_FAKE_SWAP"]
     assert compiler.send("run.name=x", "run.steps=2", *NXD).returncode == 0
     compiler.wait_for("x", "CANCELLED", submission=2)
     assert compiler.jobs("runs/x").splitlines()[1].endswith("compiles before: FAILED")
     assert not times(compiler, 2, "start")
-    del compiler.environment["FAKE_FAILS"]
+    del compiler.environment["NEURON_FAKE_FAILS"]
     assert "after its compile job" in compiler.jobs("resubmit", "--failed", "runs/x")
     compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert compiler.jobs("runs/x").splitlines()[1].split()[2] == "COMPLETED"
     assert "after its compile job" not in compiler.jobs("resubmit", "runs/x")
     shown = compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert (shown["JobState"], len(times(compiler, 1, "start"))) == ("COMPLETED", 3)
+
+
+@pytest.mark.slow  # waits for Slurm
+def test_each_point_of_an_array_waits_for_its_compilation(compiler):
+    """Both compilations fail, and then succeed."""
+    compiler.environment["NEURON_FAKE_FAILS"] = "evaluate"
+    del compiler.environment["NEURON_FAKE_SWAP"]
+    done = compiler.send("-m", "run.name=x,y", "run.steps=2", *NXD)
+    assert done.returncode == 0, done.stderr
+
+    def states() -> list[str]:
+        return [line.split()[2] for line in compiler.jobs("runs").splitlines()[1:]]
+
+    compiler.cluster.wait_until(200, "both fail", lambda: states() == ["CANCELLED"] * 2)
+    assert not times(compiler, 2, "start")
+    del compiler.environment["NEURON_FAKE_FAILS"]
+    assert compiler.jobs("resubmit", "failed=true").count("after its compile job") == 2
+    compiler.cluster.wait_until(200, "both end", lambda: states() == ["COMPLETED"] * 2)
+    assert times(compiler, 1, "end")[-1] < times(compiler, 2, "start")[0]

@@ -8,8 +8,8 @@ import torch
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.model import ModelConfig
 from hlat.model.canonical_views import iter_canonical_views
-from hlat.model.llama import Llama
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_parameter_specs
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,7 +47,7 @@ def build_transformers_llama(model: ModelConfig, init_std: float = 0.2) -> torch
     return transformers.LlamaForCausalLM(config)
 
 
-def build_weight_chunks(model: ModelConfig, ours: Llama) -> list[TensorChunk]:
+def build_weight_chunks(model: ModelConfig, ours: Decoder) -> list[TensorChunk]:
     """Return the weights of a model as chunks that share its memory."""
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
     views = iter_canonical_views(model, {n: p.detach() for n, p in ours.named_parameters()})

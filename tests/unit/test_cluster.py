@@ -36,12 +36,12 @@ def test_files_and_the_commands_that_use_them(tmp_path, capsys):
     assert copy.startswith("aws s3 cp ")
     assert f"'{output}' s3://my-bucket/hlat" in copy
     assert create.endswith(f"'{output}/cluster.yaml'")
-    assert "1,376.00 USD per hour (price of 2024)" in price
+    assert price.startswith("64 x trn1.32xlarge: 1,376.00 USD per hour at 21.5 USD (2024, HLAT")
 
 
 def test_the_papers_run_is_enough(tmp_path, capsys):
     assert cluster.main(["experiment=hlat_70b", *SITE, "--output", str(tmp_path)]) == 0
-    assert "256 x trn1.32xlarge run" in capsys.readouterr().out
+    assert "256 x trn1.32xlarge: 5,504.00 USD per hour" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,79 @@ def test_what_does_not_go_together_is_refused(run, problem, tmp_path, capsys):
     assert cluster.main([*run, *SITE, "--output", str(tmp_path / "new")]) == 2
     assert re.search(problem, capsys.readouterr().err)
     assert not (tmp_path / "new").exists()
+
+
+def test_an_unknown_price_is_not_estimated(tmp_path, capsys):
+    run = ("hardware=trn1n_32xl", "compiler=neuron_2_31")
+    assert cluster.main([*run, *SITE, "--output", str(tmp_path)]) == 0
+    assert "1 x trn1n.32xlarge: price unknown; set hardware.price" in capsys.readouterr().out
+
+
+BLOCK = ("capacity_reservation=cr-0123456789abcdef0", "capacity_block=true")
+SECRET = "arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm-A1b2C3"
+DATABASE = ("database=db.example.com", "database_user=slurm", f"database_password_secret={SECRET}")
+GROUP = "arn:aws:resource-groups:us-west-2:123456789012:group/training"
+CONTRADICTIONS = {
+    "a block without a reservation": (BLOCK[1:], "capacity_block=true needs a reservation; set"),
+    "a block in a group": (
+        (f"capacity_reservation={GROUP}", BLOCK[1]),
+        "by id only; set capacity_reservation=cr-",
+    ),
+    "a block of too many nodes": (
+        (*BLOCK, "hardware.nodes=65"),
+        "hardware.nodes=65 exceeds the 64 instances of a capacity block; set hardware.nodes=64",
+    ),
+    "a reservation that is none": (
+        ("capacity_reservation=mine",),
+        "capacity_reservation=mine is neither an id nor a resource group; use cr-0123",
+    ),
+    "a group elsewhere": (
+        (f"capacity_reservation={GROUP.replace('us-west-2', 'us-east-1')}",),
+        "capacity_reservation is in region us-east-1, but region=us-west-2; use one of us-west-2",
+    ),
+    "half a database": (
+        DATABASE[:1],
+        "database= given without database_user= and database_password_secret=; set all of",
+    ),
+    "a database with a scheme": (
+        ("database=mysql://db.example.com", *DATABASE[1:]),
+        "database=mysql://db.example.com is not of the form HOST or HOST:PORT",
+    ),
+    "a secret elsewhere": (
+        (*DATABASE[:2], f"database_password_secret={SECRET.replace('us-west-2', 'us-east-1')}"),
+        "database_password_secret is in region us-east-1, but region=us-west-2",
+    ),
+    "a name that is none": (
+        (*DATABASE, "database_name=hl-at"),
+        "database_name=hl-at is not a name of a database; use at most 64 lower-case letters",
+    ),
+    "a security group that is none": (
+        (*DATABASE, "database_security_group=open"),
+        "database_security_group=open is not an id of a security group, such as sg-",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictory_settings_are_refused(name, tmp_path, capsys):
+    settings, problem = CONTRADICTIONS[name]
+    assert cluster.main([*TRN1, *SITE, *settings, "--output", str(tmp_path / "new")]) == 2
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_block_of_a_type_without_blocks_is_refused(tmp_path, capsys):
+    run = ("hardware=trn1n_32xl", "compiler=neuron_2_31")
+    assert cluster.main([*run, *SITE, *BLOCK, "--output", str(tmp_path / "new")]) == 2
+    assert "no capacity blocks of hardware.name=trn1n.32xlarge; use trn1" in capsys.readouterr().err
+
+
+def test_a_password_is_refused_and_not_repeated(tmp_path, capsys):
+    settings = (*DATABASE[:2], "database_password_secret=hunter2")
+    assert cluster.main([*TRN1, *SITE, *settings, "--output", str(tmp_path / "new")]) == 2
+    error = capsys.readouterr().err
+    assert "store the password in AWS Secrets Manager and set arn:" in error
+    assert "hunter2" not in error
 
 
 @pytest.mark.parametrize("url", ["my-bucket/hlat", "s3://my-bucket", "s3://my-bucket/hlat/"])

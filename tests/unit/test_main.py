@@ -9,7 +9,17 @@ from hlat.__main__ import _COMMANDS, main
 from hlat.config.completion import complete_override
 
 COMMANDS = (
-    *("train", "sweep", "prepare", "plan", "doctor", "precompile", "report", "evaluate"),
+    *(
+        "train",
+        "sweep",
+        "campaign",
+        "prepare",
+        "plan",
+        "doctor",
+        "precompile",
+        "report",
+        "evaluate",
+    ),
     *("checkpoint", "average", "export", "jobs", "cluster"),
 )
 

@@ -11,7 +11,7 @@ from hlat.mfu import (
     compute_mfu,
     compute_peak_flops,
 )
-from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.model.decoder_spec import compute_flops_per_token
 
 LLAMA_7B = ModelConfig("7b", 32, 4096, 11008, 32, 32, 32000)
 LLAMA_13B = ModelConfig("13b", 40, 5120, 13824, 40, 40, 32000)

@@ -3,6 +3,7 @@
 import pytest
 
 from hlat.config.compiler import CompilerConfig
+from hlat.config.config_errors import ConfigError
 from hlat.config.precision import Dtype, Fp32Operator, PrecisionConfig, RoundingMode
 from hlat.neuron_environment import build_neuron_environment, find_compiler_problems
 
@@ -82,6 +83,21 @@ def test_a_variable_that_another_key_sets_is_refused() -> None:
     ]
     (problem,) = find_compiler_problems(pinned("2.28", NEURON_RT_STOCHASTIC_ROUNDING_EN="1"))
     assert "precision.rounding" in problem
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONSTARTUP", "PYTHONPATH", "BASH_ENV", "PATH"),
+        *("NEURON_LIBRARY_PATH", "NCCL_NET_PLUGIN", "NCCL_CONF_FILE", "FI_PROVIDER_PATH", "xla_x"),
+    ],
+)
+def test_refuse_variables_that_may_load_code(name: str) -> None:
+    compiler = pinned("2.28", **{name: "x"})
+    (problem,) = find_compiler_problems(compiler)
+    assert problem.startswith(f"compiler.environment.{name} is not allowed")
+    with pytest.raises(ConfigError, match=name):
+        build_neuron_environment(compiler, RECIPES["fp32"])
 
 
 def test_every_problem_is_reported() -> None:

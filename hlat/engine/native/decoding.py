@@ -14,12 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hlat.config.run import Config
 from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.native.pipeline_parallel import ForwardBackward
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.model import token_sampling
+from hlat.model.decoder import Decoder, DecoderLayer
 from hlat.model.kv_cache import KVCache, LayerKVCache
-from hlat.model.llama import DecoderLayer, Llama
 
 _MAX_TOKENS_PER_FORWARD = 1024
 """Tokens of one forward pass on a CPU: enough for full matmul speed, few enough for activations to
@@ -33,7 +34,8 @@ _KVCaches = dict[int, dict[str, LayerKVCache]]
 class DecodeContext:
     """Model parts of this rank and their communication."""
 
-    model_parts: Mapping[int, Llama]
+    config: Config
+    model_parts: Mapping[int, Decoder]
     forward_backward: ForwardBackward
     regions: TensorParallelRegions
     pp_axis: MeshAxis
@@ -154,6 +156,7 @@ class NativeDecodeState:
                 torch.from_numpy(inverse[order]),
                 context.to_device(tokens[order]),
                 context.regions.vocab_shard,
+                context.config.model.head.logit_softcap,
             )
         result = np.empty(len(rows), np.float32)
         result[order] = context.broadcast_from_last_stage(log_probs)
@@ -172,14 +175,15 @@ class NativeDecodeState:
         tokens = torch.zeros(len(rows), dtype=torch.int64, device=context.device)
         if self._outputs is not None:
             head, vocab_shard = context.head, context.regions.vocab_shard
+            softcap = context.config.model.head.logit_softcap
             index = context.to_device(rows * self._width + self._input_lengths[rows] - 1)
             outputs = self._outputs.flatten(0, 1)[index]
             if temperature == 0:
-                tokens = token_sampling.select_argmax_tokens(outputs, head, vocab_shard)
+                tokens = token_sampling.select_argmax_tokens(outputs, head, vocab_shard, softcap)
             else:
                 bits = context.to_device(random_bits)
                 tokens = token_sampling.sample_tokens(
-                    outputs, head, bits, temperature, top_p, vocab_shard
+                    outputs, head, bits, temperature, top_p, vocab_shard, softcap
                 )
         return context.broadcast_from_last_stage(tokens).astype(np.int32)
 

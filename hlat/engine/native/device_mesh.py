@@ -5,6 +5,8 @@ by axis, so that a rank's start-up cost does not grow with the world size.
 """
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -21,6 +23,8 @@ from hlat.parallelism.mesh_coordinates import (
     compute_parallel_degrees,
 )
 
+_LAZY_GLOO_ENV = "TORCH_GLOO_LAZY_INIT"
+
 
 class ParallelMesh:
     """Mesh axes through one rank.
@@ -30,6 +34,8 @@ class ParallelMesh:
         tp: Ranks with the same layers and sequences and other rows or columns.
         pp: Ranks with other layers.
         kv: Tensor-parallel ranks with the same key/value head.
+        tied_embedding: First and last pipeline rank, if the output head is the embedding and this
+            rank has it.
     """
 
     def __init__(self, config: Config, rank: int = 0) -> None:
@@ -38,7 +44,7 @@ class ParallelMesh:
         self.world_size = degrees.world_size
         self.sequence_parallel = config.parallelism.sequence_parallel
 
-        def build_axis(name: str, indices: range) -> MeshAxis:
+        def build_axis(name: str, indices: Iterable[int]) -> MeshAxis:
             along = (replace(coordinates, **{name: index}) for index in indices)
             return MeshAxis([compute_global_rank(other, degrees) for other in along], rank)
 
@@ -49,6 +55,10 @@ class ParallelMesh:
         first = coordinates.tp // replicas * replicas
         kv_ranks = range(first, first + replicas)
         self.kv = self.tp if replicas == degrees.tp else build_axis("tp", kv_ranks)
+        self.tied_embedding: MeshAxis | None = None
+        ends = (0, degrees.pp - 1)
+        if config.model.tie_embeddings and degrees.pp > 1 and coordinates.pp in ends:
+            self.tied_embedding = build_axis("pp", ends)
         self.world = build_world(rank, self.pp, self.dp, self.tp)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
@@ -73,5 +83,25 @@ def init_distributed(rank: int, world_size: int, device: torch.device) -> bool:
     # TorchElastic reuses one store across restarts; it contains addresses of terminated ranks
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = dist.PrefixStore(attempt, store)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    with _lazy_gloo_connections():
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     return True
+
+
+@contextmanager
+def _lazy_gloo_connections() -> Iterator[None]:
+    """Make gloo connect two ranks when they first communicate.
+
+    Gloo otherwise connects all pairs. The group of all ranks only names the ranks of the axes, and
+    no collective uses it. The axes connect at once, because a lazy connection to a rank that has
+    just ended can wait for ever (pytorch/gloo issue 520).
+    """
+    previous = os.environ.get(_LAZY_GLOO_ENV)
+    os.environ[_LAZY_GLOO_ENV] = "1"
+    try:
+        yield
+    finally:
+        if previous is None:
+            del os.environ[_LAZY_GLOO_ENV]
+        else:
+            os.environ[_LAZY_GLOO_ENV] = previous

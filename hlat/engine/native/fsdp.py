@@ -15,11 +15,11 @@ from torch.distributed.tensor import DTensor
 
 from hlat.config.run import Config
 from hlat.engine.mesh_axis import MeshAxis
-from hlat.model.llama import Llama
+from hlat.model.decoder import Decoder
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
-def apply_fsdp(part: Llama, config: Config, axis: MeshAxis, device: torch.device) -> None:
+def apply_fsdp(part: Decoder, config: Config, axis: MeshAxis, device: torch.device) -> None:
     """Shard the parameters of a model part on the meta device over data-parallel ranks.
 
     This replaces the parameters by uninitialized rows on the device.
@@ -43,7 +43,7 @@ def apply_fsdp(part: Llama, config: Config, axis: MeshAxis, device: torch.device
     part.to_empty(device=device)
 
 
-def reshard(parts: Iterable[Llama]) -> None:
+def reshard(parts: Iterable[Decoder]) -> None:
     """Free the parameters that an evaluation gathered; a backward pass does this by itself."""
     for part in parts:
         for module in _find_fsdp_modules(part):

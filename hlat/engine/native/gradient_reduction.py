@@ -8,6 +8,7 @@ from torch import Tensor
 from hlat.engine.native.device_mesh import ParallelMesh
 from hlat.engine.native.gradient_accumulation import AutogradAccumulator, register_grad_hooks
 from hlat.engine.native.sharded_parameters import ShardedParameters
+from hlat.model.embedding_spec import EMBEDDING_NAME
 
 
 class GradientReducer:
@@ -38,8 +39,8 @@ class GradientReducer:
         gradients = {name: self._pending[name]() for name in self._params.model_params}
         self._pending, self._counts = {}, {}
         self._accumulator.pop_gradients()
-        if self._mesh.sequence_parallel:
-            self._all_reduce_replicated_grads(gradients)
+        self._sum_replicated_gradients(gradients)
+        self._sum_tied_embedding_gradients(gradients)
         return gradients
 
     def close(self) -> None:
@@ -60,16 +61,35 @@ class GradientReducer:
     def _finalize_gradient(self, name: str) -> Tensor:
         """Cast an accumulated gradient to the reduction dtype and sum it over kv replicas."""
         gradient = self._accumulator.get_gradient(name).to(self._dtype)
-        if self._mesh.kv.size > 1 and name.endswith(".qkv_proj.weight"):
-            rows = self._params.local_params[name].shard.rows
-            num_query_rows = sum(part.num_rows for part in rows if "q_proj" in part.name)
-            self._mesh.kv.all_reduce(gradient[num_query_rows:])
+        num_unshared_rows = self._params.local_params[name].shard.num_unshared_rows
+        if self._mesh.kv.size > 1 and num_unshared_rows < len(gradient):
+            self._mesh.kv.all_reduce(gradient[num_unshared_rows:])
         return gradient
 
-    def _all_reduce_replicated_grads(self, gradients: Mapping[str, Tensor]) -> None:
-        """Sum the gradients of norms, each from this rank's tokens, over tensor-parallel ranks."""
-        vectors = [gradient for gradient in gradients.values() if gradient.dim() == 1]
-        flat = torch.cat(vectors)
+    def _sum_replicated_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Sum gradients of replicated parameters that each tensor-parallel rank has a part of.
+
+        The part is from this rank's tokens or heads, as the sharding rule of the parameter states.
+        """
+        if self._mesh.tp.size == 1:
+            return
+        parts = [
+            gradient
+            for name, gradient in gradients.items()
+            if self._params.local_params[name].shard.sharding.is_summed_over_tp(
+                self._mesh.sequence_parallel
+            )
+        ]
+        if not parts:
+            return
+        flat = torch.cat([part.flatten() for part in parts])
         self._mesh.tp.all_reduce(flat)
-        sizes = [len(vector) for vector in vectors]
-        torch._foreach_copy_(vectors, list(torch.split(flat, sizes)))
+        sums = torch.split(flat, [part.numel() for part in parts])
+        copies = [each.view_as(part) for each, part in zip(sums, parts, strict=True)]
+        torch._foreach_copy_(parts, copies)
+
+    def _sum_tied_embedding_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Sum the gradients of the embedding on the first and of the head on the last stage."""
+        axis = self._mesh.tied_embedding
+        if axis is not None and axis.size > 1:
+            axis.all_reduce(gradients[EMBEDDING_NAME])

@@ -16,26 +16,26 @@ from torch.utils.checkpoint import checkpoint
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.parallelism import ActivationCheckpointing
-from hlat.model.llama import DecoderLayer, Llama
+from hlat.model.decoder import Decoder, DecoderLayer
 
-_NUM_INPUTS_WITH_CACHE = 5
+_NUM_INPUTS_WITH_CACHE = 4
 """Number of inputs of a decoder layer that updates a KV cache; the last one is the update."""
 
 
-def apply_activation_checkpointing(model: Llama, mode: ActivationCheckpointing) -> None:
-    """Recompute whole layers, or attention scores and SwiGLU only, in the backward pass."""
+def apply_activation_checkpointing(model: Decoder, mode: ActivationCheckpointing) -> None:
+    """Recompute whole layers, or attention scores and activations only, in the backward pass."""
     for layer in model.layers.values():
         assert isinstance(layer, DecoderLayer)
         modules: list[nn.Module] = []
         if mode is ActivationCheckpointing.selective:
-            modules = [layer.self_attn.core, layer.mlp.swiglu]
+            modules = [layer.self_attn.core, layer.mlp.activation]
         elif mode is ActivationCheckpointing.full:
             modules = [layer]
         for module in modules:
             module.forward = partial(_checkpointed_forward, module.forward)
 
 
-def apply_compile(model: Llama, device: torch.device) -> None:
+def apply_compile(model: Decoder, device: torch.device) -> None:
     """Compile each layer with TorchInductor; call it after `apply_activation_checkpointing`.
 
     Raises:

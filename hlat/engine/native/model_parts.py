@@ -4,6 +4,7 @@ The full model exists on the meta device only; other ranks' shards are never all
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +17,25 @@ from hlat.engine.native.device_mesh import ParallelMesh
 from hlat.engine.native.sharded_parameters import LocalParameter
 from hlat.engine.native.tensor_parallel import TensorParallelRegions, apply_tensor_parallel
 from hlat.engine.parameter_shards import ParameterShard, compute_shard
-from hlat.model.llama import Llama
-from hlat.parallelism.sharding import assign_layers_to_stages
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_module_parameters
+from hlat.model.embedding_spec import EMBEDDING_NAME
+from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
 def build_model_parts(
     config: Config, mesh: ParallelMesh, regions: TensorParallelRegions, device: torch.device
-) -> tuple[dict[int, Llama], dict[str, LocalParameter]]:
+) -> tuple[dict[int, Decoder], dict[str, LocalParameter]]:
     """Return this rank's model parts by stage and its uninitialized parameters by name."""
     layout = config.parallelism
     dp_sharding = DataParallelSharding(mesh.dp, layout.zero)
     layers = assign_layers_to_stages(config.model.num_layers, layout.pp * layout.stages_per_rank)
-    parts: dict[int, Llama] = {}
+    parts: dict[int, Decoder] = {}
     params: dict[str, LocalParameter] = {}
     for stage in range(mesh.pp.rank, len(layers), layout.pp):
         with torch.device("meta"):
-            part = Llama(config.model, Fp32Operator.norm in config.precision.fp32_operators)
+            part = Decoder(config.model, Fp32Operator.norm in config.precision.fp32_operators)
         _drop_other_stages(part, layers[stage], stage == 0, stage == len(layers) - 1)
         shards = _shard_parameters(part, config, mesh)
         if dp_sharding.is_fsdp:
@@ -45,33 +48,37 @@ def build_model_parts(
     return parts, params
 
 
-def _drop_other_stages(part: Llama, layers: range, is_first: bool, is_last: bool) -> None:
+def _drop_other_stages(part: Decoder, layers: range, is_first: bool, is_last: bool) -> None:
     """Remove the modules of other stages."""
     for name in [*part.layers]:
         if int(name) not in layers:
             del part.layers[name]
-    if is_last and part.lm_head is None:
-        return  # validation allows a tied head with one stage only
-    if not is_first:
+    has_tied_head = is_last and part.lm_head is None
+    if not (is_first or has_tied_head):
         part.embed_tokens = None
     if not is_last:
         part.norm = part.lm_head = None
 
 
-def _shard_parameters(part: Llama, config: Config, mesh: ParallelMesh) -> dict[str, ParameterShard]:
+def _shard_parameters(
+    part: Decoder, config: Config, mesh: ParallelMesh
+) -> dict[str, ParameterShard]:
     """Replace each meta parameter by this rank's tensor-parallel shard; return the shards."""
     precision = config.precision
     dtype = TORCH_DTYPES[precision.master_weights or precision.weights]
+    parameters = {param.name: param for param in list_module_parameters(config.model)}
     shards = {}
-    for name, param in [*part.named_parameters()]:
-        shard = compute_shard(config.model, name, tuple(param.shape), mesh.tp.size, mesh.tp.rank)
+    for name, _ in [*part.named_parameters()]:
+        shard = compute_shard(parameters[name], mesh.tp.size, mesh.tp.rank)
+        if mesh.pp.rank > 0 and name == EMBEDDING_NAME:
+            shard = replace(shard, num_owned_rows=0)  # the first stage owns a tied embedding
         shards[name] = shard
         _replace_parameter(part, name, torch.empty(shard.shape, dtype=dtype, device="meta"))
     return shards
 
 
 def _allocate_parameters(
-    part: Llama,
+    part: Decoder,
     shards: Mapping[str, ParameterShard],
     config: Config,
     dp_sharding: DataParallelSharding,
@@ -89,7 +96,7 @@ def _allocate_parameters(
 
 
 def _collect_fsdp_parameters(
-    part: Llama, shards: Mapping[str, ParameterShard], dp_sharding: DataParallelSharding
+    part: Decoder, shards: Mapping[str, ParameterShard], dp_sharding: DataParallelSharding
 ) -> dict[str, LocalParameter]:
     """Return the local rows of parameters that FSDP2 sharded."""
     params = {}
@@ -101,7 +108,7 @@ def _collect_fsdp_parameters(
     return params
 
 
-def _replace_parameter(part: Llama, name: str, tensor: Tensor) -> nn.Parameter:
+def _replace_parameter(part: Decoder, name: str, tensor: Tensor) -> nn.Parameter:
     module, _, leaf = name.rpartition(".")
     param = nn.Parameter(tensor)
     setattr(part.get_submodule(module), leaf, param)

@@ -33,9 +33,9 @@ from hlat.engine.native.sharded_parameters import ShardedParameters
 from hlat.engine.native.tensor_parallel import TensorParallelRegions
 from hlat.engine.native.trainable_parameters import TrainableParameters
 from hlat.engine.state_chunks import init_weights, iter_chunks
-from hlat.model.llama import Llama
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets, linear_cross_entropy
-from hlat.model.parameter_specs import list_parameter_specs
 from hlat.optim import adamw
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
@@ -122,7 +122,12 @@ class NativeEngine:
         validate_decoding(self.config)
         self._sync_stale_params()
         context = DecodeContext(
-            self.model_parts, self._forward_backward, self._regions, self._mesh.pp, self._device
+            self.config,
+            self.model_parts,
+            self._forward_backward,
+            self._regions,
+            self._mesh.pp,
+            self._device,
         )
         return build_empty_decode_state(context)
 
@@ -153,8 +158,10 @@ class NativeEngine:
             yield from iter_chunks(params.get_state(name), shard, self._specs, params.owns(name))
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
-        """Return slices that differ between data-parallel or tensor-parallel ranks."""
-        axes = (self._mesh.dp, self._mesh.tp)
+        """Return slices that differ between ranks; a tied head is a replica of the embedding."""
+        axes = [self._mesh.dp, self._mesh.tp]
+        if self._mesh.tied_embedding is not None:
+            axes.append(self._mesh.tied_embedding)
         return replica_comparison.find_replica_mismatches(self.chunks(), axes)
 
     def close(self) -> None:
@@ -165,7 +172,7 @@ class NativeEngine:
         for name in ("model_parts", "params", "_forward_backward"):
             vars(self).pop(name, None)
         if self._owns_process_group:
-            dist.barrier()
+            self.world.world_group.any(False)  # waits for all ranks
             dist.destroy_process_group()
 
     def _init_distributed(self, config: Config) -> None:
@@ -202,7 +209,9 @@ class NativeEngine:
     def _to_device(self, array: NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
 
-    def _compute_loss(self, part: Llama, outputs: Tensor, targets: Tensor, scale: float) -> Tensor:
+    def _compute_loss(
+        self, part: Decoder, outputs: Tensor, targets: Tensor, scale: float
+    ) -> Tensor:
         """Return the scaled sum of the loss of a micro batch."""
         return linear_cross_entropy(
             self._regions.copy_to_tensor_parallel_region(outputs),
@@ -212,6 +221,8 @@ class NativeEngine:
             Fp32Operator.loss in self.config.precision.fp32_operators,
             self.config.compiler.inductor,
             self._regions.vocab_shard,
+            self.config.model.head.logit_softcap,
+            self.config.model.head.z_loss,
         )
 
     def _count_target_tokens(self, sequences: PackedSequences) -> int:

@@ -17,12 +17,12 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from hlat.config.parallelism import ParallelismConfig, PipelineSchedule
 from hlat.config.run import Config
 from hlat.engine.mesh_axis import MeshAxis
+from hlat.model.decoder import Decoder
 from hlat.model.kv_cache import KVCache
-from hlat.model.llama import Llama
 from hlat.model.loss import IGNORE_INDEX
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
-LossFn = Callable[[Llama, Tensor, Tensor, float], Tensor]
+LossFn = Callable[[Decoder, Tensor, Tensor, float], Tensor]
 """Returns the scaled sum of the loss, given the last model part, its output, targets and scale."""
 
 
@@ -60,7 +60,7 @@ class DeviceBatch:
 class SingleStage:
     """Passes of micro batches through a model with all layers on this rank."""
 
-    def __init__(self, model: Llama, micro_batch_size: int, loss_fn: LossFn) -> None:
+    def __init__(self, model: Decoder, micro_batch_size: int, loss_fn: LossFn) -> None:
         self._model, self._micro_batch_size, self._loss_fn = model, micro_batch_size, loss_fn
 
     def backward(self, batch: DeviceBatch, scale: float) -> Tensor:
@@ -95,7 +95,7 @@ class PipelinedStages:
     """Passes through the stages of all pipeline ranks, given this rank's model parts by stage."""
 
     def __init__(
-        self, model_parts: Mapping[int, Llama], config: Config, axis: MeshAxis, loss_fn: LossFn
+        self, model_parts: Mapping[int, Decoder], config: Config, axis: MeshAxis, loss_fn: LossFn
     ) -> None:
         layout = config.parallelism
         self._axis, self._model_parts, self._loss_fn = axis, model_parts, loss_fn
@@ -184,7 +184,7 @@ ForwardBackward = SingleStage | PipelinedStages
 class _StageModule(nn.Module):
     """A model part with the calling convention of torch's schedules."""
 
-    def __init__(self, part: Llama) -> None:
+    def __init__(self, part: Decoder) -> None:
         super().__init__()
         self.part = part
 

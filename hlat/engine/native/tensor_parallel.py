@@ -21,8 +21,13 @@ from hlat.config.model import ModelConfig
 from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.native.device_mesh import ParallelMesh
 from hlat.engine.parameter_shards import count_kv_replicas
-from hlat.model.llama import DecoderLayer, Embedding, Llama
+from hlat.model.attention import Attention
+from hlat.model.decoder import Decoder, DecoderLayer
+from hlat.model.decoder_spec import list_module_parameters
+from hlat.model.linear import Embedding
 from hlat.model.loss import FULL_VOCAB, VocabShard
+from hlat.model.norm import ProjectionNorm
+from hlat.model.parameter_spec import ShardingRule
 
 _Collective = Callable[[Tensor, MeshAxis], Tensor]
 
@@ -71,7 +76,7 @@ class TensorParallelRegions:
 
 
 def apply_tensor_parallel(
-    model: Llama, config: ModelConfig, regions: TensorParallelRegions
+    model: Decoder, config: ModelConfig, regions: TensorParallelRegions
 ) -> None:
     """Register the region boundaries on the modules of a model of sharded weights."""
     axis = regions.axis
@@ -87,12 +92,40 @@ def apply_tensor_parallel(
         )
     for layer in model.layers.values():
         assert isinstance(layer, DecoderLayer)
-        layer.self_attn.queries_per_group //= count_kv_replicas(config, axis.size)
-        hook = partial(_copy_to_region_hook, regions.copy_to_tensor_parallel_region)
-        for module in (layer.self_attn.qkv_proj, layer.mlp.gate_up_proj):
-            module.register_forward_pre_hook(hook)
-        for module in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            module.register_forward_hook(partial(_reduce_from_region_hook, reduce_from_region))
+        _apply_to_attention(layer.self_attn, config, axis)
+    copy_hook = partial(_copy_to_region_hook, regions.copy_to_tensor_parallel_region)
+    reduce_hook = partial(_reduce_from_region_hook, reduce_from_region)
+    for parameter in list_module_parameters(config):
+        path, _, leaf = parameter.name.rpartition(".")
+        if leaf != "weight" or len(parameter.shape) == 1 or not _has_submodule(model, path):
+            continue
+        if parameter.sharding is ShardingRule.column:
+            model.get_submodule(path).register_forward_pre_hook(copy_hook)
+        elif parameter.sharding is ShardingRule.row:
+            model.get_submodule(path).register_forward_hook(reduce_hook)
+
+
+def _apply_to_attention(attention: Attention, config: ModelConfig, axis: MeshAxis) -> None:
+    """Set the number of local query heads, and let norms over all heads sum over ranks."""
+    num_replicas = count_kv_replicas(config, axis.size)
+    attention.queries_per_group //= num_replicas
+    for norm, replicas in ((attention.q_norm, 1), (attention.k_norm, num_replicas)):
+        if isinstance(norm, ProjectionNorm):
+            norm.all_reduce = partial(_sum_over_shards, axis, replicas)
+
+
+def _sum_over_shards(axis: MeshAxis, num_replicas: int, tensor: Tensor) -> Tensor:
+    """Sum over the ranks of an axis that have replicas of each shard; all use the result."""
+    total: Tensor = _RegionBoundary.apply(  # type: ignore[no-untyped-call]
+        tensor, axis, _all_reduce, _all_reduce
+    )
+    return total / num_replicas
+
+
+def _has_submodule(model: Decoder, path: str) -> bool:
+    """Return True if the model part, one of several pipeline stages, has a module."""
+    layer = path.split(".")
+    return layer[0] == "layers" and layer[1] in model.layers
 
 
 def _copy_to_region_hook(

@@ -19,7 +19,7 @@ from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 
 class TrainableParameters(ShardedParameters):
-    """Parameters by name of llama.Llama with everything that a training step needs.
+    """Parameters by name of decoder.Decoder with everything that a training step needs.
 
     The optimizer updates `optimizer_params`: master weights, or `updated_params`.
     """
@@ -108,7 +108,11 @@ class TrainableParameters(ShardedParameters):
                 TORCH_DTYPES[precision.accumulation],
                 self._rounding if rounds else NearestRounding(self._compiled),
             )
-        if mesh.dp.size == mesh.kv.size == 1 and not mesh.sequence_parallel:
+        is_summed_over_tp = mesh.tp.size > 1 and any(
+            local.shard.sharding.is_summed_over_tp(mesh.sequence_parallel)
+            for local in self.local_params.values()
+        )
+        if mesh.dp.size == mesh.kv.size == 1 and not (is_summed_over_tp or mesh.tied_embedding):
             return accumulator
         dtype = TORCH_DTYPES[precision.reduction]
         return GradientReducer(accumulator, self, mesh, dtype, config.num_micro_batches)

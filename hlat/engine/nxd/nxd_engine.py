@@ -32,10 +32,10 @@ from hlat.engine.nxd.nxd_process_groups import build_device_axes, build_host_axe
 from hlat.engine.nxd.xla_adamw import XlaAdamW
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
 from hlat.engine.state_chunks import MOMENTS, init_weights, iter_chunks
+from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets
-from hlat.model.parameter_specs import list_parameter_specs
 from hlat.optim import adamw
-from hlat.parallelism.sharding import assign_layers_to_stages
+from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 from hlat.precision.torch_dtypes import TORCH_DTYPES
 
 _CLIP_EPSILON = 1e-6
@@ -226,9 +226,7 @@ class NxdEngine:
 
     def _build_model(self) -> nn.Module:
         with torch.device("meta"):
-            model = NxdCausalLM(self.config)
-        self._param_shapes = model.shapes
-        return model
+            return NxdCausalLM(self.config)
 
     def _build_nxd_config(self) -> dict[str, Any]:
         layout, precision = self.config.parallelism, self.config.precision
@@ -280,7 +278,7 @@ class NxdEngine:
             clip_and_check=self._clip_gradients,
             **({"optimizer_dtype": state_dtype} if zero else {}),
         )
-        shards = compute_param_shards(config, named_params, self._param_shapes)
+        shards = compute_param_shards(config, named_params)
         return NxdParameters(named_params, shards, nxd_optimizer, zero, fp32)
 
     def _clip_gradients(self, param_groups: list[dict[str, Any]]) -> Tensor:

@@ -1,4 +1,4 @@
-"""hlat's model on NxD's layers, replaced according to the sharding plan, and the loss.
+"""hlat's model on NxD's layers, replaced according to the sharding rules, and the loss.
 
 Any consecutive rows of a fused weight are a shard, so that NxD's ColumnParallelLinear shards q/k/v
 and gate/up like any other matrix. NxD has a separate layer for key/value heads that several
@@ -27,17 +27,13 @@ from hlat.config.precision import Dtype, Fp32Operator
 from hlat.config.run import Config
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
 from hlat.engine.parameter_shards import count_kv_replicas
-from hlat.model.fused_weights import list_row_ranges
-from hlat.model.llama import (
-    Attention,
-    CoreAttention,
-    DecoderLayer,
-    Llama,
-    RMSNorm,
-    SwiGLU,
-    compute_rope_cos_sin,
-)
-from hlat.parallelism.sharding import ShardingRule, find_sharding_rule
+from hlat.model.attention import Attention, CoreAttention
+from hlat.model.decoder import Decoder, DecoderLayer
+from hlat.model.decoder_spec import list_module_parameters
+from hlat.model.mlp import GatedActivation
+from hlat.model.norm import RMSNorm
+from hlat.model.parameter_spec import ShardingRule
+from hlat.model.rope import compute_rope_cos_sin
 
 SEQUENCE_DIM = 1
 """Dimension of the tokens in activations between layers, [batch, sequence, hidden]."""
@@ -47,14 +43,14 @@ class NxdRMSNorm(RMSNorm):
     """RMSNorm in a torch dtype of xla_dtypes.py."""
 
     def __init__(self, model: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__(model.hidden_size, model.rms_norm_eps, fp32=False)
+        super().__init__(model, model.hidden_size, fp32=False)
         self._dtype = dtype
 
-    def forward(self, x_BSH: Tensor) -> Tensor:
+    def forward(self, x_F: Tensor) -> Tensor:
         """Scale each position to a mean square of one, then each element by its weight."""
-        x_cast_BSH = x_BSH.to(self._dtype)
+        x_cast_BSH = x_F.to(self._dtype)
         scale_BS1 = torch.rsqrt(x_cast_BSH.square().mean(-1, keepdim=True) + self.eps)
-        return (x_cast_BSH * scale_BS1 * self.weight.to(self._dtype)).to(x_BSH.dtype)
+        return (x_cast_BSH * scale_BS1 * self.weight.to(self._dtype)).to(x_F.dtype)
 
 
 class NxdCoreAttention(CoreAttention):
@@ -63,12 +59,12 @@ class NxdCoreAttention(CoreAttention):
     The softmax is in a torch dtype of xla_dtypes.py. The mask is a constant of the graph.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(self, model: ModelConfig, layer: int, dtype: torch.dtype) -> None:
+        super().__init__(model, layer)
         self._dtype = dtype
 
-    def forward(
-        self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, attn_mask_B1SS: Tensor | None = None
+    def forward(  # type: ignore[override]
+        self, q_BNSD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, *unused: None
     ) -> Tensor:
         """Attend to this and earlier positions, scores scaled by 1 / sqrt(D); return y_BNSD."""
         q_BGRSD = torch.unflatten(q_BNSD, 1, (k_BGSD.shape[1], -1))
@@ -87,23 +83,23 @@ class NxdDecoderLayer(DecoderLayer):
     XLA computes the common subexpression of all layers of a graph once.
     """
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config.model, fp32_norms=False)
+    def __init__(self, config: Config, layer: int) -> None:
+        super().__init__(config.model, layer, fp32_norms=False)
         self._sequence_length, self._model = config.batch.sequence_length, config.model
         self._fp32_dtype = get_xla_dtypes(config.compiler, config.precision)[Dtype.fp32]
         norm_dtype = _get_operator_dtype(config, Fp32Operator.norm)
         self.input_layernorm = NxdRMSNorm(config.model, norm_dtype)
         self.post_attention_layernorm = NxdRMSNorm(config.model, norm_dtype)
-        self.self_attn.core = NxdCoreAttention(_get_operator_dtype(config, Fp32Operator.softmax))
+        softmax_dtype = _get_operator_dtype(config, Fp32Operator.softmax)
+        self.self_attn.core = NxdCoreAttention(config.model, layer, softmax_dtype)
 
     def forward(self, x_BSH: Tensor) -> Tensor:  # type: ignore[override]
         """Add attention, then the feed-forward network, to the residual stream."""
         positions_S = torch.arange(self._sequence_length, device=x_BSH.device)
-        head_dim, theta = self._model.head_dim, self._model.rope_theta
-        cos_SD, sin_SD = compute_rope_cos_sin(
-            positions_S, head_dim, theta, x_BSH.dtype, self._fp32_dtype
+        cos_sin = compute_rope_cos_sin(
+            self._model, positions_S, x_BSH.dtype, angle_dtype=self._fp32_dtype
         )
-        return super().forward(x_BSH, cos_SD, sin_SD)
+        return super().forward(x_BSH, cos_sin)
 
 
 class NxdCausalLM(nn.Module):
@@ -111,21 +107,17 @@ class NxdCausalLM(nn.Module):
 
     NxD functions called by `forward` must be globals of this module: NxD's pipeline looks there for
     functions that it does not trace.
-
-    Attributes:
-        shapes: Global shapes of the parameters.
     """
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.model = Llama(config.model)
+        self.model = Decoder(config.model)
         self.model.norm = NxdRMSNorm(config.model, _get_operator_dtype(config, Fp32Operator.norm))
         for layer in self.model.layers:
-            self.model.layers[layer] = NxdDecoderLayer(config)
+            self.model.layers[layer] = NxdDecoderLayer(config, int(layer))
         self.loss_dtype = _get_operator_dtype(config, Fp32Operator.loss)
         dtypes = get_xla_dtypes(config.compiler, config.precision)
         self.model.to(dtypes[config.precision.weights])
-        self.shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
         replace_with_nxd_layers(self.model, config)
 
     def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
@@ -148,7 +140,7 @@ class NxdCausalLM(nn.Module):
 def select_checkpointed_modules(config: Config) -> list[type[nn.Module]] | None:
     """Return the module classes that activation checkpointing recomputes."""
     classes: dict[ActivationCheckpointing, list[type[nn.Module]]] = {
-        ActivationCheckpointing.selective: [NxdCoreAttention, SwiGLU],
+        ActivationCheckpointing.selective: [NxdCoreAttention, GatedActivation],
         ActivationCheckpointing.full: [NxdDecoderLayer],
     }
     return classes.get(config.parallelism.activation_checkpointing)
@@ -159,12 +151,12 @@ def _get_operator_dtype(config: Config, operator: Fp32Operator) -> torch.dtype:
     return dtypes[Dtype.fp32 if operator in precision.fp32_operators else precision.compute]
 
 
-def replace_with_nxd_layers(model: Llama, config: Config) -> None:
-    """Replace the layers of a model by NxD's according to the sharding plan."""
+def replace_with_nxd_layers(model: Decoder, config: Config) -> None:
+    """Replace the layers of a model by NxD's according to the sharding rules."""
     layout = config.parallelism
+    rules = {param.name: param.sharding for param in list_module_parameters(config.model)}
     for name, weight in [*model.named_parameters()]:
-        path = name.removesuffix(".weight")
-        rule = find_sharding_rule(list_row_ranges(config.model, name, len(weight))[0].name)
+        path, rule = name.removesuffix(".weight"), rules[name]
         if rule is ShardingRule.replicated:
             vars(weight)["sequence_parallel_enabled"] = layout.sequence_parallel
         elif path.endswith(".qkv_proj") and count_kv_replicas(config.model, layout.tp) > 1:
@@ -199,7 +191,7 @@ def _build_nxd_layer(path: str, rule: ShardingRule, weight: Tensor, config: Conf
     return layer
 
 
-def _replace_shared_qkv_proj(model: Llama, path: str, config: Config) -> None:
+def _replace_shared_qkv_proj(model: Decoder, path: str, config: Config) -> None:
     """Replace qkv_proj by NxD's layer for key/value heads replicated over several ranks."""
     shape, tp = config.model, config.parallelism.tp
     attention = model.get_submodule(path.rpartition(".")[0])
@@ -208,7 +200,10 @@ def _replace_shared_qkv_proj(model: Llama, path: str, config: Config) -> None:
     attention.queries_per_group //= count_kv_replicas(shape, tp)
     layer = GQAQKVColumnParallelLinear(
         shape.hidden_size,
-        [shape.hidden_size, shape.num_key_value_heads * shape.head_dim],
+        [
+            shape.num_attention_heads * shape.head_dim,
+            shape.num_key_value_heads * shape.head_dim,
+        ],
         bias=False,
         gather_output=False,
         dtype=weight.dtype,

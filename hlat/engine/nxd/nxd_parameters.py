@@ -16,6 +16,7 @@ from torch import Tensor
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.engine.parameter_shards import ParameterShard, compute_shard, count_kv_replicas
+from hlat.model.decoder_spec import list_module_parameters
 
 _QKV_PARTS = {"weight_q": 0, "weight_k": 1, "weight_v": 2}
 """Row range of the fused q/k/v in each parameter of NxD's layer for shared heads."""
@@ -38,20 +39,17 @@ class NxdParameter:
 
 
 def compute_param_shards(
-    config: Config, named_params: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
+    config: Config, named_params: Mapping[str, Tensor]
 ) -> dict[str, tuple[ParameterShard, int]]:
-    """Return the shard and the number of tensor-parallel replicas of each parameter of this rank.
-
-    `shapes` are the global shapes of the parameters of llama.Llama.
-    """
+    """Return the shard and the number of tensor-parallel replicas of each parameter."""
+    parameters = {param.name: param for param in list_module_parameters(config.model)}
     tp, rank = config.parallelism.tp, parallel_state.get_tensor_model_parallel_rank()
     num_kv_replicas = count_kv_replicas(config.model, tp)
     consecutive = num_kv_replicas == 1 or _has_adjacent_kv_ranks()
     shards = {}
     for name, param in named_params.items():
         path, _, leaf = name.rpartition(".")
-        weight = f"{path}.weight"
-        shard = compute_shard(config.model, weight, shapes[weight], tp, rank, consecutive)
+        shard = compute_shard(parameters[f"{path}.weight"], tp, rank, consecutive)
         if leaf in _QKV_PARTS:
             start = sum(rows.num_rows for rows in shard.rows[: _QKV_PARTS[leaf]])
             shard = shard.slice_rows(start, start + len(param))

@@ -18,4 +18,4 @@ trap '' USR2  # until hlat.jobs.attempt installs its handler
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /opt/venv/bin/python /fsx/home/runs/hlat_7b/evaluations/hlat_table2-1a2b3c4d/submissions/1/code hlat.jobs.attempt /fsx/home/runs/hlat_7b/evaluations/hlat_table2-1a2b3c4d/submissions/1
+exec /opt/venv/bin/python /fsx/home/code.zip hlat.jobs.attempt /fsx/home/runs/hlat_7b/evaluations/hlat_table2-1a2b3c4d/submissions/1

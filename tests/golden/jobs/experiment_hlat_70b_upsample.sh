@@ -17,4 +17,4 @@ trap '' USR2  # until hlat.jobs.attempt installs its handler
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-exec /opt/venv/bin/python /fsx/home/runs/hlat_70b_upsample/submissions/1/code hlat.jobs.attempt /fsx/home/runs/hlat_70b_upsample/submissions/1
+exec /opt/venv/bin/python /fsx/home/code.zip hlat.jobs.attempt /fsx/home/runs/hlat_70b_upsample/submissions/1

@@ -82,9 +82,8 @@ def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float
     engine, every = _built(config), batches(config, 2 * steps)
     for batch in every[:steps]:
         engine.train_step(own(batch, engine), RATE)
-    everyone, rank = engine.world.world_group, engine.world.rank
     checkpoint_store.save_checkpoint(
-        folder, steps, engine.chunks(), {"step": steps}, rank, everyone
+        folder, steps, engine.chunks(), {"step": steps}, engine.world.world_group
     )
     return _rest(engine, every[steps:])
 

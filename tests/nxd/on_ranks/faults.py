@@ -15,7 +15,7 @@ from hlat.config.run import Config
 from hlat.engine import state_chunks
 from hlat.engine.nxd import nxd_engine, nxd_layers
 from hlat.engine.nxd.nxd_engine import NxdEngine
-from hlat.parallelism.sharding import assign_layers_to_stages
+from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 
 _COPIES = 2
 """Ranks that share a key/value head in the layout of fault 5."""

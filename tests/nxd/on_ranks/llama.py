@@ -16,7 +16,9 @@ from neuronx_distributed.utils import get_device
 from torch import Tensor, nn
 
 from hlat.config.model import ModelConfig
-from hlat.model.llama import DecoderLayer, Embedding, Linear, Llama, RMSNorm
+from hlat.model.decoder import Decoder, DecoderLayer
+from hlat.model.linear import Embedding, Linear
+from hlat.model.norm import RMSNorm
 from tests.nxd.on_ranks.start import filled_with, host
 
 SEQUENCE = 1
@@ -37,7 +39,7 @@ class LlamaWithLoss(nn.Module):
         self, shape: ModelConfig, weights: dict[str, Tensor], sequence_parallel: bool
     ) -> None:
         super().__init__()
-        self.model = Llama(shape)
+        self.model = Decoder(shape)
         for name, module in list(self.model.named_modules()):
             if isinstance(module, RMSNorm):
                 filled_with(weights[f"{name}.weight"])(module.weight)

@@ -24,6 +24,10 @@ def test_paths_are_paths() -> None:
 
 def test_urls_that_nothing_can_open(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal("nowhere://x", "checkpoint.start_from").startswith(
+        "checkpoint.start_from: nowhere://x: nowhere is not an allowed protocol; use file, "
+    )
+    monkeypatch.setenv("HLAT_STORAGE_PROTOCOLS", "elsewhere,nowhere")
+    assert refusal("nowhere://x", "checkpoint.start_from").startswith(
         "checkpoint.start_from=nowhere://x cannot be used (ValueError: Protocol not known: nowhere"
     )
     monkeypatch.setitem(sys.modules, "s3fs", None)

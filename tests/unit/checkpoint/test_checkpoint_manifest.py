@@ -8,18 +8,26 @@ from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.checkpoint_manifest import (
     CheckpointManifest,
     FileRecord,
-    SliceRecord,
     TensorRecord,
     format_slice_key,
-    merge_tensor_records,
+    merge_manifests,
     parse_manifest,
     serialize_manifest,
+    validate_coverage,
 )
+from hlat.checkpoint.slice_record import SliceRecord
 from hlat.checkpoint.tensor_slice import TensorSlice
 
 
 def half(begin: int, file: str, dtype: str = "F32") -> TensorRecord:
     return TensorRecord((4, 2), dtype, (SliceRecord((begin, 0), (2, 2), file),))
+
+
+def merge(*records: TensorRecord) -> dict[str, TensorRecord]:
+    parts = [CheckpointManifest(7, {}, {"w": record}) for record in records]
+    manifest = merge_manifests(parts)
+    validate_coverage(manifest)
+    return manifest.tensors
 
 
 MANIFEST = CheckpointManifest(
@@ -28,15 +36,13 @@ MANIFEST = CheckpointManifest(
         "rank_00000.safetensors": FileRecord(16, "aa"),
         "rank_00001.safetensors": FileRecord(16, "bb"),
     },
-    merge_tensor_records(
-        [("w", half(0, "rank_00000.safetensors")), ("w", half(2, "rank_00001.safetensors"))]
-    ),
+    merge(half(0, "rank_00000.safetensors"), half(2, "rank_00001.safetensors")),
 )
 
 
 def test_slices_of_many_files_join_to_one_tensor() -> None:
-    files = [piece.file for piece in MANIFEST.tensors["w"].slices]
-    assert files == ["rank_00000.safetensors", "rank_00001.safetensors"]
+    (record,) = MANIFEST.tensors["w"].slices
+    assert record.list_files() == ["rank_00000.safetensors", "rank_00001.safetensors"]
 
 
 def test_a_manifest_survives_json() -> None:
@@ -50,9 +56,9 @@ def test_a_slice_has_its_own_key_and_a_whole_tensor_its_name() -> None:
 
 def test_entries_that_disagree_are_refused() -> None:
     with pytest.raises(ValueError, match="w has chunks of shape"):
-        merge_tensor_records([("w", half(0, "a")), ("w", half(2, "b", dtype="BF16"))])
+        merge(half(0, "a"), half(2, "b", dtype="BF16"))
     with pytest.raises(ValueError, match="do not cover"):
-        merge_tensor_records([("w", half(0, "a"))])
+        merge(half(0, "a"))
 
 
 @pytest.mark.parametrize(
@@ -86,8 +92,8 @@ def test_more_than_a_file_can_hold_is_refused() -> None:
 
 
 def test_another_format_is_refused_by_its_number() -> None:
-    document = {**json.loads(serialize_manifest(MANIFEST)), "format": 2}
-    with pytest.raises(CorruptCheckpointError, match="format 2; this version reads 1"):
+    document = {**json.loads(serialize_manifest(MANIFEST)), "format": 3}
+    with pytest.raises(CorruptCheckpointError, match="format 3; this version reads 1 and 2"):
         parse_manifest(json.dumps(document).encode())
 
 

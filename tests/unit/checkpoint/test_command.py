@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hlat.checkpoint import __main__ as command
-from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint import checkpoint_directory, checkpoint_store
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import RunConfig
 from hlat.tracking import run_directory
@@ -182,7 +182,7 @@ def test_prune_shows_before_it_removes(run: Path, do) -> None:
     assert dry.code == 0
     assert dry.out.splitlines()[0].startswith("would remove checkpoints/.tmp-step_00000025-77")
     assert dry.out.splitlines()[1].startswith("would remove checkpoints/step_00000005  ")
-    assert "would remove 2 of 5, " in dry.out
+    assert "would remove 2 of 5 in runs/x, " in dry.out
     assert dry.out.endswith("; this was a dry run: yes=true removes them\n")
     assert names(run) == before
     done = do(*words, "--yes")
@@ -191,7 +191,7 @@ def test_prune_shows_before_it_removes(run: Path, do) -> None:
         "; this was a dry run: yes=true removes them", ""
     )
     assert names(run) == ["step_00000010", "step_00000015", "step_00000020"]
-    assert do(*words, "--yes").out == "removed 0 of 3, 0.00B\n"
+    assert do(*words, "--yes").out == "removed 0 of 3 in runs/x, 0.00B\n"
 
 
 def test_prune_keeps_the_newest_valid_one_and_names_the_damaged(run: Path, do) -> None:
@@ -275,3 +275,38 @@ def test_mistakes_are_told_in_one_sentence(
     done = do(*words)
     assert (done.code, done.err) == (2, sentence)
     assert len(names(run)) == 4
+
+
+@pytest.mark.parametrize("root", ["runs/x", "file://{}/runs/x"])
+def test_prune_does_not_remove_checkpoints_of_another_run(run: Path, do, root: str) -> None:
+    foreign = Path("foreign/x")
+    foreign.mkdir(parents=True)
+    location = root.format(Path.cwd())
+    (foreign / "checkpoints_are_in.txt").write_text(location)
+    before = names(run)
+    done = do("prune", "foreign/x", "--keep-last", "1", "--yes")
+    assert (done.code, done.out) == (2, "")
+    assert f"the checkpoints in {location} belong to another run" in done.err
+    (foreign / "checkpoints_are_in.txt").unlink()
+    (foreign / "checkpoints").symlink_to((run / "checkpoints").absolute())
+    done = do("prune", "foreign/x", "--keep-last", "1", "--yes")
+    assert done.code == 2
+    assert "checkpoints is a symbolic link to" in done.err
+    assert names(run) == before
+
+
+def test_prune_a_destination_of_the_run(tmp_path: Path, monkeypatch, do) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs/x")
+    run.mkdir(parents=True)
+    checkpoint_directory.validate_destination(run, f"file://{tmp_path}/store")
+    for step in (5, 10):
+        save(Path("store/x/checkpoints"), step)
+    done = do("prune", "runs/x", "--keep-last", "1", "--yes")
+    assert done.code == 0, done.err
+    assert f"removed 1 of 2 in file://{tmp_path}/store/x, " in done.out
+    assert names(Path("store/x")) == ["step_00000010"]
+    run.rename("moved")
+    done = do("prune", "moved", "--keep-last", "1", "--yes")
+    assert done.code == 2
+    assert f"belong to {tmp_path}/runs/x; specify the directory" in done.err

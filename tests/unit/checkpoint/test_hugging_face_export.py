@@ -3,6 +3,7 @@
 import builtins
 import errno
 import json
+import math
 import os
 import shutil
 import signal
@@ -26,9 +27,9 @@ from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.config.precision import Dtype
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.hugging_face_config import build_hf_config
-from hlat.model.llama import Llama
-from hlat.model.parameter_specs import list_parameter_specs
 from tests.support.llama_models import MODELS, _seed, build_weight_chunks  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
@@ -36,8 +37,8 @@ transformers = pytest.importorskip("transformers")
 MODEL = MODELS["mha"]
 
 
-def llama(model: ModelConfig) -> Llama:
-    ours = Llama(model)
+def llama(model: ModelConfig) -> Decoder:
+    ours = Decoder(model)
     for parameter in ours.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.2)
     return ours
@@ -85,7 +86,7 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_way_there_and_back_is_exact(tmp_path: Path, name: str) -> None:
-    model, ours, again = MODELS[name], llama(MODELS[name]), Llama(MODELS[name])
+    model, ours, again = MODELS[name], llama(MODELS[name]), Decoder(MODELS[name])
     out = exported(tmp_path, model, build_weight_chunks(model, ours), max_bytes=60_000)
     load_pretrained(str(out), model, build_weight_chunks(model, again))
     for one, other in zip(ours.parameters(), again.parameters(), strict=True):
@@ -173,6 +174,25 @@ def test_a_disk_that_fills_leaves_nothing(
             tmp_path / "out", checkpoint, files, Dtype.fp32, {"config.json": b"{}"}, lambda _: None
         )
     assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(math.nan, Dtype.fp32), (math.inf, Dtype.bf16), (3.4e38, Dtype.bf16)]
+)
+def test_weights_that_are_not_finite_are_exported_with_consent_only(
+    tmp_path: Path, value: float, dtype: Dtype
+) -> None:
+    saved = build_weight_chunks(MODEL, llama(MODEL))
+    chunk = next(chunk for chunk in saved if chunk.name.endswith("layers.1.mlp.down_proj.weight"))
+    chunk.tensor.detach()[2, 1] = value
+    checkpoint = checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
+    arguments = (checkpoint, split_into_shards(MODEL, dtype, 10**9), dtype, {}, lambda _: None)
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.down_proj\.weight in .* has 1 of "):
+        export_weights(tmp_path / "out", *arguments)
+    assert left(tmp_path) == []
+    export_weights(tmp_path / "out", *arguments, allow_non_finite=True)
+    tensors = load_file(tmp_path / "out" / SAFE_WEIGHTS_NAME)
+    assert not tensors["model.layers.1.mlp.down_proj.weight"][2, 1].isfinite()
 
 
 def killed_while_writing(tmp_path: Path, checkpoint: Path) -> None:

@@ -14,7 +14,7 @@ from hlat.checkpoint.nxd_layout import (
 )
 from hlat.checkpoint.tensor_slice import TensorSlice
 from hlat.config.model import ModelConfig
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder_spec import list_parameter_specs
 
 HLAT_70B = ModelConfig("70b", 80, 8192, 28672, 64, 8, 32000)
 SMALL = ModelConfig("small", 1, 16, 24, 4, 2, 32)  # heads of 4

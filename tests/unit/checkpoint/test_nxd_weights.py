@@ -28,8 +28,8 @@ from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import InitCopies, ModelConfig
 from hlat.model.canonical_views import iter_canonical_views
-from hlat.model.llama import Llama
-from hlat.model.parameter_specs import list_parameter_specs
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_parameter_specs
 
 GQA = ModelConfig("gqa", 3, 64, 96, 8, 2, 128)
 MHA = replace(GQA, num_key_value_heads=8)
@@ -164,8 +164,8 @@ def weights_of(model: ModelConfig) -> dict[str, Tensor]:
     return {n: value if value.dim() > 1 else 1 + value for n, value in values.items()}
 
 
-def read(folder: Path, model: ModelConfig) -> Llama:
-    llama = Llama(model)
+def read(folder: Path, model: ModelConfig) -> Decoder:
+    llama = Decoder(model)
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
     views = iter_canonical_views(model, dict(llama.named_parameters()))
     chunks = [
@@ -176,7 +176,7 @@ def read(folder: Path, model: ModelConfig) -> Llama:
     return llama
 
 
-def values_of(llama: Llama, model: ModelConfig) -> dict[str, Tensor]:
+def values_of(llama: Decoder, model: ModelConfig) -> dict[str, Tensor]:
     shapes = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
     views = iter_canonical_views(model, dict(llama.named_parameters()))
     return {name: view.detach().reshape(shapes[name]) for name, view in views}

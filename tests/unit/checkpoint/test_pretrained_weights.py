@@ -19,7 +19,7 @@ from hlat.checkpoint.pretrained_weights import (
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
-from hlat.model.llama import Llama
+from hlat.model.decoder import Decoder
 from tests.support.llama_models import MODELS, _seed, build_transformers_llama, build_weight_chunks  # noqa: F401
 
 transformers = pytest.importorskip("transformers")
@@ -51,7 +51,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str, size: str) 
     assert (
         tmp_path / "llama" / (SAFE_WEIGHTS_NAME if size == "5GB" else SAFE_WEIGHTS_INDEX_NAME)
     ).is_file()
-    ours = Llama(model)
+    ours = Decoder(model)
     load_pretrained(str(tmp_path / "llama"), model, build_weight_chunks(model, ours))
     tokens = torch.randint(0, model.vocab_size, (2, 17))
     with torch.no_grad():
@@ -109,6 +109,50 @@ def test_what_transformers_skips_is_skipped(tmp_path: Path) -> None:
     validate_pretrained(str(tmp_path), model)
 
 
+def load_all(folder: Path, model: ModelConfig) -> list[str]:
+    """Return the problems of loading every weight, without the directory."""
+    chunks = build_weight_chunks(model, Decoder(model))
+    with pytest.raises(ConfigError) as refused:
+        load_pretrained(str(folder), model, chunks)
+    prefix = f"model.init_from={folder}: "
+    return [problem.removeprefix(prefix) for problem in refused.value.problems]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+    build_transformers_llama(MODEL).to(dtype).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
+    names = ["model.layers.0.self_attn.k_proj.weight", "model.norm.weight"]
+    for name in names:
+        tensors[name].view(-1)[7] = value
+    save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
+    assert sorted(load_all(tmp_path, MODEL)) == [
+        f"{name} contains NaN or infinity; use the weights of a run that did not diverge"
+        for name in names
+    ]
+
+
+def test_a_tied_head_that_differs(tmp_path: Path) -> None:
+    model = MODELS["tied"]
+    build_transformers_llama(model).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = embedding.clone()
+    save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
+    load_pretrained(str(tmp_path), model, build_weight_chunks(model, Decoder(model)))
+    tensors["lm_head.weight"][-1, -1] += 1e-3
+    save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
+    assert load_all(tmp_path, model) == [
+        "config.json has tie_word_embeddings=true, but lm_head.weight differs from "
+        "model.embed_tokens.weight; set tie_word_embeddings=false in config.json and "
+        "model.tie_embeddings=false, or remove lm_head.weight"
+    ]
+    tensors["lm_head.weight"] = embedding[:-1].clone()
+    save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
+    assert refusals(tmp_path, model) == ["lm_head.weight has shape [130, 64], this run [131, 64]"]
+
+
 def test_no_folder(tmp_path: Path) -> None:
     advice = "there is no such directory; specify a directory with config.json and *.safetensors"
     assert refusals(tmp_path / "nowhere") == [advice]
@@ -120,7 +164,7 @@ def test_no_folder(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     assert refusals(tmp_path) == [
-        f"it has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}; specify a Hugging Face Llama directory"
+        f"it has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}; specify a Hugging Face directory of a supported family"
     ]
 
 

@@ -68,6 +68,7 @@ register_implementation("bucket", Bucket, clobber=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bucket, "requests", [])
     monkeypatch.setattr(Bucket, "failing", ())
+    monkeypatch.setenv("HLAT_STORAGE_PROTOCOLS", "bucket")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def compose() -> Callable[..., DictConfig]:
     composition.register_configs()
     parser = OverridesParser.create()
 
-    @functools.cache
+    @functools.lru_cache(100)
     def compose_groups(*overrides: str) -> DictConfig:
         with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
             return hydra_compose("config", list(overrides))

@@ -50,7 +50,10 @@ REFUSED = [
         ["model.num_key_value_heads=3"],
         "model.num_key_value_heads=3 does not divide model.num_attention_heads=4; use 1, 2 or 4",
     ),
-    (["model.num_attention_heads=128", "model.num_key_value_heads=1"], "gives an odd head size 1"),
+    (
+        ["model.num_attention_heads=128", "model.num_key_value_heads=1"],
+        "a head size of 1 x model.rope.partial_rotary_factor=1 is 1",
+    ),
     (["parallelism.sequence_parallel=true"], "needs parallelism.tp > 1; set it to false"),
     (
         ["parallelism.sequence_parallel=true", "parallelism.tp=4", "batch.sequence_length=254"],
@@ -111,8 +114,22 @@ REFUSED = [
         "parallelism.pipeline_schedule=zero_bubble with precision.name=mixed is not supported by engine=native",
     ),
     (
-        ["parallelism.pp=2", "model.tie_embeddings=true"],
-        "model.tie_embeddings=true with parallelism.pp=2 is not supported by engine=native",
+        ["engine=nxd", "model.attention.qk_norm=true"],
+        "model.attention.qk_norm=true is not supported by engine=nxd: it has the components of Llama; use "
+        "engine=native, or set model.attention.qk_norm=false",
+    ),
+    (
+        ["model.attention.layer_pattern=[sliding,full]"],
+        "model.attention.layer_pattern has sliding layers, and model.attention.sliding_window is null",
+    ),
+    (
+        ["model.attention.sliding_window=8", "model.attention.layer_pattern=[full]"],
+        "model.attention.sliding_window=8 has no effect",
+    ),
+    (["model.rope.factor=8"], "model.rope.factor=8 has no effect with model.rope.scaling=none"),
+    (
+        ["model.rope.scaling=llama3", "model.rope.factor=8"],
+        "model.rope.scaling=llama3 needs model.rope.original_max_positions",
     ),
     (["schedule.warmup_steps=400"], "is not below schedule.total_steps=256"),
     (
@@ -172,7 +189,7 @@ REFUSED = [
     ),
     (["optimizer.lr=0"], "optimizer.lr=0.0 is outside (0, inf)"),
     (["optimizer.beta2=1"], "optimizer.beta2=1.0 is outside [0, 1)"),
-    (["optimizer.eps=nan"], "optimizer.eps=nan is too small; use 0 or more"),
+    (["optimizer.eps=nan"], "optimizer.eps=nan is outside (0, inf)"),
     (["run.steps=0"], "run.steps=0 is too small; use 1 or more"),
     (["run.steps=400"], "run.steps=400 exceeds schedule.total_steps=256"),
     (["model.rope_theta=0"], "model.rope_theta=0.0 is outside (0, inf)"),

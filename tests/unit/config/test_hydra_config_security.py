@@ -6,11 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import SearchPathElement
+from hydra.errors import ConfigCompositionException, HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 
-from hlat.config.compose import compose_config
+from hlat.config.compose import register_configs
 from hlat.config.config_errors import ConfigError
+from hlat.config.config_loader import SafeConfigLoader
 from hlat.config.hydra_config_security import find_code_references
+from hlat.config.hydra_errors import convert_hydra_error
+from hlat.config.package_dirs import find_package_dir
 
 Entry = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -85,10 +93,16 @@ def test_a_configuration_that_names_code_is_refused(tmp_path: Path, case: str) -
     _, words, key = FILES[case]
     trace = _write_files(tmp_path, case)
     overrides = [word for word in words if word != "-m"]
-    with pytest.raises(ConfigError) as error:
-        compose_config([f"hydra.searchpath=[file://{tmp_path}/theirs]", *overrides])
+    search_path = create_config_search_path(str(find_package_dir("conf")))
+    element = SearchPathElement("command-line", f"file://{tmp_path}/theirs")
+    search_path.get_path().insert(-1, element)  # the schema is the last
+    register_configs()
+    with pytest.raises((ConfigError, HydraException)) as raised:
+        SafeConfigLoader(search_path).load_configuration("config", overrides, RunMode.RUN)
     assert not trace.exists()
-    assert any(problem.startswith(key) for problem in error.value.problems)
+    error = raised.value
+    converted = error if isinstance(error, ConfigError) else convert_hydra_error(error)
+    assert any(problem.startswith(key) for problem in converted.problems)
 
 
 IN_A_PROCESS = ["callback", "logging of a group", "launcher", "another root"]
@@ -112,6 +126,32 @@ def test_so_is_what_is_typed(hlat: Entry) -> None:
     assert "hydra.callbacks.x" in done.stderr
 
 
+SEARCH_PATH = "hydra: {searchpath: ['pkg://theirs']}\ndefaults: [config]"
+IMPORTED = {
+    "search path of a primary configuration": (["--config-dir=.", "--config-name=theirs"], None),
+    "typed search path": (["hydra.searchpath=[pkg://theirs]"], None),
+    "added search path": (["+hydra.searchpath=[pkg://theirs]"], None),
+    "package": (["--config-path=pkg://theirs"], "pkg://theirs"),
+    "rerun": (["--experimental-rerun=theirs.yaml"], "--experimental-rerun"),
+    "abbreviated rerun": (["--exp", "theirs.yaml"], "--experimental-rerun"),
+}
+
+
+@pytest.mark.parametrize("case", IMPORTED)
+def test_refuse_to_import_a_package_or_unpickle_a_file(
+    tmp_path: Path, hlat: Entry, case: str
+) -> None:
+    arguments, name = IMPORTED[case]
+    (tmp_path / "theirs.yaml").write_text(SEARCH_PATH)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "__init__.py").write_text("open('trace', 'w')")
+    done = hlat("train", *arguments, "data.preview=1")
+    assert not (tmp_path / "trace").exists()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"hlat: {name or 'hydra.searchpath'}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_settings_of_hydra_still_work(hlat: Entry) -> None:
     words = ["hydra.verbose=true", "hydra.job_logging.root.level=DEBUG", "hydra.sweep.subdir=x"]
     done = hlat("train", "--cfg", "hydra", *words)
@@ -126,3 +166,33 @@ def test_what_stands_elsewhere_may_be_meant() -> None:
     assert list(find_code_references(OmegaConf.create({"hydra": section}))) == []
     plugin["y"] = "${oc.${run.name}:x}"
     assert len(list(find_code_references(OmegaConf.create({"hydra": section})))) == 1
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optimizer.lr=2e-3", "run.seed=3"],
+        ["optimizer=hlat_7b", "optimizer.lr=2e-3", "hydra.job.chdir=true"],
+        ["run.name='a b'", "+hardware.peak_tflops={fp32:1.5}", "run.steps=${oc.env:N}"],
+        ["model=tiny", "run.seed=1", "run.seed=2"],
+    ],
+)
+def test_values_are_applied_to_a_shared_configuration_as_hydra_does(overrides, monkeypatch):
+    monkeypatch.setenv("N", "7")
+    register_configs()
+    loader = SafeConfigLoader(create_config_search_path(str(find_package_dir("conf"))))
+
+    def load() -> DictConfig:
+        return loader.load_configuration("config", overrides, RunMode.RUN)
+
+    original = ConfigLoaderImpl(loader.config_search_path)
+    plain = original.load_configuration("config", overrides, RunMode.RUN)
+    first, second = load(), load()
+    for config in (first, second):
+        assert OmegaConf.to_yaml(config) == OmegaConf.to_yaml(plain)
+        assert OmegaConf.is_struct(config)
+    first.run.seed = 99
+    assert second.run.seed != 99
+    for unknown in ("run.sed=1", "modell=tiny"):
+        with pytest.raises(ConfigCompositionException):
+            loader.load_configuration("config", [unknown], RunMode.RUN)

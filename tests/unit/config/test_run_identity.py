@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.config.run_identity import (
@@ -32,6 +33,7 @@ OTHER = [
     "data.sources.code.weight=0.4",
     "data.document_mask=true",
     "data.loss_mask=true",
+    'data.bos_token="</s>"',
     "schedule.name=linear",
     "optimizer.decay_norms=false",
     "phase.timeline=[{name: base, lr: 1e-3}]",
@@ -95,6 +97,17 @@ def test_runs_from_before_init_from_keep_their_names(compose):
     assert {key: settings[key] for key in INITIAL_WEIGHTS_DEFAULTS if key in settings} == {
         "model.init_from": "folder"
     }
+
+
+def test_runs_from_before_bos_keep_their_names(compose, monkeypatch):
+    hashed = []
+    digest = run_identity.hashlib.sha256
+    monkeypatch.setattr(
+        run_identity.hashlib, "sha256", lambda text: hashed.append(text) or digest(text)
+    )
+    for overrides in ((), ('data.bos_token="</s>"',)):
+        build_default_run_name(resolve_config(compose(*overrides, "run.name=x")))
+    assert [b"data.bos_token" in text for text in hashed] == [False, True]
 
 
 def test_a_saved_model_comes_back_from_what_is_fixed(compose):

@@ -1,6 +1,7 @@
 """Fixtures: small corpora, and a cache directory for the embedded corpus."""
 
 import functools
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig, StageConfig
 from hlat.data import data_loader, embedded_corpus, training_data
-from hlat.data.tokenizer import Tokenizer
+from hlat.data.tokenizer import EMBEDDED_FILE, Tokenizer
 
-EOS = "<|endoftext|>"
+EOS, BOS = "<|endoftext|>", "<|begin|>"
 WORDS = ["red", "blue", "été", "木"]
 
 
@@ -93,6 +94,22 @@ def make_texts() -> Callable[..., list[str]]:
 @pytest.fixture
 def eos() -> str:
     return EOS
+
+
+@pytest.fixture
+def bos() -> str:
+    return BOS
+
+
+@pytest.fixture(scope="session")
+def bos_tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the embedded tokenizer with the additional special token BOS."""
+    content = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8"))
+    (token,) = content["added_tokens"]
+    content["added_tokens"].append(token | {"id": 4096, "content": BOS})
+    path = tmp_path_factory.mktemp("bos") / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Test that global batches do not depend on ranks, prefetch and resumes."""
 
+import itertools
 import json
 import random
 import threading
@@ -13,6 +14,7 @@ from hlat.config.phase import PhaseConfig, StageConfig
 from hlat.data import data_loader as loader_module
 from hlat.data.data_loader import merge_state_dicts
 from hlat.data.packed_sequences import compute_document_ids
+from hlat.data.tokenizer import Tokenizer
 
 WEIGHTS = {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
 SWITCH = PhaseConfig(
@@ -260,3 +262,108 @@ def test_documents_are_told_where_an_option_asks(corpora, open_loader, option: s
         held.sequences.document_ids is not None
         for held in asked.build_heldout_sequences(1).values()
     )
+
+
+@pytest.fixture
+def with_bos(corpora, bos, bos_tokenizer_file):
+    """Return a function that builds settings of the small corpora with BOS."""
+
+    def build(weights=None, **changes):
+        tokenizer = {"tokenizer": str(bos_tokenizer_file), "bos_token": bos}
+        return corpora.data(weights, **tokenizer | changes)
+
+    return build
+
+
+def test_a_batch_with_bos_equals_one_built_by_hand(corpora, open_loader, with_bos, eos) -> None:
+    corpora.write("alpha", [f"text {i}" for i in range(40)])
+    data = with_bos({"alpha": 1.0}, document_mask=True, loss_mask=True)
+    loader = open_loader(data, batch=BatchConfig(2, 1, 9))
+    first, second = loader.next_batch(), loader.next_batch()
+    source = loader._training_data.sources["alpha"]
+    plain = Tokenizer("embedded", ".", eos)
+    for row in range(2):
+        tokens, ids = [], []
+        for document in range(18):
+            text = str(source.read_training_document(2 * document + row), "utf-8")
+            (text_ids,) = plain.encode_chunks([text])
+            whole = [4096, *text_ids.tolist(), plain.eos_token_id]
+            tokens += whole
+            ids += [document] * len(whole)
+        assert first.tokens[row].tolist() == tokens[:9]
+        assert second.tokens[row].tolist() == tokens[9:18]
+        assert first.document_ids[row].tolist() == ids[:9]
+        assert second.document_ids[row].tolist() == [i - ids[9] for i in ids[9:18]]
+        assert first.tokens[row, 0] == 4096
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_global_batches_with_bos_do_not_depend_on_ranks_or_workers(
+    open_loader, with_bos, num_ranks: int, workers: int
+) -> None:
+    (whole,) = [open_loader(with_bos(), SWITCH)]
+    expected = global_batches([whole], 30)
+    data = with_bos(workers=workers, prefetch=2)
+    ranks = [
+        open_loader(data, SWITCH, dp_rank=r, dp_world_size=num_ranks) for r in range(num_ranks)
+    ]
+    np.testing.assert_array_equal(global_batches(ranks, 30), expected)
+    assert merge_state_dicts([one.state_dict() for one in ranks]) == whole.state_dict()
+
+
+def test_a_run_with_bos_resumes_with_other_ranks_and_workers(open_loader, with_bos) -> None:
+    expected = global_batches([open_loader(with_bos(), SWITCH)], 40)
+    found, state = [], None
+    for num_ranks, workers, prefetch in ((2, 1, 3), (1, 0, 0), (4, 2, 1), (1, 3, 2)):
+        data = with_bos(workers=workers, prefetch=prefetch)
+        ranks = [
+            open_loader(data, SWITCH, dp_rank=r, dp_world_size=num_ranks) for r in range(num_ranks)
+        ]
+        for one in ranks:
+            if state is not None:
+                one.load_state_dict(json.loads(state))
+        found += global_batches(ranks, 10)
+        state = json.dumps(merge_state_dicts([one.state_dict() for one in ranks]))
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_bos_is_counted_for_its_source_and_not_as_a_document(open_loader, with_bos) -> None:
+    loader = open_loader(with_bos())
+    tokens = np.concatenate([one.ravel() for one in global_batches([loader], 100)])
+    ledger = loader.compute_ledger()
+    assert sum(entry["tokens"] for entry in ledger.values()) == tokens.size
+    for name, share in WEIGHTS.items():
+        assert abs(ledger[name]["tokens"] - share * tokens.size) <= 4 * 4 * 32
+    num_ended = int((tokens == loader.eos_token_id).sum())
+    assert sum(entry["documents"] for entry in ledger.values()) == num_ended
+    assert 0 <= int((tokens == loader.bos_token_id).sum()) - num_ended <= 3 * 4  # open documents
+
+
+def test_the_fingerprint_has_bos_only_if_it_is_set(corpora, open_loader, with_bos, bos) -> None:
+    assert "data.bos_token" not in open_loader(corpora.data()).fingerprint
+    assert open_loader(with_bos()).fingerprint["data.bos_token"] == bos
+
+
+def test_another_bos_is_refused_by_name(corpora, open_loader, bos_tokenizer_file, bos, eos) -> None:
+    def open_(bos_token):
+        data = corpora.data(tokenizer=str(bos_tokenizer_file), bos_token=bos_token)
+        return open_loader(data)
+
+    for before, after in itertools.permutations((None, bos, eos), 2):
+        with pytest.raises(ConfigError) as error:
+            open_(after).load_state_dict(open_(before).state_dict())
+        assert error.value.problems == (
+            f"data.bos_token: the checkpoint was written with {before or 'none'}, this run has "
+            f"{after or 'none'}; restore the former, start a new run, or accept it with "
+            "'data.allow_changed=[data.bos_token]'",
+        )
+
+
+def test_an_accepted_bos_starts_with_the_next_document(corpora, open_loader, with_bos) -> None:
+    corpora.write("alpha", [f"old{i} " * 40 for i in range(30)])
+    before = open_loader(with_bos({"alpha": 1.0}, bos_token=None))
+    global_batches([before], 4)
+    after = open_loader(with_bos({"alpha": 1.0}, allow_changed=["data.bos_token"]))
+    assert len(after.load_state_dict(before.state_dict())) == 1
+    assert after.next_batch().tokens[:, 0].tolist() == [4096] * 4

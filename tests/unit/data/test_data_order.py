@@ -16,7 +16,7 @@ from hlat.data import token_streams
 from hlat.data.data_loader import build_data_loader, merge_state_dicts
 from hlat.data.training_data import open_training_data
 
-LENGTH = 16
+LENGTH, EOS = 16, "<|endoftext|>"
 SEGMENT = 4 * LENGTH
 WORDS = ["red", "blue", "été", "木曜日", "x+y", "\n\n", "  two", "\ud7ff", "3.14", "<|endoftext|>"]
 
@@ -70,6 +70,7 @@ def runs(draw):
         "stages": [(n, dict(zip(names, w, strict=True))) for n, w in stages],
         "streams": streams,
         "seed": draw(st.integers(0, 3)),
+        "bos_token": draw(st.sampled_from([None, EOS])),
         "attempts": draw(st.lists(attempt, min_size=1, max_size=4)),
     }
 
@@ -90,6 +91,7 @@ class Case:
     def __init__(self, root, drawn, workers=0):
         write(root, drawn["texts"])
         self.attempts, self.seed, self.workers = drawn["attempts"], drawn["seed"], workers
+        self.bos_token = drawn["bos_token"]
         self.batch = BatchConfig(drawn["streams"], 1, LENGTH)
         per_step = drawn["streams"] * LENGTH
         self.stages = [(n * LENGTH, weights) for n, weights in drawn["stages"]]
@@ -102,8 +104,8 @@ class Case:
 
     def data(self, prefetch):
         return DataConfig(
-            "x", str(self.root), self.sources, tokenizer="embedded", eos_token="<|endoftext|>",
-            heldout_documents=1, workers=self.workers, prefetch=prefetch,
+            "x", str(self.root), self.sources, tokenizer="embedded", eos_token=EOS,
+            bos_token=self.bos_token, heldout_documents=1, workers=self.workers, prefetch=prefetch,
         )  # fmt: skip
 
     def found(self):
@@ -141,9 +143,10 @@ class Case:
             position = number
             while True:
                 text = str(source.read_training_document(position), "utf-8")
-                (tokens,) = opened.tokenizer.encode([text])
+                (tokens,) = opened.tokenizer.encode_chunks([text])
+                eos = opened.tokenizer.eos_token_id
                 if len(tokens):
-                    yield tokens.tolist()
+                    yield [*([eos] if self.bos_token else []), *tokens.tolist(), eos]
                 position += streams
 
         return [

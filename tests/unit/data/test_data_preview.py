@@ -9,7 +9,7 @@ def test_sequences_are_shown_with_the_borders_of_their_documents(corpora, open_l
     corpora.write("alpha", [f"document {i}" for i in range(40)])
     data = corpora.data({"alpha": 1.0}, preview=5, workers=2)
     phase, batch = PhaseConfig("p", [StageConfig("s")]), BatchConfig(4, 1, 32)
-    shown = render_preview(data, phase, batch, 1)
+    shown = "\n".join(render_preview(data, phase, batch, 1))
     loader = open_loader(corpora.data({"alpha": 1.0}), phase, batch)
     rows = [*loader.next_batch().tokens, loader.next_batch().tokens[0]]
     blocks = shown.split("== sequence ")[1:]
@@ -23,6 +23,19 @@ def test_sequences_are_shown_with_the_borders_of_their_documents(corpora, open_l
         ]
         assert sum(line.startswith(f"-- {eos} -") for line in lines) == len(texts) - 1
     assert shown.endswith("tokens of each source in the batches of these rows: alpha 256")
+
+
+def test_bos_is_shown_at_the_start_of_its_document(corpora, bos_tokenizer_file, bos, eos) -> None:
+    corpora.write("alpha", [f"document {i}" for i in range(40)])
+    changes = {"tokenizer": str(bos_tokenizer_file), "bos_token": bos, "preview": 4}
+    data = corpora.data({"alpha": 1.0}, **changes)
+    phase, batch = PhaseConfig("p", [StageConfig("s")]), BatchConfig(4, 1, 32)
+    lines = "\n".join(render_preview(data, phase, batch, 1)).splitlines()
+    titles = [i for i, line in enumerate(lines) if line.startswith("==")]
+    assert len(titles) == 4
+    assert all(lines[i + 1].startswith(f"{bos}document ") for i in titles)
+    assert sum(line.startswith(bos) for line in lines) > 8
+    assert f"-- {eos} ".ljust(80, "-") in lines
 
 
 def test_training_does_not_begin(hlat, small, tmp_path) -> None:

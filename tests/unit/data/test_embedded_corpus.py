@@ -111,6 +111,7 @@ def test_a_library_without_sources_is_an_error(small_library: Path) -> None:
         embedded_corpus.prepare_embedded_corpus()
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("embedded")  # one worker prepares the corpus
 @pytest.mark.usefixtures("embedded_folder")
 @pytest.mark.parametrize("name", embedded_corpus.SOURCE_NAMES)

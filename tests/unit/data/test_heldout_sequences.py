@@ -127,3 +127,35 @@ def test_held_out_documents_of_single_tokens_leave_nothing_to_measure(
         ConfigError, match=r"leave the loss no text .* or set data\.loss_mask=false"
     ):
         pack_heldout_sequences(open_data_sources(data, 1)["alpha"], tokenizer, 1, 8, data)
+
+
+@pytest.mark.parametrize("is_bos_eos", [False, True])
+@pytest.mark.parametrize("loss_mask", [False, True])
+def test_bos_has_no_bytes_and_is_no_target_with_the_loss_mask(
+    corpora, bos_tokenizer_file, eos, bos, loss_mask: bool, is_bos_eos: bool
+) -> None:
+    """A loss of one bit per byte, and none for BOS and EOS, is 1 bit per byte."""
+    bos_token = eos if is_bos_eos else bos
+    tokenizer = Tokenizer(str(bos_tokenizer_file), ".", eos, bos_token=bos_token)
+    corpora.write("alpha", [f"{word} five six seven" for word in ("one", "two", "three") * 12])
+    data = corpora.data(heldout_documents=10, loss_mask=loss_mask, bos_token=bos_token)
+    source = open_data_sources(data, 1)["alpha"]
+    heldout = pack_heldout_sequences(source, tokenizer, 10**6, 16, data)
+    tokens = heldout.sequences.tokens
+    packed = np.concatenate(tokenizer.encode(list(source.read_heldout_documents())))
+    np.testing.assert_array_equal(tokens.ravel(), packed[: tokens.size])
+    assert packed[0] == tokenizer.bos_token_id
+
+    counted = compute_loss_mask(heldout.sequences, loss_mask)
+    is_eos, is_bos = tokens == tokenizer.eos_token_id, tokens == tokenizer.bos_token_id
+    is_start = np.zeros_like(is_bos)
+    is_start[:, 1:] = is_bos[:, 1:] & is_eos[:, :-1]
+    assert is_start.sum() >= 5
+    assert counted[is_start].any() != loss_mask
+    bits = [
+        len(tokenizer._backend_tokenizer.id_to_token(token))
+        if token not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
+        else 0
+        for token in tokens[counted].tolist()
+    ]
+    assert np.mean(bits) * heldout.tokens_per_byte == pytest.approx(1.0, abs=1e-12)

@@ -10,6 +10,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from hlat.data.hugging_face_tokenizer import build_tokenizer_files, find_tokenizer_file
+from hlat.data.prompt_tokenizer import (
+    find_added_bos_token,
+    load_hugging_face_tokenizer,
+    load_run_tokenizer,
+)
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE, Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -54,9 +59,9 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "tokenizer.json"
 
 
-def exported(file: Path, folder: Path, eos: str) -> Any:
+def exported(file: Path, folder: Path, eos: str, bos: str | None = None) -> Any:
     folder.mkdir()
-    for name, content in build_tokenizer_files(file, eos, 64).items():
+    for name, content in build_tokenizer_files(file, eos, 64, bos_token=bos).items():
         (folder / name).write_bytes(content)
     (folder / "config.json").write_text('{"model_type": "llama"}')
     return transformers.AutoTokenizer.from_pretrained(folder)
@@ -74,6 +79,68 @@ def test_the_ids_are_those_of_training_without_a_bos(file: Path, tmp_path: Path)
     assert theirs.eos_token_id == ours.eos_token_id
     assert theirs.bos_token is None
     assert theirs.model_max_length == 64
+
+
+BOTH = processors.TemplateProcessing(
+    single="<s> $A </s>", special_tokens=[("<s>", 256), ("</s>", 257)]
+)
+END = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 257)])
+WITH_OTHER_TOKENS = {
+    "bos and eos": bytes_tokenizer(post_processor=BOTH),
+    "eos": bytes_tokenizer(post_processor=END),
+    "none": bytes_tokenizer(),
+}
+
+
+@pytest.mark.parametrize("name", [*TOKENIZERS, *WITH_OTHER_TOKENS])
+def test_the_ids_are_those_of_training_with_a_bos(name: str, tmp_path: Path) -> None:
+    file, eos, bos = EMBEDDED_FILE, EMBEDDED_EOS_TOKEN, EMBEDDED_EOS_TOKEN
+    rust = (TOKENIZERS | WITH_OTHER_TOKENS)[name]
+    if rust is not None:
+        file, eos, bos = tmp_path / "tokenizer.json", "</s>", "<s>"
+        rust.save(str(file))
+    ours = Tokenizer(str(file), ".", eos, bos_token=bos)
+    theirs = exported(file, tmp_path / "out", eos, bos)
+    prompts = load_hugging_face_tokenizer(tmp_path / "out")
+    for text, ids in zip(TEXTS, ours.encode(TEXTS), strict=True):
+        document = ids[:-1].tolist()
+        assert theirs(text)["input_ids"] == document
+        assert theirs(text, add_special_tokens=False)["input_ids"] == document[1:]
+        assert prompts.encode(text) == document
+        assert prompts.encode(text, is_prompt_start=False) == document[1:]
+        assert load_run_tokenizer(file, eos, bos).encode(text) == document
+    assert (theirs.bos_token, theirs.bos_token_id) == (bos, ours.bos_token_id)
+    assert theirs.eos_token_id == ours.eos_token_id
+    assert prompts.prefix_token_id == ours.bos_token_id
+    is_copy = (tmp_path / "out/tokenizer.json").read_bytes() == file.read_bytes()
+    assert is_copy == (name in ("bos", "bos after offsets"))
+    config = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert (config["add_bos_token"], config["add_eos_token"]) == (True, False)
+
+
+@pytest.mark.parametrize("name", [*TOKENIZERS, *WITH_OTHER_TOKENS])
+@pytest.mark.parametrize("add_bos_token", [None, False, True])
+def test_find_the_bos_that_a_tokenizer_adds(
+    name: str, add_bos_token: bool | None, tmp_path: Path
+) -> None:
+    """Without add_bos_token in tokenizer_config.json, the post-processor of tokenizer.json applies."""
+    if (rust := (TOKENIZERS | WITH_OTHER_TOKENS)[name]) is None:
+        rust = bytes_tokenizer()
+    rust.save(str(tmp_path / "tokenizer.json"))
+    assert find_added_bos_token(tmp_path) is None  # lacks tokenizer_config.json
+    config = {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": add_bos_token}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    is_added = name in ("bos", "bos after offsets", "bos and eos")
+    expected = is_added if add_bos_token is None else add_bos_token
+    assert find_added_bos_token(tmp_path) == ("<s>" if expected else None)
+
+
+def test_the_prompt_of_a_run_without_bos_follows_eos() -> None:
+    plain = load_run_tokenizer(EMBEDDED_FILE, EMBEDDED_EOS_TOKEN)
+    ours = Tokenizer(str(EMBEDDED_FILE), ".", EMBEDDED_EOS_TOKEN)
+    (ids,) = ours.encode_chunks(["a b"])
+    assert plain.encode("a b") == ids.tolist()
+    assert plain.prefix_token_id == ours.eos_token_id
 
 
 def test_a_tokenizer_that_adds_nothing_is_copied_byte_for_byte() -> None:

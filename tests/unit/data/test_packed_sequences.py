@@ -1,5 +1,7 @@
 """Test document ids and the loss mask."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,6 +36,41 @@ def test_ordinals_count_the_eos_before_each_position(rows: list[list[int]]) -> N
     assert found.tolist() == [[row[:i].count(0) for i in range(5)] for row in rows]
 
 
+B = 8
+DOCUMENTS = [[B, 1, E], [B, 2, 3, E], [B, 4, E]]
+
+
+def _pack(documents: list[list[int]], length: int, start: int) -> tuple[np.ndarray, list[int]]:
+    """Return a row of concatenated documents, and the document of each of its tokens."""
+    tokens = [token for document in documents for token in document][start : start + length]
+    ids = [i for i, document in enumerate(documents) for _ in document][start : start + length]
+    return np.array([tokens], np.int32), [i - ids[0] for i in ids]
+
+
+@pytest.mark.parametrize("start", range(4))
+@pytest.mark.parametrize("bos_token_id", [B, E])
+def test_a_bos_is_the_first_token_of_its_document(bos_token_id: int, start: int) -> None:
+    documents = [[bos_token_id, *document[1:]] for document in DOCUMENTS]
+    row, expected = _pack(documents, 7, start)
+    assert compute_document_ids(row, E, bos_token_id).tolist() == [expected]
+    # With the mask BOS is no target, and the first token of the text is one
+    sequences = PackedSequences(row, compute_document_ids(row, E, bos_token_id))
+    mask = compute_loss_mask(sequences, mask_document_starts=True)
+    assert mask[0, 1:].tolist() == [a == b for a, b in itertools.pairwise(expected)]
+    assert compute_loss_mask(sequences, mask_document_starts=False).sum() == 6
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=6, max_size=9),
+    start=st.integers(0, 6),
+    is_bos_eos=st.booleans(),
+)
+def test_ids_of_documents_with_bos_count_them(documents, start, is_bos_eos: bool) -> None:
+    bos_token_id = E if is_bos_eos else B
+    row, expected = _pack([[bos_token_id, *ids, E] for ids in documents], 12, start)
+    assert compute_document_ids(row, E, bos_token_id).tolist() == [expected]
+
+
 def test_the_first_token_of_a_row_never_counts_and_of_a_document_not_under_the_mask() -> None:
     sequences = PackedSequences(ROWS, compute_document_ids(ROWS, E))
     plain, masked = (compute_loss_mask(sequences, loss_mask) for loss_mask in (False, True))
@@ -52,3 +89,5 @@ def test_documents_are_there_only_where_an_option_asks(option: str) -> None:
     assert build_packed_sequences(ROWS, E, DataConfig()).document_ids is None
     asked = build_packed_sequences(ROWS, E, DataConfig(**{option: True}))
     np.testing.assert_array_equal(asked.document_ids, compute_document_ids(ROWS, E))
+    with_bos = build_packed_sequences(ROWS, E, DataConfig(**{option: True}), E)
+    np.testing.assert_array_equal(with_bos.document_ids, compute_document_ids(ROWS, E, E))

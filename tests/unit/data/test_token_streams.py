@@ -23,10 +23,10 @@ WEIGHTS = {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
 class Setting:
     """The parts of a data loader."""
 
-    def __init__(self, corpora, eos, weights=None, stages=None):
+    def __init__(self, corpora, eos, weights=None, stages=None, tokenizer=None):
         data = corpora.data(weights)
         self.sources = open_data_sources(data, 1)
-        self.tokenizer = Tokenizer("embedded", ".", eos)
+        self.tokenizer = tokenizer or Tokenizer("embedded", ".", eos)
         phase = PhaseConfig("p", stages or [StageConfig("main")])
         self.timeline = build_mixture_schedule(phase, data, BatchConfig(S, 1, LENGTH))
         self.streams = [TokenStream(i, S, list(self.sources), LENGTH) for i in range(S)]
@@ -168,6 +168,58 @@ def test_a_giant_is_read_piece_by_piece_and_its_tokens_are_those_of_the_whole(
     for number in range(S):
         assert rows[number].tolist() == setting.documents("alpha", number, 3)[: 120 * LENGTH]
     assert {size for size in asked if size > 2500} == {9000}  # one word
+
+
+@pytest.fixture
+def with_bos(eos, bos, bos_tokenizer_file) -> Tokenizer:
+    return Tokenizer(str(bos_tokenizer_file), ".", eos, bos_token=bos)
+
+
+def test_every_document_starts_with_bos_whatever_its_number_of_chunks(
+    corpora, eos, bos, with_bos, monkeypatch
+) -> None:
+    """Compare with the tokens of whole documents, also after a restart within a chunk."""
+    texts = ["short", "", "word (and) more, " * 300, None, "木" * 40, f"{bos} in a text"]
+    corpora.write("alpha", texts * 4)
+    monkeypatch.setattr(token_streams, "CHUNK_BYTES", 500)
+    setting = Setting(corpora, eos, {"alpha": 1.0}, tokenizer=with_bos)
+    rows = [setting.run(31)]
+    restored = Setting(corpora, eos, {"alpha": 1.0}, tokenizer=with_bos)
+    for stream, fresh in zip(setting.streams, restored.streams, strict=True):
+        fresh.restore(stream.get_state(), setting.timeline.get_stage(0))
+    rows.append(restored.run(31, 31))
+    plain = Tokenizer("embedded", ".", eos)
+    for number, row in enumerate(np.concatenate(rows, axis=1).tolist()):
+        expected: list[int] = []
+        for j in range(200):
+            source = setting.sources["alpha"]
+            text = str(source.read_training_document(j * S + number), "utf-8")
+            (ids,) = plain.encode([text])
+            expected += [4096, *ids.tolist()] if len(ids) else []
+        assert row == expected[: 62 * LENGTH]
+
+
+def test_a_first_chunk_without_tokens_has_the_bos_of_its_document(
+    corpora, eos, with_bos, monkeypatch
+) -> None:
+    """A tokenizer may drop text, such as characters outside its vocabulary."""
+    corpora.write("alpha", ["drop " * 10 + "keep " * 10] * 40)
+    monkeypatch.setattr(token_streams, "CHUNK_BYTES", 30)
+    encode = with_bos.encode_chunks
+    monkeypatch.setattr(
+        with_bos,
+        "encode_chunks",
+        lambda texts: [
+            np.empty(0, np.int32) if "drop" in text else ids
+            for text, ids in zip(texts, encode(texts), strict=True)
+        ],
+    )
+    setting = Setting(corpora, eos, {"alpha": 1.0}, tokenizer=with_bos)
+    (row, *_) = setting.run(8).tolist()
+    decoded = with_bos.decode(row)
+    assert decoded.count("<|begin|> keep") + decoded.count("<|begin|>keep") >= 3
+    documents = decoded.split(eos)
+    assert all(text.startswith("<|begin|>") for text in documents[:-1])
 
 
 def test_bytes_that_are_not_utf8_are_replaced_and_told_once(corpora, eos, caplog) -> None:

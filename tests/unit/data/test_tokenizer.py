@@ -69,6 +69,74 @@ def test_pieces_have_no_eos(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_chunks([]) == []
 
 
+@pytest.fixture(params=EncoderLibrary, ids=lambda encoder: encoder.value)
+def with_bos(eos, bos, bos_tokenizer_file, request) -> Tokenizer:
+    return Tokenizer(str(bos_tokenizer_file), ".", eos, request.param, bos)
+
+
+def test_bos_precedes_each_document_that_has_tokens(with_bos: Tokenizer, tokenizer, bos) -> None:
+    documents = [*TEXTS, "", f"text with {bos}"]
+    assert with_bos.bos_token_id == 4096
+    assert with_bos.vocab_size == 4097
+    assert tokenizer.bos_token_id is None
+    plain = tokenizer.encode(documents)
+    for found, expected in zip(with_bos.encode(documents), plain, strict=True):
+        assert found.dtype == np.int32
+        assert found.tolist() == ([4096, *expected.tolist()] if len(expected) else [])
+    assert [ids.tolist() for ids in with_bos.encode_chunks(documents)] == [
+        ids[:-1].tolist() for ids in plain
+    ]
+
+
+def test_bos_and_eos_delimit_the_first_and_last_chunk_of_a_document(
+    with_bos: Tokenizer, tokenizer: Tokenizer
+) -> None:
+    ids, eos_id = np.array([5, 6], np.int32), tokenizer.eos_token_id
+    for is_first, is_last, prefix, suffix in (
+        (True, True, [4096], [eos_id]),
+        (True, False, [4096], []),
+        (False, False, [], []),
+        (False, True, [], [eos_id]),
+    ):
+        assert with_bos.add_delimiters(ids, is_first, is_last).tolist() == [*prefix, 5, 6, *suffix]
+        assert tokenizer.add_delimiters(ids, is_first, is_last).tolist() == [5, 6, *suffix]
+    assert with_bos.add_delimiters(ids[:0], is_last=False).tolist() == [4096]
+
+
+def test_bos_and_eos_may_be_the_same_token(eos) -> None:
+    tokenizer = Tokenizer("embedded", ".", eos, bos_token=eos)
+    (ids,) = tokenizer.encode(["a"])
+    assert ids[[0, -1]].tolist() == [tokenizer.eos_token_id] * 2
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize("token", ["<s>", ""])
+def test_a_missing_bos_token_lists_the_special_ones(eos, token: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        Tokenizer("embedded", ".", eos, bos_token=token)
+    assert str(error.value) == (
+        f"data.bos_token={token} is not a token of {EMBEDDED_FILE}; its special tokens are: {eos}"
+    )
+
+
+def test_a_bos_that_documents_can_spell_is_refused(eos) -> None:
+    with pytest.raises(ConfigError) as error:
+        Tokenizer("embedded", ".", eos, bos_token="the")
+    (problem,) = error.value.problems
+    assert problem.startswith("data.bos_token=the: a document that contains this text would get")
+    assert "and seem to start there; choose a token that is special" in problem
+
+
+def test_both_delimiters_that_documents_can_spell_are_named(write) -> None:
+    root = write(added_tokens=[_added(0, "<|endoftext|>", special=False)])
+    with pytest.raises(ConfigError) as error:
+        Tokenizer("changed.json", root, "<|endoftext|>", bos_token="the")
+    assert [problem.partition(":")[0] for problem in error.value.problems] == [
+        "data.eos_token=<|endoftext|>",
+        "data.bos_token=the",
+    ]
+
+
 def _added(number: int, content: str, special: bool) -> dict[str, object]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": content, "special": special, **flags}

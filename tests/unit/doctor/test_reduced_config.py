@@ -1,13 +1,20 @@
 """What is made small stays what decides the code that runs."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_validation import VALIDATORS
 from hlat.config.resolve import resolve_config
+from hlat.doctor.engine_harness import sample_batch, sample_weights
 from hlat.doctor.reduced_config import move_axis_to_dp, reduce_config, to_single_process
+from hlat.doctor.reference_model import compute_mean_loss
 from hlat.engine.parameter_shards import count_kv_replicas
-from hlat.model.parameter_specs import count_parameters
+from hlat.model.attention_spec import get_layer_type
+from hlat.model.decoder_spec import count_parameters
+from hlat.model.rope_spec import RopeScaling, has_rope
 
 RUNS = {
     "quickstart": [],
@@ -25,13 +32,48 @@ RUNS = {
 }
 
 
+COMPONENTS = {
+    "wide heads": ["model.attention.head_dim=64"],
+    "narrow heads": ["model.attention.head_dim=16", "model.attention.scale=0.0625"],
+    "window": ["model.attention.sliding_window=100"],
+    "window over stages": [
+        *("model.attention.sliding_window=100", "model.num_layers=9", "parallelism.pp=4"),
+        *("model.attention.layer_pattern=[sliding,sliding,full]", "batch.micro_batch_size=1"),
+    ],
+    "long pattern": [
+        *("model.num_layers=18", "model.attention.sliding_window=64"),
+        f"model.attention.layer_pattern=[{'sliding,' * 12}full]",
+        "model.rope.layer_pattern=[true,true,false]",
+    ],
+    "no rotation": ["model.rope.layer_pattern=[true,true,true,false]"],
+    "softcap": ["model.attention.logit_softcap=50", "model.head.logit_softcap=30"],
+    **{
+        scaling: [
+            *(f"model.rope.scaling={scaling}", "model.rope.factor=8", "model.rope_theta=500000"),
+            "model.rope.original_max_positions=8192",
+        ]
+        for scaling in ("llama3", "yarn", "dynamic")
+    },
+    "partial rotation": [
+        "model.rope.partial_rotary_factor=0.5",
+        "model.rope.scaling=linear",
+        "model.rope.factor=8",
+    ],
+    "partial rotation of many heads": [
+        *("model.rope.partial_rotary_factor=0.25", "model.num_attention_heads=16"),
+        *("model.num_key_value_heads=8", "model.hidden_size=256", "parallelism.tp=8"),
+    ],
+}
+"""Settings of components, each of which affects the reduced model."""
+
+
 def _broken(config) -> list[str]:
     return [problem for rule in VALIDATORS for problem in rule(config)]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", RUNS | COMPONENTS)
 def test_the_small_run_is_one_that_can_run(compose, name: str) -> None:
-    config = resolve_config(compose(*RUNS[name]))
+    config = resolve_config(compose(*(RUNS | COMPONENTS)[name]))
     small = reduce_config(config)
     others = [to_single_process(small)]
     others += [move_axis_to_dp(small, "tp")] if small.parallelism.tp > 1 else []
@@ -42,9 +84,9 @@ def test_the_small_run_is_one_that_can_run(compose, name: str) -> None:
     assert count_parameters(small.model) < 500_000
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", RUNS | COMPONENTS)
 def test_relations_to_the_layout_stay(compose, name: str) -> None:
-    config = resolve_config(compose(*RUNS[name]))
+    config = resolve_config(compose(*(RUNS | COMPONENTS)[name]))
     small, tp = reduce_config(config), config.parallelism.tp
     assert count_kv_replicas(small.model, tp) == count_kv_replicas(config.model, tp)
     assert (small.model.num_key_value_groups > 1) == (config.model.num_key_value_groups > 1)
@@ -59,6 +101,39 @@ def test_relations_to_the_layout_stay(compose, name: str) -> None:
     assert (small.precision, small.optimizer, small.schedule, small.compiler) == (
         *(config.precision, config.optimizer, config.schedule, config.compiler),
     )
+
+
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_reduced_model_has_each_kind_of_layer(compose, name: str) -> None:
+    model = resolve_config(compose(*COMPONENTS[name])).model
+    small = reduce_config(resolve_config(compose(*COMPONENTS[name]))).model
+    kinds, small_kinds = (
+        {(get_layer_type(one, n), has_rope(one, n)) for n in range(one.num_layers)}
+        for one in (model, small)
+    )
+    assert small_kinds == kinds
+    ratios = [one.num_attention_heads * one.head_dim / one.hidden_size for one in (model, small)]
+    assert np.sign(ratios[0] - 1) == np.sign(ratios[1] - 1)
+
+
+@pytest.mark.parametrize("name", [name for name in COMPONENTS if "heads" not in name])
+def test_reduced_settings_affect_the_loss(compose, name: str) -> None:
+    config = reduce_config(resolve_config(compose(*COMPONENTS[name])))
+    model, weights, tokens = config.model, sample_weights(config), sample_batch(config)
+    attention, rope = model.attention, model.rope
+    others = [
+        replace(model, attention=replace(attention, sliding_window=config.batch.sequence_length)),
+        replace(model, attention=replace(attention, logit_softcap=None)),
+        replace(model, attention=replace(attention, scale=None)),
+        replace(model, head=replace(model.head, logit_softcap=None)),
+        replace(model, rope=replace(rope, scaling=RopeScaling.none)),
+        replace(model, rope=replace(rope, layer_pattern=[])),
+        replace(model, rope=replace(rope, partial_rotary_factor=1.0)),
+    ]
+    loss = compute_mean_loss(model, weights, tokens)
+    for other in others:
+        if other != model and (attention.sliding_window or not other.attention.sliding_window):
+            assert abs(compute_mean_loss(other, weights, tokens) - loss) > 1e-3
 
 
 def test_alone_it_takes_two_replicas_and_under_torchrun_all_that_there_are(compose) -> None:

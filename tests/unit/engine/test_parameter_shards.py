@@ -10,23 +10,7 @@ from hypothesis import strategies as st
 from hlat.checkpoint.tensor_slice import TensorSlice, is_partition
 from hlat.config.model import ModelConfig
 from hlat.engine.parameter_shards import compute_shard, count_kv_replicas
-from hlat.model.parameter_specs import list_parameter_specs
-from hlat.parallelism.sharding import compute_local_shape
-
-SHAPES = {
-    "embed_tokens.weight": lambda m: (m.vocab_size, m.hidden_size),
-    "layers.0.input_layernorm.weight": lambda m: (m.hidden_size,),
-    "layers.0.self_attn.qkv_proj.weight": lambda m: (
-        (m.num_attention_heads + 2 * m.num_key_value_heads) * m.head_dim,
-        m.hidden_size,
-    ),
-    "layers.0.self_attn.o_proj.weight": lambda m: (m.hidden_size, m.hidden_size),
-    "layers.0.mlp.gate_up_proj.weight": lambda m: (2 * m.intermediate_size, m.hidden_size),
-    "layers.0.mlp.down_proj.weight": lambda m: (m.hidden_size, m.intermediate_size),
-    "norm.weight": lambda m: (m.hidden_size,),
-    "lm_head.weight": lambda m: (m.vocab_size, m.hidden_size),
-    "layers.0.post_attention_layernorm.weight": lambda m: (m.hidden_size,),
-}
+from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
 
 
 @st.composite
@@ -47,9 +31,9 @@ def layouts(draw):
 def list_owned_slices(model: ModelConfig, tp: int, zero: int) -> dict[str, list[TensorSlice]]:
     """Return the owned slices of all ranks by canonical name, with `zero` data-parallel ranks."""
     slices: dict[str, list[TensorSlice]] = {}
-    for name, shape in SHAPES.items():
+    for parameter in list_module_parameters(model):
         for rank in range(tp):
-            shard = compute_shard(model, name, shape(model), tp, rank)
+            shard = compute_shard(parameter, tp, rank)
             step = -(-shard.shape[0] // zero)
             for part in (shard.slice_rows(i * step, (i + 1) * step) for i in range(zero)):
                 start = 0
@@ -77,14 +61,14 @@ def test_every_element_is_owned_once(layout: tuple[ModelConfig, int], zero: int)
 @given(layouts())
 def test_shard_shapes_equal_the_sharding_plan(layout: tuple[ModelConfig, int]) -> None:
     model, tp = layout
-    by_name = {parameter.name: parameter.shape for parameter in list_parameter_specs(model)}
-    for name, shape in SHAPES.items():
+    by_name = {parameter.name: parameter for parameter in list_parameter_specs(model)}
+    for parameter in list_module_parameters(model):
         rows: dict[str, int] = {}
-        shard = compute_shard(model, name, shape(model), tp, 0)
+        shard = compute_shard(parameter, tp, 0)
         for part in shard.rows:
             rows[part.name] = rows.get(part.name, 0) + part.num_rows
         for canonical, count in rows.items():
-            local = compute_local_shape(canonical, by_name[canonical], model, tp)
+            local = by_name[canonical].compute_local_shape(tp)
             assert (count, *shard.shape[1:]) == local
 
 
@@ -92,13 +76,10 @@ def test_shard_shapes_equal_the_sharding_plan(layout: tuple[ModelConfig, int]) -
 def test_kv_replicas(kv_heads: int, tp: int, num_replicas: int) -> None:
     model = ModelConfig("num_replicas", 1, 256, 64, 64, kv_heads, 100)
     assert count_kv_replicas(model, tp) == num_replicas
-    name, shape = "layers.0.self_attn.qkv_proj.weight", ((64 + 2 * kv_heads) * 4, 256)
+    name = "layers.0.self_attn.qkv_proj.weight"
+    (qkv_proj,) = (p for p in list_module_parameters(model) if p.name == name)
     keys = [
-        next(
-            rows.start
-            for rows in compute_shard(model, name, shape, tp, rank).rows
-            if "k_proj" in rows.name
-        )
+        next(rows.start for rows in compute_shard(qkv_proj, tp, rank).rows if "k_proj" in rows.name)
         for rank in range(tp)
     ]
     assert keys == [

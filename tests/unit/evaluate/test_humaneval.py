@@ -208,6 +208,7 @@ def model(tokenizer):
 TEN = HumanEvalSettings(num_samples=10, run_generated_code=True)
 
 
+@pytest.mark.slow
 @needs_sandbox
 def test_scores_of_an_interrupted_and_resumed_evaluation(model, tokenizer, problems, tmp_path):
     out = tmp_path / "out"

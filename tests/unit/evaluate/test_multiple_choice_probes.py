@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.config_errors import ConfigError
-from hlat.data.tokenizer import EMBEDDED, EMBEDDED_EOS_TOKEN, Tokenizer
+from hlat.data.tokenizer import EMBEDDED, EMBEDDED_EOS_TOKEN, EMBEDDED_FILE, Tokenizer
 from hlat.evaluate import multiple_choice_probes
 
 SUM = {"context": "2 + 2 =", "choices": [" 4", " 1000"], "answer": 0}
@@ -82,6 +82,21 @@ def test_context_and_choice_are_tokenized_together(read, context, choice):
         assert prefix
         assert suffix
     assert question.num_bytes == [len(choice.encode()), len(choice.encode()) + 1]
+
+
+def test_context_starts_with_bos_if_documents_do(config, tmp_path):
+    content = json.loads(EMBEDDED_FILE.read_text())
+    content["added_tokens"].append(content["added_tokens"][0] | {"id": 4096, "content": "<s>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "some.jsonl").write_text(json.dumps(SUM))
+    data = replace(config.data, root=str(tmp_path), tokenizer="tokenizer.json", bos_token="<s>")
+    evaluation = replace(config.evaluation, probes={"some": "some.jsonl"})
+    with_bos = replace(config, data=data, evaluation=evaluation)
+    ((question,),) = multiple_choice_probes.load_probes(with_bos).values()
+    tokenizer = Tokenizer(EMBEDDED, ".", EMBEDDED_EOS_TOKEN)
+    for (prefix, suffix), choice in zip(question.choices, SUM["choices"], strict=True):
+        (ids,) = tokenizer.encode_chunks([SUM["context"] + choice])
+        assert [*prefix, *suffix] == [4096, *ids.tolist()]
 
 
 def test_no_probes(config):

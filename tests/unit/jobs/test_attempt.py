@@ -1,11 +1,14 @@
 """Restarts after each result of an attempt, and the srun command."""
 
 import json
+import os
 import signal
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
-from hlat.config.config_errors import ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.jobs import slurm_commands
 from hlat.jobs.attempt import AttemptResult, JobAttempt, build_srun_command, find_restart_reason
 from hlat.jobs.submission import Submission, create_submission_dir
@@ -19,35 +22,44 @@ def build_result(
 
 @pytest.mark.parametrize("code", [ExitCode.FINISHED, ExitCode.CONFIGURATION, ExitCode.DIVERGED])
 def test_final_exit_codes_are_not_restarted(code):
-    assert find_restart_reason(build_result(code), [], 9) is None
-    assert find_restart_reason(build_result(code, stopped=True, nodes=("n1",)), [], 9) is None
+    assert find_restart_reason(build_result(code), [], 9, True) is None
+    assert find_restart_reason(build_result(code, stopped=True, nodes=("n1",)), [], 9, True) is None
 
 
 def test_preempted_run_restarts_and_cancelled_run_does_not():
     assert (
-        find_restart_reason(build_result(ExitCode.PREEMPTED, stopped=True), [], 1)
+        find_restart_reason(build_result(ExitCode.PREEMPTED, stopped=True), [], 1, True)
         == "it was stopped to save its state"
     )
-    assert find_restart_reason(build_result(ExitCode.PREEMPTED), [], 9) is None
+    assert find_restart_reason(build_result(ExitCode.PREEMPTED), [], 9, True) is None
+
+
+@pytest.mark.parametrize(
+    ("progressed", "before", "restarts"),
+    [(True, False, True), (False, True, True), (False, False, False)],
+)
+def test_stop_after_two_attempts_without_progress(progressed, before, restarts):
+    result = AttemptResult(75, 0, stop_requested=True, has_progressed=progressed)
+    assert (find_restart_reason(result, [], 9, before) is not None) is restarts
 
 
 def test_unhealthy_nodes_are_named():
     assert (
-        find_restart_reason(build_result(ExitCode.UNHEALTHY_NODE, nodes=("n1", "n3")), [], 1)
+        find_restart_reason(build_result(ExitCode.UNHEALTHY_NODE, nodes=("n1", "n3")), [], 1, True)
         == "unhealthy: n1, n3"
     )
 
 
 @pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.UNHEALTHY_NODE])
 def test_failed_run_restarts_while_it_progresses(code):
-    assert find_restart_reason(build_result(code), [], 9) == "it failed at step 5"
-    assert find_restart_reason(build_result(code), [3, 4], 9) == "it failed at step 5"
-    assert find_restart_reason(build_result(code), [3, 5], 9) is None
+    assert find_restart_reason(build_result(code), [], 9, True) == "it failed at step 5"
+    assert find_restart_reason(build_result(code), [3, 4], 9, True) == "it failed at step 5"
+    assert find_restart_reason(build_result(code), [3, 5], 9, True) is None
 
 
 @pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.UNHEALTHY_NODE, ExitCode.PREEMPTED])
 def test_attempts_are_limited(code):
-    assert find_restart_reason(build_result(code, stopped=True, nodes=("n1",)), [], 0) is None
+    assert find_restart_reason(build_result(code, stopped=True, nodes=("n1",)), [], 0, True) is None
 
 
 def test_srun_starts_one_task_per_node():
@@ -69,26 +81,39 @@ class FakeEvaluation:
         monkeypatch.setattr(
             slurm_commands, "requeue_job", lambda job, excluded_nodes: self.requeued.append(job)
         )
-        monkeypatch.setattr("time.sleep", lambda seconds: None)
 
     def save_scores(self, *tasks: str) -> None:
         row = {"scores": {}, "tasks": dict.fromkeys(tasks)}
         (self.scores / "step_00000010.json").write_text(json.dumps(row))
 
-    def attempt(self, code: int, *signals: signal.Signals) -> bool:
-        """Run an attempt that ends with a code after signals; return True if it is requeued."""
+    def attempt(
+        self,
+        code: int,
+        *signals: signal.Signals,
+        tasks: tuple[str, ...] = (),
+        run_commands: Callable[[JobAttempt], int] | None = None,
+    ) -> bool:
+        """Run an attempt that saves scores of `tasks` and ends with a code after signals.
 
-        def run_commands(attempt: JobAttempt) -> int:
+        Return True if it is requeued.
+        """
+
+        def end(attempt: JobAttempt) -> int:
+            if tasks:
+                self.save_scores(*tasks)
             for number in signals:
                 signal.raise_signal(number)
             return code
 
-        self._patch.setattr(JobAttempt, "_run_commands", run_commands)
-        handlers = {n: signal.getsignal(n) for n in (signal.SIGUSR2, signal.SIGTERM)}
+        self._patch.setattr(JobAttempt, "_run_commands", run_commands or end)
+        numbers = (signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM)
+        handlers = {number: signal.getsignal(number) for number in numbers}
         self.requeued.clear()
         try:
-            JobAttempt(self.submission_dir, {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}).run()
+            job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+            JobAttempt(self.submission_dir, os.environ | job).run()
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         return bool(self.requeued)
@@ -107,15 +132,73 @@ def evaluation(tmp_path, monkeypatch) -> FakeEvaluation:
 def test_preempted_evaluation_restarts_and_cancelled_evaluation_does_not(evaluation):
     evaluation.save_scores("piqa")
     assert evaluation.attempt(ExitCode.PREEMPTED, signal.SIGUSR2)
-    assert evaluation.attempt(ExitCode.PREEMPTED, signal.SIGUSR2, signal.SIGTERM)
+    tasks = ("piqa", "boolq")
+    assert evaluation.attempt(ExitCode.PREEMPTED, signal.SIGUSR2, signal.SIGTERM, tasks=tasks)
     assert not evaluation.attempt(ExitCode.PREEMPTED, signal.SIGTERM)
     assert not evaluation.attempt(ExitCode.FINISHED)
-    assert evaluation.ends == [(75, 1), (75, 1), (75, 1), (0, 1)]
+    assert evaluation.ends == [(75, 1), (75, 2), (75, 2), (0, 2)]
+
+
+def test_evaluation_without_progress_is_stopped_twice_and_preempted_often(evaluation, monkeypatch):
+    assert evaluation.attempt(ExitCode.PREEMPTED, signal.SIGUSR2)
+    assert not evaluation.attempt(ExitCode.PREEMPTED, signal.SIGUSR2)
+    monkeypatch.setattr(slurm_commands, "is_preempted", lambda job: True)
+    assert evaluation.attempt(ExitCode.PREEMPTED)
+    assert evaluation.attempt(ExitCode.PREEMPTED)
 
 
 def test_terminated_evaluation_is_incomplete(evaluation):
     assert not evaluation.attempt(0, signal.SIGTERM)
     assert evaluation.ends == [(1, 0)]
+
+
+def test_requeue_ignores_the_signal_of_slurm(evaluation, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    log, scontrol = tmp_path / "log", tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\nkill -TERM $$\necho "$@" >> {log}\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    evaluation.submission_dir.attempts.append({"event": "exclude", "job": "7", "without": ["n1"]})
+    evaluation.attempt(1)
+    assert log.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=n1\n"
+
+
+def test_requeue_a_run_that_has_not_stopped_before_its_time_limit(
+    evaluation, tmp_path, monkeypatch, capsys
+):
+    run_commands = JobAttempt._run_commands
+    evaluation.submission_dir.save(replace(evaluation.submission_dir.load(), signal_s=1))
+    (tmp_path / "srun").write_text("#!/bin/sh\nkill -USR2 $PPID\nexec sleep 60\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert evaluation.attempt(1, run_commands=run_commands)
+    assert "has not stopped before its time limit" in capsys.readouterr().out
+    assert evaluation.ends == [(1, 0)]
+
+
+def test_requeue_waits_for_slurmctld(evaluation, tmp_path, monkeypatch):
+    monkeypatch.undo()
+    intervals = []
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ -e up ] || { echo "no controller" >&2; exit 1; }\n')
+    scontrol.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def sleep(seconds: float) -> None:
+        if seconds >= 1:  # not those of subprocess
+            intervals.append(seconds)
+        if len(intervals) == 7:
+            (tmp_path / "up").touch()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    evaluation.attempt(1)
+    assert intervals == [1, 2, 4, 8, 16, 30, 30]
+    (tmp_path / "up").unlink()
+    monkeypatch.setattr(slurm_commands, "_RETRY_S", -1)
+    with pytest.raises(ConfigError, match="scontrol requeue: no controller"):
+        evaluation.attempt(1, tasks=("piqa",))
+    assert evaluation.submission_dir.attempts.read_rows()[-1]["event"] == "requeue_failed"
 
 
 def test_failed_evaluation_restarts_while_it_progresses(evaluation):

@@ -14,9 +14,13 @@ composition.register_configs()
 from hydra_plugins.hlat_launchers._job_spec import JobSpec  # noqa: E402 (known from now)
 from hydra_plugins.hlat_launchers.slurm._sbatch_script import (  # noqa: E402 (registered above)
     SlurmLauncherConfig,
+    build_array_command,
+    build_array_parameters,
+    build_command,
     build_sbatch_parameters,
     build_sbatch_script,
     build_submission,
+    parse_time_limit,
     validate_slurm_settings,
 )
 
@@ -38,24 +42,35 @@ def text(folder: str = "/runs/x/submissions/1", **settings) -> str:
     told = build_sbatch_parameters(
         JOB, SlurmLauncherConfig(**settings), place.build_log_path("%j"), Path("/home")
     )
-    return build_sbatch_script(told, place, ["/usr/bin/python", str(place.code_dir)])
+    program = ["/usr/bin/python", f"{folder}/code.zip"]
+    return build_sbatch_script(told, place.path, build_command(program, place.path))
 
 
-@pytest.mark.parametrize("limit", ["60", "60:00", "1:00:00", "2-12", "2-12:00", "2-12:00:00"])
-def test_limits_that_sbatch_takes(limit):
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        *(("60", 3600), ("60:05", 3605), ("1:00:09", 3609), ("2-12", 216000)),
+        *(("2-12:01", 216060), ("2-12:01:01", 216061), ("0", 0)),
+    ],
+)
+def test_limits_that_sbatch_takes(limit, seconds):
     validate_slurm_settings(SlurmLauncherConfig(time=limit))
+    assert parse_time_limit(limit) == seconds
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
         ({"time": "2 hours"}, "hydra.launcher.time='2 hours' is not a time limit"),
+        ({"time": "5"}, "time=5 is 300 s, and the run stops hydra.launcher.signal_s=300 s before"),
+        ({"time": "0:59", "signal_s": 60}, "increase time or reduce signal_s"),
         ({"signal_s": 0}, "hydra.launcher.signal_s=0 is too small"),
+        ({"jobs": 0}, "hydra.launcher.jobs=0 is too small"),
         ({"max_attempts": 0}, "hydra.launcher.max_attempts=0 is too small"),
         ({"options": {"--qos": "x"}}, "options.--qos is not the long name"),
         ({"options": {"a\nb": "x"}}, "is not the long name"),
         ({"options": {"nodes": 3}}, "options.nodes: set hardware.nodes"),
-        ({"options": {"array": "1-3"}}, "options.array: each point is a separate job"),
+        ({"options": {"array": "1-3"}}, "options.array: points with equal resources are an array"),
         ({"options": {"qos": None}}, "options.qos=None is neither text nor a number"),
         ({"srun_options": {"mpi": ["x"]}}, "srun_options.mpi=['x'] is neither text nor a number"),
     ],
@@ -91,7 +106,7 @@ def test_a_shell_runs_nothing_of_what_a_user_has_written(tmp_path):
     shown = text(folder=f"/runs/{wild}/1", account=wild, options={"comment": wild})
     said = shown.replace("exec ", "printf '%s\\n' ")
     done = subprocess.run(["bash", "-c", said], cwd=tmp_path, capture_output=True, text=True)
-    code = f"/runs/{wild}/1/code"
+    code = f"/runs/{wild}/1/code.zip"
     words = ["/usr/bin/python", code, "hlat.jobs.attempt", f"/runs/{wild}/1"]
     assert done.stdout.splitlines() == words
     assert not [*tmp_path.iterdir()]
@@ -108,3 +123,25 @@ def test_an_image_and_options_of_srun_become_words():
     words = ["--container-image=a b.sqsh", "--container-mounts=/fsx:/fsx", "--pty"]
     assert sent.options == words
     assert (sent.nodes, sent.environment, sent.open_files) == (2, {"A": "b"}, 131071)
+
+
+def test_tasks_of_an_array_write_to_their_directories(tmp_path):
+    wild = tmp_path / "it's 5%"
+    settings = SlurmLauncherConfig(jobs=2)
+    log = PLACE.build_log_path("%j")
+    parameters = build_sbatch_parameters(JOB, settings, log, Path("/home"))
+    parameters = build_array_parameters(parameters, wild, "beta2")
+    parameters["additional_parameters"]["array"] = settings.format_array([0, 1, 2, 5, 7, 8])
+    shown = build_sbatch_script(parameters, wild, build_array_command(["python", "x.zip"], wild))
+    lines = shown.splitlines()
+    assert "#SBATCH --array=0-2,5,7-8%2" in lines
+    assert "#SBATCH --job-name=beta2" in lines
+    (output,) = [line for line in lines if line.startswith("#SBATCH --output=")]
+    escaped = str(wild).replace("%", "%%")
+    assert shlex.split(output)[1] == f"--output={escaped}/%a/%A_%a.log"
+    said = shown.replace("exec ", "printf '%s\\n' ")
+    done = subprocess.run(
+        ["bash", "-c", said], env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["python", "x.zip", "hlat.jobs.attempt", f"{wild}/7"]
+    assert SlurmLauncherConfig().format_array([3]) == "3"

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import grad
+from torch.nn.functional import gelu, silu
 from torch.nn.functional import rms_norm as torch_rms_norm
-from torch.nn.functional import silu
 from torch.utils.checkpoint import checkpoint
 
-from hlat.model.autograd_functions import rms_norm, swiglu
+from hlat.model.autograd_functions import geglu, rms_norm, swiglu
 
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 4e-3}
 EPS = 1e-5
@@ -40,9 +40,12 @@ def compare(result: tuple[Tensor, ...], wanted: tuple[Tensor, ...], dtype: torch
         assert (one.double() - other).norm() <= TOLERANCES[dtype] * other.norm()
 
 
-def reference_swiglu(blocks: Tensor, block: int) -> Tensor:
-    gate, up = blocks.unflatten(-1, (-1, 2, block)).unbind(-2)
-    return (silu(gate) * up).flatten(-2)
+def gelu_tanh(x: Tensor) -> Tensor:
+    return gelu(x, approximate="tanh")
+
+
+GLUS = {"swiglu": (swiglu, silu), "geglu": (geglu, gelu_tanh)}
+"""Function and activation of the gate by name."""
 
 
 def test_a_norm_and_its_gradients(dtype) -> None:
@@ -59,12 +62,15 @@ def test_a_norm_is_torchs_to_the_last_bit(dtype) -> None:
     assert torch.equal(rms_norm(x, weight, EPS), torch_rms_norm(x, (24,), weight, EPS))
 
 
+@pytest.mark.parametrize("name", GLUS)
 @pytest.mark.parametrize("block", [1, 3, 24])
-def test_a_gated_product_and_its_gradient(dtype, block) -> None:
+def test_a_gated_product_and_its_gradient(dtype, block, name) -> None:
+    glu, activation = GLUS[name]
     blocks, upstream = some(dtype, 3, 5, 48), some(dtype, 3, 5, 24)
-    y = swiglu(blocks, block)
+    y = glu(blocks, block)
     blocks64, upstream64 = double(blocks, upstream)
-    y64 = reference_swiglu(blocks64, block)
+    gate, up = blocks64.unflatten(-1, (-1, 2, block)).unbind(-2)
+    y64 = (activation(gate) * up).flatten(-2)
     result, wanted = grad(y, blocks, upstream), grad(y64, blocks64, upstream64)
     compare((y, *result), (y64, *wanted), dtype)
 
@@ -75,14 +81,17 @@ def test_only_inputs_and_a_number_per_position_are_kept(dtype) -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)), id):
         rms_norm(x, weight, EPS)
         swiglu(blocks, 3)
-    assert saved == [(3, 5, 24), (24,), (3, 5, 1), (3, 5, 48)]
+        geglu(blocks, 3)
+    assert saved == [(3, 5, 24), (24,), (3, 5, 1), (3, 5, 48), (3, 5, 48)]
 
 
-def test_gradients_are_the_same_when_recomputed(dtype) -> None:
+@pytest.mark.parametrize("name", GLUS)
+def test_gradients_are_the_same_when_recomputed(dtype, name) -> None:
+    glu, _ = GLUS[name]
     x, weight = some(dtype, 3, 5, 24), some(dtype, 24)
 
     def both(x: Tensor, weight: Tensor) -> Tensor:
-        return swiglu(rms_norm(x, weight, EPS), 3)
+        return glu(rms_norm(x, weight, EPS), 3)
 
     plain = grad(both(x, weight).sum(), (x, weight))
     again = grad(checkpoint(both, x, weight, use_reentrant=False).sum(), (x, weight))

@@ -169,12 +169,42 @@ def test_a_cpu_takes_the_faster_way(monkeypatch, dtypes) -> None:
     monkeypatch.setattr(loss, "_compile_logits_to_grad_", lambda: "compiled")
     narrow, wide, compiled = dtypes
     result = loss._select_logit_kernel(
-        torch.empty(1, 1, dtype=narrow), wide, compiled, loss.FULL_VOCAB
+        torch.empty(1, 1, dtype=narrow), wide, compiled, loss._Logits(loss.FULL_VOCAB, None, 0.0)
     )
     assert getattr(result, "__name__", result) == WAYS[dtypes]
     part = loss.VocabShard(0, lambda tensor: tensor.unsqueeze(0), 7)
-    result = loss._select_logit_kernel(torch.empty(1, 1, dtype=narrow), wide, compiled, part)
-    assert result is loss._logits_to_grad_
+    for options in (
+        loss._Logits(part, None, 0.0),
+        loss._Logits(loss.FULL_VOCAB, 30.0, 0.0),
+        loss._Logits(loss.FULL_VOCAB, None, 1e-4),
+    ):
+        result = loss._select_logit_kernel(torch.empty(1, 1, dtype=narrow), wide, compiled, options)
+        assert result is loss._logits_to_grad_
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("softcap", "z_loss"), [(3.0, 0.0), (None, 0.1), (3.0, 0.1)])
+def test_softcap_and_z_loss_against_autograd(dtype, softcap, z_loss) -> None:
+    torch.manual_seed(0)
+    x, head = torch.randn(2, 300, 8), torch.randn(40, 8)
+    targets = torch.randint(0, 40, (2, 300))
+    targets[:, ::7] = IGNORE_INDEX
+    x, head = (t.to(dtype).requires_grad_() for t in (x, head))
+    ours = linear_cross_entropy(x, head, targets, 0.01, softcap=softcap, z_loss=z_loss)
+    ours_x, ours_head = torch.autograd.grad(ours, (x, head))
+    logits = (x @ head.t()).double()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    nats = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="sum"
+    )
+    is_target = targets != IGNORE_INDEX
+    objective = nats + z_loss * logits.logsumexp(-1)[is_target].square().sum()
+    expected_x, expected_head = torch.autograd.grad(objective * 0.01, (x, head))
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    assert abs(ours.item() / (nats.item() * 0.01) - 1) < tolerance
+    for result, expected in ((ours_x, expected_x), (ours_head, expected_head)):
+        assert (result - expected).norm() / expected.norm() < tolerance
 
 
 def test_targets_are_the_tokens_after() -> None:

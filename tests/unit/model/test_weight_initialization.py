@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hlat.config.model import ModelConfig, ScaledInit
-from hlat.model.parameter_specs import ParameterSpec, compute_init_std, list_parameter_specs
+from hlat.config.model import ModelConfig
+from hlat.model.decoder_spec import ScaledInit, compute_init_std, list_parameter_specs
+from hlat.model.parameter_spec import ParameterRole, ParameterSpec, ShardingRule
 from hlat.model.weight_initialization import RNG_BLOCK_SIZE, compute_initial_values
 
 MODEL = ModelConfig("test", 2, 192, 640, 4, 2, 1031, init_std=0.021, scaled_init=ScaledInit.layer)
@@ -37,7 +38,7 @@ def test_any_slice_is_the_cut_of_the_whole(parameter: ParameterSpec) -> None:
 
 
 def test_columns_of_more_than_one_chunk() -> None:
-    wide = ParameterSpec("wide", (1100, 4096))
+    wide = ParameterSpec("wide", (1100, 4096), ParameterRole.matrix, ShardingRule.column)
     result = compute_initial_values(wide, MODEL, 7, (3, 4000), (1090, 96))
     everything = compute_initial_values(wide, MODEL, 7, (0, 0), wide.shape)
     np.testing.assert_array_equal(result, everything[3:1093, 4000:])

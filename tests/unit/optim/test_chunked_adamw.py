@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from hlat.config.model import ModelConfig
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
+from hlat.model.embedding_spec import build_head
 from hlat.optim.chunked_adamw import ChunkedAdamW
 from hlat.precision import stochastic_rounding
 
@@ -38,7 +39,7 @@ def test_fp32_equals_torch(monkeypatch) -> None:
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_non_finite_gradient_affects_one_weight(odd) -> None:
     weight = nn.Parameter(torch.ones(131, 48, dtype=torch.bfloat16))
-    shard = compute_shard(MODEL, "lm_head.weight", (131, 48), 1, 0)
+    shard = compute_shard(build_head(MODEL), 1, 0)
     bits = build_shard_generator(shard, 1, weight.device).generate(torch.arange(3))
     gradients = build_gradients()
     gradients[0][5, 7] = odd

@@ -15,7 +15,7 @@ def _composed_once() -> Iterator[None]:
     """Replace compose_config by one that copies what it has composed before."""
     compose_config = composition.compose_config
 
-    @functools.cache
+    @functools.lru_cache(100)
     def composed(overrides: tuple[str, ...]) -> DictConfig:
         return compose_config(overrides)
 

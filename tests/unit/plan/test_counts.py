@@ -6,8 +6,8 @@ from omegaconf import OmegaConf
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from hlat.model.llama import Llama
-from hlat.model.parameter_specs import compute_flops_per_token, count_parameters
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import compute_flops_per_token, count_parameters
 from hlat.parallelism.mesh_coordinates import ParallelDegrees
 from hlat.plan.stage_shards import build_stage_shards
 from hlat.plan.step_time import compute_forward_backward_flops
@@ -17,7 +17,7 @@ from hlat.plan.step_time import compute_forward_backward_flops
 def test_parameters_are_those_that_torch_has(choice, compose):
     model = OmegaConf.to_object(compose(f"model={choice}")).model
     with torch.device("meta"):
-        count = sum(weight.numel() for weight in Llama(model).parameters())
+        count = sum(weight.numel() for weight in Decoder(model).parameters())
     assert count_parameters(model) == count
     assert sum(stage.numel for stage in build_stage_shards(model, ParallelDegrees(pp=4))) == count
 
@@ -31,7 +31,7 @@ def test_arithmetic_is_what_torch_counts(choice, compose, monkeypatch):
     # On the meta device there is no fused attention: the products as they are
     monkeypatch.setattr(functional, "scaled_dot_product_attention", _attention)
     with torch.device("meta"):
-        model = Llama(config.model)
+        model = Decoder(config.model)
         tokens = torch.zeros(1, length, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         model.compute_logits(tokens).sum().backward()
@@ -43,7 +43,7 @@ def test_arithmetic_is_what_torch_counts(choice, compose, monkeypatch):
     assert planned == length * compute_flops_per_token(config.model, length)
 
 
-def _attention(q, k, v, is_causal, enable_gqa):
+def _attention(q, k, v, is_causal, enable_gqa, scale):
     assert is_causal
     copies = q.shape[1] // k.shape[1] if enable_gqa else 1
     k, v = (x.repeat_interleave(copies, 1) for x in (k, v))

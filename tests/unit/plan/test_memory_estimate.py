@@ -37,9 +37,9 @@ def test_70b_shards_its_optimizer_over_dp(config):
 
 def test_70b_at_the_papers_layout_keeps_eight_micro_batches_of_ten_layers(config):
     memory = estimate_memory(config("experiment=hlat_70b"))
-    # Norm and matrix inputs 4 h, o_proj's input and q twice 3 h, gate and up 2 I, over 32 ranks;
-    # k twice and v of one head of 128
-    token = (7 * 8192 + 2 * 28672) / 32 + 3 * 128
+    # Norm and matrix inputs 4 h, o_proj's input and q twice 3 h, gate, up and down_proj's input
+    # 3 I, over 32 ranks; k twice and v of one head of 128
+    token = (7 * 8192 + 3 * 28672) / 32 + 3 * 128
     assert memory.activations == 8 * 10 * 4096 * token * 2
     assert memory.collectives == 2 * 4096 * 8192 * 2 + 2 * 130e6 + 4 * 4096 * 8192 * 2 / 32
     assert memory.reserve == 3 * 2**30
@@ -76,11 +76,11 @@ def test_attention_that_is_not_fused_makes_its_probabilities(config):
     overrides = ("experiment=hlat_70b", "hardware.nodes=8")
     memory = estimate_memory(config(*overrides))  # the first stage, which has no head
     scores = 2 * 4096 * (2 + 2 * 4)  # of two heads: in bf16, and twice in the softmax's fp32
-    assert memory.working == 4096 * ((7 + 1) * 28672 / 32 * 2 + scores)
+    assert memory.working == 4096 * (7 * 28672 / 32 * 2 + scores)
     saved = estimate_memory(
         config(*overrides, "parallelism.activation_checkpointing=none")
     ).activations
-    more = 8 * 10 * 4096 * (28672 / 32 + 2 * 4096) * 2
+    more = 8 * 10 * 4096 * 2 * 4096 * 2
     assert saved == memory.activations + more
 
 
@@ -112,11 +112,17 @@ def test_a_save_beside_training_copies_what_it_writes_where_host_and_device_are_
     assert estimate_memory(config("experiment=hlat_7b")).saving == 0
 
 
-def test_a_document_mask_is_kept_once_for_all_layers(config):
-    batch = config().batch
-    mask = config().micro_batch_size * batch.sequence_length**2 * 4
+def test_layers_share_positions_of_documents_and_the_mask_that_replaces_them(config):
+    num_tokens = config().micro_batch_size * config().batch.sequence_length
+    rotation = num_tokens * 2 * 32 * 4  # cosines and sines of a head
     masked = estimate_memory(config("data.document_mask=true"))
-    assert masked.activations == estimate_memory(config()).activations + mask
+    shared = masked.activations - estimate_memory(config()).activations
+    assert shared == num_tokens * 8 + rotation  # int64 position of the first token
+    trn2 = ("hardware=trn2_48xl", "hardware.processes_per_node=1")
+    masked = estimate_memory(config(*trn2, "data.document_mask=true"))
+    shared = masked.activations - estimate_memory(config(*trn2)).activations
+    repeated = 4 * num_tokens * 2 * 128 * 4  # key and value of each query head, in 4 layers
+    assert shared == num_tokens * 256 * 4 + rotation + repeated
 
 
 def test_a_pipelines_first_stage_keeps_pp_micro_batches(config):

@@ -526,14 +526,16 @@ def test_values_come_back_from_the_command_line():
         *("#", "-1", "+x", "%", "(", "a  b", " a ", "0x10", "2024-01-01", 1, 1.5),
     ]
     args = [
-        f"++compiler.environment.X{i}={nxdt.format_override_value(value)}"
+        f"++compiler.environment.NEURON_X{i}={nxdt.format_override_value(value)}"
         for i, value in enumerate(values)
     ]
     flags = ["a b", "c,d", "--e=[f]", "true", "1"]
     actual = composition.compose_config(
         [*args, f"compiler.cc_flags={nxdt.format_override_value(flags)}"]
     ).compiler
-    assert [actual.environment[f"X{i}"] for i in range(len(values))] == list(map(str, values))
+    assert [actual.environment[f"NEURON_X{i}"] for i in range(len(values))] == list(
+        map(str, values)
+    )
     assert actual.cc_flags == flags
 
 

@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from hlat.config.config_errors import ConfigError
 from hlat.mfu import compute_mfu
-from hlat.model.parameter_specs import compute_flops_per_token
+from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
 from hlat.plan import step_time
 from hlat.plan.hardware_efficiency import HardwareEfficiency

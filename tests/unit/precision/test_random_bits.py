@@ -1,6 +1,7 @@
 """Stochastic rounding is exact for bf16 values, unbiased and independent of the layout."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,16 @@ import torch
 from hlat.config.model import ModelConfig
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
+from hlat.model.attention_spec import AttentionConfig
 from hlat.model.canonical_views import iter_canonical_views
-from hlat.model.llama import Llama
+from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_module_parameters
 from hlat.precision import stochastic_rounding
-from hlat.precision.random_bits import RandomBits, RandomBitsGenerator
+from hlat.precision.random_bits import (
+    RandomBits,
+    RandomBitsGenerator,
+    build_random_bits_generator,
+)
 
 MODEL = ModelConfig("test", 2, 48, 40, 4, 2, 131)
 COUNTER = torch.tensor(7)
@@ -21,18 +28,17 @@ COUNTER = torch.tensor(7)
 def tensors(model: ModelConfig = MODEL) -> dict[str, torch.Tensor]:
     return {
         name: torch.zeros_like(weight, dtype=torch.bfloat16)
-        for name, weight in Llama(model).named_parameters()
+        for name, weight in Decoder(model).named_parameters()
     }
 
 
 def build_generators(
     model: ModelConfig, seed: int, tensors: dict[str, torch.Tensor]
 ) -> dict[str, RandomBitsGenerator]:
-    """Return the generators of full parameters."""
+    """Return the generators of full parameters by the name of a module parameter."""
+    shards = {p.name: compute_shard(p, 1, 0) for p in list_module_parameters(model)}
     return {
-        name: build_shard_generator(
-            compute_shard(model, name, tuple(tensor.shape), 1, 0), seed, tensor.device
-        )
+        name: build_shard_generator(shards[name], seed, tensor.device)
         for name, tensor in tensors.items()
     }
 
@@ -220,16 +226,24 @@ def test_fused_weights_are_rounded_like_canonical_ones() -> None:
         name = f"model.layers.0.{canonical}.weight"
         found = grouped[name].reshape(-1, 48)
         # As a separate tensor with the same canonical name
-        alone = _build_canonical_generator(name, found.shape)
+        alone = build_random_bits_generator([(name, 0, len(found))], (0, 48), 3, found.device)
         assert torch.equal(
             round_stochastically(torch.full(found.shape, 1.001), alone.generate(COUNTER)), found
         )
 
 
-def _build_canonical_generator(canonical: str, shape: torch.Size) -> RandomBitsGenerator:
-    return build_generators(MODEL, 3, {canonical.removeprefix("model."): torch.empty(shape)})[
-        canonical.removeprefix("model.")
-    ]
+def test_fused_biases_are_rounded_like_canonical_ones() -> None:
+    model = replace(MODEL, attention=AttentionConfig(qkv_bias=True))
+    name = "layers.0.self_attn.qkv_proj.bias"
+    bias = torch.zeros(96, dtype=torch.bfloat16)
+    generator = build_generators(model, 3, {name: bias})[name]
+    bias.copy_(round_stochastically(torch.full((96,), 1.004), generator.generate(COUNTER)))
+    for canonical, view in iter_canonical_views(model, {name: bias}):
+        found = view.reshape(-1)
+        alone = build_random_bits_generator([(canonical, 0, len(found))], None, 3, bias.device)
+        expected = round_stochastically(torch.full(found.shape, 1.004), alone.generate(COUNTER))
+        assert torch.equal(found, expected)
+        assert len(found.unique()) == 2
 
 
 def test_a_vector_is_one_row() -> None:

@@ -6,6 +6,7 @@ import torch
 from hlat.config.model import ModelConfig
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
+from hlat.model.embedding_spec import build_head
 from hlat.precision.random_bits import RandomBits
 from hlat.precision.stochastic_rounding import StochasticRounder
 
@@ -15,7 +16,7 @@ SHAPES = [(64, 48), (1, 48), (64, 1), (37, 129)]
 
 def generate(rows: int, width: int, count: int = 1) -> RandomBits:
     model = ModelConfig("big", 1, width, 8, 1, 1, rows)
-    shard = compute_shard(model, "lm_head.weight", (rows, width), 1, 0)
+    shard = compute_shard(build_head(model), 1, 0)
     return build_shard_generator(shard, 1, torch.device("cpu")).generate(5 + torch.arange(count))
 
 
@@ -62,3 +63,9 @@ def test_source_of_a_copy_is_unchanged(compiled: bool) -> None:
     assert torch.equal(source, before)
     (expected,) = round_all([before], compiled=False)
     assert torch.equal(target, expected.bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0)])
+def test_a_shard_without_elements_has_no_chunks(shape: tuple[int, ...]) -> None:
+    empty = torch.empty(shape)
+    assert list(StochasticRounder(False).iter_chunks(empty, empty.clone())) == []

@@ -129,7 +129,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert "a.csv: has an unknown suffix; supported: .jsonl" in message
     assert "b: contains no document file" in message
     assert "x.jsonl.zst: the same documents, by their names" in message
-    assert "s4://x: cannot be read" in message
+    assert "s4://x: s4 is not an allowed protocol" in message
 
 
 def test_a_driver_that_fails_is_told_with_the_path(monkeypatch, tmp_path: Path) -> None:

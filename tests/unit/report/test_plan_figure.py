@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.redacted_config import parse_run_config
+from hlat.config.recorded_config import parse_run_config
 from hlat.config.resolve import resolve_config
 from hlat.plan.memory_estimate import estimate_memory
 from hlat.plan.step_time import predict_step_time

@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hlat.report import __main__ as report
+from hlat.report import report_server
 from hlat.report.report_server import build_server
 
 
@@ -117,3 +120,52 @@ def test_what_is_no_run_or_several_is_refused(
     errors = capsys.readouterr().err
     assert "is not a run directory" in errors
     assert "serve= shows one run, but 2 directories are given" in errors
+
+
+def test_the_page_is_rendered_once_per_change(
+    serving: ThreadingHTTPServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered = []
+    render = report_server.render_report
+    monkeypatch.setattr(
+        report_server, "render_report", lambda record: rendered.append(1) or render(record)
+    )
+    pages = [_ask(serving)[1] for _ in range(3)]
+    assert len(rendered) == 1
+    assert pages[0] == pages[2]
+    _log(folder, 8)
+    _ask(serving)
+    assert len(rendered) == 2
+
+
+def test_half_open_connections_are_limited_and_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_server, "CONNECTION_TIMEOUT_S", 0.5)
+    with build_server(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        before = threading.active_count()
+        clients = [socket.create_connection(server.server_address) for _ in range(50)]
+        for client in clients:
+            client.settimeout(60)
+        assert all(client.recv(1) == b"" for client in clients[-10:])  # closed at once
+        assert threading.active_count() - before <= report_server.MAX_CONNECTIONS
+        assert all(client.recv(1) == b"" for client in clients)  # after the timeout
+        for client in clients:
+            client.close()
+        assert _ask(server)[0] == 200
+        server.shutdown()
+        thread.join()
+
+
+def test_a_client_that_disconnects_prints_no_traceback(
+    serving: ThreadingHTTPServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(5):
+        with socket.create_connection(serving.server_address) as client:
+            reset = struct.pack("ii", 1, 0)  # closing sends RST
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
+    assert _ask(serving)[0] == 200
+    assert capfd.readouterr().err == ""

@@ -2,10 +2,13 @@
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 
-from hlat.tracking.jsonl_log import JsonlLog
+from hlat.storage import durable_files
+from hlat.tracking import jsonl_log
+from hlat.tracking.jsonl_log import JsonlLog, open_events_log, open_metrics_log
 
 
 @pytest.fixture
@@ -87,3 +90,77 @@ def test_full_disk_leaves_no_partial_row(log, monkeypatch):
     assert log.path.read_text() == ""
     log.append({"step": 2})
     assert [row["step"] for row in log.read_rows()] == [1, 2]
+
+
+@pytest.mark.parametrize("line", ["[]", "1", "null", '{"step": "1"}', "{}", '{"step": 1}'])
+def test_rows_of_other_types_are_damaged(tmp_path, capsys, line):
+    for log in (open_metrics_log(tmp_path), open_events_log(tmp_path)):
+        row = {"event": "x", "step": 2, "time": 0.5}
+        log.path.write_text(f"{line}\n{json.dumps(row)}\n")
+        assert log.read_rows() == [row]
+        assert f"skipping a damaged line of {log.path}" in capsys.readouterr().err
+
+
+def test_repair_removes_damaged_lines_and_duplicate_steps(log):
+    log.path.write_bytes(b'{"step": 1, "a": 1}\n\0\0\0\n{"step": 2}\n{"step": 1, "a": 2}\n')
+    assert log.repair() == (1, 1)
+    assert log.path.read_text() == '{"step": 2}\n{"step": 1, "a": 2}\n'
+    assert log.repair() == (0, 0)
+
+
+@pytest.fixture
+def synced(monkeypatch):
+    """Names of flushed files and directories."""
+    names = []
+    for module in (jsonl_log, durable_files):
+        monkeypatch.setattr(module, "fsync_file", lambda path: names.append(path.name))
+    return names
+
+
+def test_rows_are_flushed_at_an_interval(log, monkeypatch, synced):
+    now = [jsonl_log.time.monotonic()]
+    monkeypatch.setattr(jsonl_log.time, "monotonic", lambda: now[0])
+    log = JsonlLog(log.path)
+    log.append({"step": 1})
+    assert synced == []
+    now[0] += jsonl_log.SYNC_INTERVAL_S
+    log.append({"step": 2})
+    log.append({"step": 3})
+    assert synced == ["metrics.jsonl"]
+
+
+def test_a_rewritten_file_is_flushed_before_it_replaces_the_old_one(log, synced):
+    for step in (1, 2):
+        log.append({"step": step})
+    log.truncate_after(1)
+    assert synced == [".metrics.jsonl.tmp", log.path.parent.name]
+
+
+def test_a_disk_that_cannot_flush_does_not_end_training(log, monkeypatch, capsys):
+    log.append({"step": 1})
+    fail = Mock(side_effect=OSError(5, "Input/output error"))
+    monkeypatch.setattr(jsonl_log, "fsync_file", fail)
+    log.sync()
+    assert "cannot flush" in capsys.readouterr().err
+
+
+def test_append_does_not_follow_a_symbolic_link(log, tmp_path):
+    (tmp_path / "victim").write_text("")
+    log.path.symlink_to(tmp_path / "victim")
+    log.append({"step": 1})
+    assert (tmp_path / "victim").read_text() == ""
+
+
+def test_read_the_last_row_only(tmp_path):
+    log = JsonlLog(tmp_path / "log.jsonl")
+    assert log.read_last_row() is None
+    log.path.write_text("")
+    assert log.read_last_row() is None
+    for step in range(3):
+        log.append({"step": step, "text": "x" * 40_000})
+    log.path.write_text(log.path.read_text() + '{"step"')
+    assert log.read_last_row()["step"] == 2
+    log.path.write_text(log.path.read_text() + "x\n")
+    assert log.read_last_row()["step"] == 2, "a damaged line is skipped"
+    log.path.write_text('{"step": 7, "text": "' + "x" * 90_000 + '"}\n')
+    assert log.read_last_row()["step"] == 7

@@ -3,12 +3,13 @@
 import json
 import logging
 import os
+import shutil
 import time
 
 import pytest
 from omegaconf import OmegaConf
 
-from hlat.tracking import attempt_start, tracking_services
+from hlat.tracking import attempt_start, run_directory, tracking_services
 from hlat.tracking import tracker as tracker_module
 from hlat.tracking.tracker import Tracker
 
@@ -251,6 +252,8 @@ def test_external_scores_are_forwarded_to_services(open_tracker, clock, tmp_path
     first = open_tracker()
     first.start_attempt(0)
     append()
+    row = {"step": 2, "attempt": 1, "time": time.time()}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     first.log_event("checkpoint", 2)
     first.log_event("finish", 3)
     append()
@@ -261,3 +264,56 @@ def test_external_scores_are_forwarded_to_services(open_tracker, clock, tmp_path
     assert logged == [("score", 1), ("resume", 2)]
     began = _rows(tmp_path, "events.jsonl")[-1]["began"]
     assert began < time.time()
+
+
+def test_a_resume_reports_rows_that_are_missing_before_the_checkpoint(
+    open_tracker, tmp_path, capsys
+):
+    first = open_tracker()
+    first.start_attempt(0)
+    for step in range(1, 6):
+        first.log_metrics(step, "pretrain", **NUMBERS)
+    first.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:2]) + "\0\n" + lines[1])
+    second = open_tracker()
+    second.start_attempt(5)
+    lost = {"damaged": 1, "duplicate": 1, "first_missing": 3, "last_missing": 5}
+    (event,) = second.get_events("lost_rows")
+    assert lost.items() <= event.items()
+    assert "damaged 1, duplicate 1, first_missing 3, last_missing 5" in capsys.readouterr().out
+    assert [row["step"] for row in second.get_recent_rows(9)] == [1, 2]
+    second.close()
+
+
+def test_a_resume_with_all_rows_reports_nothing(open_tracker):
+    for first_step in (0, 3):
+        tracker = open_tracker()
+        tracker.start_attempt(first_step)
+        for step in range(first_step + 1, first_step + 4):
+            tracker.log_metrics(step, "pretrain", **NUMBERS)
+        assert tracker.get_events("lost_rows") == []
+        tracker.close()
+
+
+def test_a_removed_run_directory_is_reported_and_its_metadata_written_again(
+    open_tracker, tmp_path, capsys
+):
+    with run_directory.lock_run_dir(tmp_path):
+        tracker = open_tracker()
+        tracker.start_attempt(0)
+        tracker.write_metadata(["a=1"], {"host": "x"})
+        tracker.log_metrics(1, "pretrain", **NUMBERS)
+        assert tracker.get_events("run_directory_removed") == []
+        shutil.rmtree(tmp_path)
+        tracker.log_metrics(2, "pretrain", **NUMBERS)
+        tracker.log_metrics(3, "pretrain", **NUMBERS)
+        assert (tmp_path / "overrides.yaml").read_text() == '- "a=1"\n'
+        assert json.loads((tmp_path / "provenance.json").read_text()) == {"host": "x"}
+        assert [row["step"] for row in tracker.get_recent_rows(9)] == [2, 3]
+        assert [row["step"] for row in tracker.get_events("run_directory_removed")] == [2]
+        assert f"{tmp_path} was removed during the run" in capsys.readouterr().out
+        with pytest.raises(BlockingIOError):
+            run_directory.lock_run_dir(tmp_path)
+        tracker.close()
+        run_directory.lock_run_dir(tmp_path).close()

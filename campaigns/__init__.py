@@ -1,0 +1,1 @@
+"""Campaigns, one YAML file each."""

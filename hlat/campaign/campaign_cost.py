@@ -1,0 +1,73 @@
+"""Nodes, hours and price of the stages of a campaign, from the planner, before it starts."""
+
+from dataclasses import dataclass
+
+from hlat.campaign.campaign_file import Stage
+from hlat.campaign.stage_expansion import ExpandedCampaign, get_start_step
+from hlat.config.config_errors import ConfigError
+from hlat.config.run import Config
+from hlat.plan import step_time
+from hlat.training_state import compute_total_steps
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Cost of the jobs of a stage without failures; None where the planner has no prediction.
+
+    `num_nodes` is that of each job, `hours` the sum over all jobs.
+    """
+
+    stage: str
+    kind: str
+    after: tuple[str, ...]
+    num_jobs: int
+    num_nodes: int
+    instance_type: str
+    num_steps: int | None
+    hours: float | None
+    price_usd: float | None
+
+
+def compute_costs(expanded: ExpandedCampaign) -> list[StageCost]:
+    """Return the cost of each stage in topological order."""
+    return [_compute_cost(expanded, stage) for stage in expanded.campaign.stages]
+
+
+def sum_known(values: list[float | None]) -> float | None:
+    """Return the sum of the known values; None if there are none."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _compute_cost(expanded: ExpandedCampaign, stage: Stage) -> StageCost:
+    config = expanded.configs.get(stage.name)
+    num_jobs = sum(job.stage == stage.name for job in expanded.jobs)
+    num_steps = hours = None
+    if stage.kind == "train":
+        assert config is not None
+        num_steps = compute_total_steps(config) - get_start_step(config)
+        hours = _predict_hours(config, num_steps)
+    if stage.hours is not None:
+        hours = stage.hours * num_jobs
+    price = None
+    if config is not None and hours is not None:
+        hourly = config.hardware.price_usd_per_hour
+        price = None if hourly is None else hours * config.hardware.nodes * hourly
+    return StageCost(
+        stage.name,
+        stage.kind,
+        stage.dependencies,
+        num_jobs,
+        1 if config is None else config.hardware.nodes,
+        "" if config is None else config.hardware.name,
+        num_steps,
+        hours,
+        price,
+    )
+
+
+def _predict_hours(config: Config, num_steps: int) -> float | None:
+    try:
+        return num_steps * step_time.predict_step_time(config).total / 3600
+    except ConfigError:  # hardware unknown to the planner
+        return None

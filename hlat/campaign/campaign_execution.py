@@ -1,0 +1,100 @@
+"""Execution of a campaign with the launcher of its last command or of this one."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from hlat.campaign.campaign_state import (
+    KUBERNETES,
+    SLURM,
+    CampaignLog,
+    StageState,
+    StageStatus,
+    load_statuses,
+)
+from hlat.campaign.kubernetes_stages import KubernetesStages
+from hlat.campaign.local_stages import LocalStages, validate_no_submitted
+from hlat.campaign.stage_expansion import ExpandedCampaign
+from hlat.campaign.submitted_stages import SlurmStages
+from hlat.campaign.task_validation import validate_tasks
+from hlat.config.compose import LOCAL_LAUNCHERS, compose_config
+from hlat.config.config_errors import ConfigError, ExitCode
+
+_WAIT_INTERVAL_S = 15.0
+_STUCK_REASONS = ("DependencyNeverSatisfied", "JobHeldUser")
+"""Reasons of pending jobs that cannot start while no other job of the campaign runs."""
+
+
+class CampaignExecution:
+    """Start of the jobs of a campaign that have not started.
+
+    Args:
+        expanded: The campaign.
+        log: Its log, locked by this process.
+        overrides: Launcher and its settings; empty: those of the last command.
+
+    Raises:
+        ConfigError: The launcher does not run campaigns.
+    """
+
+    def __init__(
+        self, expanded: ExpandedCampaign, log: CampaignLog, overrides: Sequence[str]
+    ) -> None:
+        self._expanded, self._log = expanded, log
+        self._overrides = overrides or log.load_overrides()
+        composed = compose_config(self._overrides, return_hydra_config=True)
+        self._launcher = composed.hydra.runtime.choices["hydra/launcher"]
+        if self._launcher not in (*LOCAL_LAUNCHERS, SLURM, KUBERNETES):
+            raise ConfigError(
+                f"hydra/launcher={self._launcher} does not run campaigns; use local, slurm or "
+                "kubernetes"
+            )
+
+    def start(self) -> int:
+        """Run the jobs on this machine or submit them; return the exit code."""
+        is_local, jobs = self._launcher in LOCAL_LAUNCHERS, self._expanded.jobs
+        if self._launcher != KUBERNETES:  # only the pods see the data sets
+            validate_tasks(self._expanded.campaign, is_local)
+        if self._launcher == KUBERNETES:
+            return self._create_workloads(retry=True)
+        statuses = load_statuses(self._log, jobs, False)
+        if not is_local:
+            return SlurmStages(self._log, self._overrides).submit(jobs, statuses)
+        validate_no_submitted(jobs, statuses)
+        return LocalStages(self._log).run(jobs, statuses)
+
+    def wait(self) -> int:
+        """Wait until no job can continue; return FAILED unless all have finished.
+
+        On Kubernetes, create the workloads of stages that become ready.
+        """
+        while True:
+            if self._launcher == KUBERNETES and (code := self._create_workloads(retry=False)):
+                return code
+            statuses = load_statuses(self._log, self._expanded.jobs, False)
+            if not can_continue(statuses):
+                break
+            time.sleep(_WAIT_INTERVAL_S)
+        is_complete = all(s.state is StageState.finished for s in statuses.values())
+        return ExitCode.FINISHED if is_complete else ExitCode.FAILED
+
+    def _create_workloads(self, retry: bool) -> int:
+        stages = KubernetesStages(self._log, self._overrides)
+        stages.record_ends(self._expanded.jobs)
+        statuses = load_statuses(self._log, self._expanded.jobs, False)
+        ended = (StageState.failed, StageState.interrupted)
+        jobs = [
+            job for job in self._expanded.jobs if retry or statuses[job.name].state not in ended
+        ]
+        return stages.submit(jobs, statuses)
+
+
+def can_continue(statuses: Mapping[str, StageStatus]) -> bool:
+    """Return True if a job runs, or a submitted job can start without another command."""
+    return any(
+        status.state is StageState.running
+        or (
+            status.state is StageState.submitted
+            and not any(reason in status.detail for reason in _STUCK_REASONS)
+        )
+        for status in statuses.values()
+    )

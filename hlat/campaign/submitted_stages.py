@@ -1,0 +1,123 @@
+"""Stages of a campaign as jobs of a launcher.
+
+Each job is submitted by its command with the launcher's overrides, as a user would type it. The log
+has a row before each submission, so that a killed command does not submit a job twice.
+"""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hlat.campaign.campaign_state import (
+    SLURM,
+    CampaignLog,
+    StageState,
+    StageStatus,
+    load_submitted_rows,
+)
+from hlat.campaign.stage_actions import StageAction, decide_actions
+from hlat.campaign.stage_job import StageJob
+from hlat.config.config_errors import ExitCode
+from hlat.config.entry_point import build_module_command, get_user_environment
+from hlat.config.model_overrides import format_override
+from hlat.jobs import slurm_commands
+from hlat.jobs.submission import find_latest_submission
+
+_DICTIONARY_KEYS = ("options", "srun_options")
+"""Settings of the Slurm launcher with keys of the user."""
+
+
+class SlurmStages:
+    """Submission of the jobs of a campaign to Slurm.
+
+    `overrides` select the launcher and its settings for all jobs; they precede those of the file.
+    """
+
+    def __init__(self, log: CampaignLog, overrides: Sequence[str]) -> None:
+        self._log, self._overrides = log, [*overrides]
+
+    def submit(self, jobs: Sequence[StageJob], statuses: Mapping[str, StageStatus]) -> int:
+        """Submit, replace and cancel jobs; return the exit code of the first that fails."""
+        actions = decide_actions(jobs, statuses)
+        self._cancel_removed(jobs)
+        replaced = [job for job in jobs if actions[job.name] is StageAction.replace]
+        if replaced:
+            slurm_commands.cancel_jobs([statuses[job.name].job_id for job in replaced])
+        for job in replaced:
+            print(f"cancelled job {statuses[job.name].job_id} of {job.name}, to submit it again")
+            self._log.append("reset", job.name)
+        by_name = {job.name: job for job in jobs}
+        for job in jobs:
+            if actions[job.name] is StageAction.keep:
+                continue
+            unfinished = [
+                by_name[name].directory
+                for name in job.after
+                if statuses[name].state is not StageState.finished
+            ]
+            code = self._submit_job(job, unfinished)
+            if code != ExitCode.FINISHED:
+                return code
+        return ExitCode.FINISHED
+
+    def _submit_job(self, job: StageJob, after: Sequence[str]) -> int:
+        settings = job.launcher.get(SLURM, {})
+        arguments = [*format_launcher_settings(settings), *self._overrides]
+        if after:
+            arguments.append(format_override("hydra.launcher.after", [*dict.fromkeys(after)]))
+        details = {"directory": job.directory, "overrides": self._overrides, "settings": settings}
+        self._log.append("submit", job.name, digest=job.digest, launcher=SLURM, **details)
+        done = run_command(
+            [*build_module_command(sys.executable, job.module), *job.arguments, *arguments]
+        )
+        if done.returncode == ExitCode.FINISHED:
+            submission = find_latest_submission(Path(job.directory))
+            job_id = submission.last_job_id if submission is not None else None
+            waits = f" after {len(after)} others" if len(after) > 1 else " after 1" if after else ""
+            print(f"submitted {job.name} as job {job_id}{waits}", flush=True)
+        else:
+            self._log.append("reset", job.name)
+            print(f"{job.name} was not submitted:\n{done.stderr.rstrip()}", file=sys.stderr)
+        return done.returncode
+
+    def _cancel_removed(self, jobs: Sequence[StageJob]) -> None:
+        """Cancel the pending jobs of stages that the file no longer has."""
+        names = {job.name for job in jobs}
+        rows = {
+            name: given
+            for name, given in self._log.load_last_rows().items()
+            if name not in names and given[0]["launcher"] == SLURM
+        }
+        removed = [
+            StageJob(name, name, "", (), (), {}, given[0]["directory"], "")
+            for name, given in rows.items()
+        ]
+        for name, job_row in load_submitted_rows(removed, rows).items():
+            if job_row.state == "PENDING":
+                slurm_commands.cancel_jobs(job_row.active_job_ids)
+                print(f"cancelled job {job_row.job_id} of {name}, which the file does not contain")
+                self._log.append("reset", name)
+            elif job_row.is_active:
+                print(f"{name} is not in the file; its job {job_row.job_id} is {job_row.state}")
+
+
+def format_launcher_settings(settings: Mapping[str, Any]) -> list[str]:
+    """Return the overrides of `hydra.launcher` for settings of a campaign file."""
+    arguments = []
+    for key, value in settings.items():
+        name = f"hydra.launcher.{key}"
+        if key in _DICTIONARY_KEYS and isinstance(value, dict):
+            arguments += [
+                format_override(f"+{name}.{option}", item) for option, item in value.items()
+            ]
+        else:
+            arguments.append(format_override(name, value))
+    return arguments
+
+
+def run_command(command: Sequence[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a command with the user's environment, and return its output."""
+    environment = get_user_environment()
+    return subprocess.run([*command], env=environment, capture_output=True, text=True)

@@ -1,0 +1,140 @@
+"""Hydra's configuration loader with checks, and with one composition for all points of a sweep."""
+
+import copy
+import re
+from typing import Any
+
+from hydra._internal import hydra as hydra_internal
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.hydra_config_security import find_code_references, validate_search_path
+
+_MAX_COMPOSED = 16
+"""Number of configurations in memory, one per combination of choices."""
+_EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
+
+
+def install_safe_config_loader() -> None:
+    """Replace Hydra's configuration loader in this process; Hydra has no hook for it."""
+    namespace = vars(hydra_internal)
+    assert namespace["ConfigLoaderImpl"] in (ConfigLoaderImpl, SafeConfigLoader)
+    namespace["ConfigLoaderImpl"] = SafeConfigLoader
+
+
+class SafeConfigLoader(ConfigLoaderImpl):
+    """Hydra's configuration loader with checks for references to code.
+
+    Raises:
+        ConfigError: The search path contains a package, which Hydra would import.
+    """
+
+    def __init__(self, config_search_path: ConfigSearchPath) -> None:
+        validate_search_path(config_search_path)
+        super().__init__(config_search_path)
+        self._composed: dict[tuple[str | None, ...], DictConfig] = {}
+        self._groups: dict[str, bool] = {}
+
+    def load_configuration(
+        self, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any
+    ) -> DictConfig:
+        """Compose the configuration.
+
+        Raises:
+            ConfigError: The configuration names code that Hydra would run, or an override is an
+                empty mapping, which has no effect.
+        """
+        empty = [override for override in overrides if _EMPTY_MAPPING.fullmatch(override)]
+        if empty:
+            raise ConfigError(
+                *(
+                    f"{override} has no effect, since mappings are merged; remove an entry with "
+                    f"~{override.partition('=')[0]}.NAME"
+                    for override in empty
+                )
+            )
+        config = self._compose(config_name, overrides, *args, **kwargs)
+        if problems := list(find_code_references(config)):
+            raise ConfigError(*problems)
+        return config
+
+    def _compose(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        """Compose the configuration of a run from a copy of the one with the same choices."""
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        values = [o for o in parsed if not (o.is_hydra_override() or self._may_be_group(o))]
+        if run_mode is RunMode.RUN and values and validate_sweep_overrides:
+            self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+            choices = [o for o in parsed if o not in values]
+            config = self._load_choices(config_name, [str(o.input_line) for o in choices])
+            _apply_values(config, values, [o for o in parsed if not o.is_hydra_override()])
+        else:
+            config = super().load_configuration(
+                config_name, overrides, run_mode, from_shell, validate_sweep_overrides
+            )
+        return config
+
+    def _load_choices(self, config_name: str | None, overrides: list[str]) -> DictConfig:
+        """Return the configuration without values of the command line.
+
+        All points of a sweep with the same choices share it: composition takes thirty times as long
+        as a copy.
+        """
+        key = (config_name, *overrides)
+        if key not in self._composed:
+            if len(self._composed) == _MAX_COMPOSED:
+                self._composed.clear()
+            self._composed[key] = super().load_configuration(config_name, overrides, RunMode.RUN)
+        return copy.deepcopy(self._composed[key])
+
+    def _may_be_group(self, override: Override) -> bool:
+        """Return True if an override selects a file, or is not a value of a key."""
+        key = override.key_or_group
+        if key not in self._groups:
+            self._groups[key] = self.repository.group_exists(key)
+        return self._groups[key] or override.package is not None
+
+    def _process_config_searchpath(
+        self, config_name: str | None, parsed_overrides: list[Override], repo: Any
+    ) -> None:
+        """Raise ConfigError if overrides or the primary configuration set hydra.searchpath."""
+        loaded = None if config_name is None else repo.load_config(config_path=config_name)
+        keys = [override.key_or_group for override in parsed_overrides]
+        if "hydra.searchpath" in keys or (
+            loaded is not None and OmegaConf.select(loaded.config, "hydra.searchpath") is not None
+        ):
+            raise ConfigError(
+                "hydra.searchpath can name Python packages, which Hydra would import, so hlat does "
+                "not allow it; use --config-dir"
+            )
+
+
+def _apply_values(
+    config: DictConfig, values: list[Override], task_overrides: list[Override]
+) -> None:
+    """Apply values of the command line as Hydra does, and record all overrides of the task."""
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    except OmegaConfBaseException as error:
+        raise ConfigCompositionException from error
+    job = config.hydra.job
+    config.hydra.overrides.task = [str(override.input_line) for override in task_overrides]
+    job.override_dirname = get_overrides_dirname(
+        overrides=task_overrides,
+        kv_sep=job.config.override_dirname.kv_sep,
+        item_sep=job.config.override_dirname.item_sep,
+        exclude_keys=job.config.override_dirname.exclude_keys,
+    )

@@ -1,0 +1,93 @@
+"""Directory of a job array: `<sweep directory>/arrays/<number>/`.
+
+    <task>                    link to the submission directory of a task
+    <job id>_submission.sh    batch script
+    receipts.jsonl            job id and tasks of each submission to the scheduler
+
+One row of receipts.jsonl has the receipts of all tasks, so an interruption cannot separate them.
+"""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hlat.tracking.jsonl_log import JsonlLog
+
+if TYPE_CHECKING:
+    from hlat.jobs.submission import SubmissionDir
+
+TASK_VARIABLE = "SLURM_ARRAY_TASK_ID"
+"""Environment variable of Slurm with the index of a task."""
+ARRAYS_DIR = "arrays"
+"""Directory of the job arrays in a sweep directory."""
+
+
+@dataclass(frozen=True)
+class JobArray:
+    """Directory of a job array."""
+
+    path: Path
+
+    @property
+    def receipts(self) -> JsonlLog:
+        """Log with `job`, `tasks` and `time` of each submission to the scheduler."""
+        return JsonlLog(self.path / "receipts.jsonl")
+
+    @property
+    def script_path(self) -> Path:
+        """Batch script."""
+        return find_script(self.path, self.receipts)
+
+    def link_tasks(self, submission_dirs: Sequence["SubmissionDir"]) -> None:
+        """Link the submission directories of all tasks."""
+        for task, submission_dir in enumerate(submission_dirs):
+            (self.path / str(task)).symlink_to(submission_dir.path)
+
+    def log_receipt(self, job_id: str, tasks: Sequence[int]) -> None:
+        """Log the job id of submitted tasks."""
+        self.receipts.append({"job": job_id, "tasks": [*tasks], "time": time.time()})
+
+    def format_option(self, tasks: Sequence[int]) -> str:
+        """Return the value of `sbatch --array` for some tasks with the limit of the script."""
+        limit = re.search(r"^#SBATCH --array=[\d,-]+(%\d+)", self.script_path.read_text(), re.M)
+        return format_tasks(tasks) + (limit[1] if limit else "")
+
+    def find_job_id(self, task: int) -> str | None:
+        """Return the job id of the last submission of a task; None before the first."""
+        for row in reversed(self.receipts.read_rows()):
+            if task in row["tasks"]:
+                return f"{row['job']}_{task}"
+        return None
+
+
+def format_tasks(tasks: Sequence[int]) -> str:
+    """Return sorted tasks in the format of `sbatch --array`: 0-3,7."""
+    ranges: list[list[int]] = []
+    for task in tasks:
+        if ranges and ranges[-1][1] == task - 1:
+            ranges[-1][1] = task
+        else:
+            ranges.append([task, task])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def create_numbered_dir(parent: Path) -> Path:
+    """Create the directory with the next number in `parent`, which is created if necessary."""
+    parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        numbers = [int(path.name) for path in parent.iterdir() if path.name.isdecimal()]
+        directory = parent / str(max(numbers, default=0) + 1)
+        try:
+            directory.mkdir()
+        except FileExistsError:  # created by another process
+            continue
+        return directory
+
+
+def find_script(directory: Path, receipts: JsonlLog) -> Path:
+    """Return the batch script of a directory, with the name that submitit assigns."""
+    first = str(receipts.read_rows()[0]["job"])
+    return directory / f"{first}_submission.sh"

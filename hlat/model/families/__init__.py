@@ -1,0 +1,22 @@
+"""Model families of Hugging Face transformers, without torch. A family is one file and one line."""
+
+from hlat.model.families import (
+    gemma2,
+    gemma3,
+    llama,
+    mistral,
+    olmo2,
+    olmo3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
+from hlat.model.families.family import Family
+
+_MODULES = (llama, qwen2, qwen3, mistral, olmo2, olmo3, gemma2, gemma3, smollm3)
+
+FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
+"""Supported families by value of model.family."""
+
+FAMILY_NAMES: tuple[str, ...] = tuple(FAMILIES)
+"""Values of model.family."""

@@ -1,0 +1,79 @@
+"""Specification of RMSNorm and its placement in a decoder layer, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from hlat.model.activation_spec import ActivationTensor, ExecutionSettings, Region
+from hlat.model.parameter_spec import (
+    Initialization,
+    ModuleParameter,
+    ParameterRole,
+    ParameterSpec,
+    ShardingRule,
+)
+
+if TYPE_CHECKING:
+    from hlat.config.model import ModelConfig
+
+
+class NormPlacement(Enum):
+    """Norms around attention and MLP."""
+
+    pre = "pre"
+    """Before each (Llama)."""
+    post = "post"
+    """After each, before the residual addition (OLMo 2)."""
+    sandwich = "sandwich"
+    """Before and after each (Gemma 2)."""
+
+
+@dataclass
+class NormConfig:
+    """Root mean square normalization (arXiv 1910.07467); epsilon is model.rms_norm_eps."""
+
+    placement: NormPlacement = NormPlacement.pre
+    """Norms around attention and MLP."""
+    zero_centered: bool = False
+    """Multiply by 1 + weight, with initial weights of 0 (Gemma), instead of by weight."""
+
+
+NORM_NAMES: dict[NormPlacement, tuple[str | None, str | None, str | None, str | None]] = {
+    NormPlacement.pre: ("input_layernorm", None, "post_attention_layernorm", None),
+    NormPlacement.post: (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    NormPlacement.sandwich: (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+"""Names of the norms before and after attention, then before and after the MLP (transformers)."""
+
+
+def list_layer_norms(model: ModelConfig) -> tuple[ModuleParameter, ...]:
+    """Return the weights of the norms around attention and MLP of one layer, in order."""
+    names = NORM_NAMES[model.norm.placement]
+    return tuple(build_norm(model, f"{name}.weight") for name in names if name)
+
+
+def list_activations(
+    model: ModelConfig, execution: ExecutionSettings
+) -> tuple[ActivationTensor, ...]:
+    """Return the inputs of the norms of one layer, which they save."""
+    itemsize = 4 if execution.saves_fp32_norm_inputs else None
+    return tuple(
+        ActivationTensor(f"input of {name}", model.hidden_size, Region.stream, itemsize=itemsize)
+        for name in NORM_NAMES[model.norm.placement]
+        if name
+    )
+
+
+def build_norm(model: ModelConfig, name: str) -> ModuleParameter:
+    """Return the weight of a norm over the hidden size, outside of tensor-parallel regions."""
+    init = Initialization.zeros if model.norm.zero_centered else Initialization.ones
+    shape = (model.hidden_size,)
+    spec = ParameterSpec(name, shape, ParameterRole.norm, ShardingRule.replicated, init)
+    return ModuleParameter(name, (spec,))

@@ -1,0 +1,1 @@
+"""Launcher of SkyPilot managed jobs."""

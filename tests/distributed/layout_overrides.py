@@ -1,0 +1,6 @@
+"""Overrides of layouts that tests of the doctor share."""
+
+MICRO = "batch.micro_batch_size=2 batch.global_batch_size=8"
+SP = "parallelism.tp=2 parallelism.sequence_parallel=true"
+DP, TP, KV = "parallelism.dp=2", "parallelism.tp=2", "parallelism.tp=4"
+PP = f"parallelism.pp=2 {MICRO}"

@@ -1,0 +1,57 @@
+"""Command lines and files with mistakes give one message and exit code 2, without a traceback."""
+
+from pathlib import Path
+
+import pytest
+
+REGION = ["hardware=trn1_32xl", "compiler=neuron_2_28", "subnet=subnet-1", "head_subnet=subnet-2"]
+CLUSTER = ["cluster", *REGION, "key=k", "scripts=s3://bucket/x", "output=c"]
+CASES = {
+    "list in place of a group": (
+        ["train", "optimizer=[1,2]"],
+        "the configuration cannot be composed (TypeError",
+    ),
+    "empty mapping of a group": (["train", "model={}"], "model={} has no effect"),
+    "empty mapping": (["train", "data.sources={}"], "data.sources={} has no effect"),
+    "new entry without +": (
+        ["train", "data.sources={a: {paths: [x]}}"],
+        "data.sources has no such entry; add one with +data.sources.NAME=VALUE",
+    ),
+    "eps of zero": (["train", "optimizer.eps=0"], "optimizer.eps=0.0 is outside (0, inf)"),
+    "tag": (["train", "--config-dir=foreign", "experiment=tag"], "tag.yaml, line 1: "),
+    "broken YAML": (
+        ["train", "--config-dir=foreign", "experiment=broken"],
+        "broken.yaml, line 1: ",
+    ),
+    "deep YAML": (
+        ["train", "--config-dir=foreign", "experiment=deep"],
+        "the configuration cannot be composed (RecursionError",
+    ),
+    "missing cache": (["precompile", "verify", "nope"], "nope is not a directory"),
+    "no tasks": (["evaluate", "x", "tasks="], "no tasks; give tasks="),
+    "junk": (["report", "foreign"], "foreign is not a run directory"),
+    "junk with names of a run": (["report", "junk"], "junk contains no readable row"),
+    "port": (["report", "junk", "serve=99999"], "99999 is not a port; use 0 to 65535"),
+    "region": ([*CLUSTER, "region=us west"], "'us west' is not an AWS region"),
+    "size of FSx": (
+        [*CLUSTER, "region=us-west-2", "fsx_gib=7"],
+        "7 is neither 1200 nor a multiple of 2400",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_print_one_message(tmp_path: Path, hlat, case: str) -> None:
+    foreign = tmp_path / "foreign" / "experiment"
+    foreign.mkdir(parents=True)
+    (foreign / "tag.yaml").write_text("!!python/object:os.system x")
+    (foreign / "broken.yaml").write_text("a: {")
+    (foreign / "deep.yaml").write_text("[" * 3000)
+    (tmp_path / "junk").mkdir()
+    (tmp_path / "junk/metrics.jsonl").write_text("\0\0\n")
+    (command, *words), message = CASES[case]
+    done = hlat(command, *words)
+    assert message in done.stderr, done.stderr
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("junk/report.html"))

@@ -1,0 +1,86 @@
+"""Campaign files: structure, names and dependencies."""
+
+from pathlib import Path
+
+import pytest
+
+from hlat.campaign.campaign_file import find_campaign_file, list_campaigns, load_campaign
+from hlat.config.config_errors import ConfigError
+
+CHAIN = """
+stages:
+  last: {report: all}
+  scores: {evaluate: mean, tasks: [piqa]}
+  mean: {average: second, last: 2}
+  second: {train: [], start_from: first}
+  first: {train: [run.steps=3]}
+"""
+
+
+def load(tmp_path: Path, text: str):
+    (tmp_path / "chain.yaml").write_text(text)
+    return load_campaign(tmp_path / "chain.yaml")
+
+
+def problems(tmp_path: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    return [line.partition(": ")[2] for line in caught.value.problems]
+
+
+def test_stages_are_sorted_by_their_dependencies(tmp_path: Path) -> None:
+    campaign = load(tmp_path, CHAIN)
+    assert [stage.name for stage in campaign.stages] == [
+        "first",
+        "second",
+        "mean",
+        "scores",
+        "last",
+    ]
+    assert campaign.get_stage("last").sources == ("scores", "mean", "second", "first")
+    assert campaign.directory == Path("runs/chain")
+
+
+def test_a_misspelled_stage_or_key_is_reported_with_the_nearest_one(tmp_path: Path) -> None:
+    text = "stages:\n  a: {train: []}\n  b: {evaluate: a, task: [piqa], tasks: [piqa]}\n"
+    assert problems(tmp_path, text) == [
+        "stages.b.task is not a key of evaluate stages; did you mean tasks?"
+    ]
+    text = "stages:\n  first: {train: []}\n  b: {average: frist, last: 2}\n"
+    assert problems(tmp_path, text) == ["stages.b: frist is not a stage; did you mean first?"]
+    assert problems(tmp_path, "stage:\n  a: {trian: []}\n") == [
+        "stage is not a key of a campaign; did you mean stages?",
+        "stages: give at least one stage by name",
+    ]
+
+
+def test_a_cycle_is_refused(tmp_path: Path) -> None:
+    text = "stages:\n  a: {train: [], after: [b]}\n  b: {train: [], start_from: a}\n"
+    (line,) = problems(tmp_path, text)
+    assert line.startswith("stages depend on each other: ")
+    assert " -> " in line
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        ("{a: {train: [], average: b}}", "stages.a: give one of train, average, evaluate, report"),
+        ("{jobs: {train: []}}", "stages.jobs: choose another name"),
+        ("{a: {train: []}, b: {average: a}}", "give last, steps or tokens of two checkpoints"),
+        ("{a: {train: []}, b: {average: a, last: 2, steps: [1, 2]}}", "give one of last and steps"),
+        ("{a: {train: []}, b: {evaluate: a}}", "stages.b: give tasks"),
+        ("{a: {report: all}, b: {start_from: a, train: []}}", "a trains no model"),
+        ("{a: {train: x}}", "stages.a.train: x is not a list of strings"),
+        ("{a: {train: []}, b: {evaluate: a, tasks: [t], steps: [0]}}", "0 is not a whole number"),
+    ],
+)
+def test_invalid_stages_are_refused(tmp_path: Path, stages: str, words: str) -> None:
+    assert any(words in line for line in problems(tmp_path, f"stages: {stages}\n"))
+
+
+def test_campaigns_of_the_package_are_valid_and_found_by_name() -> None:
+    assert {"desk", "hlat_70b"} <= {*list_campaigns()}
+    for name in list_campaigns():
+        assert load_campaign(find_campaign_file(name)).name == name
+    with pytest.raises(ConfigError, match=r"hlat_70 is not a campaign; did you mean hlat_70b\?"):
+        find_campaign_file("hlat_70")

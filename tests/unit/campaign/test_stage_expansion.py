@@ -1,0 +1,98 @@
+"""Expansion of stages to jobs, with their configurations."""
+
+import copy
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hlat.campaign import stage_expansion
+from hlat.campaign.campaign_file import load_campaign
+from hlat.campaign.stage_expansion import ExpandedCampaign, expand_campaign
+from hlat.config.compose import compose_config
+from hlat.config.config_errors import ConfigError
+from hlat.evaluate import inference_config
+
+STAGES = """
+train: [checkpoint.milestone_tokens=20480]
+stages:
+  first: {train: [run.steps=40]}
+  second: {train: [run.steps=60], start_from: first}
+  mean: {average: second, tokens: [102400, 122880]}
+  scores: {evaluate: first, every_tokens: 40960, tasks: [piqa], limit: 3}
+  final: {evaluate: mean, tasks: [piqa]}
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compose_once() -> Iterator[None]:
+    """Compose each configuration once, which takes most of the time."""
+    compose = functools.cache(lambda words: compose_config(words))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (stage_expansion, inference_config):
+            patch.setattr(module, "compose_config", lambda words: copy.deepcopy(compose((*words,))))
+        yield
+
+
+def expand(tmp_path: Path, *changes: tuple[str, str]) -> ExpandedCampaign:
+    text = STAGES
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "chain.yaml").write_text(text)
+    return expand_campaign(load_campaign(tmp_path / "chain.yaml"))
+
+
+def test_jobs_have_the_commands_of_their_stages(tmp_path: Path) -> None:
+    jobs = {job.name: job for job in expand(tmp_path).jobs}
+    assert [*jobs] == ["first", "second", "scores@20", "scores@40", "mean", "final"]
+    run = "runs/chain/second"
+    assert jobs["second"].arguments[-3:] == (
+        "run.root=runs/chain",
+        "run.name=second",
+        "checkpoint.start_from=runs/chain/first/checkpoints/step_00000040",
+    )
+    assert jobs["mean"].arguments == (run, "steps=50,60", f"output={run}/averages/mean")
+    assert jobs["scores@20"].arguments == ("runs/chain/first", "tasks=piqa", "limit=3", "step=20")
+    assert jobs["final"].arguments == (f"{run}/averages/mean", "tasks=piqa")
+    assert jobs["final"].after == ("mean",)
+
+
+def test_only_changed_stages_have_another_digest(tmp_path: Path) -> None:
+    before = {job.name: job.digest for job in expand(tmp_path).jobs}
+    changes = (("limit: 3", "limit: 4"), ("[run.steps=60]", "[run.steps=60, optimizer.lr=1e-4]"))
+    after = {job.name: job.digest for job in expand(tmp_path, *changes).jobs}
+    changed = {name for name, digest in before.items() if after[name] != digest}
+    assert changed == {"second", "scores@20", "scores@40"}
+
+
+def test_problems_of_all_stages_are_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand(
+            tmp_path,
+            ("every_tokens: 40960", "tokens: [30000]"),
+            ("[run.steps=60]", "[run.steps=60, optimizer.rl=1]"),
+        )
+    second, scores = caught.value.problems
+    assert second.startswith("stages.second: optimizer.rl")
+    assert scores.startswith("stages.scores: first does not keep its checkpoint of step 15 ")
+    assert "set checkpoint.milestone_tokens" in scores
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[run.steps=60]", "[run.steps=30]", "starts at step 40, and the run ends at step 30"),
+        ("[run.steps=60]", "[model.num_layers=1]", "the model differs: model.num_layers was"),
+        ("[run.steps=60]", "[run.name=x]", "run.name=x: the campaign sets run.name"),
+        ("[run.steps=60]", "[hydra/launcher=slurm]", "use launcher: for settings"),
+        ("final: {", "again: {evaluate: mean, tasks: [piqa]}\n  final: {", "same command as again"),
+        ("tokens: [102400, 122880]", "last: 9", "second keeps checkpoint.keep_last=3 checkpoints"),
+        ("tokens: [102400, 122880]", "steps: [50, 99]", "step 99 is not a step of the run"),
+    ],
+)
+def test_invalid_stages_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        expand(tmp_path, (old, new))
+    assert any(words in problem for problem in caught.value.problems)

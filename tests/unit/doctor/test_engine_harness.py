@@ -1,0 +1,26 @@
+"""The harness samples weights and tokens with which every part of a model affects the loss."""
+
+import numpy as np
+import pytest
+import torch
+
+from hlat.config.resolve import resolve_config
+from hlat.doctor.engine_harness import sample_batch, sample_weights
+from hlat.doctor.reduced_config import reduce_config
+
+
+@pytest.fixture(params=["model.tie_embeddings=false", "model.tie_embeddings=true"])
+def config(request, compose):
+    return reduce_config(resolve_config(compose(request.param)))
+
+
+def test_weights_are_lively_values_of_bf16(config) -> None:
+    for name, weight in sample_weights(config).items():
+        assert np.array_equal(torch.from_numpy(weight).bfloat16().float().numpy(), weight), name
+        assert weight.std() > 0.05, name
+
+
+def test_another_seed_gives_other_weights_and_tokens(config) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert not np.array_equal(sample_weights(config, 0)[name], sample_weights(config, 1)[name])
+    assert not np.array_equal(sample_batch(config, 0), sample_batch(config, 1))

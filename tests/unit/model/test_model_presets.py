@@ -1,0 +1,88 @@
+"""Presets of models: published numbers of parameters, export, and desk sizes."""
+
+from pathlib import Path
+
+import pytest
+
+from hlat.config.resolve import resolve_config
+from hlat.model.decoder_spec import count_parameters
+from hlat.model.families import FAMILY_NAMES
+from hlat.model.hugging_face_config import find_inexpressible_settings
+from tests.support.model_families import load_preset
+
+FOLDER = Path(__file__).resolve().parents[3] / "conf" / "model"
+PRESETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+DESK = [f"{family}_desk" for family in FAMILY_NAMES]
+PUBLISHED = {
+    "7b": 6_738_415_616,
+    "13b": 13_015_864_320,
+    "70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama31_8b": 8_030_261_248,
+    "llama31_70b": 70_553_706_496,
+    "llama32_1b": 1_235_814_400,
+    "llama32_3b": 3_212_749_824,
+    "qwen2_0_5b": 494_032_768,
+    "qwen2_1_5b": 1_543_714_304,
+    "qwen25_3b": 3_085_938_688,
+    "qwen25_7b": 7_615_616_512,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
+    "mistral_7b": 7_241_732_096,
+    "mistral_7b_v03": 7_248_023_552,
+    "olmo2_1b": 1_484_916_736,
+    "olmo2_7b": 7_298_617_344,
+    "olmo2_13b": 13_716_198_400,
+    "olmo3_7b": 7_298_011_136,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma2_27b": 27_227_128_320,
+    "gemma3_270m": 268_098_176,
+    "gemma3_1b": 999_885_952,
+    "smollm3_3b": 3_075_098_624,
+}
+"""Parameters of the published safetensors files; a tied head counts once."""
+
+
+def test_every_preset_has_a_published_number_or_is_small() -> None:
+    assert set(PRESETS) == {*PUBLISHED, *DESK, "tiny", "160m", "1b"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters(name: str) -> None:
+    model = load_preset(name)
+    assert count_parameters(model) == PUBLISHED[name]
+    assert f"{PUBLISHED[name]:,} parameters" in (FOLDER / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_its_name_and_can_be_exported(name: str) -> None:
+    model = load_preset(name)
+    assert model.name == name
+    assert find_inexpressible_settings(model) == []
+    if name not in ("tiny", "160m", "1b", "7b", "13b", "70b"):
+        assert name.startswith((model.family, "qwen25", "llama3"))
+
+
+@pytest.mark.parametrize("name", DESK)
+def test_desk_presets_train_with_the_default_settings(compose, name: str) -> None:
+    config = resolve_config(compose(f"model={name}"))
+    assert config.model == load_preset(name)
+    assert count_parameters(config.model) < 2e6
+    text = (FOLDER / f"{name}.yaml").read_text().partition("\n")[0]
+    assert text.endswith(f" {count_parameters(config.model) / 1e6:.1f} M parameters.")
+    window = config.model.attention.sliding_window
+    assert window is None or window < config.batch.sequence_length
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_presets_are_valid(compose, name: str) -> None:
+    nodes = 64 if PUBLISHED[name] > 2e9 else 1
+    hardware = ("hardware=trn1_32xl", f"hardware.nodes={nodes}")
+    config = resolve_config(compose(f"model={name}", *hardware))
+    assert config.model == load_preset(name)

@@ -1,0 +1,40 @@
+"""Symbolic links in a run directory from others."""
+
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.run import RunConfig
+from hlat.report.report_writer import write_report
+from hlat.tracking.run_directory import acquire_run_dir
+
+LINKS = [
+    *(".lock", "metrics.jsonl", "events.jsonl", "config.yaml", "report.html", "figures"),
+    *("checkpoints", "logs", "wandb", "figures/loss.svg", "logs/rank_0.stacks"),
+]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_refuse_a_run_directory_with_a_symbolic_link(tmp_path, name):
+    victim, link = tmp_path / "victim", tmp_path / "runs" / "x" / name
+    victim.write_text("kept")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    run = RunConfig(name="x", root=str(tmp_path / "runs"))
+    with (
+        pytest.raises(ConfigError, match=f"{name} is a symbolic link to .*victim"),
+        acquire_run_dir(run),
+    ):
+        pass
+    (tmp_path / "runs/x/provenance.json").write_text("{}")
+    with pytest.raises(ConfigError, match=f"{name} is a symbolic link"):
+        write_report(tmp_path / "runs" / "x")
+    assert victim.read_text() == "kept"
+
+
+def test_links_of_the_launcher_and_wandb_are_allowed(tmp_path):
+    for name in ("wandb/latest-run", "submissions/1"):
+        link = tmp_path / "x" / name
+        link.parent.mkdir(parents=True)
+        link.symlink_to(tmp_path)
+    with acquire_run_dir(RunConfig(name="x", root=str(tmp_path))) as run_dir:
+        assert (run_dir / ".lock").is_file()
