@@ -1,6 +1,7 @@
 """Model families of Hugging Face transformers, without torch. A family is one file and one line."""
 
 from hlat.model.families import (
+    arcee,
     gemma2,
     gemma3,
     llama,
@@ -13,7 +14,7 @@ from hlat.model.families import (
 )
 from hlat.model.families.family import Family
 
-_MODULES = (llama, qwen2, qwen3, mistral, olmo2, olmo3, gemma2, gemma3, smollm3)
+_MODULES = (llama, qwen2, qwen3, mistral, olmo2, olmo3, gemma2, gemma3, smollm3, arcee)
 
 FAMILIES: dict[str, Family] = {module.FAMILY.name: module.FAMILY for module in _MODULES}
 """Supported families by value of model.family."""

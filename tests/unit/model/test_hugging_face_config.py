@@ -56,8 +56,10 @@ def round_trip(model: ModelConfig, use_diff: bool = True) -> tuple[Any, dict[str
 
 
 def test_families() -> None:
-    names = ("llama", "qwen2", "qwen3", "mistral", "olmo2", "olmo3", "gemma2", "gemma3", "smollm3")
-    assert names == FAMILY_NAMES
+    assert (
+        *("llama", "qwen2", "qwen3", "mistral", "olmo2", "olmo3", "gemma2", "gemma3", "smollm3"),
+        "arcee",
+    ) == FAMILY_NAMES
 
 
 def test_transformers_reads_every_field() -> None:
@@ -425,7 +427,7 @@ INEXPRESSIBLE: list[tuple[str, dict[str, Any], list[str]]] = [
     ("llama", {"attention.scale": 0.5},
      ["model.attention.scale=0.5 cannot be exported with model.family=llama; use model.attention.scale=null"]),
     ("llama", {"mlp.activation": Activation.relu2},
-     ["model.mlp.activation=relu2 cannot be exported with model.family=llama; use model.mlp.activation=swiglu"]),
+     ["model.mlp.activation=relu2 cannot be exported with model.family=llama; use model.family=arcee or model.mlp.activation=swiglu"]),
     ("llama", {"residual_multiplier": 0.5},
      ["model.residual_multiplier=0.5 cannot be exported with model.family=llama; use model.residual_multiplier=1.0"]),
     ("llama", {"embedding.multiplier": 2.0},
