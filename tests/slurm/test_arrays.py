@@ -2,17 +2,18 @@
 
 import shlex
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from tests.slurm.conftest import Login
-from tests.slurm.test_jobs import WAIT_IN_FIRST_ATTEMPT
+from tests.slurm.test_jobs import WAIT_IN_FIRST_ATTEMPT, WRONG_IN_FIRST_ATTEMPT
 
 KILL_AND_WAIT = f"""
 import sys
 name = sys.orig_argv[-1]  # the submission directory
 if "/runs/wait/" in name:
-{WAIT_IN_FIRST_ATTEMPT.replace(chr(10), chr(10) + "    ")}
+{indent(WAIT_IN_FIRST_ATTEMPT, "    ")}
 if "/runs/killed/" in name and "hlat.train" in sys.orig_argv:
     import os
     if "SLURM_RESTART_COUNT" not in os.environ and "RANK" not in os.environ:
@@ -25,6 +26,14 @@ if "/runs/killed/" in name and "hlat.train" in sys.orig_argv:
         threading.Thread(target=kill_after_step_6, daemon=True).start()
 """
 """Run `wait` waits in its first attempt; the supervisor of the first attempt of `killed` is killed."""
+ONE_FAULT_PER_POINT = f"""
+import sys
+name = sys.orig_argv[-1]  # the submission directory
+if "/runs/unhealthy/" in name:
+{indent(WRONG_IN_FIRST_ATTEMPT, "    ")}
+if "/runs/preempted/" in name or "/runs/limited/" in name:
+{indent(WAIT_IN_FIRST_ATTEMPT, "    ")}
+"""
 SLOW_STEPS = """
 import os, time
 if "RANK" in os.environ:
@@ -114,6 +123,40 @@ def test_each_point_of_an_array_is_restarted_for_itself(login, uninterrupted):
     assert "no run was submitted" in again
     (archive,) = (login.folder / "runs").rglob("*.zip")
     assert archive.parent == Path(sweep)
+
+
+@pytest.mark.slow  # waits for the time limit
+def test_a_bad_node_a_preemption_and_a_time_limit_concern_one_point(login, uninterrupted):
+    login.inject(ONE_FAULT_PER_POINT)
+    login.wrap("scontrol", 'case "$*" in *NodeName=*) exit 1;; esac')  # may not drain a node
+    names = ["unhealthy", "preempted", "limited"]
+    # The signal arrives 30 to 60 seconds after the start
+    limit = ("hydra.launcher.time=2", "hydra.launcher.signal_s=60")
+    done = login.send("-m", f"run.name={','.join(names)}", "hydra.launcher.jobs=3", *limit)
+    assert done.returncode == 0, done.stderr
+    login.wait_for_step("preempted", 6)
+    file = "submissions/1/attempts.jsonl"
+    urgent = ("--partition=urgent", "--exclusive", "--wrap=sleep 1", "--output=urgent")
+    node = f"--nodelist={login.rows('preempted', file)[0]['nodes']}"
+    login.cluster.run("sbatch", f"--chdir={login.folder}", *urgent, node)
+    (sweep,) = (login.folder / "runs/sweeps").glob("*")
+    ended = dict.fromkeys(names, "COMPLETED")
+    login.cluster.wait_until(400, "all end", lambda: read_states(login, str(sweep)) == ended)
+    attempts = {name: login.rows(name, file) for name in names}
+    exits = {
+        name: [row["exit"] for row in rows if row["event"] == "end"]
+        for name, rows in attempts.items()
+    }
+    assert exits["unhealthy"] == [4, 0]
+    for name in ("preempted", "limited"):
+        # On a loaded machine, later attempts may reach the time limit too
+        assert exits[name] == [75] * (len(exits[name]) - 1) + [0]
+        assert len(exits[name]) > 1
+        assert login.shown(name)["ExcNodeList"] == "(null)"
+    shown = login.shown("unhealthy")
+    assert shown["ExcNodeList"] == attempts["unhealthy"][0]["nodes"] != shown["NodeList"]
+    for name in names:
+        assert login.losses(name) == uninterrupted.losses("whole")
 
 
 def test_cancel_and_resubmit_one_task(login):
