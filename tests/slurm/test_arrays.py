@@ -152,8 +152,8 @@ def test_a_bad_node_a_preemption_and_a_time_limit_concern_one_point(login, unint
         # On a loaded machine, later attempts may reach the time limit too
         assert exits[name] == [75] * (len(exits[name]) - 1) + [0]
         assert len(exits[name]) > 1
-        assert login.shown(name)["ExcNodeList"] == "(null)"
-    shown = login.shown("unhealthy")
+    shown, *others = (login.cluster.show_job(attempts[name][-1]["job"]) for name in names)
+    assert [other["ExcNodeList"] for other in others] == ["(null)", "(null)"]
     assert shown["ExcNodeList"] == attempts["unhealthy"][0]["nodes"] != shown["NodeList"]
     for name in names:
         assert login.losses(name) == uninterrupted.losses("whole")
