@@ -144,9 +144,11 @@ def _start_sandbox(
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         source.write(program.encode())
         source.seek(0)
-        fds = (source.fileno(), *pipe_fds)
         status_fd, child_status_fd = os.pipe()
         status = stack.enter_context(open(status_fd, encoding="utf-8"))
+        child_start_fd, start_fd = os.pipe()
+        stack.callback(os.close, start_fd)
+        fds = (source.fileno(), *pipe_fds, child_start_fd)
         try:
             process = subprocess.Popen(
                 _build_command(fds, child_status_fd, limits, isolated),
@@ -161,9 +163,12 @@ def _start_sandbox(
             )
         finally:
             os.close(child_status_fd)
+            os.close(child_start_fd)
         # bwrap writes one JSON object as soon as it has created the namespaces
         init_pid = json.loads(status.readline() or "{}").get("child-pid")
         stack.callback(_kill_sandbox, process, init_pid)
+        with suppress(BrokenPipeError):  # the sandbox could not be created
+            os.write(start_fd, b"\n")
         yield _Sandbox(process, init_pid, output)
 
 
@@ -178,8 +183,12 @@ def _build_command(
         (resource.RLIMIT_NPROC, limits.num_processes),
         (resource.RLIMIT_CORE, 0),
     ]
+    # bwrap binds its life to that of its parent before it reports its child, and too late if the
+    # parent has ended until then. The program starts if the parent has received the report.
     bootstrap = (
-        f"import resource, sys; [resource.setrlimit(k, (v, v)) for k, v in {rlimits}]; "
+        "import os, resource, sys; start_fd = int(sys.argv.pop()); "
+        "os.read(start_fd, 1) or sys.exit('the parent has ended'); os.close(start_fd); "
+        f"[resource.setrlimit(k, (v, v)) for k, v in {rlimits}]; "
         "exec(compile(open(int(sys.argv[1])).read(), 'program', 'exec'))"
     )
     python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]

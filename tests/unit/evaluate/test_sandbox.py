@@ -28,7 +28,8 @@ def _list_sandboxed_processes():
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if b"import resource, sys; [resource" in path.read_bytes():
+            name, *arguments = path.read_bytes().split(b"\0")
+            if b"python" in name and any(b"[resource.setrlimit(k" in word for word in arguments):
                 pids.append(int(path.parent.name))
         except OSError:
             continue
@@ -247,7 +248,9 @@ print('done')
     assert not _list_sandboxed_processes()
 
 
-def test_program_is_killed_with_its_parent(tmp_path):
+@pytest.mark.parametrize("seconds", [0, 0.02, 0.05, 0.1, 0.5])
+def test_program_is_killed_with_its_parent(seconds):
+    """Kill the parent while it starts the sandbox, and while the program runs."""
     script = (
         "from hlat.evaluate.sandbox import ResourceLimits, run_program\n"
         "run_program('import time; time.sleep(1000)', ResourceLimits(seconds=1000.0))"
@@ -256,7 +259,8 @@ def test_program_is_killed_with_its_parent(tmp_path):
     deadline = time.monotonic() + 30
     while not _list_sandboxed_processes():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.001)
+    time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 10
