@@ -16,9 +16,10 @@ from hlat.config.model import ModelConfig
 from hlat.engine.mesh_axis import MeshAxis
 from hlat.engine.mesh_process_group import MeshProcessGroup
 from hlat.engine.parameter_shards import compute_shard
-from hlat.engine.state_chunks import MOMENTS, iter_chunks
+from hlat.engine.state_chunks import iter_chunks
 from hlat.model.decoder_spec import list_module_parameters, list_parameter_specs
 from hlat.model.parameter_spec import ModuleParameter
+from hlat.optim.adamw import MOMENTS
 from hlat.parallelism.mesh_coordinates import (
     MeshCoordinates,
     ParallelDegrees,

@@ -138,9 +138,15 @@ def _format_name(path: "StoragePath", run_dir: "StoragePath") -> str:
 
 
 def _verify_checkpoints(run_dir: "StoragePath", step: int | None) -> int:
-    """Verify all checkpoints but those that are being written or were set aside."""
-    from hlat.checkpoint import checkpoint_listing, checkpoint_lookup, checkpoint_store
+    """Verify all checkpoints but those that are being written or were set aside, as a resume."""
+    from hlat.checkpoint import (
+        checkpoint_listing,
+        checkpoint_lookup,
+        retention,
+        training_checkpoint,
+    )
     from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+    from hlat.parallelism.process_group import SingleProcessGroup
     from hlat.storage.progress_bar import ProgressBar, print_line
 
     entries = checkpoint_listing.list_checkpoints(run_dir)
@@ -151,11 +157,12 @@ def _verify_checkpoints(run_dir: "StoragePath", step: int | None) -> int:
     if not chosen:
         steps = ", ".join(str(entry.step) for entry in entries)
         raise ConfigError(f"step={step}: {run_dir} has checkpoints of steps {steps} only")
-    num_wrong = 0
+    num_wrong, group = 0, SingleProcessGroup()
     with closing(ProgressBar("verifying", sum(entry.num_bytes for entry in chosen))) as progress:
         for entry in chosen:
             try:
-                checkpoint_store.verify_checkpoint(entry.path, progress.add)
+                found = retention.verify_on_all_ranks(entry.path, group, progress.add)
+                training_checkpoint.load_training_state(found, group)
                 print_line(f"{_format_name(entry.path, run_dir)}: ok")
             except CorruptCheckpointError as error:
                 num_wrong += 1

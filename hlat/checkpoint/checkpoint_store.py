@@ -14,7 +14,7 @@ checkpoint and is always detected:
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -184,20 +184,26 @@ def verify_checkpoint(
 
     Raises:
         CorruptCheckpointError: If the marker or a file is missing, unknown, truncated, extended or
-            changed in any bit.
+            changed in any bit, or lacks slices that the manifest lists.
     """
-    verify_files(path, load_manifest(path).files, on_progress)
+    manifest = load_manifest(path)
+    verify_files(path, manifest, manifest.files, on_progress)
 
 
 def verify_files(
-    path: StoragePath, files: Mapping[str, FileRecord], on_progress: Callable[[int], None]
+    path: StoragePath,
+    manifest: CheckpointManifest,
+    names: Iterable[str],
+    on_progress: Callable[[int], None],
 ) -> None:
-    """Read some files of a checkpoint and compare them with their hashes.
+    """Read some files of a checkpoint and compare them with their hashes and slices.
 
     Raises:
-        CorruptCheckpointError: If a file is missing or differs in any bit.
+        CorruptCheckpointError: If a file is missing, differs in any bit, or does not contain the
+            slices that the manifest lists.
     """
-    for name, expected in files.items():
+    for name in names:
+        expected = manifest.files[name]
         with raise_as_corrupt(path / name):
             record = durable_files.hash_file(path / name, on_progress)
         if record != expected:
@@ -205,6 +211,8 @@ def verify_files(
                 f"{path / name} differs from what was written: its sha256 is {record.sha256},"
                 f" manifest.json has {expected.sha256}"
             )
+        with safetensors_file.SafetensorsReader(path, manifest.tensors) as reader:
+            reader.validate_header(name)
 
 
 def load_manifest(path: StoragePath) -> CheckpointManifest:

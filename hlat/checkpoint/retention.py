@@ -100,11 +100,11 @@ def verify_on_all_ranks(
         OSError: On all ranks, if a store does not respond.
     """
     manifest = load_shared_manifest(path, process_group)
-    files = [*manifest.files.items()][process_group.rank :: process_group.size]
+    names = [*manifest.files][process_group.rank :: process_group.size]
 
     def find_problem() -> str | None:
         try:
-            verify_files(path, dict(files), on_progress)
+            verify_files(path, manifest, names, on_progress)
         except CorruptCheckpointError as error:
             return str(error)
         return None

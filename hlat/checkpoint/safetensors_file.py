@@ -126,15 +126,51 @@ class SafetensorsReader:
             )
         return tensor
 
+    def validate_header(self, file_name: str) -> None:
+        """Raise CorruptCheckpointError if a file lacks a slice that the records assign to it.
+
+        Names, shapes and dtypes are compared without reading values.
+        """
+        path = self._directory / file_name
+        for name, record in self._records.items():
+            for parts in record.slices:
+                for part in parts.find_in_file(file_name):
+                    key = format_slice_key(name, record.shape, part.tensor_slice)
+                    with raise_as_corrupt(path, SafetensorError):
+                        file = self._get_file(path)
+                        if isinstance(file, _RemoteSafetensors):
+                            shape, dtype = file.describe(key)
+                        else:
+                            entry = file.get_slice(key)
+                            shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
+                    self._validate_slice(path, key, (shape, dtype), (part.size, record.dtype))
+
+    def _validate_slice(
+        self,
+        path: StoragePath,
+        key: str,
+        found: tuple[tuple[int, ...], str | None],
+        expected: tuple[tuple[int, ...], str],
+    ) -> None:
+        """Raise CorruptCheckpointError if shape or dtype of a slice differ from its record."""
+        if found != expected:
+            raise CorruptCheckpointError(
+                f"{path} contains {key} as {found[0]} {found[1]}, "
+                f"manifest.json as {expected[0]} {expected[1]}"
+            )
+
+    def _get_file(self, path: StoragePath) -> Any:
+        if path.name not in self._files:
+            self._files[path.name] = self._open(path)
+        return self._files[path.name]
+
     def _read_slice(
         self, name: str, record: TensorRecord, slice_record: SliceRecord, tensor_slice: TensorSlice
     ) -> torch.Tensor:
         saved_slice, path = slice_record.tensor_slice, self._directory / slice_record.file
         key = format_slice_key(name, record.shape, saved_slice)
         with raise_as_corrupt(path, SafetensorError):
-            if slice_record.file not in self._files:
-                self._files[slice_record.file] = self._open(path)
-            file = self._files[slice_record.file]
+            file = self._get_file(path)
             index = tensor_slice.index_in(saved_slice)
             if isinstance(file, _RemoteSafetensors):
                 tensor: torch.Tensor = file.read(key, index)
@@ -142,12 +178,8 @@ class SafetensorsReader:
                 tensor = file.get_tensor(key)
             else:
                 tensor = file.get_slice(key)[index]
-        dtype = SAFETENSORS_DTYPES.get(tensor.dtype)
-        if tuple(tensor.shape) != tensor_slice.size or dtype != record.dtype:
-            raise CorruptCheckpointError(
-                f"{path} contains {key} as {tuple(tensor.shape)} {tensor.dtype}, "
-                f"manifest.json as {tensor_slice.size} {record.dtype}"
-            )
+        found = tuple(tensor.shape), SAFETENSORS_DTYPES.get(tensor.dtype)
+        self._validate_slice(path, key, found, (tensor_slice.size, record.dtype))
         return tensor
 
     def _open(self, path: StoragePath) -> Any:
@@ -199,6 +231,11 @@ class _RemoteSafetensors:
             block = block.reshape(last - first, *shape[1:])
             tensor[first - rows.start : last - rows.start] = block[(slice(None), *columns)]
         return tensor.reshape(sizes)
+
+    def describe(self, key: str) -> tuple[tuple[int, ...], str]:
+        """Return the shape and the safetensors dtype of a tensor; raises as `read`."""
+        _, shape, dtype = self._locate(key)
+        return shape, SAFETENSORS_DTYPES[dtype]
 
     def _locate(self, key: str) -> tuple[int, tuple[int, ...], torch.dtype]:
         """Return the position of a tensor in the file, its shape and dtype."""

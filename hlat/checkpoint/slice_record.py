@@ -96,6 +96,19 @@ class SliceRecord:
             numbers = [n + i * axis.file_step for n in numbers for i in range(axis.count)]
         return [*map(format_rank_file, numbers)]
 
+    def find_in_file(self, file: str) -> Iterator["SliceRecord"]:
+        """Yield the single slices that a file contains."""
+        first, number = parse_rank_file(self.file), parse_rank_file(file)
+        if not self.axes or first is None or number is None:
+            if self.file == file:
+                yield self
+            return
+        numbers = np.array([first])
+        for axis in self.axes:
+            numbers = (numbers[:, None] + np.arange(axis.count) * axis.file_step).reshape(-1)
+        for offset in self.list_offsets()[numbers == number].tolist():
+            yield SliceRecord(tuple(offset), self.size, file)
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON representation."""
         axes = [[axis.count, axis.offset_step, axis.file_step] for axis in self.axes]

@@ -44,12 +44,7 @@ def compare_fingerprints(
     Raises:
         ConfigError: With all other differences, or if the state is malformed.
     """
-    if state.get("version") != STATE_VERSION:
-        raise ConfigError(
-            f"the checkpoint's data state has version {state.get('version')}, not "
-            f"{STATE_VERSION}; resume it with the hlat that wrote it"
-        )
-    _validate_state(state)
+    validate_state(state)
     saved = state["fingerprint"]
     changed = _find_changed_keys(current, saved)
     messages = {
@@ -129,8 +124,13 @@ def _skip_open_documents(cursors: StreamStates) -> None:
     cursors[:, _CHUNK] = cursors[:, _OFFSET] = 0
 
 
-def _validate_state(state: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a state lacks a value, or has one of another type or size."""
+def validate_state(state: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the state of a loader is of another version or malformed."""
+    if state.get("version") != STATE_VERSION:
+        raise ConfigError(
+            f"the checkpoint's data state has version {state.get('version')}, not "
+            f"{STATE_VERSION}; resume it with the hlat that wrote it"
+        )
     try:
         num_sources = len(state["sources"])
         shape = len(state["streams"]), 2 + NUM_CURSOR_FIELDS * num_sources

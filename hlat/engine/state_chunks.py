@@ -11,8 +11,7 @@ from hlat.engine.parameter_shards import ParameterShard
 from hlat.model.canonical_views import iter_row_views
 from hlat.model.parameter_spec import ParameterSpec
 from hlat.model.weight_initialization import compute_initial_values
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from hlat.optim.adamw import MOMENTS
 
 
 def iter_chunks(

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from hlat.config.optimizer import OptimizerConfig
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of the moments in checkpoints; each has the shape of its parameter."""
+
 _FP32_CHUNK_NUMEL = 1 << 18
 """Elements cast to fp32 at a time on a CPU."""
 

@@ -8,7 +8,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import checkpoint_store, pretrained_weights, retention
+from hlat.checkpoint import (
+    checkpoint_store,
+    pretrained_weights,
+    retention,
+    training_checkpoint,
+)
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.retention import VerifiedCheckpoint
@@ -50,7 +55,7 @@ def resume(
         tracker.start_attempt(0, {}, **details)
         return dataclasses.replace(initial, tracker=tracker.service_run_ids)
     path, manifest = checkpoint.path, checkpoint.manifest
-    state = TrainingState.from_json(checkpoint_store.load_shared_state(path, manifest, group))
+    state = training_checkpoint.load_training_state(checkpoint, group)
     if state.weights_only:
         raise ConfigError(
             f"{path} contains weights only; a run also needs the optimizer state and the position "

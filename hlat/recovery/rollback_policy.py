@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint import checkpoint_store, retention
+from hlat.checkpoint import checkpoint_store, retention, training_checkpoint
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root, parse_step
 from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.config.run import Config
@@ -87,7 +87,7 @@ class RollbackPolicy:
             tracker.print_message(f"ERROR: {reason}; {problem}")
             return NextAction.STOP, state
         path, manifest = checkpoint.path, checkpoint.manifest
-        target = TrainingState.from_json(checkpoint_store.load_shared_state(path, manifest, group))
+        target = training_checkpoint.load_training_state(checkpoint, group)
         batches = self._loader.last_batches(state.step - first_bad_step + 1)
         details = {"to": target.step, "left_out": [batches.start, batches.stop], "reason": reason}
         tracker.log_event("rollback", state.step, checkpoint=str(path), **details)

@@ -693,7 +693,8 @@ def test_hostile_files_with_matching_hashes_run_nothing(tmp_path: Path) -> None:
         (path / name).unlink()
     record = durable_files.write_file(path / "manifest.json", [json.dumps(manifest).encode()])
     durable_files.write_file(path / "COMMITTED", [record.sha256.encode()])
-    verify_checkpoint(path)
+    with pytest.raises(CorruptCheckpointError, match="rank_00000"):
+        verify_checkpoint(path)
     with pytest.raises(CorruptCheckpointError):
         load_checkpoint(path, [whole("w", torch.zeros(3))])
     with pytest.raises(CorruptCheckpointError, match="JSON"):

@@ -31,7 +31,7 @@ from hlat.engine.nxd.nxd_parameters import NxdParameters, compute_param_shards
 from hlat.engine.nxd.nxd_process_groups import build_device_axes, build_host_axes
 from hlat.engine.nxd.xla_adamw import XlaAdamW
 from hlat.engine.nxd.xla_dtypes import get_xla_dtypes
-from hlat.engine.state_chunks import MOMENTS, init_weights, iter_chunks
+from hlat.engine.state_chunks import init_weights, iter_chunks
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.loss import IGNORE_INDEX, build_next_token_targets
 from hlat.optim import adamw
@@ -201,7 +201,11 @@ class NxdEngine:
         precision = self.config.precision
         weights = TORCH_DTYPES[precision.master_weights or precision.weights]
         moments = TORCH_DTYPES[precision.optimizer_state]
-        dtypes = {"weights": weights, **dict.fromkeys(MOMENTS, moments), "step": torch.float32}
+        dtypes = {
+            "weights": weights,
+            **dict.fromkeys(adamw.MOMENTS, moments),
+            "step": torch.float32,
+        }
         return {
             key: tensor.to("cpu", copy=True).to(dtypes[key])
             for key, tensor in self.params.get_state(name).items()

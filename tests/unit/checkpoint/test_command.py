@@ -1,26 +1,73 @@
 """`python -m hlat.checkpoint` tells what there is, whether it is sound, and removes only what can
 go."""
 
+import hashlib
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from hlat.checkpoint import __main__ as command
-from hlat.checkpoint import checkpoint_directory, checkpoint_store
+from hlat.checkpoint import checkpoint_directory, checkpoint_store, retention
 from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.config.model import ModelConfig
 from hlat.config.run import RunConfig
+from hlat.config.run_identity import flatten_model
+from hlat.data import data_fingerprint
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.optim.adamw import MOMENTS
 from hlat.tracking import run_directory
 from hlat.training_state import TrainingState
 
+MODEL = ModelConfig("tiny", 1, 2, 2, 1, 1, 3)
+DATA = {
+    "version": data_fingerprint.STATE_VERSION,
+    "fingerprint": {},
+    "step": 0,
+    "stage": {"name": "all", "start": 0, "shares": {}},
+    "chapters": [],
+    "sources": [],
+    "streams": {"0": [0, 0]},
+}
 
-def save(folder: Path, step: int, weights_only: bool = False) -> Path:
-    kinds = ("weights",) if weights_only else ("weights", "exp_avg")
-    chunks = [TensorChunk(f"{kind}/w", (3,), (0,), (3,), torch.full((3,), step)) for kind in kinds]
-    state = TrainingState(step, step * 1000, weights_only=weights_only)
-    return checkpoint_store.save_checkpoint(folder, step, chunks, state.to_json())
+
+def save(
+    folder: Path,
+    step: int,
+    weights_only: bool = False,
+    without: tuple[str, ...] = (),
+    changes: dict[str, Any] | None = None,
+) -> Path:
+    """A checkpoint of a tiny model, without some tensors, and with changes of its state."""
+    kinds = ("weights",) if weights_only else ("weights", "updates", *MOMENTS)
+    chunks = []
+    for kind in kinds:
+        for spec in list_parameter_specs(MODEL):
+            shape = () if kind == "updates" else spec.shape
+            tensor = torch.full(shape, float(step))
+            chunks.append(
+                TensorChunk(f"{kind}/{spec.name}", shape, (0,) * len(shape), shape, tensor)
+            )
+    chunks = [chunk for chunk in chunks if not chunk.name.startswith(without or ("-",))]
+    state = TrainingState(step, step * 1000, DATA, flatten_model(MODEL), weights_only=weights_only)
+    document = state.to_json() | (changes or {})
+    return checkpoint_store.save_checkpoint(folder, step, chunks, document)
+
+
+def seal(path: Path) -> None:
+    """Make all hashes match, as whoever edits the files of a checkpoint can."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    for name in manifest["files"]:
+        content = (path / name).read_bytes()
+        record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest["files"][name] = record
+    content = json.dumps(manifest).encode()
+    (path / "manifest.json").write_bytes(content)
+    (path / "COMMITTED").write_text(hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture
@@ -172,6 +219,55 @@ def test_verify_leaves_out_what_is_no_promise_and_fails_what_was_one(run: Path, 
     ]
     aside = do("verify", "runs/x/checkpoints/step_00000010_damaged_1")
     assert aside.out.endswith(": ok\n")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ({"step": 4}, "state.json has step 4, manifest.json has 25"),
+        ({"step": "25"}, "step cannot be understood"),
+        ({"data": {}}, "the checkpoint's data state has version None"),
+        ({"data": DATA | {"streams": {"0": [1]}}}, "data state was not written by hlat"),
+        ({"fixed": {"model.name": "x"}}, "the model was saved by another version of hlat"),
+        ({"fixed": flatten_model(replace(MODEL, num_layers=10**9))}, "tensors for 1000000000"),
+        ({"fixed": flatten_model(replace(MODEL, vocab_size=4))}, "has shape (3, 2) of weights/"),
+        ({"fixed": flatten_model(replace(MODEL, num_attention_heads=0))}, "cannot be resumed"),
+        ({"without": ("weights/model.norm",)}, "no tensor of weights/model.norm.weight, the model"),
+        ({"without": ("exp_avg/",)}, "no tensor of exp_avg/model.embed_tokens.weight, the"),
+        ({"without": ("updates/",)}, "no tensor of updates/model.embed_tokens.weight, the"),
+    ],
+)
+def test_verify_fails_a_checkpoint_whose_hashes_match_but_no_run_can_resume(
+    run: Path, do, fault: dict[str, Any], message: str
+) -> None:
+    changes = {key: value for key, value in fault.items() if key != "without"}
+    path = save(run / "checkpoints", 25, without=fault.get("without", ()), changes=changes)
+    done = do("verify", "runs/x")
+    *good, wrong = done.out.splitlines()
+    assert (done.code, len(good)) == (1, 4)
+    assert wrong.startswith(f"checkpoints/step_00000025: {path}")
+    assert message in wrong
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"F32", "shape": [3, 2]', b'"F32", "shape": [2, 3]'), (b'"F32"', b'"I32"'), (b".norm.", b".morn.")],
+)  # fmt: skip
+def test_verify_compares_the_slices_of_a_file_with_the_manifest(
+    run: Path, do, old: bytes, new: bytes
+) -> None:
+    path = run / "checkpoints/step_00000020"
+    file = path / "rank_00000.safetensors"
+    content = file.read_bytes()
+    assert old in content
+    file.write_bytes(content.replace(old, new))
+    seal(path)
+    done = do("verify", "runs/x")
+    assert done.code == 1
+    assert f"checkpoints/step_00000020: {file} " in done.out.splitlines()[-1]
+    newest, (reason,) = retention.find_newest_valid(path.parent)
+    assert newest == run / "checkpoints/step_00000015"
+    assert str(file) in reason
 
 
 def test_prune_shows_before_it_removes(run: Path, do) -> None:

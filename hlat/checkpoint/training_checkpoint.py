@@ -1,0 +1,68 @@
+"""Validation of the state and the tensors of a run's checkpoint, beyond its hashes.
+
+A checkpoint may have been edited and its hashes computed again. A resume and `hlat checkpoint
+verify` use the same checks.
+"""
+
+from collections.abc import Iterator
+
+from hlat.checkpoint import checkpoint_store
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.checkpoint_manifest import CheckpointManifest
+from hlat.checkpoint.retention import VerifiedCheckpoint
+from hlat.config.config_errors import ConfigError
+from hlat.config.run_identity import build_saved_model_config
+from hlat.data import data_fingerprint
+from hlat.model.decoder_spec import list_parameter_specs
+from hlat.optim.adamw import MOMENTS
+from hlat.parallelism.process_group import ProcessGroup
+from hlat.training_state import TrainingState
+
+
+def load_training_state(checkpoint: VerifiedCheckpoint, group: ProcessGroup) -> TrainingState:
+    """Return the state of a run on all ranks of a group, after validating state and tensors.
+
+    Raises:
+        CorruptCheckpointError: If the state is not that of a run, or contradicts the manifest, or
+            tensors of its model or optimizer are missing or have other shapes.
+    """
+    path, manifest = checkpoint.path, checkpoint.manifest
+    try:
+        document = checkpoint_store.load_shared_state(path, manifest, group)
+        state = TrainingState.from_json(document)
+        _validate_state(state, manifest)
+    except CorruptCheckpointError:
+        raise
+    except (ArithmeticError, ConfigError, ValueError) as error:
+        raise CorruptCheckpointError(f"{path} cannot be resumed: {error}") from error
+    return state
+
+
+def _validate_state(state: TrainingState, manifest: CheckpointManifest) -> None:
+    """Raise ConfigError if state and manifest are not those of one run at one step."""
+    if state.step != manifest.step:
+        raise ConfigError(f"state.json has step {state.step}, manifest.json has {manifest.step}")
+    if not state.weights_only:
+        data_fingerprint.validate_state(state.data)
+    model = build_saved_model_config(state.fixed)
+    if model.num_layers > len(manifest.tensors):  # else the expected tensors would fill the memory
+        raise ConfigError(
+            f"manifest.json has {len(manifest.tensors)} tensors for {model.num_layers} layers"
+        )
+    shapes = {spec.name: spec.shape for spec in list_parameter_specs(model)}
+    for name, shape in _list_tensors(shapes, state.weights_only):
+        record = manifest.tensors.get(name)
+        if record is None or record.shape != shape:
+            found = "no tensor" if record is None else f"shape {record.shape}"
+            raise ConfigError(f"manifest.json has {found} of {name}, the model needs {shape}")
+
+
+def _list_tensors(
+    shapes: dict[str, tuple[int, ...]], weights_only: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of each tensor that a run with these parameters saves."""
+    for name, shape in shapes.items():
+        yield f"weights/{name}", shape
+        if not weights_only:
+            yield f"updates/{name}", ()
+            yield from ((f"{moment}/{name}", shape) for moment in MOMENTS)
