@@ -1,93 +1,76 @@
-"""Disks that are full, broken, read-only or slow: does training go on, and is the next save good?
+"""Trials with disks that are full, broken, read-only or without power.
 
-Usage: PYTHONPATH=. python tests/faults/disk.py --forks --output tests/faults/disk.json
-
-Every call of a save that touches the disk fails once, each in a save of its own, and the save after
-it works again. Then a real file system of some megabytes is filled and emptied at random moments.
-Last, hlat starts with no room in TMPDIR, in /dev/shm and below run.root. The real file systems need
-the right to mount.
+Mounts need root. A power failure is a forced shutdown of ext4 without a flush of its journal: what
+no flush has reached is lost, as after the loss of power, except for reordered writes of a disk.
 """
 
 import errno
+import fcntl
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from tests.faults.trials import (
-    SUPERVISED,
-    Keeper,
-    Place,
-    arguments,
-    conclude,
-    differing,
-    say,
-    somewhere,
-)
+from tests.faults import trials
 
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EROFS": errno.EROFS}
-STALL_S = 1.0
-ROOM_MB = 40
-NO_ROOM = (
-    ("TMPDIR", "supervised"),
-    ("/dev/shm", "supervised"),
-    ("/dev/shm", "data worker"),
-    ("run.root", "one process"),
-    ("run.root", "supervised"),
-)
+CALLS, MAX_FILLINGS, MAX_POWER_FAILURES, MAX_MOUNTS = 12, 4, 4, 3
+FULL_MB, EXT4_MB = 40, 96
+_EXT4_IOC_SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32), linux/fs/ext4/ext4.h
+_NO_LOG_FLUSH = 2
+_NO_ROOM_TARGETS = ("TMPDIR", "/dev/shm", "run.root")
 
 
-def schedule(steps: int, every: int) -> list[str]:
-    """How long a run is, and how often it saves."""
-    return [
-        f"schedule.total_steps={steps}",
+def build_overrides(steps: int, every_steps: int) -> tuple[str, ...]:
+    """Return overrides of a run without evaluations, so only saves write to the disk."""
+    return (
+        *trials.build_run_overrides(steps, every_steps),
         "schedule.warmup_steps=2",
-        f"checkpoint.every_steps={every}",
         "evaluation.every_steps=null",
-    ]
+    )
 
 
-def each_call(place: Place, name: str, number: int, seconds: float, calls: int) -> dict[str, Any]:
-    """Let every call of a save fail once: of every other save, the next call."""
-    words = schedule(4 * calls + 2, 2)
-    whole, run = place.run(f"whole-{name}", *words), place.run(f"failing-{name}", *words)
-    run.inject(disk=[number, seconds])
-    codes = [one.finish(timeout_s=900) for one in (whole, run)]
-    keeper = Keeper(run.folder / "checkpoints")
-    keeper.check(keeper.committed())
-    failed, saved = run.events("checkpoint_failed"), run.events("checkpoint")
-    unmended = [row["step"] for row in failed if row["step"] + 2 not in steps_of(saved)]
-    text = run.printed.read_text()
-    result = {
-        "exit_codes": codes,
-        "saves": len(failed) + len(saved),
-        "failed": len(failed),
-        "reasons": sorted({row["reason"].split("]")[-1].strip()[:40] for row in failed}),
-        "failed_and_the_next_one_too": unmended,
-        "told_on_the_console": text.count("WARNING: no checkpoint at step"),
-        "losses": differing(run.losses(), whole.losses()),
-        "lost_or_damaged": keeper.problems,
-        "left": sorted(keeper.unfinished()),
-        "traceback": "Traceback" in text,
-    }
-    say(f"{name} at each call: {result}")
-    return result
+def fail_calls(name: str) -> trials.Trial:
+    """Return the trial in which calls of saves fail with this error."""
 
+    def fail_each_call(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+        """Let one call of every other save fail, another one each time."""
+        num_calls = place.limit(CALLS)
+        overrides = (*build_overrides(4 * num_calls + 2, 2), *trials.LAYOUTS[layout])
+        whole, _ = place.reference(*overrides)
+        run = place.new_run(*overrides)
+        run.inject(disk=[ERRORS[name], 0.0])
+        run.start()
+        try:
+            problems = trials.finish_and_compare(run, whole)
+        finally:
+            run.kill_all()
+        keeper = trials.Keeper(run.checkpoints())
+        keeper.check(keeper.committed())
+        problems += keeper.problems + [f"left {name}" for name in sorted(keeper.unfinished())]
+        failed = [row["step"] for row in run.events("checkpoint_failed")]
+        saved = {row["step"] for row in run.events("checkpoint")}
+        problems += [f"the save after step {s} failed too" for s in failed if s + 2 not in saved]
+        if run.output().count("WARNING: no checkpoint at step") != len(failed):
+            problems.append("a failed save was not reported")
+        # On a full disk, the first save has no older checkpoint to remove; the others repeat
+        num_failing = num_calls if name != "ENOSPC" else 1
+        if len(failed) != num_failing:
+            problems.append(f"{len(failed)} of {num_failing} saves failed")
+        return ["; ".join(problems)] * num_calls
 
-def steps_of(rows: list[dict[str, Any]]) -> set[int]:
-    """Steps of some events."""
-    return {row["step"] for row in rows}
+    return fail_each_call
 
 
 @contextmanager
 def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
-    """A file system of so many megabytes, in memory."""
+    """Mount a file system of this size in memory."""
     folder.mkdir()
     size = f"size={int(megabytes * 1024)}k"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=True)
@@ -97,119 +80,209 @@ def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def fill(disk: Path, lot: random.Random | None = None) -> Path:
-    """Take all its room, or all but a part of a checkpoint."""
-    free = shutil.disk_usage(disk).free
-    leave = 0 if lot is None else lot.choice([0, 0, lot.randrange(0, 9_000_000)])
-    path = disk / "filled"
-    with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, max(4096, free - leave))
-    return path
-
-
-def full_at_times(place: Place, trials: int, lot: random.Random) -> dict[str, Any]:
-    """Fill the run's disk at random moments for random times, until enough saves have failed."""
-    words = schedule(40 * trials, 3)
-    whole = place.run("whole-full", *words)
-    codes = [whole.finish(timeout_s=900)]
-    with small_disk(place.folder / "disk", ROOM_MB) as disk:
-        run = place.run("full", *words, f"run.root={disk}")
-        run.folder = disk / "full"
-        run.inject(step_s=0.02)
-        keeper, fillings = Keeper(run.folder / "checkpoints"), 0
+def fill_at_times(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Fill the disk of a run at random moments for random times."""
+    overrides = (*build_overrides(150, 3), *trials.LAYOUTS[layout])
+    whole, _ = place.reference(*overrides)
+    run, num_fillings = place.new_run(*overrides), 0
+    keeper = trials.Keeper(run.folder)
+    with small_disk(place.folder / f"disk-{run.name}", FULL_MB) as disk:
+        run.move_to(disk)
+        keeper.folder = run.checkpoints()
+        run.inject(step_s=0.03)
         run.start()
-        while run.process.poll() is None:
-            if not 0 < run.last_step() < 36 * trials:
-                continue  # not at the beginning nor at the end, which need their saves
-            time.sleep(lot.uniform(0, 1))
-            before, path = keeper.committed(), None
-            try:
-                path = fill(disk, lot)
-            except OSError:
-                continue
-            fillings += 1
-            time.sleep(lot.uniform(0.2, 1.5))
-            path.unlink()
-            keeper.check(before)
-        codes.append(run.wait())
-        failed = run.events("checkpoint_failed")
-        result = {
-            "exit_codes": codes,
-            "times_full": fillings,
-            "saves_failed": len(failed),
-            "saves": len(run.events("checkpoint")),
-            "losses": differing(run.losses(), whole.losses()),
-            "rows_missing_or_double": [row["step"] for row in run.rows("metrics.jsonl")]
-            != [*range(1, 40 * trials + 1)],
-            "lost_or_damaged": keeper.problems,
-            "checkpoints_verified": keeper.verified,
-            "left": sorted(keeper.unfinished()),
-        }
-    say(f"full at random times: {result}")
-    return result
+        try:
+            while num_fillings < place.limit(MAX_FILLINGS) and run.is_alive_after(
+                lot.uniform(0, 1)
+            ):
+                if not 0 < run.last_step() < 130:  # the first and the last save need their room
+                    continue
+                before = keeper.committed()
+                with filled(disk, lot):
+                    run.is_alive_after(lot.uniform(0.2, 1))
+                num_fillings += 1
+                keeper.check(before)
+            problems = trials.finish_and_compare(run, whole)
+        finally:
+            run.kill_all()
+        problems += keeper.problems
+    return ["; ".join(problems)] * num_fillings
 
 
-def no_room(place: Place, where: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Start a run where one of the folders that it uses is full."""
-    disk = place.folder / "full-disk"
+@contextmanager
+def filled(disk: Path, lot: random.Random) -> Iterator[None]:
+    """Take all room of a disk, or all but a part of a checkpoint."""
+    path, spared = disk / "filled", lot.choice([0, 0, lot.randrange(0, 9_000_000)])
+    try:
+        with path.open("wb") as file:
+            free = max(4096, shutil.disk_usage(disk).free - spared)
+            os.posix_fallocate(file.fileno(), 0, free)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:  # the run was faster, the disk is full
+            raise
+    yield
+    path.unlink()
+
+
+def start_without_room(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Start a supervised run where TMPDIR, /dev/shm or run.root is full."""
+    return [_start_without_room(place, where, layout) for where in _NO_ROOM_TARGETS]
+
+
+def _start_without_room(place: trials.Place, where: str, layout: str) -> str:
+    overrides = (*build_overrides(6, 3), *trials.SUPERVISED, *trials.LAYOUTS[layout])
+    run, disk = place.new_run(*overrides), place.folder / "no-room"
     disk.mkdir(exist_ok=True)
-    target = {"TMPDIR": disk, "/dev/shm": "/dev/shm", "run.root": disk}[where]
-    run = place.run(f"no-room-{len(list(place.folder.iterdir()))}", *schedule(6, 3), *overrides)
-    run.forks = False
+    target = "/dev/shm" if where == "/dev/shm" else str(disk)
     words = [*run.words, *([f"run.root={disk}"] if where == "run.root" else [])]
-    # In a mount namespace of its own, so that nobody else's /dev/shm is full
+    # In a mount namespace of its own, so /dev/shm is full for this run only
     script = (
         f'mount -t tmpfs -o size=64k tmpfs {target}; cat /dev/zero > {target}/filled; exec "$@"'
     )
-    variables = {"TMPDIR": str(disk)} if where == "TMPDIR" else {"TMPDIR": str(place.tmp)}
+    variables = {"TMPDIR": str(disk) if where == "TMPDIR" else str(place.tmp)}
     command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-m", "hlat.train"]
-    began = time.monotonic()
+    done = subprocess.run(
+        [*command, *words],
+        cwd=place.folder,
+        env=os.environ | variables | {"PYTHONPATH": str(trials.REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    expected = 2 if where == "run.root" else 0
+    if done.returncode != expected or "Traceback" in done.stderr:
+        return f"full {where}: exit code {done.returncode}: {done.stderr[-500:]}"
+    if where == "run.root" and f"run.root={disk}" not in done.stderr:
+        return f"full {where}: {done.stderr[-500:]}"
+    return ""
+
+
+@contextmanager
+def ext4(folder: Path) -> Iterator["Ext4"]:
+    """Mount an ext4 file system in a file."""
+    image = folder.with_suffix(".img")
+    with image.open("wb") as file:
+        file.truncate(EXT4_MB << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    folder.mkdir()
+    disk = Ext4(image, folder)
+    disk.mount()
     try:
-        done = subprocess.run(
-            [*command, *words],
-            cwd=place.folder,
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    except subprocess.TimeoutExpired:
-        return {"hangs": True}
-    text = done.stderr.replace(str(place.folder), "...")
-    told = [line for line in text.splitlines() if "write error" not in line]
-    result = {
-        "exit_code": done.returncode,
-        "seconds": round(time.monotonic() - began, 1),
-        "traceback": "Traceback" in done.stderr,
-        "said": told[-3:],
-    }
-    say(f"no room in {where} {overrides}: {result}")
-    return result
+        yield disk
+    finally:
+        disk.unmount()
+        image.unlink()
 
 
-def main() -> None:
-    parser = arguments("Disks that fail; --trials times 40 steps on one that is full at times.", 20)
-    parser.add_argument("--calls", type=int, default=60, help="calls of a save that fail")
-    asked = parser.parse_args()
-    lot = random.Random(asked.seed)
-    told: dict[str, Any] = {"forked": asked.forks}
-    with somewhere(asked.folder, asked.forks) as place:
-        faults = [*((name, number, 0.0) for name, number in ERRORS.items()), ("stall", 0, STALL_S)]
-        told["each_call"] = {}
-        for name, number, seconds in faults:
-            calls = asked.calls if number else asked.calls // 6
-            told["each_call"][name] = each_call(place, name, number, seconds, calls)
-            conclude(told, asked.output)
-        told["full_at_times"] = full_at_times(place, asked.trials, lot)
-        kinds = {"one process": (), "supervised": SUPERVISED, "data worker": ("data.workers=1",)}
-        told["no_room"] = {
-            f"{where}, {kind}": no_room(place, where, kinds[kind]) for where, kind in NO_ROOM
-        }
-    conclude(told, asked.output)
+class Ext4:
+    """File system in the file `image`, mounted on `folder`."""
+
+    def __init__(self, image: Path, folder: Path) -> None:
+        self._image, self.folder = image, folder
+
+    def mount(self) -> None:
+        """Mount it, which replays the journal."""
+        subprocess.run(["mount", "-o", "loop", self._image, self.folder], check=True)
+
+    def unmount(self) -> None:
+        """Unmount it; the processes that use it have ended."""
+        subprocess.run(["umount", self.folder], check=True)
+
+    def fail_power(self) -> None:
+        """Stop all writes at once, without a flush of the journal."""
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+        finally:
+            os.close(descriptor)
 
 
-if __name__ == "__main__":
+def fail_power(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Cut the power of the disk at random moments, kill the run, mount the disk and resume."""
+    overrides = (*trials.build_run_overrides(60, 3), *trials.SUPERVISED, *trials.LAYOUTS[layout])
+    whole, seconds = place.reference(*overrides)
+    run, num_failures, problems = place.new_run(*overrides), 0, list[str]()
+    with ext4(place.folder / f"ext4-{run.name}") as disk:
+        run.move_to(disk.folder)
+        run.start()
+        try:
+            while num_failures < place.limit(MAX_POWER_FAILURES) and run.is_alive_after(
+                lot.uniform(0, seconds)
+            ):
+                saved = [row["step"] for row in run.events("checkpoint")]
+                disk.fail_power()
+                num_failures += 1
+                family = trials.descendants(run.process.pid)
+                run.kill_all()
+                problems += [f"left process {pid}" for pid in trials.gone(family)]
+                disk.unmount()
+                disk.mount()
+                problems += _find_lost(run, saved)
+                run.start()
+            problems += trials.finish_and_compare(run, whole)
+        finally:
+            run.kill_all()
+    return ["; ".join(problems)] * num_failures
+
+
+def _find_lost(run: trials.Run, saved: list[int]) -> list[str]:
+    """Return a problem if no checkpoint at or after the last logged save is valid."""
+    keeper = trials.Keeper(run.checkpoints())
+    keeper.check(committed := keeper.committed())
+    if saved and max(committed, default=0) < saved[-1]:
+        keeper.problems.append(f"step {saved[-1]} was saved, the disk has {committed}")
+    return keeper.problems
+
+
+def make_read_only(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Make the run directory read-only at random moments for random times."""
+    overrides = (*build_overrides(150, 3), *trials.LAYOUTS[layout])
+    whole, _ = place.reference(*overrides)
+    run, num_mounts = place.new_run(*overrides), 0
+    run.inject(step_s=0.03)
+    run.start()
     try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+        while num_mounts < place.limit(MAX_MOUNTS) and run.is_alive_after(lot.uniform(0, 1)):
+            if not 0 < run.last_step() < 130:
+                continue
+            with read_only(run.folder):
+                run.is_alive_after(lot.uniform(0.2, 1))
+            num_mounts += 1
+        problems = trials.finish_and_compare(run, whole)
+    finally:
+        run.kill_all()
+    num_failed = len(run.events("checkpoint_failed"))
+    if run.output().count("WARNING: no checkpoint at step") != num_failed:
+        problems.append(f"{run.name}: a failed save was not reported")
+    return ["; ".join(problems)] * num_mounts
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """Mount a directory read-only on itself; files that are open remain writable."""
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def find_mount_problem() -> str:
+    """Return why this process cannot mount a file system; empty if it can."""
+    return "mounts need root" if os.geteuid() else ""
+
+
+def find_ext4_problem() -> str:
+    """Return why this machine cannot shut down an ext4 file system; empty if it can."""
+    if problem := find_mount_problem():
+        return problem
+    if shutil.which("mkfs.ext4") is None:
+        return "mkfs.ext4 is not installed"
+    with tempfile.TemporaryDirectory() as name:
+        try:
+            with ext4(Path(name) / "disk") as disk:
+                disk.fail_power()
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"a loop device cannot be mounted or shut down ({error})"
+    return ""

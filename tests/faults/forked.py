@@ -33,7 +33,7 @@ _FORK_SAFE = "jemalloc_bg_thd"
 
 def import_all() -> None:
     """Import what a run would, and make sure that a fork leaves no thread behind."""
-    skipped = ("hlat.model.hugging_face_config",)
+    skipped = ("hlat.model.hugging_face_config", "hlat.engine.nxd.")  # transformers, Neuron
     for module in pkgutil.walk_packages(hlat.__path__, "hlat."):
         if not module.name.startswith(skipped):
             importlib.import_module(module.name)

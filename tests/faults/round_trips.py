@@ -1,6 +1,4 @@
-"""A thousand times: save, restore, save again. Is it the same state, with the same next step?
-
-Usage: PYTHONPATH=. python tests/faults/round_trips.py --output FILE
+"""Trials that save the state of an engine, restore it in another and save it again.
 
 One engine trains. After each of its steps its state is saved; another engine, whose tensors were
 filled with noise, and a new loader restore it and save it too. Both checkpoints must have the same
@@ -8,9 +6,9 @@ bytes, and both engines must find the same loss in the next step, whose batch ea
 """
 
 import os
-import sys
+import random
+import shutil
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 
@@ -23,10 +21,11 @@ from hlat.data.data_loader import DataLoader, build_data_loader, merge_state_dic
 from hlat.engine.interface import Engine
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.training_state import TrainingState
-from tests.faults.trials import SMALL, arguments, conclude, say, somewhere
+from tests.faults.trials import SMALL, Place
 
 RECIPES = ("fp32", "bf16_sr", "mixed")
 RATE = 1e-3
+TRIPS_PER_CALL = 20
 
 
 class Side:
@@ -84,44 +83,29 @@ def configuration(corpus: Path, recipe: str) -> Config:
         return resolve_config(compose("config", words))
 
 
-def go(config: Config, place: Path, trips: int) -> dict[str, Any]:
-    """Make round trips with one recipe, and count those that were not as they should be."""
-    here, there = Side(config, place / "here"), Side(config, place / "there")
-    unequal, apart = [], []
-    for trip in range(trips):
-        here.train()
-        first = here.save()
-        there.restore(first)
-        second = there.save()
-        if contents(first) != contents(second):
-            unequal.append(trip)
-        if there.train() != here.train():
-            apart.append(trip)
-    here.close()
-    there.close()
-    return {"trips": trips, "other_bytes": unequal, "another_next_loss": apart}
+def move_state(place: Place, recipe: str, lot: random.Random) -> list[str]:
+    """Move the state of each step to another engine; compare the bytes and the next loss."""
+    config = configuration(place.folder / "corpus", recipe)
+    folder = place.folder / f"trips-{recipe}"
+    shutil.rmtree(folder, ignore_errors=True)
+    here, there = Side(config, folder / "here"), Side(config, folder / "there")
+    outcomes = []
+    try:
+        for _ in range(place.limit(TRIPS_PER_CALL)):
+            here.train()
+            first = here.save()
+            there.restore(first)
+            same_bytes = contents(first) == contents(there.save())
+            problems = [] if same_bytes else [f"{recipe}: other bytes"]
+            if there.train() != here.train():
+                problems.append(f"{recipe}: another next loss")
+            outcomes.append("; ".join(problems))
+    finally:
+        here.close()
+        there.close()
+    return outcomes
 
 
 def contents(path: Path) -> dict[str, bytes]:
     """What the files of a checkpoint hold."""
     return {name: (path / name).read_bytes() for name in sorted(os.listdir(path))}
-
-
-def main() -> None:
-    parser = arguments("Save, restore, save again.", 1000)
-    asked = parser.parse_args()
-    told: dict[str, Any] = {"round_trips": {}}
-    with somewhere(asked.folder) as place:
-        for recipe in RECIPES:
-            config = configuration(place.folder / "corpus", recipe)
-            trips = -(-asked.trials // len(RECIPES))
-            told["round_trips"][recipe] = go(config, place.folder / recipe, trips)
-            say(f"{recipe}: {told['round_trips'][recipe]}")
-    conclude(told, asked.output)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        sys.exit(130)

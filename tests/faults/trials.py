@@ -6,8 +6,11 @@ left there is the trial's. What a checkpoint is worth is asked of the store, byt
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
+import random
+import re
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: a fork would lose the threads
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -52,7 +55,25 @@ SMALL = (
     "run.root=runs",
 )
 """A run of a second or two on the frozen corpus of the tests, but for steps and saves."""
+LAYOUTS = {
+    "single": (),
+    "dp2": ("parallelism.dp=2",),
+    "tp2": ("parallelism.tp=2",),
+    "pp2": ("parallelism.pp=2",),
+    "zero3": ("parallelism.dp=2", "parallelism.zero=3"),
+}
+TWO_RANKS = ("dp2", "tp2", "pp2", "zero3")
+MEASURED = {
+    *("tokens_per_second", "step_seconds", "data_wait_seconds", "mfu", "attempt", "time"),
+    *("cost_usd", "cpt_usd", "memory_bytes"),
+}
+"""Values of a row that differ between two equal runs."""
+CACHES = re.compile(r"torchinductor_.*|tmp.*wandb-(artifacts|media)")
+NO_FIGURES = {"no_figures": True}
+"""Rendering the figures of the report takes as long as the training."""
 SUPERVISED = ("recovery.max_restarts=100000", "recovery.max_same_failures=100000")
+Trial = Callable[["Place", str, random.Random], list[str]]
+"""Injects a fault into runs of a layout. Returns for each fault its problem, or an empty string."""
 KEPT = 2
 """checkpoint.keep_last of `SMALL`."""
 
@@ -77,26 +98,50 @@ class Place:
     Args:
         folder: Where.
         forks: Whether its runs are forked; see `forked`.
+        reduced: Whether a trial injects its fault once or twice, instead of often.
     """
 
-    def __init__(self, folder: Path, forks: bool = False) -> None:
-        self.folder, self.forks = folder, forks
+    def __init__(self, folder: Path, forks: bool = False, reduced: bool = False) -> None:
+        self.folder, self.forks, self.reduced = folder, forks, reduced
         self.tmp = folder / "tmp"
         self.tmp.mkdir(parents=True)
         self._shared = {*Path("/dev/shm").iterdir()}
+        self._references: dict[tuple[str, ...], tuple[Run, float]] = {}
+        self._numbers = itertools.count()
         write_corpus(folder / "corpus")
 
     def run(self, name: str, *overrides: str) -> "Run":
         """A run that has not been started."""
         return Run(self, name, overrides)
 
-    def leftovers(self) -> list[str]:
-        """Return what is in TMPDIR but torch's own cache, and new in /dev/shm.
+    def limit(self, count: int) -> int:
+        """Return how often a trial injects its fault if a full one does it `count` times."""
+        return min(count, 2) if self.reduced else count
 
+    def new_run(self, *overrides: str) -> "Run":
+        """Return a run with an unused name."""
+        return self.run(f"run-{next(self._numbers)}", *overrides)
+
+    def reference(self, *overrides: str) -> tuple["Run", float]:
+        """Return the uninterrupted run with these overrides, and its seconds; train it once."""
+        if overrides not in self._references:
+            run = self.run(f"whole-{len(self._references)}", *overrides)
+            start = time.monotonic()
+            if code := run.finish():
+                raise RuntimeError(f"the uninterrupted run ended with {code}: {run.output()}")
+            self._references[overrides] = run, time.monotonic() - start
+        return self._references[overrides]
+
+    def leftovers(self) -> list[str]:
+        """Return what is in TMPDIR but caches of torch and W&B, and new in /dev/shm.
+
+        W&B removes its directories at exit, which a forked process does not reach.
         Shared memory that a process maps belongs to other tests: those of the trial have ended.
         """
-        made = {path for path in self.tmp.iterdir() if not path.name.startswith("torchinductor_")}
+        made = {path for path in self.tmp.iterdir() if not CACHES.fullmatch(path.name)}
         new = {*Path("/dev/shm").iterdir()} - self._shared
+        if new:
+            time.sleep(1)  # others create semaphores, map them and remove their names
         mapped = _list_mapped_files() if new else ""
         unused = {path for path in new if str(path) not in mapped and path.exists()}
         return sorted(map(str, made | unused))
@@ -117,20 +162,21 @@ class Run:
     def __init__(self, place: Place, name: str, overrides: tuple[str, ...]) -> None:
         self.place, self.name = place, name
         self.folder = place.folder / "runs" / name
+        self.checkpoint_root = self.folder
         self.printed = place.folder / f"{name}.log"
         self.words = [*SMALL, f"data.root={place.folder / 'corpus'}", f"run.name={name}"]
         self.words += overrides
-        self.variables: dict[str, str] = {}
+        self.variables = {"HLAT_FAULTS": json.dumps(NO_FIGURES)}
         self.forks = place.forks
         self.process: subprocess.Popen[bytes] | Forked
 
     def inject(self, **faults: Any) -> None:
         """Let injected/sitecustomize.py do what its docstring says."""
-        self.variables["HLAT_FAULTS"] = json.dumps(faults)
+        self.variables["HLAT_FAULTS"] = json.dumps(NO_FIGURES | faults)
 
     def start(self, *overrides: str) -> None:
         """Start the command; what it prints is added to a file."""
-        path = [str(REPOSITORY), *([str(INJECTED)] if self.variables else [])]
+        path = [str(REPOSITORY), str(INJECTED)]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(path),
             "TMPDIR": str(self.place.tmp),
@@ -166,6 +212,13 @@ class Run:
             self.kill_all()
             raise
 
+    def is_alive_after(self, seconds: float) -> bool:
+        """Wait, at most until the command ends; return True if it goes on."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.process.poll() is None:
+            time.sleep(0.005)
+        return self.process.poll() is None
+
     def kill_all(self) -> None:
         """Kill the command and everything that it has started."""
         for number in [self.process.pid, *descendants(self.process.pid)]:
@@ -194,6 +247,35 @@ class Run:
     def losses(self) -> list[tuple[int, float]]:
         """Step and loss of every row."""
         return [(row["step"], row["loss"]) for row in self.rows("metrics.jsonl")]
+
+    def output(self) -> str:
+        """Return what all commands of the run have printed."""
+        return self.printed.read_text() if self.printed.exists() else ""
+
+    def stable_rows(self) -> list[Row]:
+        """Return the rows of metrics.jsonl without measured times and memory."""
+        return [
+            {key: value for key, value in row.items() if key not in MEASURED}
+            for row in self.rows("metrics.jsonl")
+        ]
+
+    def tensor_hashes(self) -> Row:
+        """Return the step of the newest checkpoint and the hashes of its files of tensors."""
+        newest = max(self.checkpoints().glob("step_*/manifest.json"), default=None)
+        if newest is None:
+            return {}
+        files = json.loads(newest.read_text())["files"]
+        hashes = {name: file["sha256"] for name, file in files.items() if name != "state.json"}
+        return {"step": newest.parent.name, **hashes}
+
+    def checkpoints(self) -> Path:
+        """Return the directory of the checkpoints."""
+        return self.checkpoint_root / "checkpoints"
+
+    def move_to(self, root: Path) -> None:
+        """Set run.root of a run that has not been started."""
+        self.words.append(f"run.root={root}")
+        self.folder = self.checkpoint_root = root / self.name
 
     def remove(self) -> None:
         """Remove the folder and the log of the run."""
@@ -337,6 +419,30 @@ def differing(found: list[tuple[int, float]], expected: list[tuple[int, float]])
     return f"losses differ at steps {unequal}" if unequal else ""
 
 
+def compare(run: Run, whole: Run) -> list[str]:
+    """Return how a run differs from the uninterrupted one in rows and tensors, bit by bit."""
+    rows, expected = run.stable_rows(), whole.stable_rows()
+    steps, expected_steps = ([row["step"] for row in some] for some in (rows, expected))
+    if steps != expected_steps:
+        return [f"{run.name}: metrics.jsonl has the steps {steps}"]
+    differ = [row["step"] for row, other in zip(rows, expected, strict=True) if row != other]
+    problems = [f"{run.name}: rows differ at the steps {differ}"] if differ else []
+    if run.tensor_hashes() != whole.tensor_hashes():
+        problems.append(f"{run.name}: tensors of the last checkpoint differ")
+    return problems
+
+
+def finish_and_compare(run: Run, whole: Run, expected_code: int = 0) -> list[str]:
+    """Wait for a run, compare it with the uninterrupted one, and return the problems."""
+    code = run.wait()
+    if code != expected_code:
+        return [f"{run.name}: exit code {code}: {run.output()[-500:]}"]
+    left = run.place.leftovers()
+    shutil.rmtree(run.place.tmp)  # else later trials would report it too
+    run.place.tmp.mkdir()
+    return compare(run, whole) + [f"{run.name}: left {name}" for name in left]
+
+
 def say(text: str) -> None:
     """Tell of progress on stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
@@ -354,15 +460,15 @@ def arguments(description: str, trials: int) -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def somewhere(folder: Path | None, forks: bool = False) -> Iterator[Place]:
+def somewhere(folder: Path | None, forks: bool = False, reduced: bool = False) -> Iterator[Place]:
     """A place for trials, removed afterwards unless it was named."""
     if forks:
         import_all()
     if folder is not None:
-        yield Place(folder.resolve(), forks)
+        yield Place(folder.resolve(), forks, reduced)
         return
     with tempfile.TemporaryDirectory(prefix="trials-", ignore_cleanup_errors=True) as made:
-        yield Place(Path(made), forks)
+        yield Place(Path(made), forks, reduced)
 
 
 def build_run_overrides(steps: int, every_steps: int) -> tuple[str, ...]:
@@ -384,10 +490,3 @@ def conclude(result: Row, output: Path | None) -> None:
     print(text)
     if output is not None:
         output.write_text(text + "\n")
-
-
-def note(result: Row, output: Path | None) -> None:
-    """Write what there is so far, should the trials be ended."""
-    if output is not None:
-        told = {**result, "machine": describe_machine(["torch"])}
-        output.write_text(json.dumps(told, indent=1) + "\n")

@@ -1,5 +1,6 @@
 """Lets a run of hlat suffer what HLAT_FAULTS says, a JSON object of any of these.
 
+    no_figures        figures of the report are empty
     step_s            each step takes this much longer, idle, as if a device worked
     first_step_s      the first step of an attempt does
     save_s            each save does, in whoever writes it
@@ -13,6 +14,10 @@
                       no file: whenever it comes there
     hang              [rank, step, way, file]: a rank hangs there in one of `WAYS` unless the file
                       exists, and makes it
+    clock             [step, seconds]: from this step on, time.time() is shifted
+    uncapable         root has no more access to files than their modes allow
+    store             a file; while it exists, requests to failing:// raise an exception
+    flip              [rank, step, file]: a bit of a weight flips on a rank unless the file exists
     disk              [errno, seconds]: of every other save one call fails, the n-th of the n-th
                       such save, or takes seconds if errno is 0; the rest of the calls work
 
@@ -115,6 +120,62 @@ def hang_once():
         WAYS[way]()
 
 
+def jump_clock():
+    step, seconds = FAULTS.get("clock", (0, 0))
+    if Step.number == step > 0:
+        now = time.time
+        time.time = lambda: now() + seconds
+
+
+def flip_once(engine):
+    rank, step, file = FAULTS.get("flip", (None, None, ""))
+    if (rank, step) == (RANK, Step.number) and not os.path.exists(file):
+        import torch
+
+        open(file, "x").close()
+        weight = next(iter(engine.params.optimizer_params.values()))
+        weight.detach().view(torch.int32).view(-1)[7] ^= 1 << 20
+
+
+def drop_capabilities():
+    """Give up CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH; see capget(2)."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    data = (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    for call in (libc.capget, libc.capset):
+        if call(header, data):
+            raise OSError(ctypes.get_errno(), "capabilities")
+        for index in range(3):
+            data[index] &= ~0b110
+
+
+def register_store():
+    """Register the protocol failing://, the local disk with requests that may fail."""
+    from fsspec.implementations.local import LocalFileSystem
+    from fsspec.registry import register_implementation
+
+    class FailingStore(LocalFileSystem):
+        protocol = "failing"
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(str(path).removeprefix("failing://"))
+
+    def failing(name):
+        method = getattr(LocalFileSystem, name)
+
+        def request(self, *arguments, **options):
+            if os.path.exists(FAULTS["store"]):
+                raise RuntimeError(f"503 Slow Down at {name}")
+            return method(self, *arguments, **options)
+
+        return request
+
+    for name in ("ls", "info", "_open", "cat_file", "cp_file", "rm_file", "rm", "makedirs"):
+        setattr(FailingStore, name, failing(name))
+    register_implementation("failing", FailingStore, clobber=True)
+
+
 def patch_engine(module):
     import numpy as np
 
@@ -140,13 +201,16 @@ def patch_engine(module):
             time.sleep(FAULTS.get("first_step_s", 0))
         raise_once()
         hang_once()
+        jump_clock()
         if "garbage" in FAULTS:
             spoil(sequences)
         forward_backward = self._forward_backward
         if FAULTS.get("rank", 0) == RANK and Step.number in nan_steps():
             self._forward_backward = NotFinite(forward_backward)
         try:
-            return train_step(self, sequences, rate)
+            pending = train_step(self, sequences, rate)
+            flip_once(self)
+            return pending
         finally:
             self._forward_backward = forward_backward
 
@@ -251,7 +315,14 @@ def patch_evaluation(module):
     module.evaluate_heldout = slow
 
 
+def patch_figures(module):
+    if "no_figures" in FAULTS:
+        module.ReportFigure.render_svg = lambda self: "<svg></svg>"
+        module.ReportFigure.render_png = lambda self: b""
+
+
 PATCHES = {
+    "hlat.report.figures": patch_figures,
     "hlat.tracking.tracker": patch_tracker,
     "hlat.engine.native.native_engine": patch_engine,
     "hlat.storage.durable_files": patch_durable,
@@ -282,6 +353,10 @@ def read_environment():
     global RANK
     FAULTS.update(json.loads(os.environ.get("HLAT_FAULTS", "{}")))
     RANK = int(os.environ.get("RANK", 0))
+    if "uncapable" in FAULTS:
+        drop_capabilities()
+    if "store" in FAULTS:
+        register_store()
 
 
 def patch(modules):

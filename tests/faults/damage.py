@@ -1,0 +1,145 @@
+"""Trials that damage the newest checkpoint of a trained run.
+
+`reject_damage` calls the functions that a resume uses. `resume_after_damage` starts the run again.
+"""
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.faults import damage
+from hlat.checkpoint import checkpoint_store, retention, training_checkpoint
+from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
+from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME
+from hlat.checkpoint.tensor_chunk import TensorChunk
+from hlat.parallelism.process_group import SingleProcessGroup
+from tests.faults import trials
+
+RUN = (*trials.build_run_overrides(12, 4), "checkpoint.keep_last=3")
+TRIALS_PER_CALL = 20
+Edit = Callable[[Path, random.Random], None]
+
+
+def _edit_state(key: str, value: object) -> Edit:
+    def edit(path: Path, lot: random.Random) -> None:
+        state = json.loads((path / "state.json").read_bytes()) | {key: value}
+        (path / "state.json").write_text(json.dumps(state))
+
+    return edit
+
+
+def _edit_header(old: bytes, new: bytes) -> Edit:
+    def edit(path: Path, lot: random.Random) -> None:
+        file = lot.choice(sorted(path.glob("*.safetensors")))
+        file.write_bytes(file.read_bytes().replace(old, new))
+
+    return edit
+
+
+RESEALED: dict[str, Edit] = {
+    "another step, sealed": _edit_state("step", 11),
+    "no data position, sealed": _edit_state("data", {}),
+    "no model, sealed": _edit_state("fixed", {}),
+    "another dtype, sealed": _edit_header(b'"dtype": "F32"', b'"dtype": "I32"'),
+    "other names, sealed": _edit_header(b"weights/model.", b"weights/molde."),
+}
+"""Edits after which all hashes are computed again."""
+KINDS = (*damage.KINDS, *RESEALED)
+
+
+def reject_damage(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Damage copies of the newest checkpoint; each must be rejected and the previous one loaded."""
+    whole, _ = place.reference(*RUN, *trials.LAYOUTS[layout])
+    directory = place.folder / f"damaged-{layout}"
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(whole.checkpoints(), directory)
+    previous, newest = sorted(directory.iterdir())[-2:]
+    pristine = whole.checkpoints() / newest.name
+    outcomes = []
+    for _ in range(place.limit(TRIALS_PER_CALL)):
+        kind = lot.choice(KINDS)
+        _damage(newest, previous, kind, lot)
+        problem = _find_problem(directory, newest, previous, whole.checkpoints() / previous.name)
+        outcomes.append(f"{layout}: {kind}: {problem}" if problem else "")
+        shutil.rmtree(newest)
+        shutil.copytree(pristine, newest)
+    shutil.rmtree(directory)
+    return outcomes
+
+
+def resume_after_damage(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Damage the newest checkpoint of a run and resume it."""
+    overrides = (*RUN, *trials.LAYOUTS[layout])
+    whole, _ = place.reference(*overrides)
+    run = place.new_run(*overrides)
+    if code := run.finish("run.steps=8"):
+        return [f"{run.name}: exit code {code}"]
+    previous, newest = sorted(run.checkpoints().iterdir())[-2:]
+    kind = lot.choice([*damage.KINDS])
+    _damage(newest, previous, kind, lot)
+    run.start()
+    problems = trials.finish_and_compare(run, whole)
+    refused = [reason for row in run.events("resume") for reason in row.get("refused", ())]
+    if not any(newest.name in reason for reason in refused):
+        problems.append(f"{run.name}: {newest.name} was not reported ({kind})")
+    return ["; ".join(problems)]
+
+
+def _damage(newest: Path, previous: Path, kind: str, lot: random.Random) -> None:
+    """Damage a checkpoint in one of the ways."""
+    if kind in damage.KINDS:
+        act, choose = damage.KINDS[kind]
+        act(choose(newest, lot), previous, lot)
+        return
+    RESEALED[kind](newest, lot)
+    _seal(newest)
+
+
+def _seal(path: Path) -> None:
+    """Compute all hashes of a checkpoint again."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    for name in manifest["files"]:
+        content = (path / name).read_bytes()
+        record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        manifest["files"][name] = record
+    content = json.dumps(manifest).encode()
+    (path / "manifest.json").write_bytes(content)
+    (path / "COMMITTED").write_text(hashlib.sha256(content).hexdigest())
+
+
+def _find_problem(directory: Path, newest: Path, previous: Path, pristine: Path) -> str:
+    """Return what is wrong with the rejection; empty if nothing is."""
+    group = SingleProcessGroup()
+    found, refused = retention.find_newest_checkpoint(directory)
+    if found is not None and found.path == newest:
+        try:
+            training_checkpoint.load_training_state(found, group)
+        except CorruptCheckpointError as error:
+            return "" if str(newest) in str(error) else f"no file name in {error}"
+        return "accepted"
+    if found is None or found.path != previous:
+        return f"{previous.name} was not used"
+    if len(refused) != 1 or newest.name not in refused[0]:
+        return f"no file name in {refused}"
+    training_checkpoint.load_training_state(found, group)
+    return "" if _load(previous) == _load(pristine) else f"{previous.name} was loaded wrongly"
+
+
+def _load(path: Path) -> dict[str, bytes]:
+    """Return the bytes of all tensors of a checkpoint."""
+    manifest = checkpoint_store.load_manifest(path)
+    tensors = {
+        name: torch.empty(record.shape, dtype=DTYPES_BY_NAME[record.dtype])
+        for name, record in manifest.tensors.items()
+    }
+    chunks = [
+        TensorChunk(name, shape := tuple(tensor.shape), (0,) * len(shape), shape, tensor)
+        for name, tensor in tensors.items()
+    ]
+    checkpoint_store.load_checkpoint(path, chunks, manifest)
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}

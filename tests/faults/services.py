@@ -1,0 +1,117 @@
+"""Trials with services that fail: W&B, TensorBoard, Slurm's controller and an object store."""
+
+import os
+import random
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from tests.faults import trials
+
+RUN = (*trials.build_run_overrides(60, 3), "evaluation.every_steps=null")
+MAX_OUTAGES = 3
+STORE_VARIABLES = {"HLAT_STORAGE_PROTOCOLS": "failing"}
+SBATCH = """#!/bin/sh
+if [ -e {outage} ]; then
+    echo "sbatch: error: Batch job submission failed: Unable to contact slurm controller" >&2
+    exit 1
+fi
+echo Submitted batch job 4711
+"""
+
+
+def kill_wandb(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Kill W&B's process at a random moment."""
+    return _track(place, layout, "wandb", lambda run: _kill_wandb_core(run), lot)
+
+
+def remove_tensorboard(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Remove the directory of TensorBoard at a random moment, and put a file in its place."""
+    return _track(place, layout, "tensorboard", lambda run: _replace_log_dir(run), lot)
+
+
+def _track(place, layout, service, break_service, lot):  # type: ignore[no-untyped-def]
+    overrides = trials.LAYOUTS[layout]
+    whole, _ = place.reference(*RUN, *overrides)
+    run = place.new_run(*RUN, *overrides, f"tracking={service}")
+    run.variables |= {"WANDB_MODE": "offline"}
+    run.inject(step_s=0.02)
+    run.start()
+    try:
+        while run.last_step() < lot.randrange(2, 40) and run.is_alive_after(0.02):
+            pass
+        break_service(run)
+        problems = trials.finish_and_compare(run, whole)
+    finally:
+        run.kill_all()
+    problems += [f"{run.name}: traceback"] * ("Traceback" in run.output())
+    return ["; ".join(problems)]
+
+
+def _kill_wandb_core(run: trials.Run) -> None:
+    for pid in trials.descendants(run.process.pid):
+        with suppress(OSError):
+            if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+
+
+def _replace_log_dir(run: trials.Run) -> None:
+    shutil.rmtree(run.folder / "tensorboard")
+    (run.folder / "tensorboard").write_text("no directory")
+
+
+def fail_store(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Let all requests to the store of the checkpoints fail at random moments."""
+    overrides = trials.LAYOUTS[layout]
+    whole, _ = place.reference(*RUN, *overrides)
+    run, outage = place.new_run(*RUN, *overrides), place.folder / "store-fails"
+    store = place.folder / f"store-{run.name}"
+    run.words.append(f"checkpoint.destination=failing://{store}")
+    run.variables |= STORE_VARIABLES
+    run.checkpoint_root = store / run.name
+    run.inject(store=str(outage), step_s=0.05)
+    num_outages, num_failed = 0, 0
+    outage.touch()
+    if (code := run.finish()) != 2 or f"failing://{store}" not in run.output():
+        return [f"{run.name}: exit code {code}: {run.output()[-300:]}"]
+    outage.unlink()
+    run.start()
+    try:
+        while num_outages < place.limit(MAX_OUTAGES) and run.is_alive_after(lot.uniform(0, 1)):
+            if not 0 < run.last_step() < 45:
+                continue
+            outage.touch()
+            run.is_alive_after(lot.uniform(0.2, 0.8))
+            outage.unlink()
+            num_outages += 1
+        problems = trials.finish_and_compare(run, whole)
+    finally:
+        run.kill_all()
+        outage.unlink(missing_ok=True)
+    num_failed = len(run.events("checkpoint_failed"))
+    if run.output().count("WARNING: no checkpoint at step") != num_failed:
+        problems.append(f"{run.name}: a failed save was not reported")
+    return ["; ".join(problems)] * (num_outages + 1)
+
+
+def fail_slurm(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    """Submit while Slurm's controller does not respond, then again."""
+    programs, outage = place.folder / "programs", place.folder / "slurm-fails"
+    programs.mkdir(exist_ok=True)
+    (programs / "sbatch").write_text(SBATCH.format(outage=outage))
+    (programs / "sbatch").chmod(0o755)
+    run = place.new_run(*RUN, *trials.LAYOUTS[layout])
+    run.words = ["--multirun", "hydra/launcher=slurm", *run.words]
+    run.words.append(f"hydra.sweep.dir=sweep-{run.name}")
+    run.variables |= {"PATH": f"{programs}:{os.environ['PATH']}"}
+    outage.touch()
+    code, output = run.finish(), run.output()
+    outage.unlink()
+    problems = [] if code else [f"{run.name}: exit code 0 without a job"]
+    if "Unable to contact slurm controller" not in output or "Traceback" in output:
+        problems.append(f"{run.name}: {output[-300:]}")
+    code, output = run.finish(), run.output()[len(output) :]
+    if code or "4711" not in output:
+        problems.append(f"{run.name}: exit code {code} on the second attempt: {output[-300:]}")
+    return ["; ".join(problems)]
