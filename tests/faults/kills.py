@@ -1,6 +1,7 @@
 """Trials with SIGKILL at random moments of a run.
 
-Half of the moments are uniform over the time of an attempt, half are within the next save. A run is
+Half of the moments are uniform over the start-up and the first steps of an attempt, half are within
+its first save. A run is
 killed several times and then ends; all its kills failed if the run has a problem.
 """
 
@@ -12,7 +13,9 @@ import time
 
 from tests.faults import trials
 
-STEPS, EVERY_STEPS, MAX_KILLS = 60, 3, 12
+STEPS, EVERY_STEPS, MAX_KILLS = 60, 3, 20
+MAX_WAIT_S = 2.5
+"""Maximum time from the start of an attempt to a kill outside of a save."""
 IN_A_SAVE_S = 0.03
 """Maximum time from the beginning of a save to a kill within it."""
 RUN = trials.build_run_overrides(STEPS, EVERY_STEPS)
@@ -40,9 +43,9 @@ def kill_data_worker(place: trials.Place, layout: str, lot: random.Random) -> li
 def _kill_run(
     place: trials.Place, overrides: tuple[str, ...], targets: tuple[str, ...], lot: random.Random
 ) -> list[str]:
-    whole, seconds = place.reference(*RUN, *overrides)
+    whole, _ = place.reference(*RUN, *overrides)
     run = place.new_run(*RUN, *overrides)
-    killer = Killer(run, targets, seconds, lot)
+    killer = Killer(run, targets, lot)
     try:
         num_kills = killer.kill_often()
         killer.problems += trials.finish_and_compare(run, whole)
@@ -62,14 +65,11 @@ class Killer:
     Args:
         run: Run that has not been started.
         targets: `rank N`, `all`, `command` (the process that the user started) or `data worker`.
-        seconds: Time of the uninterrupted run.
         lot: Source of moments and targets.
     """
 
-    def __init__(
-        self, run: trials.Run, targets: tuple[str, ...], seconds: float, lot: random.Random
-    ) -> None:
-        self._run, self._targets, self._seconds, self._lot = run, targets, seconds, lot
+    def __init__(self, run: trials.Run, targets: tuple[str, ...], lot: random.Random) -> None:
+        self._run, self._targets, self._lot = run, targets, lot
         self._num_ready = 0
         self.keeper = trials.Keeper(run.checkpoints())
         self.problems: list[str] = []
@@ -78,10 +78,11 @@ class Killer:
         """Start the run and kill it until it ends or was killed often; return the kills."""
         run, num_kills = self._run, 0
         run.start()
-        while num_kills < self._run.place.limit(MAX_KILLS) and self._is_alive_after(
-            self._lot.uniform(0, self._seconds / 2)
-        ):
-            if not self._kill(in_a_save=self._lot.random() < 0.5):
+        while num_kills < run.place.limit(MAX_KILLS):
+            in_a_save = self._lot.random() < 0.5
+            if not self._is_alive_after(0 if in_a_save else self._lot.uniform(0, MAX_WAIT_S)):
+                break
+            if not self._kill(in_a_save):
                 break
             num_kills += 1
             if run.process.poll() is not None:

@@ -10,11 +10,14 @@ docs/reliability.md has the table.
 """
 
 import argparse
+import fcntl
 import json
+import os
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,13 +102,12 @@ FAULTS = {
 
 
 class Results:
-    """Results of trials by fault and layout, in a JSON file."""
+    """Results of trials by fault and layout, in a JSON file that several commands may extend."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self.document: Row = {"faults": {}, "skipped": {}}
-        if path is not None and path.exists():
-            self.document = json.loads(path.read_text())
+        with self._update():
+            pass
 
     def count(self, fault: str, layout: str) -> int:
         """Return the number of trials."""
@@ -113,26 +115,40 @@ class Results:
         return int(cell["passed"]) + len(cell["failed"])
 
     def add(self, fault: str, layout: str, outcomes: Sequence[str]) -> None:
-        """Add trials and save the file."""
-        cell = self.document["faults"].setdefault(fault, {}).setdefault(layout, _new_cell())
-        cell["passed"] += sum(not outcome for outcome in outcomes)
-        cell["failed"] += [outcome for outcome in outcomes if outcome]
-        cell["runs"] += 1
-        self.document["machine"] = describe_machine(["torch"])
-        if self._path is not None:
-            temporary = self._path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(self.document, indent=1) + "\n")
-            temporary.replace(self._path)
+        """Add trials."""
+        with self._update():
+            cell = self.document["faults"].setdefault(fault, {}).setdefault(layout, _new_cell())
+            cell["passed"] += sum(not outcome for outcome in outcomes)
+            cell["failed"] += [outcome for outcome in outcomes if outcome]
+            cell["runs"] += 1
 
     def skip(self, fault: str, reason: str) -> None:
         """Record that this machine cannot inject a fault, for a reason that may be empty."""
-        self.document["skipped"].pop(fault, None)
-        if reason:
-            self.document["skipped"][fault] = reason
+        with self._update():
+            self.document["skipped"].pop(fault, None)
+            if reason:
+                self.document["skipped"][fault] = reason
 
     def get_num_runs(self, fault: str, layout: str) -> int:
         """Return the number of calls of the trial function, which seeds the next one."""
         return int(self._get(fault, layout)["runs"])
+
+    @contextmanager
+    def _update(self) -> Iterator[None]:
+        """Read the file, and write it after the changes in the context."""
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            self.document: Row = {"faults": {}, "skipped": {}}
+            if self._path.exists():
+                self.document = json.loads(self._path.read_text())
+            yield
+            self.document["machine"] = describe_machine(["torch"])
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(self.document, indent=1) + "\n")
+            temporary.replace(self._path)
+        finally:
+            os.close(directory)
 
     def _get(self, fault: str, layout: str) -> Row:
         cell: Row = self.document["faults"].get(fault, {}).get(layout, _new_cell())
