@@ -13,6 +13,8 @@ import argparse
 import fcntl
 import json
 import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch: a fork would lose the threads
 import random
 import sys
 import time
@@ -33,7 +35,7 @@ from tests.faults import (
     services,
     signals,
 )
-from tests.faults.trials import TWO_RANKS, Place, Row, Trial, run_script, say, somewhere  # first
+from tests.faults.trials import TWO_RANKS, Place, Row, Trial, run_script, say, somewhere
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "matrix.json"

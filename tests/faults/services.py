@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,42 +24,58 @@ echo Submitted batch job 4711
 
 def kill_wandb(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
     """Kill W&B's process at a random moment."""
-    return _track(place, layout, "wandb", lambda run: _kill_wandb_core(run), lot)
+    return _track(place, layout, "wandb", _kill_wandb_core, lot)
 
 
 def remove_tensorboard(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
     """Remove the directory of TensorBoard at a random moment, and put a file in its place."""
-    return _track(place, layout, "tensorboard", lambda run: _replace_log_dir(run), lot)
+    return _track(place, layout, "tensorboard", _replace_log_dir, lot)
 
 
-def _track(place, layout, service, break_service, lot):  # type: ignore[no-untyped-def]
+def _track(
+    place: trials.Place,
+    layout: str,
+    service: str,
+    break_service: Callable[[trials.Run], bool],
+    lot: random.Random,
+) -> list[str]:
+    """Break a service once it runs and after a random step."""
     overrides = trials.LAYOUTS[layout]
     whole, _ = place.reference(*RUN, *overrides)
-    run = place.new_run(*RUN, *overrides, f"tracking={service}")
+    run, step = place.new_run(*RUN, *overrides, f"tracking={service}"), lot.randrange(2, 40)
     run.variables |= {"WANDB_MODE": "offline"}
-    run.inject(step_s=0.02)
+    run.inject(step_s=0.05)
     run.start()
     try:
-        while run.last_step() < lot.randrange(2, 40) and run.is_alive_after(0.02):
-            pass
-        break_service(run)
+        is_broken = False
+        while not is_broken and run.is_alive_after(0.02):
+            is_broken = run.last_step() >= step and break_service(run)
         problems = trials.finish_and_compare(run, whole)
     finally:
         run.kill_all()
     problems += [f"{run.name}: traceback"] * ("Traceback" in run.output())
+    problems += [f"{run.name}: {service} did not run"] * (not is_broken)
     return ["; ".join(problems)]
 
 
-def _kill_wandb_core(run: trials.Run) -> None:
+def _kill_wandb_core(run: trials.Run) -> bool:
+    """Kill W&B's process; return True if there was one."""
+    is_killed = False
     for pid in trials.descendants(run.process.pid):
         with suppress(OSError):
             if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
+                is_killed = True
+    return is_killed
 
 
-def _replace_log_dir(run: trials.Run) -> None:
+def _replace_log_dir(run: trials.Run) -> bool:
+    """Replace the directory by a file; return True if there was one."""
+    if not (run.folder / "tensorboard").is_dir():
+        return False
     shutil.rmtree(run.folder / "tensorboard")
     (run.folder / "tensorboard").write_text("no directory")
+    return True
 
 
 def fail_store(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
@@ -71,7 +88,7 @@ def fail_store(place: trials.Place, layout: str, lot: random.Random) -> list[str
     run.variables |= STORE_VARIABLES
     run.checkpoint_root = store / run.name
     run.inject(store=str(outage), step_s=0.05)
-    num_outages, num_failed = 0, 0
+    num_outages = 0
     outage.touch()
     if (code := run.finish()) != 2 or f"failing://{store}" not in run.output():
         return [f"{run.name}: exit code {code}: {run.output()[-300:]}"]

@@ -80,7 +80,10 @@ def stop_ranks(place: trials.Place, layout: str, lot: random.Random) -> list[str
                 break
             if not run.is_alive_after(lot.uniform(0, 1)) or not (ranks := run.ranks()):
                 break
-            os.kill(ranks[lot.choice([*ranks])], signal.SIGSTOP)
+            try:
+                os.kill(ranks[lot.choice([*ranks])], signal.SIGSTOP)
+            except ProcessLookupError:
+                break  # the run has ended
             outcomes.append(_find_restart_problem(run, len(outcomes), len(ranks)))
         problems = trials.finish_and_compare(run, whole)
     finally:
@@ -144,8 +147,7 @@ def _find_restart_problem(run: trials.Run, num_before: int, num_ranks: int) -> s
     """Wait for another restart; return what is wrong with it."""
     start = time.monotonic()
     if not _wait_for_event(run, "restart", num_before):
-        code = run.process.returncode
-        return "" if code == 0 else f"{run.name}: exit code {code} instead of a restart"
+        return f"{run.name}: exit code {run.process.returncode} instead of a restart"
     seconds, reason = time.monotonic() - start, run.events("restart")[num_before]["reason"]
     if "no heartbeat" not in reason:
         return f"{run.name}: {reason}"

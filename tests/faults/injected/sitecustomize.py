@@ -14,7 +14,7 @@
                       no file: whenever it comes there
     hang              [rank, step, way, file]: a rank hangs there in one of `WAYS` unless the file
                       exists, and makes it
-    clock             [step, seconds]: from this step on, time.time() is shifted
+    clock             [step, seconds]: from this step on, or the first of an attempt, time.time() is shifted
     uncapable         root has no more access to files than their modes allow
     store             a file; while it exists, requests to failing:// raise an exception
     flip              [rank, step, file]: a bit of a weight flips on a rank unless the file exists
@@ -122,7 +122,8 @@ def hang_once():
 
 def jump_clock():
     step, seconds = FAULTS.get("clock", (0, 0))
-    if Step.number == step > 0:
+    if Step.number >= step > 0:
+        FAULTS.pop("clock")
         now = time.time
         time.time = lambda: now() + seconds
 
