@@ -2,11 +2,13 @@
 
 A program is a Python text in a separate process without network, environment and input. It reads
 the Python installation and the system's libraries, writes to one empty tmpfs, and has limits on
-time, memory, processes, files and output. bwrap(1) creates the namespaces without privileges.
+time, memory, processes, files and output. bwrap(1) creates the namespaces without privileges. A
+filter denies system calls that reach keyrings, shared memory and other network families.
 """
 
 import json
 import os
+import platform
 import resource
 import shutil
 import signal
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from typing import IO, NamedTuple
 
 from hlat.config.config_errors import ConfigError
+from hlat.evaluate import seccomp_filter
 
 HOME_DIR = "/home"
 _POLL_INTERVAL_S = 0.05
@@ -81,7 +84,15 @@ class _Sandbox(NamedTuple):
 
 
 def validate_isolation(isolated: bool = True) -> None:
-    """Raise ConfigError if bubblewrap is missing or cannot isolate a program on this machine."""
+    """Raise ConfigError if bubblewrap is missing or cannot isolate a program on this machine.
+
+    A weak sandbox (`isolated` is False) needs the filter of system calls only.
+    """
+    if not seccomp_filter.is_supported_machine():
+        raise ConfigError(
+            f"generated programs run with a filter of system calls, which {sys.platform} on "
+            f"{platform.machine()} does not have; score the samples on Linux on x86_64 or aarch64"
+        )
     if not isolated:
         return
     remedy = (
@@ -140,10 +151,16 @@ def _start_sandbox(
 ) -> Iterator[_Sandbox]:
     """Start a program, and kill all of its processes at exit of the context."""
     with ExitStack() as stack:
-        source, output = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+        source, output, call_filter = (
+            stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)
+        )
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        source.write(program.encode())
-        source.seek(0)
+        for file, content in (
+            (source, program.encode()),
+            (call_filter, seccomp_filter.build_filter()),
+        ):
+            file.write(content)
+            file.seek(0)
         status_fd, child_status_fd = os.pipe()
         status = stack.enter_context(open(status_fd, encoding="utf-8"))
         child_start_fd, start_fd = os.pipe()
@@ -151,11 +168,11 @@ def _start_sandbox(
         fds = (source.fileno(), *pipe_fds, child_start_fd)
         try:
             process = subprocess.Popen(
-                _build_command(fds, child_status_fd, limits, isolated),
+                _build_command(fds, (child_status_fd, call_filter.fileno()), limits, isolated),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(*fds, child_status_fd) if isolated else fds,
+                pass_fds=(*fds, child_status_fd, call_filter.fileno()) if isolated else fds,
                 env={} if isolated else {"HOME": directory},
                 cwd=directory,
                 start_new_session=True,
@@ -173,8 +190,10 @@ def _start_sandbox(
 
 
 def _build_command(
-    fds: Sequence[int], status_fd: int, limits: ResourceLimits, isolated: bool
+    fds: Sequence[int], bwrap_fds: tuple[int, int], limits: ResourceLimits, isolated: bool
 ) -> list[str]:
+    """Return the command of a sandbox; `bwrap_fds` are for its status and for the filter."""
+    status_fd, filter_fd = bwrap_fds
     rlimits = [
         (resource.RLIMIT_CPU, limits.cpu_seconds),
         (resource.RLIMIT_AS, limits.memory_bytes),
@@ -192,10 +211,11 @@ def _build_command(
         "exec(compile(open(int(sys.argv[1])).read(), 'program', 'exec'))"
     )
     python = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
-    command = [python, "-I", "-S", "-B", "-c", bootstrap, *map(str, fds)]
+    python_command = [python, "-I", "-S", "-B"]
+    start = [*python_command, os.path.abspath(seccomp_filter.__file__)]
+    command = [*python_command, "-c", bootstrap, *map(str, fds)]
     if not isolated:
-        setpriv = shutil.which("setpriv")
-        return [setpriv, "--pdeathsig=KILL", "--no-new-privs", *command] if setpriv else command
+        return [*start, "weak", *command]
     # The kernel does not limit the number of root's processes, so that root changes its user, which
     # may not read the Python installation: bwrap mounts it from a bind mount.
     prefix, is_root = os.path.realpath(sys.base_prefix), os.geteuid() == 0
@@ -207,13 +227,15 @@ def _build_command(
         *("--ro-bind", "/mnt" if is_root else prefix, prefix),
         *(option for path in _DEVICES for option in ("--dev-bind", path, path)),
         *("--perms", "0700", "--size", str(limits.disk_bytes), "--tmpfs", HOME_DIR),
-        *("--remount-ro", "/", "--json-status-fd", str(status_fd), *command),
+        *("--remount-ro", "/", "--json-status-fd", str(status_fd)),
+        *("--seccomp", str(filter_fd), *command),
     ]
     if not is_root:
-        return command
+        return [*start, "isolated", *command]
     as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups"
     script = f'mount --bind "$0" /mnt && exec {as_nobody} "$@"'
-    return ["unshare", "--mount", "sh", "-c", script, prefix, *command]
+    unshare = shutil.which("unshare") or "unshare"
+    return [*start, "isolated", unshare, "--mount", "sh", "-c", script, prefix, *command]
 
 
 def _mount_system_dir(path: str) -> list[str]:

@@ -1,6 +1,8 @@
 """Escape attempts: each program prints what it could access."""
 
+import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate import sandbox
+from hlat.evaluate import sandbox, seccomp_filter
 from hlat.evaluate.sandbox import ResourceLimits, run_program
 
 pytestmark = pytest.mark.xdist_group("sandboxes")  # some look for remaining processes
@@ -62,10 +64,13 @@ def test_network_is_unreachable(tmp_path):
     assert "Connection refused" in result.output  # by the loopback device of the sandbox
     for address in ("('1.1.1.1', 53)", "('localhost', 80)"):
         assert run_program(f"import socket; socket.create_connection({address}, 1)").exit_code == 1
-    assert run_program("import socket; print(socket.if_nameindex())").output in (
-        "[(1, 'lo')]\n",
-        "[]\n",
+    interfaces = (
+        "import socket\n"
+        "for index in range(1, 100):\n"
+        "    try: print(socket.if_indextoname(index))\n"
+        "    except OSError: pass\n"
     )
+    assert run_program(interfaces).output in ("lo\n", "")
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("\0hlat test")
     abstract.listen()
@@ -133,6 +138,7 @@ PRIVILEGED_CALLS = [
     "import ctypes as c; assert not c.CDLL(None).unshare(0x10000000)",
     "import ctypes as c; assert not c.CDLL(None).mount(b'x', b'/usr', None, 0x1020, None)",
     "import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)",
+    "import _posixshmem as s, os; s.shm_open('/hlat', os.O_CREAT | os.O_RDWR, mode=0o600)",
 ]
 
 
@@ -147,6 +153,114 @@ for call in {PRIVILEGED_CALLS!r}:
 """
     assert run_program(program).output == "failed\n" * len(PRIVILEGED_CALLS)
     assert Path(os.__file__).is_file()
+
+
+both_sandboxes = pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "weak"])
+ADD_KEY, REQUEST_KEY, KEYCTL = (
+    (248, 249, 250) if platform.machine() == "x86_64" else (217, 218, 219)
+)
+SESSION_KEYRING = -3
+
+
+@pytest.fixture
+def key():
+    """Return a key of the user's session keyring."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(KEYCTL, 1, None) < 0:  # KEYCTL_JOIN_SESSION_KEYRING
+        pytest.skip(f"no keyrings: {os.strerror(ctypes.get_errno())}")
+    return libc.syscall(ADD_KEY, b"user", b"hlat test", b"a token", 7, SESSION_KEYRING)
+
+
+@both_sandboxes
+def test_keyring_is_unreachable(key, isolated):
+    program = f"""
+import ctypes
+call, buffer = ctypes.CDLL(None).syscall, ctypes.create_string_buffer(7)
+print(call({KEYCTL}, 11, {key}, buffer, 7), buffer.value)  # KEYCTL_READ
+print(call({KEYCTL}, 2, {key}, b'changed', 7))  # KEYCTL_UPDATE
+print(call({KEYCTL}, 10, {SESSION_KEYRING}, b'user', b'hlat test', 0))  # KEYCTL_SEARCH
+print(call({REQUEST_KEY}, b'user', b'hlat test', None, 0))
+print(call({ADD_KEY}, b'user', b'hlat test', b'changed', 7, {SESSION_KEYRING}))
+"""
+    assert run_program(program, isolated=isolated).output == "-1 b''\n" + "-1\n" * 4
+    content = ctypes.create_string_buffer(7)
+    assert ctypes.CDLL(None).syscall(KEYCTL, 11, key, content, 7) == 7
+    assert content.raw == b"a token"
+
+
+def test_program_starts_with_an_empty_session_keyring(key):
+    """The second layer, without the filter of system calls."""
+    search = f"print(ctypes.CDLL(None).syscall({KEYCTL}, 10, {SESSION_KEYRING}, b'user', b'hlat test', 0))"
+    command = [sys.executable, "-c", f"import ctypes; {search}"]
+    start = [sys.executable, seccomp_filter.__file__, "isolated"]
+    assert int(subprocess.check_output(command)) == key
+    assert subprocess.check_output([*start, *command]) == b"-1\n"
+
+
+@both_sandboxes
+def test_shared_memory_is_denied(isolated):
+    """System V memory that is not attached does not count as address space."""
+    program = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.shmat.restype, libc.shmat.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+libc.shmdt.argtypes = (ctypes.c_void_p,)
+size, segments = 100 << 20, []
+for _ in range(3):
+    segment = libc.shmget(0, ctypes.c_size_t(size), 0o1600)
+    if segment >= 0:
+        segments.append(segment)
+        address = libc.shmat(segment, None, 0)
+        ctypes.memset(address, 1, size)
+        libc.shmdt(address)
+print(len(segments) * size)
+for segment in segments:
+    libc.shmctl(segment, 0, None)
+queue, semaphore = libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)
+print(queue, libc.msgctl(queue, 0, None), semaphore, libc.semctl(semaphore, 0, 0))
+try:
+    print(os.memfd_create('x'))
+except OSError as error:
+    print(error.strerror)
+"""
+    result = run_program(program, ResourceLimits(memory_bytes=1 << 28), isolated)
+    assert result.output == "0\n-1 -1 -1 -1\nOperation not permitted\n"
+
+
+@both_sandboxes
+def test_socket_families_are_limited(isolated):
+    program = """
+import ctypes, itertools, socket
+families = set()
+for family, kind in itertools.product(range(64), range(1, 6)):
+    try:
+        socket.socket(family, kind).close()
+        families.add(family)
+    except OSError:
+        pass
+pair = socket.socketpair()
+ring = ctypes.CDLL(None).syscall(425, 1, ctypes.create_string_buffer(128))  # io_uring_setup
+print(sorted(families - {1, 2, 10}), ring, len(pair))
+"""
+    assert run_program(program, isolated=isolated).output == "[] -1 2\n"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the other ABIs of x86_64")
+@both_sandboxes
+def test_calls_of_other_abis_kill_the_program(isolated):
+    machine_code = "b'\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3'"  # mov eax, 20; int 0x80; ret
+    getpid_of_i386 = f"""
+import ctypes, mmap
+code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+code.write({machine_code})
+call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+print('returned', call())
+"""
+    getpid_of_x32 = "import ctypes; print('returned', ctypes.CDLL(None).syscall(0x40000000 | 39))"
+    for program in (getpid_of_i386, getpid_of_x32):
+        result = run_program(program, isolated=isolated)
+        assert result.exit_code in (-signal.SIGSYS, 128 + signal.SIGSYS)
+        assert result.output == ""
 
 
 def test_disk_use_is_limited():
@@ -288,6 +402,13 @@ def test_missing_bwrap_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"apt install bubblewrap.*accept_weak_sandbox"):
         sandbox.validate_isolation()
     sandbox.validate_isolation(isolated=False)
+
+
+def test_machine_without_a_filter_is_refused(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    for isolated in (True, False):
+        with pytest.raises(ConfigError, match=r"riscv64.*x86_64 or aarch64"):
+            sandbox.validate_isolation(isolated)
 
 
 def test_unusable_bwrap_is_refused(monkeypatch, tmp_path):
