@@ -7,10 +7,14 @@ exported file adds BOS if training does, and no other token.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hlat.config.config_errors import ConfigError
 from hlat.data.tokenizer import parse_tokenizer
+from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
+from hlat.storage.bounded_files import read_bounded
 
 _CHAT_KEYS = (
     "chat_template",
@@ -26,8 +30,10 @@ _CHAT_KEYS = (
 def find_tokenizer_file(sha256: str, candidates: Iterable[Path]) -> Path | None:
     """Return the first file with this sha256, or None."""
     for path in candidates:
-        if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256:
-            return path
+        with suppress(OSError):
+            content = read_bounded(path, MAX_TOKENIZER_BYTES)
+            if hashlib.sha256(content).hexdigest() == sha256:
+                return path
     return None
 
 
@@ -45,12 +51,15 @@ def build_tokenizer_files(
     are those of `source_config`, the tokenizer_config.json of the initial model.
 
     Raises:
-        ConfigError: If the file is no tokenizer.
+        ConfigError: If the file cannot be read or is no tokenizer.
     """
-    content = path.read_bytes()
+    try:
+        content = read_bounded(path, MAX_TOKENIZER_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
+    tokenizer = parse_tokenizer(str(path), content)
     settings: dict[str, Any] = json.loads(content)
     exported = settings | dict.fromkeys(sorted({"truncation", "padding"} & settings.keys()))
-    tokenizer = parse_tokenizer(str(path), content)
     num_added = tokenizer.num_special_tokens_to_add(False)
     if bos_token is None:
         if num_added:

@@ -5,12 +5,14 @@ document as ordinary text, so its prompts are encoded this way. The tokenizer_co
 model defines its use of BOS.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.data.token_encoders import translate_errors
 from hlat.data.tokenizer import Tokenizer, parse_tokenizer
+from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
+from hlat.storage.bounded_files import load_json, read_bounded
 
 
 class PromptTokenizer:
@@ -24,8 +26,10 @@ class PromptTokenizer:
         Raises:
             ConfigError: If the file is unreadable or lacks one of the tokens.
         """
+        self._file = str(file)
         try:
-            self._tokenizer: Any = parse_tokenizer(str(file), file.read_bytes())
+            content = read_bounded(file, MAX_TOKENIZER_BYTES)
+            self._tokenizer: Any = parse_tokenizer(self._file, content)
         except OSError as error:
             raise ConfigError(f"{file} cannot be read ({error.strerror})") from error
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
@@ -38,9 +42,15 @@ class PromptTokenizer:
         self._add_bos_token = add_bos_token
 
     def encode(self, text: str, is_prompt_start: bool = True) -> list[int]:
-        """Return the token ids of a text, with BOS at a prompt start if the model uses it."""
+        """Return the token ids of a text, with BOS at a prompt start if the model uses it.
+
+        Raises:
+            ConfigError: If the tokenizer cannot encode the text.
+        """
         add_special_tokens = is_prompt_start and self._add_bos_token is None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        with translate_errors(self._file):
+            encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         if is_prompt_start and self._add_bos_token and self._bos_token_id is not None:
             return [self._bos_token_id, *ids]
         return ids
@@ -80,7 +90,7 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
     """
     path = directory / "tokenizer_config.json"
     try:
-        config = json.loads(path.read_bytes())
+        config = load_json(path)
         eos_token = _get_token_content(config["eos_token"])
         bos_token = _get_token_content(config.get("bos_token"))
         add_bos_token = config.get("add_bos_token")

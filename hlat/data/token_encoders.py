@@ -10,7 +10,8 @@ import importlib.metadata
 import json
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +27,22 @@ per token (text without spaces, base64), and version 0.10 never evicts an entry.
 
 _LAST_CLASSIFIED = 0x3FFFF
 """The planes beyond contain private use, tags and variation selectors."""
+_MAX_REASON_CHARACTERS = 300
+
+
+@contextmanager
+def translate_errors(label: str) -> Iterator[None]:
+    """Raise the exceptions and panics of the library `tokenizers` as ConfigError."""
+    try:
+        yield
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of PyO3, which does not export it
+        if not (isinstance(error, Exception) or is_panic):
+            raise
+        reason = str(error)[:_MAX_REASON_CHARACTERS] or type(error).__name__
+        raise ConfigError(
+            f"{label} cannot encode a text ({reason}); use another tokenizer.json"
+        ) from error
 
 
 class TokenEncoder(Protocol):
@@ -39,12 +56,17 @@ class TokenEncoder(Protocol):
 class ReferenceEncoder:
     """Encoder of the library `tokenizers`, which defines the ids."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: tokenizers.Tokenizer, label: str = "tokenizer.json") -> None:
+        self._tokenizer, self._label = tokenizer, label
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return one array of token ids per text."""
-        encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
+        """Return one array of token ids per text.
+
+        Raises:
+            ConfigError: If the tokenizer cannot encode a text.
+        """
+        with translate_errors(self._label):
+            encodings = self._tokenizer.encode_batch_fast(list(documents), add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
 

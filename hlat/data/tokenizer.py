@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import EncoderLibrary
-from hlat.data import encoder_parity
+from hlat.data import encoder_parity, tokenizer_probe
 from hlat.data.document_chunks import build_document_chunker
 from hlat.data.token_encoders import FastEncoder, ReferenceEncoder, TokenEncoder
+from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
+from hlat.storage.bounded_files import read_bounded
 
 EMBEDDED = "embedded"
 EMBEDDED_FILE = Path(__file__).with_name("embedded_tokenizer.json")
@@ -45,13 +47,14 @@ class Tokenizer:
         if name != EMBEDDED:
             path = Path(root).expanduser() / Path(name).expanduser()
         try:
-            content = path.read_bytes()
+            content = read_bounded(path, MAX_TOKENIZER_BYTES)
         except OSError as error:
             raise ConfigError(
                 f"data.tokenizer={name}: cannot read {path} ({error.strerror}); set data.root, or "
                 f"data.tokenizer to a tokenizer.json or to {EMBEDDED}"
             ) from error
-        self._backend_tokenizer = parse_tokenizer(f"data.tokenizer={name}: {path}", content)
+        label = f"data.tokenizer={name}: {path}"
+        self._backend_tokenizer = parse_tokenizer(label, content)
         self.sha256 = hashlib.sha256(content).hexdigest()
         vocabulary = self._backend_tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
@@ -61,7 +64,7 @@ class Tokenizer:
         if bos_token is not None:
             self.bos_token_id = self._find_token_id(path, "data.bos_token", bos_token)
         self._name = name
-        self._reference = ReferenceEncoder(self._backend_tokenizer)
+        self._reference = ReferenceEncoder(self._backend_tokenizer, label)
         self._encoder: TokenEncoder = self._reference
         self._validate_special_tokens(name, path, eos_token, bos_token)
         if encoder is EncoderLibrary.fast:
@@ -168,8 +171,10 @@ def parse_tokenizer(label: str, content: bytes) -> tokenizers.Tokenizer:
     """Parse a tokenizer.json; special tokens in the text are encoded as ordinary text.
 
     Raises:
-        ConfigError: If the content is no tokenizer.
+        ConfigError: If the content is no tokenizer, has no token, or cannot encode text.
     """
+    if content != EMBEDDED_FILE.read_bytes():
+        tokenizer_probe.validate_tokenizer(label, content)
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare exceptions
@@ -177,6 +182,8 @@ def parse_tokenizer(label: str, content: bytes) -> tokenizers.Tokenizer:
             f"{label} is not a tokenizer.json that the tokenizers library "
             f"{tokenizers.__version__} reads ({error})"
         ) from error
+    if not tokenizer.get_vocab_size():
+        raise ConfigError(f"{label} has an empty vocabulary; use another tokenizer.json")
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -1,10 +1,11 @@
 """The open sources, tokenizer and mixture schedule of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hlat.config.batch import BatchConfig
+from hlat.config.config_errors import ConfigError
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
 from hlat.data.data_mixture import MixtureSchedule, build_mixture_schedule
@@ -39,17 +40,19 @@ def open_training_data(
     """Open the sources and the tokenizer of a run.
 
     Raises:
-        ConfigError: If a file, column, weight or size is invalid, or the fast encoder does not give
-            the ids of the reference for the sampled documents.
+        ConfigError: If a file, column, weight or size is invalid, the fast encoder does not give
+            the ids of the reference for the sampled documents, or they have no token.
     """
     schedule = build_mixture_schedule(phase, data, batch)
     tokenizer = Tokenizer(data.tokenizer, data.root, data.eos_token, data.encoder, data.bos_token)
     sources = open_data_sources(data, seed)
     for source in sources.values():
-        tokenizer.validate_encoder(
+        texts = [
             str(document[:MAX_COMPARED_BYTES], "utf-8", "replace")
             for document in source.dataset.sample_documents()
-        )
+        ]
+        tokenizer.validate_encoder(texts)
+        _validate_has_tokens(data.tokenizer, tokenizer, source.name, texts)
     fingerprint = {
         "run.seed": seed,
         "batch.global_batch_size": batch.global_batch_size,
@@ -62,3 +65,15 @@ def open_training_data(
         **{f"data.sources.{name}": s.dataset.compute_fingerprint() for name, s in sources.items()},
     }
     return TrainingData(sources, tokenizer, schedule, fingerprint)
+
+
+def _validate_has_tokens(
+    name: str, tokenizer: Tokenizer, source: str, documents: Sequence[str]
+) -> None:
+    """Raise ConfigError if documents have text and no token, since a run would search forever."""
+    texts = [document for document in documents if document.strip()]
+    if texts and not any(tokenizer.encode_chunks([text])[0].size for text in texts):
+        raise ConfigError(
+            f"data.tokenizer={name}: {len(texts)} sampled documents of data.sources.{source} have "
+            "text and no token; use a tokenizer.json with the characters of the documents"
+        )

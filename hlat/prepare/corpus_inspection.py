@@ -15,11 +15,14 @@ import pyarrow.parquet as pq
 from hlat.config.config_errors import ConfigError
 from hlat.data import row_index
 from hlat.data.arrow_dataset import ArrowDataset
+from hlat.data.token_encoders import ReferenceEncoder
 from hlat.data.tokenizer import EMBEDDED_FILE, parse_tokenizer
+from hlat.data.tokenizer_probe import MAX_TOKENIZER_BYTES
 from hlat.prepare import arrow_shards, corpus_manifest, document_reader, input_files
 from hlat.prepare.corpus_manifest import CorpusManifest
 from hlat.prepare.document_reader import DamagedDocument
 from hlat.prepare.input_files import InputReader
+from hlat.storage.bounded_files import read_bounded
 from hlat.storage.data_file import DataFile
 from hlat.storage.progress_bar import format_bytes
 
@@ -208,16 +211,16 @@ def count_tokens(documents: Sequence[str], tokenizer: Path | None) -> int:
     `tokenizer` is a tokenizer.json; None selects the embedded one.
 
     Raises:
-        ConfigError: If the file is not a tokenizer.
+        ConfigError: If the file is not a tokenizer, or cannot encode a document.
     """
     path = tokenizer or EMBEDDED_FILE
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
         raise ConfigError(f"tokenizer={path}: cannot be read ({error.strerror})") from error
     parsed = parse_tokenizer(f"tokenizer={path}:", content)
-    encodings = parsed.encode_batch_fast(list(documents), add_special_tokens=False)
-    return sum(len(encoding.ids) + 1 for encoding in encodings)
+    ids = ReferenceEncoder(parsed, f"tokenizer={path}:").encode(documents)
+    return sum(len(one) + 1 for one in ids)
 
 
 def format_report(sources: Sequence[CorpusStatistics], tokenizer: Path | None) -> Iterator[str]:
