@@ -9,6 +9,7 @@ from typing import Any
 
 from hlat.checkpoint.checkpoint_errors import parse_json_object, raise_as_corrupt
 from hlat.data.hugging_face_tokenizer import find_tokenizer_file
+from hlat.storage.bounded_files import read_bounded
 
 _GENERATION_CONFIG, _TOKENIZER_CONFIG = "generation_config.json", "tokenizer_config.json"
 _CHAT_TEMPLATE = "chat_template.jinja"
@@ -73,9 +74,10 @@ def load_pretrained_files(
     if directory is None:
         return PretrainedFiles(warning=f"model.init_from={init_from} does not exist; {without}")
     names = (_GENERATION_CONFIG, _TOKENIZER_CONFIG, _CHAT_TEMPLATE)
-    contents = {
-        name: (directory / name).read_bytes() for name in names if (directory / name).is_file()
-    }
+    with raise_as_corrupt(directory):
+        contents = {
+            name: read_bounded(directory / name) for name in names if (directory / name).is_file()
+        }
     if contents and find_tokenizer_file(tokenizer_sha256, [directory / "tokenizer.json"]) is None:
         reason = f"model.init_from={init_from} has another tokenizer.json than the run"
         return PretrainedFiles(warning=f"{reason}; {without}")

@@ -26,6 +26,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.model import ModelConfig
 from hlat.model import hugging_face_config
 from hlat.model.decoder_spec import list_parameter_specs
+from hlat.storage.bounded_files import read_bounded
 
 if TYPE_CHECKING:
     import torch
@@ -259,4 +260,4 @@ def _format_names(names: list[str]) -> str:
 
 def _load_json(path: Path) -> dict[str, Any]:
     with raise_as_corrupt(path.name):
-        return parse_json_object(path.read_bytes(), path.name)
+        return parse_json_object(read_bounded(path), path.name)

@@ -12,6 +12,7 @@ from typing import Any
 from hlat.config.config_errors import ConfigError
 from hlat.data import embedded_corpus, row_index
 from hlat.storage import remote_files
+from hlat.storage.bounded_files import read_bounded
 from hlat.storage.data_file import DataDirectory, DataFile, is_remote
 
 EMBEDDED_PREFIX = "embedded:"
@@ -92,7 +93,7 @@ def _list_location(config_key: str, location: str) -> DataDirectory | list[DataF
 
 def _read_file(config_key: str, path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bounded(path)
     except OSError as error:
         raise ConfigError(f"{config_key}: cannot read {path} ({error.strerror})") from error
 
@@ -116,9 +117,9 @@ def _validate_no_json_files(config_key: str, location: str, names: Sequence[str]
 def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tuple[DataFile, str]]:
     """Yield the data files of a directory with their sort keys."""
     location = directory.location
-    splits = directory.read_json(_DATASET_DICT_FILE)
-    if isinstance(splits, dict):
-        names = [f"{location}/{name}" for name in splits.get("splits", [])]
+    if _DATASET_DICT_FILE in directory.files:
+        splits = list_splits(location, directory.read_json(_DATASET_DICT_FILE), f"{config_key}: ")
+        names = [f"{location}/{name}" for name in splits]
         raise ConfigError(
             f"{config_key}: {location} is a dataset of several splits; name one: {', '.join(names)}"
         )
@@ -146,6 +147,21 @@ def _select_data_files(config_key: str, directory: DataDirectory) -> Iterator[tu
         )
     for name in names:
         yield directory.files[name], directory.files[name].location
+
+
+def list_splits(location: str, dataset_dict: Any, error_prefix: str = "") -> list[str]:
+    """Return the names of the splits in the dataset_dict.json of a directory.
+
+    Raises:
+        ConfigError: If the content is no object with a list of names.
+    """
+    splits = dataset_dict.get("splits") if isinstance(dataset_dict, dict) else None
+    if not isinstance(splits, list) or not all(isinstance(name, str) for name in splits):
+        raise ConfigError(
+            f"{error_prefix}{location}/{_DATASET_DICT_FILE} has no list of splits; copy or save "
+            "the dataset again, or name the directory of one split"
+        )
+    return splits
 
 
 def list_saved_dataset_files(
@@ -184,6 +200,11 @@ def _validate_manifest(config_key: str, directory: DataDirectory) -> None:
         sizes = {str(entry["name"]): int(entry["bytes"]) for entry in manifest["files"]}
     except (TypeError, KeyError, ValueError):
         return  # no manifest, or one of another tool
+    except OverflowError as error:
+        raise ConfigError(
+            f"{config_key}: {directory.location}/{_MANIFEST_FILE} has a size that is not finite; "
+            "copy it again, or prepare the folder again"
+        ) from error
     found = {name: file.num_bytes for name, file in directory.files.items()}
     differences = {
         name: f"has {found[name]} bytes, not {size}" if name in found else "is missing"

@@ -4,11 +4,11 @@ The metadata suffice to configure an engine. They are read without torch, and al
 without a checkpoint.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hlat.checkpoint.checkpoint_errors import parse_json_object, raise_as_corrupt
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config import recorded_config
 from hlat.config.config_errors import ConfigError
@@ -18,6 +18,7 @@ from hlat.config.precision import Dtype
 from hlat.jobs.submission import find_latest_submission
 from hlat.model import hugging_face_config
 from hlat.storage import storage_path
+from hlat.storage.bounded_files import read_bounded
 
 _CONFIG_KEYS = ("model", "batch.sequence_length", "precision.weights", "precision.fp32_operators")
 
@@ -55,7 +56,9 @@ def load_metadata(location: str) -> ModelMetadata | None:
             return _load_metadata(run_dir, submission.path)
     state_file = path / "state.json"
     if (path / COMMIT_MARKER).is_file():
-        text = json.loads(state_file.read_bytes())["config"]
+        text = _load_json(state_file).get("config")
+        if not isinstance(text, str):
+            raise ConfigError(f"{state_file} has no configuration; give another checkpoint")
         values = recorded_config.select_yaml_values(text, str(state_file), *_CONFIG_KEYS)
         return _build_metadata(path, values)
     problem = (
@@ -81,10 +84,15 @@ def load_run_metadata(run_dir: Path) -> ModelMetadata:
 
 def load_hugging_face_metadata(directory: Path) -> ModelMetadata:
     """Return the metadata in config.json; raise ConfigError if no engine supports the model."""
-    config = json.loads((directory / "config.json").read_bytes())
+    config = _load_json(directory / "config.json")
     model, sequence_length, dtype = hugging_face_config.parse_hf_config(config, str(directory))
     # transformers computes Llama's norm and the softmax of its attention in fp32
     return ModelMetadata(directory, model, sequence_length, dtype, ("norm", "softmax"))
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    with raise_as_corrupt(path):
+        return parse_json_object(read_bounded(path), path)
 
 
 def _load_metadata(run_dir: Path, config_dir: Path) -> ModelMetadata:

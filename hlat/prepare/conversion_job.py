@@ -17,7 +17,13 @@ from hlat.config.config_errors import ConfigError
 from hlat.data import row_index
 from hlat.prepare import arrow_shards, document_reader
 from hlat.prepare.arrow_shards import ShardRecord
-from hlat.prepare.corpus_manifest import IndexRecord, InputRecord, write_json
+from hlat.prepare.corpus_manifest import (
+    IndexRecord,
+    InputRecord,
+    load_work_file,
+    parse_records,
+    write_json,
+)
 from hlat.prepare.document_reader import DamagedDocument
 from hlat.prepare.input_files import InputReader, detect_format
 from hlat.storage import durable_files
@@ -88,16 +94,24 @@ def split_into_jobs(
 
 
 def load_receipt(job: ConversionJob) -> JobReceipt | None:
-    """Return the receipt of a job; None if the job is not finished."""
+    """Return the receipt of a job; None if the job is not finished.
+
+    Raises:
+        ConfigError: If the receipt was not written by hlat prepare.
+    """
+    path = job.output_dir / RECEIPT_FILE
     try:
-        content = json.loads((job.output_dir / RECEIPT_FILE).read_bytes())
+        content = load_work_file(path)
     except FileNotFoundError:
         return None
-    return JobReceipt(
-        tuple(InputRecord(**record) for record in content["inputs"]),
-        tuple(ShardRecord(**record) for record in content["parts"]),
-        tuple(IndexRecord(**record) for record in content["indices"]),
-    )
+    try:
+        return JobReceipt(
+            parse_records(InputRecord, content["inputs"]),
+            parse_records(ShardRecord, content["parts"]),
+            parse_records(IndexRecord, content["indices"]),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: is not a receipt of hlat prepare ({error!r})") from error
 
 
 def run_conversion_job(job: ConversionJob, on_progress: Callable[[int], None]) -> None:

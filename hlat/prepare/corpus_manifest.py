@@ -7,12 +7,15 @@ and the number of omitted documents, which the shards do not contain.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, TypeVar
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.untrusted_files import format_value
 from hlat.prepare.arrow_shards import ShardRecord
 from hlat.storage import durable_files
+from hlat.storage.bounded_files import load_json
 from hlat.storage.progress_bar import ProgressBar
 
 FORMAT_VERSION = 1
@@ -87,6 +90,43 @@ def write_corpus_manifest(directory: Path, manifest: CorpusManifest) -> None:
     durable_files.rename_durably(directory / WORK_DIR / MANIFEST_FILE, directory / MANIFEST_FILE)
 
 
+def load_work_file(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of an unfinished preparation.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ConfigError: If the file was not written by hlat prepare.
+    """
+    try:
+        content = load_json(path)
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: was not written by hlat prepare ({error}); delete the directory {WORK_DIR}"
+        ) from error
+    return content
+
+
+_Record = TypeVar("_Record", InputRecord, ShardRecord, IndexRecord)
+
+
+def parse_records(schema: type[_Record], records: Any) -> tuple[_Record, ...]:
+    """Return records from a list of JSON objects.
+
+    Raises:
+        TypeError, ValueError, KeyError: If a field is missing, unknown, or has another type.
+    """
+    for record in records:
+        for field in fields(schema):
+            value = record[field.name]
+            if type(value) is not field.type or (field.type is int and not 0 <= value < 2**63):
+                raise ValueError(f"{field.name} is {format_value(value)}")
+    return tuple(schema(**record) for record in records)
+
+
 def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
     """Return the manifest of a directory; None if it does not exist.
 
@@ -95,22 +135,24 @@ def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
     """
     path = directory / MANIFEST_FILE
     try:
-        content = json.loads(path.read_bytes())
+        content = load_json(path)
         if content["format"] != FORMAT_VERSION:
             raise ConfigError(f"{path}: has format {content['format']}, not {FORMAT_VERSION}")
         return CorpusManifest(
             source=content["source"],
             layout=content["layout"],
             input_column=content["input_column"],
-            files=tuple(ShardRecord(**record) for record in content["files"]),
-            indices=tuple(IndexRecord(**record) for record in content["indices"]),
-            inputs=tuple(InputRecord(**record) for record in content["inputs"]),
+            files=parse_records(ShardRecord, content["files"]),
+            indices=parse_records(IndexRecord, content["indices"]),
+            inputs=parse_records(InputRecord, content["inputs"]),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ConfigError:
         raise
-    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: is not a manifest of hlat prepare ({error!r})") from error
 
 

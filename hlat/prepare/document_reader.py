@@ -16,8 +16,17 @@ from hlat.data import text_column
 from hlat.prepare.input_files import InputReader, detect_format
 
 BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
+"""Limit of a line after decompression. Parsing a line needs several times its size."""
+MAX_LINE_VALUES = 4_000_000
+"""Limit of the lists and objects of a line, each of which takes 64 bytes of memory or more."""
+_COUNTED_BYTES = 4 << 20
 ROWS_PER_READ = 256
 """Rows of a Parquet file in memory at once."""
+
+_LONG_LINE = (
+    f"is longer than {MAX_LINE_BYTES:,} bytes; store longer documents in Parquet or Arrow files"
+)
 
 _decode = json.JSONDecoder().decode
 
@@ -37,6 +46,8 @@ Document = bytes | DamagedDocument
 
 def parse_documents(file: InputReader, path: str, column: str) -> Iterator[Document]:
     """Yield the documents of a file in order, with one document and a few megabytes in memory.
+
+    A line of more than `MAX_LINE_BYTES` is damaged.
 
     Args:
         file: Open file.
@@ -68,22 +79,35 @@ def _read_blocks(file: InputReader, codec: str | None) -> Iterator[bytes]:
         raise OSError(f"the file is empty, which is not valid {codec}")
 
 
-def _split_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _split_lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
+    """Yield the lines, and None for each line of more than `MAX_LINE_BYTES`."""
     parts: list[bytes] = []
+    num_bytes, is_too_long = 0, False
     for block in blocks:
         first, *rest = block.split(b"\n")
-        parts.append(first)
+        num_bytes += len(first)
+        if num_bytes > MAX_LINE_BYTES and not is_too_long:
+            yield None  # now, since its end may be terabytes away
+            is_too_long = True
+            parts.clear()
+        if not is_too_long:
+            parts.append(first)
         if rest:
-            yield b"".join(parts)
+            if not is_too_long:
+                yield b"".join(parts)
             yield from rest[:-1]
-            parts = [rest[-1]]
-    yield b"".join(parts)
+            parts, num_bytes, is_too_long = [rest[-1]], len(rest[-1]), False
+    if not is_too_long:
+        yield b"".join(parts)
 
 
 def _parse_lines(blocks: Iterator[bytes], column: str) -> Iterator[Document]:
     number = 0
     try:
         for number, line in enumerate(_split_lines(blocks), 1):
+            if line is None:
+                yield DamagedDocument(f"line {number}", _LONG_LINE)
+                continue
             row = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if row.strip():
                 document = _parse_line(row, column)
@@ -101,6 +125,8 @@ def _format_read_error(error: Exception) -> str:
 
 def _parse_line(line: bytes, column: str) -> bytes | str:
     """Return the text of a line in UTF-8, or as a string the reason why it is invalid."""
+    if len(line) > _COUNTED_BYTES and line.count(b"[") + line.count(b"{") > MAX_LINE_VALUES:
+        return f"has more than {MAX_LINE_VALUES:,} lists and objects"
     try:
         row = _decode(str(line, "utf-8"))
     except UnicodeDecodeError as error:

@@ -6,7 +6,6 @@ are selected by name, so that the complete list is known before any of them is r
 
 import glob
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hlat.config.config_errors import ConfigError
 from hlat.data import source_files
 from hlat.storage import remote_files
+from hlat.storage.bounded_files import load_json, parse_json, validate_size
 from hlat.storage.data_file import DataFile
 from hlat.storage.storage_protocols import open_filesystem
 
@@ -147,7 +147,9 @@ def _list_documents(system: Any, directory: str) -> list[str]:
         if "dataset_dict.json" in names:
             _validate_single_split(system, parent)
         if "state.json" in names and "dataset_info.json" in names:
-            state = json.loads(system.cat_file(f"{parent}/state.json"))
+            state = _load_json(system, f"{parent}/state.json")
+            if not isinstance(state, dict):
+                raise ConfigError(f"{parent}/state.json: is not an object; save the dataset again")
             names = set(source_files.list_saved_dataset_files(parent, names, state))
         paths += [
             f"{parent}/{name}"
@@ -164,7 +166,8 @@ def _is_hidden(path: str, directory: str) -> bool:
 
 def _validate_single_split(system: Any, directory: str) -> None:
     """Raise ConfigError for a saved data set with several splits, such as a test set."""
-    splits = json.loads(system.cat_file(f"{directory}/dataset_dict.json"))["splits"]
+    content = _load_json(system, f"{directory}/dataset_dict.json")
+    splits = source_files.list_splits(directory, content)
     if len(splits) > 1:
         raise ConfigError(
             f"{directory}: is a saved data set with the splits {', '.join(splits)}; specify the "
@@ -172,9 +175,24 @@ def _validate_single_split(system: Any, directory: str) -> None:
         )
 
 
+def _load_json(system: Any, path: str) -> Any:
+    """Return the content of a small JSON file, or raise ConfigError."""
+    try:
+        if isinstance(system, LocalFileSystem):
+            return load_json(Path(path))
+        validate_size(path, system.size(path))
+        return parse_json(system.cat_file(path))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read ({reason})") from error
+
+
 def _build_data_file(system: Any, name: str) -> DataFile:
     if isinstance(system, LocalFileSystem):
-        return DataFile.from_path(Path(os.path.abspath(name)))
+        path = Path(os.path.abspath(name))
+        if not path.is_file():
+            raise ConfigError(f"{path}: is no regular file; a pipe or device cannot be prepared")
+        return DataFile.from_path(path)
     return remote_files.build_data_file(system, system.info(name))
 
 

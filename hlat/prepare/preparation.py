@@ -6,7 +6,6 @@ are finished. The result depends neither on the number of workers nor on interru
 """
 
 import fcntl
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -207,7 +206,7 @@ def _lock_work_dir(source: PreparationSource) -> Iterator[None]:
         settings = source.work_dir / _SETTINGS_FILE
         receipts = f"*/{conversion_job.RECEIPT_FILE}"
         if settings.is_file() and any(source.work_dir.glob(receipts)):
-            _validate_settings(source, json.loads(settings.read_bytes()))
+            _validate_settings(source, corpus_manifest.load_work_file(settings))
         write_json(settings, source.to_settings())
         _undo_moves(source)
         _remove_unfinished_jobs(source)
@@ -329,10 +328,10 @@ def _undo_moves(source: PreparationSource) -> None:
     path = source.work_dir / _MOVES_FILE
     if not path.is_file():
         return
-    moves = json.loads(path.read_bytes())
+    moves = corpus_manifest.load_work_file(path)
     root = source.directory.resolve()
     for name in (*moves, *moves.values()):
-        if not (root / name).resolve().is_relative_to(root):
+        if not isinstance(name, str) or not (root / name).resolve().is_relative_to(root):
             raise ConfigError(f"{path} names {name}, which is outside of {source.directory}")
     for old, new in moves.items():
         if (source.directory / new).is_file():

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hlat.config.config_errors import ConfigError
+from hlat.storage.bounded_files import validate_size
+
 
 @dataclass(frozen=True)
 class DataFile:
@@ -67,10 +70,15 @@ class DataDirectory:
         """Return the contents of a JSON file; None if the file is missing or is not JSON.
 
         Raises:
-            ConfigError: If the file cannot be read.
+            ConfigError: If the file cannot be read or is too large.
         """
         if name not in self.files:
             return None
+        try:
+            validate_size(name, self.files[name].num_bytes)
+        except OSError as error:
+            location = self.files[name].location
+            raise ConfigError(f"{location} cannot be read ({error.strerror})") from error
         content = self.read_file(name)
         with suppress(RecursionError, ValueError):
             return json.loads(content)

@@ -8,8 +8,9 @@ import pyarrow.parquet
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.data import row_index
+from hlat.data import row_index, source_files
 from hlat.data.source_files import find_source_files
+from hlat.storage.bounded_files import MAX_JSON_BYTES
 
 
 def found(root: Path, *patterns: str) -> list[str]:
@@ -64,7 +65,7 @@ def test_a_description_that_may_not_be_read_is_an_error(tmp_path: Path, monkeypa
         raise PermissionError(13, "Permission denied")
 
     write_json(tmp_path / "state.json", {})
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(source_files, "read_bounded", refuse)
     message = f"data.sources.a.paths: cannot read {tmp_path}/state.json (Permission denied)"
     assert refusal(tmp_path, "") == message
 
@@ -146,6 +147,14 @@ class TestSavedDatasets:
         )
         assert found(tmp_path, "d/train") == ["d/train/a.arrow"]
 
+    @pytest.mark.parametrize("content", [3, {"splits": 3}, {"splits": [3]}, {}, None])
+    def test_splits_that_are_no_list_are_refused(
+        self, tmp_path: Path, content: object, write_arrow
+    ) -> None:
+        self.save(tmp_path / "d" / "train", write_arrow, ["a.arrow"])
+        write_json(tmp_path / "d" / "dataset_dict.json", content)
+        assert f"{tmp_path}/d/dataset_dict.json has no list of splits" in refusal(tmp_path, "d")
+
     def test_what_datasets_cached_beside_it_is_left_out(self, tmp_path: Path, write_arrow) -> None:
         for name in ("wiki-train.arrow", "cache-12ab.arrow"):
             write_arrow(tmp_path / "d" / name, ["x"])
@@ -177,6 +186,21 @@ class TestManifests:
         write_arrow(tmp_path / "a.arrow", ["x"])
         write_json(tmp_path / "manifest.json", manifest)
         assert found(tmp_path, "") == ["a.arrow"]
+
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            (b'{"files": [{"name": "a.arrow", "bytes": 1e400}]}', "has a size that is not finite"),
+            (b" " * (MAX_JSON_BYTES + 1), "cannot be read (it has 33,554,433 bytes, more than"),
+        ],
+        ids=["infinite", "huge"],
+    )
+    def test_one_that_is_infinite_or_huge_is_refused(
+        self, tmp_path: Path, content: bytes, reason: str, write_arrow
+    ) -> None:
+        write_arrow(tmp_path / "a.arrow", ["x"])
+        (tmp_path / "manifest.json").write_bytes(content)
+        assert f"{tmp_path}/manifest.json {reason}" in refusal(tmp_path, "")
 
     def test_nor_does_one_that_is_no_json(self, tmp_path: Path, write_arrow) -> None:
         write_arrow(tmp_path / "a.arrow", ["x"])

@@ -68,3 +68,27 @@ def test_damaged_manifests_are_refused(folder: Path, content: str, reason: str) 
     (folder / "arxiv/manifest.json").write_text(content)
     with pytest.raises(ConfigError, match=f"arxiv/manifest.json: {reason}"):
         corpus_manifest.load_complete_manifests(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("bytes", "1e400", "1e400 is not a finite number"),
+        ("bytes", "-1", "bytes is -1"),
+        ("rows", "true", "rows is true"),
+        ("name", "7", "name is 7"),
+        ("sha256", "null", "sha256 is null"),
+        ("rows", str(2**63), "rows is 9223372036854775808"),
+    ],
+)
+def test_a_manifest_with_another_value_is_refused(
+    folder: Path, field: str, value: str, reason: str
+) -> None:
+    path = folder / "arxiv" / corpus_manifest.MANIFEST_FILE
+    content = json.loads(path.read_bytes())
+    content["files"][0][field] = "VALUE"
+    path.write_text(json.dumps(content).replace('"VALUE"', value))
+    with pytest.raises(ConfigError) as error:
+        corpus_manifest.verify_corpus(folder)
+    assert str(error.value).startswith(f"{path}: is not a manifest of hlat prepare (")
+    assert reason in str(error.value)

@@ -77,6 +77,37 @@ def test_a_document_of_50_megabytes(tmp_path: Path) -> None:
     assert _texts(path) == ["before", text, "after"]
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_line_above_the_limit_is_damaged_and_never_in_memory(
+    tmp_path: Path, suffix: str, monkeypatch
+) -> None:
+    """The damage is found before the end of the line, which may be far away."""
+    monkeypatch.setattr(document_reader, "MAX_LINE_BYTES", 3 << 20)
+    path, texts = (
+        tmp_path / f"a.jsonl{suffix}",
+        ["before", "x" * (8 << 20), "after", "y" * (4 << 20)],
+    )
+    path.write_bytes(COMPRESS[suffix](_lines(texts)))
+    first, damage, third, last = _read(path)
+    assert (first, third) == (b"before", b"after")
+    for document, line in ((damage, 2), (last, 4)):
+        assert isinstance(document, DamagedDocument)
+        assert document.location == f"line {line}"
+        assert document.reason.startswith("is longer than ")
+    with InputReader(str(path)) as reader:
+        documents = document_reader.parse_documents(reader, str(path), "text")
+        assert [next(documents), next(documents)] == [first, damage]
+        assert suffix or reader.num_bytes_read <= 5 << 20
+
+
+def test_a_line_with_millions_of_lists_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    count = document_reader.MAX_LINE_VALUES
+    path.write_bytes(b'{"text": "a", "x": [' + b"[]," * count + b"[]]}\n")
+    (damage,) = _read(path)
+    assert damage == DamagedDocument("line 1", f"has more than {count:,} lists and objects")
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

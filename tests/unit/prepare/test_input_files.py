@@ -1,6 +1,7 @@
 """Discovery of document files, without metadata, caches and hidden files."""
 
 import json
+import os
 from pathlib import Path
 
 import fsspec
@@ -145,3 +146,34 @@ def test_a_driver_that_fails_is_told_with_the_path(monkeypatch, tmp_path: Path) 
     (tmp_path / "1.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"1.jsonl: cannot be read \(No such file or directory\)"):
         input_files.InputReader(str(tmp_path / "1.jsonl"))
+
+
+@pytest.mark.parametrize("pattern", ["a.jsonl", "", "*.jsonl"])
+def test_refuse_pipes_without_opening_them(tmp_path: Path, pattern: str) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    message = f"{tmp_path}/a.jsonl: is no regular file; a pipe or device cannot be prepared"
+    with pytest.raises(ConfigError) as error:
+        _names(tmp_path, pattern)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("name", ["dataset_dict.json", "state.json"])
+@pytest.mark.parametrize(
+    "content", ["3", '{"splits": 3}', "[" * 100_000, "1e400", "\xff", None], ids=range(6)
+)
+def test_refuse_metadata_of_saved_datasets_that_are_no_such_metadata(
+    tmp_path: Path, name: str, content: str | None
+) -> None:
+    _touch(tmp_path, "d/a.arrow")
+    (tmp_path / "d/dataset_info.json").write_text("{}")
+    path = tmp_path / "d" / name
+    with path.open("w") as file:
+        if content is None:
+            file.truncate(3 << 30)
+        else:
+            file.write(content)
+    for pattern in (f"{tmp_path}/d", f"file://{tmp_path}/d"):
+        with pytest.raises(ConfigError) as error:
+            input_files.find_input_files([pattern])
+        assert f"{tmp_path}/d" in str(error.value)
+        assert name in str(error.value)
