@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -29,8 +29,15 @@ from hlat.storage.storage_path import build_unusable_error
 FORMAT_VERSION = 1
 """Incremented when a conversion gives other rows, which invalidates older conversions."""
 
-IndexedFile = tuple[Path, NDArray[Any]]
-"""An Arrow file that can be mapped, and its row index."""
+
+class IndexedFile(NamedTuple):
+    """An Arrow file that can be mapped, and its row index."""
+
+    path: Path
+    index: NDArray[Any]
+    sidecar: Path | None = None
+    """File of the index if it must be compared with the Arrow file (`row_index.find_row_index`)."""
+
 
 _REMEDY = (
     f"convert it ahead of the run with `{PREPARE_COMMAND}`, or set the environment variable "
@@ -54,7 +61,7 @@ def find_converted_file(file: DataFile, column: str) -> IndexedFile | None:
     """Return the conversion of a file and its index, or None."""
     path = _get_target_dir(file, column) / _ARROW_FILE
     index = row_index.load_row_index(row_index.get_sidecar_path(path), path, column)
-    return None if index is None else (path, index)
+    return None if index is None else IndexedFile(path, index)
 
 
 def convert_files(
@@ -148,7 +155,7 @@ def _try_convert(
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
-        return target / _ARROW_FILE, index
+        return IndexedFile(target / _ARROW_FILE, index)
 
 
 def _write_arrow_file(

@@ -18,16 +18,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from hlat.config.config_errors import ConfigError
 from hlat.data import arrow_conversion, row_index, text_column
 from hlat.data.arrow_conversion import IndexedFile
+from hlat.data.file_content import FileContent
 from hlat.storage.data_file import DataFile
 
 NUM_SAMPLED_ROWS = 16
 """Rows whose text is part of a fingerprint, besides the name, rows and text bytes of each file."""
+MAX_CHECKED_DOCUMENTS = 256
+"""Documents whose checksum is compared at a checkpoint, besides the first one of each file."""
 MAX_UNREADABLE_FILES = 5
 """Unreadable files to report before indexing stops."""
 
@@ -40,12 +42,13 @@ _EMPTY = memoryview(b"")
 class _ArrowFile:
     """The rows of one file, mapped on first use."""
 
-    def __init__(self, file: DataFile, path: Path, index: NDArray[Any]) -> None:
+    def __init__(self, file: DataFile, indexed: IndexedFile, column: str, config_key: str) -> None:
         self.file = file
+        index = indexed.index
         self.num_rows = int(index["rows"].sum())
         self.num_bytes = int(index["num_bytes"].sum())
-        self._path = path
-        self._size = path.stat().st_size
+        self._indexed, self._column, self._config_key = indexed, column, config_key
+        self._content = FileContent(indexed.path)
         # Memoryviews, because access to one NumPy element is several times slower
         self._row_ends = np.cumsum(index["rows"]).data
         self._index = index.view(np.uint8).data
@@ -53,14 +56,20 @@ class _ArrowFile:
 
     @cached_property
     def _mapped_bytes(self) -> memoryview:
+        path, index, sidecar = self._indexed
         try:
-            mapped = row_index.map_file(self._path)
+            mapped = row_index.map_file(path)
         except (OSError, pa.ArrowException) as error:
-            raise text_column.build_damaged_file_error(self._path, error) from error
-        if mapped.size != self._size:
-            reason = "it has changed since it was opened"
-            raise text_column.build_damaged_file_error(self._path, reason)
+            raise text_column.build_damaged_file_error(path, error) from error
+        self._content.validate_status()  # the index is of this size
+        if sidecar is not None:
+            row_index.validate_sidecar(sidecar, index, self.file, self._column, self._config_key)
         return memoryview(mapped).cast("B")
+
+    def validate_content(self, num_samples: int) -> None:
+        """Raise ConfigError if the file, or one of `num_samples` documents read before, changed."""
+        self._content.validate_status()
+        self._content.validate_samples(num_samples)
 
     def read_row(self, row: int) -> memoryview:
         batch = bisect_right(self._row_ends, row)
@@ -69,13 +78,16 @@ class _ArrowFile:
         )
         row_in_batch: int = row - self._row_ends[batch] + rows
         mapped = self._mapped_bytes
+        self._content.validate_recently()
         if validity >= 0 and not mapped[validity + (row_in_batch >> 3)] >> (row_in_batch & 7) & 1:
             return _EMPTY
         start, stop = _OFFSET_STRUCTS[width].unpack_from(mapped, offsets + row_in_batch * width)
         if not 0 <= start <= stop <= text_bytes:
             self._warn_damaged(row)
             return _EMPTY
-        return mapped[text + start : text + stop]
+        document = mapped[text + start : text + stop]
+        self._content.add_sample(text + start, document)
+        return document
 
     def _warn_damaged(self, row: int) -> None:
         """Log the first damaged row of the file; an error would end the run."""
@@ -133,6 +145,19 @@ class ArrowDataset:
         """Return the document in a row as text, with U+FFFD in place of invalid UTF-8."""
         return str(self.read_document(row), "utf-8", "replace")
 
+    def validate_content(self, shard: int = 0, num_shards: int = 1) -> None:
+        """Compare the files of a shard with their state when they were opened.
+
+        Compares size, modification time, and checksums of up to MAX_CHECKED_DOCUMENTS documents, or
+        one per file.
+
+        Raises:
+            ConfigError: If a file is missing or has changed.
+        """
+        files = self._files[shard::num_shards]
+        for file in files:
+            file.validate_content(max(1, MAX_CHECKED_DOCUMENTS // len(files)))
+
     def sample_documents(self) -> Iterator[memoryview]:
         """Yield up to NUM_SAMPLED_ROWS evenly spaced documents."""
         count = min(NUM_SAMPLED_ROWS, len(self))
@@ -171,15 +196,19 @@ def _open_files(files: Sequence[DataFile], column: str, config_key: str) -> list
     indexed.update(_index_files([file for file in new if not file.is_remote], column, config_key))
     if unmapped := [file for file in new if indexed[file] is None]:
         indexed.update(arrow_conversion.convert_files(unmapped, column, config_key))
-    return [_ArrowFile(file, *result) for file, result in indexed.items() if result is not None]
+    return [
+        _ArrowFile(file, result, column, config_key)
+        for file, result in indexed.items()
+        if result is not None
+    ]
 
 
 def _find_indexed_file(file: DataFile, column: str) -> IndexedFile | None:
     """Return the file itself or its conversion if an index exists."""
     if not file.is_remote:
-        index = row_index.find_row_index(file, column)
-        if index is not None:
-            return Path(file.location), index
+        found = row_index.find_row_index(file, column)
+        if found is not None:
+            return IndexedFile(Path(file.location), *found)
     return arrow_conversion.find_converted_file(file, column)
 
 
@@ -199,7 +228,7 @@ def _index_files(
             problems += error.problems
         else:
             row_index.cache_row_index(index, file, column)
-            indexed[file] = Path(file.location), index
+            indexed[file] = IndexedFile(Path(file.location), index)
         if len(problems) >= MAX_UNREADABLE_FILES:
             break
     if problems:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from hlat.config.config_errors import ConfigError
 from hlat.data import text_column
 from hlat.data.data_cache import get_cache_dir, replace_file
+from hlat.storage.bounded_files import read_bounded
 from hlat.storage.data_file import DataFile
 
 FORMAT_VERSION = 1
@@ -38,6 +39,8 @@ BATCH_DTYPE = np.dtype(
 INDEX_SUFFIX = ".rows.npy"
 
 _TAIL_BYTES = 4096
+_MAX_INDEX_BYTES = 1 << 28
+"""Limit of the file of an index, reached by nearly five million record batches."""
 _CHECKSUM_BYTES = 4
 _ALIGNMENT = 64
 
@@ -123,12 +126,37 @@ def _compute_position(path: Path, mapped: pa.Buffer, buffer: pa.Buffer) -> int:
     return position
 
 
-def find_row_index(file: DataFile, column: str) -> NDArray[Any] | None:
-    """Load the index of a file from its sidecar or the cache directory, or return None."""
+def find_row_index(file: DataFile, column: str) -> tuple[NDArray[Any], Path | None] | None:
+    """Load the index of a file from the cache directory or its sidecar, or return None.
+
+    Returns:
+        The index, and the path of the sidecar if it was loaded from there: others may have written
+        it, so it must be compared with the file before its rows are used.
+    """
     path = Path(file.location)
-    if (index := load_row_index(get_sidecar_path(path), path, column)) is not None:
-        return index
-    return load_row_index(get_cached_index_path(file, column), path, column)
+    if (index := load_row_index(get_cached_index_path(file, column), path, column)) is not None:
+        return index, None
+    sidecar = get_sidecar_path(path)
+    if (index := load_row_index(sidecar, path, column)) is not None:
+        return index, sidecar
+    return None
+
+
+def validate_sidecar(
+    sidecar: Path, index: NDArray[Any], file: DataFile, column: str, config_key: str
+) -> None:
+    """Compare the index of a sidecar with the file, and copy a correct one to the cache directory.
+
+    Raises:
+        ConfigError: If the index does not describe the file.
+    """
+    path = Path(file.location)
+    if not np.array_equal(index, build_row_index(path, column, config_key)):
+        raise ConfigError(
+            f"{sidecar} does not describe the rows of {path}; delete it, hlat then creates it in "
+            "its cache directory"
+        )
+    cache_row_index(index, file, column)
 
 
 def cache_row_index(index: NDArray[Any], file: DataFile, column: str) -> None:
@@ -147,7 +175,7 @@ def save_row_index(
     Raises:
         OSError: If it cannot be written.
     """
-    identity = _compute_identity(path, column)
+    _, identity = _compute_identity(path, column)
     record = np.zeros((), [("about", f"S{len(identity)}"), ("batches", BATCH_DTYPE, index.shape)])
     record["about"] = identity
     record["batches"] = index
@@ -160,8 +188,8 @@ def save_row_index(
 def load_row_index(index_file: Path, path: Path, column: str) -> NDArray[Any] | None:
     """Load an index, or return None if it is missing, damaged or of another file or column."""
     try:
-        content = index_file.read_bytes()
-        identity = _compute_identity(path, column)
+        content = read_bounded(index_file, _MAX_INDEX_BYTES)
+        num_bytes, identity = _compute_identity(path, column)
     except OSError:
         return None
     body = memoryview(content)[:-_CHECKSUM_BYTES]
@@ -172,11 +200,31 @@ def load_row_index(index_file: Path, path: Path, column: str) -> NDArray[Any] | 
     middle = start + len(identity)
     if body[start:middle] != identity or (len(body) - middle) % BATCH_DTYPE.itemsize:
         return None
-    return np.frombuffer(body, BATCH_DTYPE, offset=middle)
+    index = np.frombuffer(body, BATCH_DTYPE, offset=middle)
+    return index if _is_within(index, num_bytes) else None
 
 
-def _compute_identity(path: Path, column: str) -> bytes:
-    """Return the format, column, size and tail checksum of a file as padded JSON.
+def _is_within(index: NDArray[Any], num_bytes: int) -> bool:
+    """Return True if all buffers of an index are inside of a file of `num_bytes` bytes."""
+    if any(index[name].max(initial=0) > num_bytes for name in BATCH_DTYPE.names or ()):
+        return False  # the sums below cannot overflow
+    is_within: bool = np.all(
+        (index["rows"] > 0)
+        & (index["validity"] >= -1)
+        & (index["validity"] + -(-index["rows"] // 8) <= num_bytes)
+        & (index["offsets"] >= 0)
+        & np.isin(index["width"], (4, 8))
+        & (index["offsets"] + (index["rows"] + 1) * index["width"] <= num_bytes)
+        & (index["text"] >= 0)
+        & (index["text_bytes"] >= index["num_bytes"])
+        & (index["num_bytes"] >= 0)
+        & (index["text"] + index["text_bytes"] <= num_bytes)
+    ).item()
+    return is_within
+
+
+def _compute_identity(path: Path, column: str) -> tuple[int, bytes]:
+    """Return the size of a file, and its format, column, size and tail checksum as padded JSON.
 
     The tail of a file lists its record batches or is text, so it distinguishes files of equal size.
     """
@@ -186,4 +234,4 @@ def _compute_identity(path: Path, column: str) -> bytes:
         tail = zlib.crc32(file.read())
     facts = {"format": FORMAT_VERSION, "column": column, "file_bytes": size, "tail_crc32": tail}
     content = json.dumps(facts).encode()
-    return content.ljust(-(-len(content) // _ALIGNMENT) * _ALIGNMENT)
+    return size, content.ljust(-(-len(content) // _ALIGNMENT) * _ALIGNMENT)

@@ -5,13 +5,14 @@ import os
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.data import row_index
+from hlat.data import arrow_dataset, file_content, row_index
 from hlat.data.arrow_dataset import MAX_UNREADABLE_FILES, ArrowDataset
 
 
@@ -172,15 +173,65 @@ def test_rows_outside_of_their_buffer_are_empty_and_told_once(
     )
 
 
-def test_a_file_that_changes_under_a_run_is_an_error(tmp_path: Path, write_arrow) -> None:
-    path = write_arrow(tmp_path / "a.arrow", ["x"] * 9)
+def rewrite(path: Path, change: str) -> str:
+    """Change a file as named; return the reason that an error gives."""
+    content, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    if change == "truncate":
+        os.truncate(path, 100)
+        return f"it has 100 bytes instead of {len(content):,}"
+    if change == "remove":
+        path.unlink()
+        return "No such file or directory"
+    if change == "zero":
+        with path.open("r+b") as file:
+            file.write(bytes(len(content)))
+        return "it was modified at "
+    path.unlink()  # the mapped file still exists
+    path.write_bytes(content.replace(b"x", b"y"))
+    if change == "replace":
+        return "it was modified at "
+    os.utime(path, ns=times)
+    return "its bytes from "
+
+
+CHANGES = ["truncate", "remove", "zero", "replace", "replace with the same time"]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_under_a_run_is_an_error(
+    tmp_path: Path, write_arrow, change: str
+) -> None:
+    """A mapped page behind the end of a truncated file would kill the process."""
+    paths = [write_arrow(tmp_path / f"{i}.arrow", ["x" * 9000] * 9) for i in range(3)]
+    corpus = ArrowDataset(paths, "text")
+    expected = [bytes(corpus.read_document(row)) for row in range(27)]
+    corpus.validate_content()
+    time.sleep(2 * file_content.STATUS_INTERVAL_S)
+    message = f"{paths[1]} has changed since the run opened it ({rewrite(paths[1], change)}"
+    assert [corpus.read_document(row) for row in range(9)] == expected[:9]
+    if change != "replace with the same time":
+        with pytest.raises(ConfigError) as error:
+            corpus.read_document(17)
+        assert str(error.value).startswith(message)
+    with pytest.raises(ConfigError) as error:
+        corpus.validate_content()
+    assert str(error.value).startswith(message)
+    assert str(error.value).endswith("); restore it, and run the same command again")
+    corpus.validate_content(shard=0, num_shards=3)
+
+
+def test_each_checkpoint_compares_other_documents(tmp_path: Path, write_arrow, monkeypatch) -> None:
+    monkeypatch.setattr(arrow_dataset, "MAX_CHECKED_DOCUMENTS", 3)
+    path = write_arrow(tmp_path / "a.arrow", [f"document {i}" for i in range(9)])
     corpus = ArrowDataset([path], "text")
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(ConfigError, match=r"a\.arrow: .* \(it has changed since it was opened\)"):
-        corpus.read_document(0)
-    path.unlink()
-    with pytest.raises(ConfigError, match=r"a\.arrow: "):
-        corpus.read_document(0)
+    assert [corpus.read_text(row) for row in range(9)] == [f"document {i}" for i in range(9)]
+    content, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    path.write_bytes(content.replace(b"document 7", b"document X"))
+    os.utime(path, ns=times)
+    corpus.validate_content()
+    corpus.validate_content()
+    with pytest.raises(ConfigError, match="its bytes from"):
+        corpus.validate_content()
 
 
 def test_more_files_than_may_be_open(tmp_path: Path, write_arrow) -> None:

@@ -1,6 +1,8 @@
 """Test that an index is used only for the file that it was built from."""
 
 import os
+import shutil
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from hlat.config.config_errors import ConfigError
 from hlat.data import row_index
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.storage.data_file import DataFile
@@ -53,13 +56,18 @@ def test_an_entry_says_where_a_batch_lies(
     assert content[index["text"][0] :].startswith(b"zeroonetwo")
 
 
-def test_a_sidecar_spares_the_scan(tmp_path: Path, own_cache: Path, write_arrow, no_scan) -> None:
-    for name, texts in (("a.arrow", ["a", None, "b"]), ("empty.arrow", [])):
+def test_a_sidecar_spares_the_scan_at_the_start(
+    tmp_path: Path, own_cache: Path, write_arrow, no_scan
+) -> None:
+    names = ["a.arrow", "empty.arrow"]
+    for name, texts in zip(names, (["a", None, "b"], []), strict=True):
         path = write_arrow(tmp_path / name, texts)
         row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
-    no_scan()
     assert texts_of(tmp_path / "a.arrow") == ["a", "", "b"]
-    assert texts_of(tmp_path / "empty.arrow") == []
+    assert len(list((own_cache / "index").iterdir())) == 1  # compared and copied
+    shutil.rmtree(own_cache)
+    no_scan()
+    assert [len(ArrowDataset([tmp_path / name], "text")) for name in names] == [3, 0]
     assert not own_cache.exists()
     assert sorted(os.listdir(tmp_path)) == [
         "a.arrow",
@@ -145,6 +153,50 @@ def test_a_damaged_index_is_not_used(tmp_path: Path, own_cache, write_arrow) -> 
         assert row_index.load_row_index(sidecar, path, "text") is None
         sidecar.write_bytes(whole[:place])
         assert row_index.load_row_index(sidecar, path, "text") is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("field", row_index.BATCH_DTYPE.names)
+def test_a_sidecar_with_a_checksum_and_wrong_content_is_refused_or_not_used(
+    tmp_path: Path, own_cache: Path, write_arrow, make_texts, field: str, stream: bool
+) -> None:
+    texts = [*make_texts("sidecar", 20), None]
+    path = write_arrow(tmp_path / "a.arrow", texts, rows_per_batch=5, stream=stream)
+    right = row_index.build_row_index(path, "text")
+    sidecar, num_refused, num_derived = row_index.get_sidecar_path(path), 0, 0
+    for batch, change in product(range(len(right)), (1, -1, 8, -8, 2**40, -(2**62))):
+        shutil.rmtree(own_cache, ignore_errors=True)
+        index = right.copy()
+        index[field][batch] += change
+        row_index.save_row_index(index, path, "text")
+        try:
+            found = texts_of(path)
+        except ConfigError as error:
+            num_refused += str(error).startswith(f"{sidecar} does not describe the rows of {path};")
+        else:
+            num_derived += found == [text or "" for text in texts]
+    assert num_refused + num_derived == 6 * len(right)
+    assert num_derived >= 2 * len(right)  # far outside of the file, such an index is not used
+    assert num_refused or field == "width"
+    for index in (right[:-1], np.concatenate([right, right])):
+        shutil.rmtree(own_cache, ignore_errors=True)
+        row_index.save_row_index(index, path, "text")
+        with pytest.raises(ConfigError, match="does not describe the rows"):
+            texts_of(path)
+
+
+def test_a_sidecar_is_compared_once_per_cache_directory(
+    tmp_path: Path, own_cache: Path, write_arrow, monkeypatch
+) -> None:
+    path, calls = write_arrow(tmp_path / "a.arrow", ["a", "b"]), []
+    row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
+    build = row_index.build_row_index
+    monkeypatch.setattr(row_index, "build_row_index", lambda *a: calls.append(a) or build(*a))
+    assert ArrowDataset([path], "text").num_bytes == 2
+    assert not calls  # the file is mapped when a document is read
+    for _ in range(3):
+        assert texts_of(path) == ["a", "b"]
+    assert len(calls) == 1
 
 
 def test_a_failing_disk_leaves_no_half_index(tmp_path: Path, write_arrow, monkeypatch) -> None:
