@@ -163,14 +163,18 @@ def run_with_exit_record(run: Callable[[], ExitCode]) -> ExitCode:
     return ExitCode.FINISHED
 
 
-def _exit_with_parent() -> None:
-    """Make Linux kill this process when its parent dies.
-
-    If the parent died before this call, exit: an orphan would lock the run directory and wait for
-    its peers forever.
-    """
+def kill_with_parent() -> None:
+    """Make Linux kill this process when the thread that started it ends, even if it is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _exit_with_parent() -> None:
+    """Call `kill_with_parent`, and exit if the parent has died already.
+
+    An orphan would lock the run directory and wait for its peers forever.
+    """
+    kill_with_parent()
     if os.getppid() != int(os.environ[PARENT_PID_ENV]):
         os._exit(ExitCode.FAILED)
 

@@ -42,8 +42,9 @@ class DataLoader:
         training_data: TrainingData,
         row_indices: list[int],
         producer: BatchProducer,
+        is_reader: bool = True,
     ) -> None:
-        """Create a loader positioned at the first batch."""
+        """Create a loader positioned at the first batch; `is_reader` if this rank reads files."""
         self.fingerprint = training_data.fingerprint
         """JSON-able values, by config key, that must be equal when a run resumes."""
         self.vocab_size = training_data.tokenizer.vocab_size
@@ -58,9 +59,11 @@ class DataLoader:
         self._training_data = training_data
         self._row_indices = row_indices
         self._sequence_length = batch.sequence_length
+        self._global_batch_size = batch.global_batch_size
         self._cursor = BatchReader(training_data, batch, row_indices).get_cursor()
         self._ledger_entries: list[LedgerEntry] = []
         self._producer = producer
+        self._is_reader = is_reader
         self._started = False
         self._warned_sources: set[str] = set()
         self._skipped_batches: list[range] = []
@@ -189,6 +192,20 @@ class DataLoader:
             if name not in warned
         ]
 
+    def validate_files(self) -> None:
+        """Compare this rank's share of the files with their state when they were opened.
+
+        Each data-parallel rank compares some files: size, modification time, and checksums of some
+        documents.
+
+        Raises:
+            ConfigError: If a file is missing or has changed.
+        """
+        if self._is_reader:
+            dp_world_size = self._global_batch_size // len(self._row_indices)
+            for source in self._training_data.sources.values():
+                source.dataset.validate_content(self._row_indices[0], dp_world_size)
+
     def close(self) -> None:
         """Stop prefetching and wait for its threads or processes to end."""
         self._producer.close()
@@ -251,7 +268,8 @@ def build_data_loader(
     training_data = open_training_data(data, phase, batch, seed)
     row_indices = list(range(dp_rank, batch.global_batch_size, dp_world_size))
     producer: BatchProducer | None = None
-    if model_parallel_group is None or model_parallel_group.is_rank0:
+    is_reader = model_parallel_group is None or model_parallel_group.is_rank0
+    if is_reader:
         if data.workers:
             width, fingerprint = training_data.state_width, training_data.fingerprint
             task = WorkerTask(data, phase, batch, seed, row_indices, width, fingerprint)
@@ -261,7 +279,7 @@ def build_data_loader(
     if model_parallel_group is not None:
         producer = BroadcastProducer(producer, model_parallel_group)
     assert producer is not None
-    return DataLoader(data, batch, training_data, row_indices, producer)
+    return DataLoader(data, batch, training_data, row_indices, producer, is_reader)
 
 
 def _stack_states(state_dict: Mapping[str, Any]) -> StreamStates:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hlat import launch_environment
 from hlat.config.batch import BatchConfig
 from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
@@ -27,6 +28,7 @@ def main() -> None:
     """Read a task from standard input, then write one batch per requested buffer slot."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2"):  # handled by the trainer
         signal.signal(getattr(signal, name), signal.SIG_IGN)
+    launch_environment.kill_with_parent()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # stray prints must not reach the pipe
     try:

@@ -4,7 +4,8 @@ Tokenization in a thread of the trainer competes with the training loop for the 
 separate program (hlat.data.worker_process). It receives its settings as one JSON line on standard
 input, then one line per batch with the number of a buffer slot. It writes tokens and states to
 that slot of an anonymous shared memory file and replies with a JSON list of problems, empty on
-success. It ends when its standard input closes, so no process or memory survives a killed trainer.
+success. It ends when its standard input closes, and is killed when the thread that started it ends,
+so no process or memory survives a killed trainer.
 """
 
 import json

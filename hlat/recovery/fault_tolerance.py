@@ -27,6 +27,7 @@ class FaultTolerance:
         self, config: Config, run_dir: Path, engine: Engine, loader: DataLoader, tracker: Tracker
     ) -> None:
         self._config, self._engine, self._tracker = config, engine, tracker
+        self._loader = loader
         self._checkpointer = Checkpointer(config, run_dir, engine, loader, tracker)
         self._rollback_policy = RollbackPolicy(config, run_dir, engine, loader, tracker)
         self._watchdog = StepWatchdog(config.recovery, run_dir, engine.world.rank)
@@ -57,6 +58,9 @@ class FaultTolerance:
         """Evaluate a logged step, and roll back to a checkpoint if the run has diverged.
 
         Returns the action of the training loop and the state to continue with.
+
+        Raises:
+            ConfigError: A data file has changed, which may be the cause.
         """
         if graph_extraction.is_extracting_graphs() or not self._rollback_policy.has_diverged(
             state.step, metrics
@@ -64,6 +68,7 @@ class FaultTolerance:
             return NextAction.CONTINUE, state
         self._watchdog.pause()
         self._checkpointer.wait()
+        self._loader.validate_files()
         return self._rollback_policy.roll_back(state, metrics)
 
     @contextmanager
@@ -80,12 +85,16 @@ class FaultTolerance:
     def save(self, state: TrainingState, wait: bool) -> ExitCode | None:
         """Start a save; return the exit code if the run has to end, else None.
 
-        At the end of the run, `wait` until the checkpoint is complete.
+        At the end of the run, `wait` until the checkpoint is complete. Data files are compared with
+        their first state, at the end of the run after the save.
 
         Raises:
+            ConfigError: A data file has changed.
             ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
         """
         self._watchdog.pause()
+        if not wait:
+            self._loader.validate_files()
         if not self._checkpointer.save(state, self._rollback_policy.first_bad_step):
             return ExitCode.UNHEALTHY_NODE
         if not wait:
@@ -93,6 +102,8 @@ class FaultTolerance:
         elif not self._checkpointer.wait():
             self._tracker.log_event("fail", state.step, reason="the last state could not be saved")
             return ExitCode.FAILED
+        else:
+            self._loader.validate_files()
         return None
 
     def run_periodic_checks(self, step: int) -> ExitCode | None:

@@ -91,6 +91,7 @@ def test_closing_ends_the_processes(corpora, open_loader) -> None:
     draw(one, 2)
     processes = pids(one)
     assert len(processes) == 3
+    os.kill(processes[0], signal.SIGSTOP)
     one.close()
     assert not any(map(is_running, processes))
 
@@ -101,7 +102,9 @@ def test_more_workers_than_rows_are_not_started(corpora, open_loader) -> None:
     assert len(pids(one)) == 2
 
 
-def test_a_killed_trainer_leaves_no_process_and_no_memory(corpora, tmp_path) -> None:
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_killed_trainer_leaves_no_process_and_no_memory(corpora, tmp_path, stop: bool) -> None:
+    """A stopped worker does not see that its standard input closes."""
     program = f"""
 import sys
 from hlat.config.batch import BatchConfig
@@ -127,6 +130,8 @@ sys.stdin.read()
     processes = [int(word) for word in trainer.stdout.readline().split()]
     assert len(processes) == 2
     assert all(map(is_running, processes))
+    if stop:
+        os.kill(processes[1], signal.SIGSTOP)
     trainer.kill()
     trainer.communicate()
     assert wait_until_gone(processes)
