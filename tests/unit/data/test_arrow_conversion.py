@@ -84,7 +84,7 @@ def test_files_without_text(tmp_path: Path, texts) -> None:
 
 
 def test_only_the_text_is_kept(parquet: Path) -> None:
-    ((path, _),) = arrow_conversion.convert_files([DataFile.from_path(parquet)], "text").values()
+    ((path, *_),) = arrow_conversion.convert_files([DataFile.from_path(parquet)], "text").values()
     assert pa.ipc.open_file(str(path)).schema.names == ["text"]
 
 
@@ -104,7 +104,7 @@ def test_the_documents_identify_the_source_not_their_conversion(
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "without index", "empty"])
 def test_a_damaged_conversion_is_made_again(parquet: Path, damage: str) -> None:
-    ((path, _),) = arrow_conversion.convert_files([DataFile.from_path(parquet)], "text").values()
+    ((path, *_),) = arrow_conversion.convert_files([DataFile.from_path(parquet)], "text").values()
     whole = path.read_bytes()
     if damage == "truncated":
         path.write_bytes(whole[:-30])
