@@ -1,6 +1,6 @@
 # make train: train a small model on this machine. Installs the dependencies into .venv first, like the targets below.
 # make test: run the default tests with two workers and up to 4 GB of memory. With more cores and memory: ARGS="--numprocesses 8".
-# make test-all: run the default tests, then the slow tests.
+# make test-all: run all tests. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
 # make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
 # make test-skypilot: validate SkyPilot tasks with the code of SkyPilot, in .venv-skypilot.
 # make docs: generate the reference and build the documentation site in build/site. Requires Python 3.11 or newer; the site needs no server.
@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+ALL_TESTS := "slow or not slow"
 MANIFEST := pyproject.toml setup.cfg constraints.txt
 NXD_VENV := .venv-nxd
 NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
@@ -42,8 +43,8 @@ studies: $(VENV)/.installed-dev
 test: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
 
-test-all: test
-	$(PYTEST) -m slow $(ARGS) || test $$? -eq 5  # exit code 5: no slow test is selected
+test-all: $(VENV)/.installed-dev
+	$(PYTEST) --numprocesses 3 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
 
 test-nxd: nxd-source $(NXD_VENV)/.installed
 	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
