@@ -31,6 +31,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from hlat import neuron_environment
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.run import Config
 from hlat.launch_environment import (
@@ -80,6 +81,8 @@ def launch_workers(config: Config, command: list[str]) -> ExitCode:
             attempt_start.START_TIME_VARIABLE: str(attempt_start.get_process_start_time()),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(num_threads)),
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",  # the supervisor handles the others
+            # Libraries read some of these variables when a process starts
+            **neuron_environment.build_neuron_environment(config.compiler, config.precision),
         }
         with _set_environment(variables):
             supervisor = Supervisor(config, command, run_dir, records_dir, node)

@@ -12,6 +12,19 @@ from hlat.config.engine_capabilities import validate_device
 from hlat.config.run import Config
 
 
+def set_environment(config: Config) -> None:
+    """Set the environment variables of compiler, recipe and determinism.
+
+    A runtime reads them when it first accesses a device, that is, in `find_device`.
+    """
+    os.environ.update(
+        neuron_environment.build_neuron_environment(config.compiler, config.precision)
+    )
+    if config.engine.deterministic:
+        # Required by torch's notes on reproducibility
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def find_device(config: Config, local_rank: int) -> torch.device:
     """Return the configured device; for `auto` the accelerator of the machine, else the CPU.
 
@@ -43,18 +56,12 @@ def find_device(config: Config, local_rank: int) -> torch.device:
 
 
 def prepare_device(config: Config, device: torch.device) -> None:
-    """Set the variables and modes of compiler, recipe and determinism before the first operation.
+    """Validate the recipe, and set the mode of determinism before the first operation.
 
     Raises:
         ConfigError: The device does not support the recipe.
     """
     validate_device(config, device.type)
-    os.environ.update(
-        neuron_environment.build_neuron_environment(config.compiler, config.precision)
-    )
-    if config.engine.deterministic:
-        # Required by torch's notes on reproducibility
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
     # A debugging aid of deterministic mode that costs 6% of a step on a CPU
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -19,7 +19,12 @@ from hlat.engine.device_checks import DeviceContext, run_device_checks
 from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, World
 from hlat.engine.native import fsdp
 from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
-from hlat.engine.native.device import find_device, prepare_device, read_peak_memory
+from hlat.engine.native.device import (
+    find_device,
+    prepare_device,
+    read_peak_memory,
+    set_environment,
+)
 from hlat.engine.native.device_mesh import ParallelMesh, init_distributed
 from hlat.engine.native.layer_transforms import apply_activation_checkpointing, apply_compile
 from hlat.engine.native.model_parts import build_model_parts
@@ -182,6 +187,7 @@ class NativeEngine:
         self.config = config
         info = launch_environment.read_rank_info()
         rank = info.rank if config.num_processes > 1 else 0
+        set_environment(config)
         self._device = find_device(config, info.local_rank)
         prepare_device(config, self._device)
         self._owns_process_group = init_distributed(rank, config.num_processes, self._device)

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hlat.recovery.supervisor import Supervisor, _make_records_dir
+from hlat.config.config_errors import ExitCode
+from hlat.config.resolve import resolve_config
+from hlat.recovery.supervisor import Supervisor, _make_records_dir, launch_workers
 
 
 def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monkeypatch):
@@ -57,6 +59,25 @@ def test_processes_of_dead_supervisors_are_ended(tmp_path, monkeypatch):
             assert processes["alive"].poll() is None
     processes["alive"].kill()
     processes["alive"].wait()
+
+
+def test_workers_start_with_the_variables_of_compiler_and_recipe(
+    compose, small, tmp_path, monkeypatch
+):
+    words = ("compiler=neuron_2_33", "precision=bf16_sr", f"run.root={tmp_path}")
+    config = resolve_config(compose(*small, *words, "+compiler.environment.MALLOC_ARENA_MAX='64'"))
+    environment = {}
+
+    def supervise() -> ExitCode:
+        environment.update(os.environ)
+        return ExitCode.FINISHED
+
+    supervisor = SimpleNamespace(supervise=supervise, forward_signal=signal.SIG_IGN)
+    monkeypatch.setattr("hlat.recovery.supervisor.Supervisor", lambda *_: supervisor)
+    assert launch_workers(config, []) is ExitCode.FINISHED
+    expected = {"NEURON_RT_STOCHASTIC_ROUNDING_EN": "1", "MALLOC_ARENA_MAX": "64"}
+    assert expected.items() <= environment.items()
+    assert not expected.items() <= os.environ.items()
 
 
 def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
