@@ -1,5 +1,7 @@
 """Device checks have exact expected values and detect one wrong element in millions."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,20 @@ def test_one_wrong_element_is_detected(monkeypatch, bad_call, value) -> None:
 
     monkeypatch.setattr(device_checks, "_matmul", matmul)
     assert device_checks.run_burn_in(CPU, torch.bfloat16)[1] == 1
+
+
+def test_compilation_is_not_timed() -> None:
+    """A lazy device compiles a graph at its first execution; the sum begins with a constant."""
+    calls = []
+
+    def execute() -> None:
+        calls.append(0)
+        if len(calls) <= 2:
+            time.sleep(1)
+
+    count, num_wrong, flops_per_s = device_checks.run_burn_in(CPU, torch.float32, execute)
+    assert (count, num_wrong) == (len(calls), 0)
+    assert flops_per_s > 8 * 2 * 256**3, "eight matmuls take less than a second"
 
 
 def test_a_device_that_compares_incorrectly_is_detected(monkeypatch) -> None:
