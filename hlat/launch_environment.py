@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
 from hlat.storage.durable_files import replace_file
 
@@ -32,9 +33,10 @@ NUM_NODES_ENV, NODE_RANK_ENV, RDZV_ENDPOINT_ENV = "HLAT_NODES", "HLAT_NODE", "HL
 by launchers in the one process per node."""
 STOP_FILE_ENV = "HLAT_STOP"
 """File whose existence requests a save and exit; set by launchers that cannot signal all nodes."""
+_SLURM = "Slurm"
 _LAUNCHER_VARIABLES = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-    "Slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    _SLURM: ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 }
 """Variables of rank, world size and local rank, by launcher."""
 _PR_SET_PDEATHSIG = 1
@@ -111,7 +113,8 @@ def must_launch_workers(config: Config) -> bool:
     """Return True if this process launches and supervises workers instead of training.
 
     Raises:
-        ConfigError: The number of processes or nodes does not match the layout.
+        ConfigError: The number of processes or nodes does not match the layout, or the launcher
+            does not suit the engine.
     """
     if (node := read_node_info()) is not None:
         if node.num_nodes != config.hardware.nodes:
@@ -121,6 +124,12 @@ def must_launch_workers(config: Config) -> bool:
             )
         return True
     info, needed = read_rank_info(), config.num_processes
+    if config.engine.name is EngineBackend.nxd and info.world_size > 1 and info.launcher == _SLURM:
+        raise ConfigError(
+            f"engine.name=nxd needs torchrun, and srun started {info.world_size} processes: "
+            "torch_xla assigns NeuronCores by the variables of torchrun; add "
+            "hydra/launcher=slurm, or start torchrun on each node with srun --ntasks-per-node=1"
+        )
     if info.world_size == needed and (info != RankInfo() or config.recovery.max_restarts == 0):
         return False
     layout = config.parallelism

@@ -8,6 +8,7 @@ import pytest
 
 from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
+from hlat.config.engine import EngineBackend
 from hlat.config.resolve import resolve_config
 from hlat.launch_environment import (
     RankInfo,
@@ -69,6 +70,17 @@ def test_must_launch_workers(compose, monkeypatch) -> None:
     spread = resolve_config(compose("parallelism.tp=2", *nodes))
     with pytest.raises(ConfigError, match=r"hardware\.nodes=2, and this is one process"):
         must_launch_workers(spread)
+
+
+def test_srun_does_not_start_the_ranks_of_nxd(compose, monkeypatch) -> None:
+    config = resolve_config(compose("parallelism.tp=2"))
+    config.engine.name = EngineBackend.nxd
+    info = RankInfo(1, 2, 1, "Slurm")
+    monkeypatch.setattr(launch_environment, "read_rank_info", lambda: info)
+    with pytest.raises(
+        ConfigError, match=r"nxd needs torchrun, and srun started 2.*launcher=slurm"
+    ):
+        must_launch_workers(config)
 
 
 @pytest.mark.parametrize(("parent_is_alive", "output"), [(True, "trains\n"), (False, "")])
