@@ -34,7 +34,7 @@ class IndexedFile(NamedTuple):
     """An Arrow file that can be mapped, and its row index."""
 
     path: Path
-    index: NDArray[Any]
+    row_index: NDArray[Any]
     sidecar: Path | None = None
     """File of the index if it must be compared with the Arrow file (`row_index.find_row_index`)."""
 

@@ -44,7 +44,7 @@ class _ArrowFile:
 
     def __init__(self, file: DataFile, indexed: IndexedFile, column: str, config_key: str) -> None:
         self.file = file
-        index = indexed.index
+        index = indexed.row_index
         self.num_rows = int(index["rows"].sum())
         self.num_bytes = int(index["num_bytes"].sum())
         self._indexed, self._column, self._config_key = indexed, column, config_key
