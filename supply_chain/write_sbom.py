@@ -1,0 +1,75 @@
+"""Write a CycloneDX SBOM of an environment that contains hlat: `make sbom`.
+
+cyclonedx-py lists the installed packages. This script adds the licences that it does not recognize,
+the version of hlat, and validates the result with the schema of the library. Run it in
+`.venv-supply-chain`.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+PROJECT = "hlat"
+REPOSITORY = Path(__file__).resolve().parent.parent
+LIST_LICENSES = """
+import json
+from importlib.metadata import distributions
+found = {one.metadata["Name"]: one.metadata.get("License", "") for one in distributions()}
+print(json.dumps(found))
+"""
+
+
+def main() -> None:
+    """Write the SBOM and print its name."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("python", help="interpreter of the environment")
+    parser.add_argument("directory", type=Path, help="directory to write hlat-<version>.cdx.json")
+    arguments = parser.parse_args()
+    sbom = complete_sbom(list_components(arguments.python), read_licenses(arguments.python))
+    content = json.dumps(sbom, indent=2)
+    if error := JsonStrictValidator(SchemaVersion.V1_6).validate_str(content):
+        sys.exit(f"the SBOM does not match the schema of CycloneDX 1.6: {error}")
+    version = sbom["metadata"]["component"]["version"]
+    arguments.directory.mkdir(exist_ok=True)
+    output = arguments.directory / f"{PROJECT}-{version}.cdx.json"
+    output.write_text(content)
+    print(f"{output}: {len(sbom['components'])} packages")
+
+
+def list_components(python: str) -> dict[str, Any]:
+    """Return the SBOM that cyclonedx-py writes for the environment."""
+    command = [sys.executable, "-m", "cyclonedx_py", "environment", "--sv", "1.6"]
+    options = ["--pyproject", str(REPOSITORY / "pyproject.toml"), "--output-reproducible"]
+    done = subprocess.run([*command, *options, python], check=True, stdout=subprocess.PIPE)
+    return json.loads(done.stdout)
+
+
+def read_licenses(python: str) -> dict[str, str]:
+    """Return the field License of every installed package."""
+    command = [python, "-c", LIST_LICENSES]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def complete_sbom(sbom: dict[str, Any], licenses: dict[str, str]) -> dict[str, Any]:
+    """Return the SBOM with version of hlat and missing licences, without the local path of hlat."""
+    components = {component["name"]: component for component in sbom["components"]}
+    own = components.pop(PROJECT)
+    sbom["metadata"]["component"]["version"] = own["version"]
+    sbom["components"] = list(components.values())
+    own_ref = own["bom-ref"]  # the root has the same dependencies
+    sbom["dependencies"] = [one for one in sbom["dependencies"] if one["ref"] != own_ref]
+    for name, component in components.items():
+        if not component.get("licenses") and (text := licenses.get(name)):
+            license_ = {"name": text.splitlines()[0], "acknowledgement": "declared"}
+            component["licenses"] = [{"license": license_}]
+    return sbom
+
+
+if __name__ == "__main__":
+    main()
