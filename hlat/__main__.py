@@ -40,7 +40,7 @@ _SECTIONS = {
     "After a run": {
         "report": _CommandSpec("hlat.report", "Write the report page; compare runs."),
         "evaluate": _CommandSpec("hlat.evaluate", "Evaluate a model on benchmarks.", True),
-        "checkpoint": _CommandSpec("hlat.checkpoint", "List, verify or prune checkpoints."),
+        "checkpoint": _CommandSpec("hlat.checkpoint", "List, verify, prune or sign checkpoints."),
         "average": _CommandSpec("hlat.average", "Average the weights of checkpoints."),
         "export": _CommandSpec("hlat.export", "Export a model to Hugging Face format."),
     },

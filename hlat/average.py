@@ -79,6 +79,9 @@ def _build_parser() -> CommandLineParser:
     weights = build_list_parser(_parse_weight)
     add("--weights", type=weights, metavar="X,Y", help="weight of each checkpoint (default: 1)")
     add("--output", type=Path, metavar="DIR", help="new directory (default: in RUN/averages)")
+    trusted = "require signatures by one of the public keys in FILE"
+    add("--trusted-keys", metavar="FILE", help=trusted)
+    add("--signing-key", metavar="FILE", help="private key to sign the average with")
     dtypes = [dtype.value for dtype in Dtype]
     add("--dtype", choices=dtypes, help="dtype to write (default: that of the stored weights)")
     return parser
@@ -100,10 +103,11 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
 
 
 def _run_average(arguments: argparse.Namespace) -> ExitCode:
-    from hlat.checkpoint import averaging, checkpoint_store
+    from hlat.checkpoint import averaging, checkpoint_signature, checkpoint_store
     from hlat.storage import output_directory, storage_path
     from hlat.storage.progress_bar import ProgressBar
 
+    sign = checkpoint_signature.load_signer(arguments.signing_key)
     run = storage_path.parse_storage_path(arguments.run)
     paths = averaging.select_checkpoints(run, arguments.steps, arguments.last)
     weights = arguments.weights or [1.0] * len(paths)
@@ -118,7 +122,7 @@ def _run_average(arguments: argparse.Namespace) -> ExitCode:
     dtype = None if arguments.dtype is None else Dtype(arguments.dtype)
     with closing(ProgressBar("verifying", averaging.compute_num_bytes(paths))) as progress:
         checkpoints = [
-            averaging.load_weighted_checkpoint(path, weight, progress.add)
+            averaging.load_weighted_checkpoint(path, weight, progress.add, arguments.trusted_keys)
             for path, weight in zip(paths, weights, strict=True)
         ]
     averaging.validate_same_model(checkpoints, dtype)
@@ -126,7 +130,7 @@ def _run_average(arguments: argparse.Namespace) -> ExitCode:
     output_directory.validate_output_is_new(output)
     num_bytes = averaging.compute_average_bytes(checkpoints, dtype)
     with closing(ProgressBar("averaging", num_bytes)) as progress:
-        averaging.write_average(output, checkpoints, dtype, progress.add)
+        averaging.write_average(output, checkpoints, dtype, progress.add, sign)
     for checkpoint in checkpoints:
         print(f"{checkpoint.path}  weight {checkpoint.weight:g}")
     print(f"averaged to {output}")

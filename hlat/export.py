@@ -64,6 +64,8 @@ def _build_parser() -> CommandLineParser:
     add("--max-shard-size", type=_parse_size, default="5GB", metavar="SIZE", help=size)
     finite = "export weights that are NaN or infinite"
     add("--allow-non-finite", action="store_true", help=finite)
+    trusted = "require a signature by one of the public keys in FILE"
+    add("--trusted-keys", metavar="FILE", help=trusted)
     tokenizer = "the run's tokenizer.json, if it was moved"
     add("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
     return parser
@@ -87,7 +89,9 @@ def _export(arguments: argparse.Namespace) -> ExitCode:
     output = arguments.output
     output_directory.validate_output_is_new(output)
     source = storage_path.parse_storage_path(arguments.source)
-    checkpoint, refused = checkpoint_lookup.find_checkpoint(source, arguments.step)
+    checkpoint, refused = checkpoint_lookup.find_checkpoint(
+        source, arguments.step, arguments.trusted_keys
+    )
     for reason in refused:
         print(f"WARNING: {reason}", file=sys.stderr)
     state = TrainingState.from_json(checkpoint_store.load_state_json(checkpoint))

@@ -48,7 +48,7 @@ def main(composed: DictConfig) -> ExitCode:
 
 def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCode:
     """Set up engine, data and tracking, resume, train, and write the report."""
-    from hlat.checkpoint import checkpoint_directory
+    from hlat.checkpoint import checkpoint_directory, checkpoint_signature
     from hlat.data.data_loader import build_data_loader
     from hlat.engine.engine_factory import create_engine
     from hlat.recovery import preflight
@@ -63,6 +63,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     with run_directory.acquire_run_dir(config.run, is_rank0) as run_dir:
         if is_rank0:
             checkpoint_directory.validate_destination(run_dir, config.checkpoint.destination)
+            checkpoint_signature.validate_keys(config.checkpoint)
         engine = create_engine(config)
         if not preflight.run_preflight(config, run_dir, engine):
             return ExitCode.UNHEALTHY_NODE

@@ -1,4 +1,4 @@
-"""List, verify or prune the checkpoints of a run: `hlat checkpoint`.
+"""List, verify, prune or sign the checkpoints of a run: `hlat checkpoint`.
 
 A run saves, verifies and prunes by itself. This command shows what exists, finds checkpoints that a
 disk damaged, and frees space.
@@ -24,6 +24,7 @@ from hlat.config.config_errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from hlat.checkpoint.checkpoint_listing import CheckpointInfo
+    from hlat.checkpoint.checkpoint_signature import Signer
     from hlat.storage.storage_path import StoragePath
 
 _EXAMPLES = """\
@@ -32,14 +33,19 @@ examples:
   hlat checkpoint verify runs/x                    read all of them and compare checksums
   hlat checkpoint verify runs/x step=200           only the checkpoint of step 200
   hlat checkpoint prune runs/x keep_last=3         print what would be removed
-  hlat checkpoint prune runs/x keep_last=3 keep_every_steps=1000 yes=true"""
+  hlat checkpoint prune runs/x keep_last=3 keep_every_steps=1000 yes=true
+  hlat checkpoint keygen key.pem                   create key.pem (private) and key.pem.pub (public)
+  hlat checkpoint sign runs/x signing_key=key.pem  verify all of them and sign them
+  hlat checkpoint verify runs/x trusted_keys=key.pem.pub"""
 
 _TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _ROW_FORMAT = "{:>{}}  {:>{}}  {:{}}  {:>{}}  {:>{}}  {:{}}  {:{}}  {:{}}"
 _SETTINGS_OF = {
     "ls": ("json",),
-    "verify": ("step",),
+    "verify": ("step", "trusted_keys"),
     "prune": ("keep_last", "keep_every_steps", "yes"),
+    "sign": ("step", "signing_key"),
+    "keygen": (),
 }
 """Settings of each action."""
 
@@ -55,17 +61,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _build_parser() -> CommandLineParser:
     parser = CommandLineParser(
-        "checkpoint", "List, verify or prune the checkpoints of a run.", _EXAMPLES
+        "checkpoint", "List, verify, prune or sign the checkpoints of a run.", _EXAMPLES
     )
     add = parser.add_argument
     add("action", choices=tuple(_SETTINGS_OF), help="what to do")
-    add("run", metavar="RUN", help="directory of a run; ls and verify: or a checkpoint, or a URL")
+    run = (
+        "directory of a run; ls, verify and sign: or a checkpoint, or a URL; keygen: file to write"
+    )
+    add("run", metavar="RUN", help=run)
     add("--json", action="store_true", help="ls: print a JSON list")
-    add("--step", type=int, metavar="N", help="verify: only checkpoints of this step")
+    add("--step", type=int, metavar="N", help="verify, sign: only this step")
     keep = "prune: number of newest checkpoints to keep"
     add("--keep-last", type=parse_positive_int, metavar="N", help=keep)
     every = "prune: keep every checkpoint whose step is a multiple of M"
     add("--keep-every-steps", type=parse_positive_int, metavar="M", help=every)
+    trusted = "verify: require signatures by one of the public keys in FILE"
+    add("--trusted-keys", metavar="FILE", help=trusted)
+    add("--signing-key", metavar="FILE", help="sign: private key")
     add("--yes", action="store_true", help="prune: remove; default: print what would be removed")
     return parser
 
@@ -74,21 +86,32 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
     """Return the problem of settings that do not belong to the action."""
     for action, names in _SETTINGS_OF.items():
         for name in names:
-            if action != arguments.action and getattr(arguments, name):
+            if name not in _SETTINGS_OF[arguments.action] and getattr(arguments, name):
                 return f"{name}= is a setting of {action}, not of {arguments.action}"
     if arguments.action == "prune" and arguments.keep_last is None:
         return "prune needs keep_last=N"
+    if arguments.action == "sign" and arguments.signing_key is None:
+        return "sign needs signing_key=FILE; create one with: hlat checkpoint keygen FILE"
     return None
 
 
 def _dispatch(arguments: argparse.Namespace) -> int:
+    from hlat.checkpoint import checkpoint_signature
     from hlat.storage import storage_path
 
+    if arguments.action == "keygen":
+        public_path = checkpoint_signature.create_key_pair(Path(arguments.run))
+        print(f"{arguments.run}: private key, checkpoint.signing_key; keep it secret")
+        print(f"{public_path}: public key, checkpoint.trusted_keys")
+        return ExitCode.FINISHED
     run = storage_path.parse_storage_path(arguments.run)
     if arguments.action == "ls":
         return _print_checkpoints(run, arguments.json)
     if arguments.action == "verify":
-        return _verify_checkpoints(run, arguments.step)
+        return _verify_checkpoints(run, arguments.step, arguments.trusted_keys)
+    if arguments.action == "sign":
+        sign = checkpoint_signature.load_signer(arguments.signing_key)
+        return _verify_checkpoints(run, arguments.step, None, sign)
     if not isinstance(run, Path):
         raise ConfigError(f"{run}: prune needs the directory of the run, to see whether it trains")
     return _prune_run(run, (arguments.keep_last, arguments.keep_every_steps), arguments.yes)
@@ -137,11 +160,20 @@ def _format_name(path: "StoragePath", run_dir: "StoragePath") -> str:
     return name if name.isprintable() else repr(name)
 
 
-def _verify_checkpoints(run_dir: "StoragePath", step: int | None) -> int:
-    """Verify all checkpoints but those that are being written or were set aside, as a resume."""
+def _verify_checkpoints(
+    run_dir: "StoragePath",
+    step: int | None,
+    trusted_keys: str | None,
+    sign: "Signer | None" = None,
+) -> int:
+    """Verify all checkpoints but those that are being written or were set aside, as a resume.
+
+    With `sign`, valid ones are signed.
+    """
     from hlat.checkpoint import (
         checkpoint_listing,
         checkpoint_lookup,
+        checkpoint_store,
         retention,
         training_checkpoint,
     )
@@ -161,9 +193,12 @@ def _verify_checkpoints(run_dir: "StoragePath", step: int | None) -> int:
     with closing(ProgressBar("verifying", sum(entry.num_bytes for entry in chosen))) as progress:
         for entry in chosen:
             try:
-                found = retention.verify_on_all_ranks(entry.path, group, progress.add)
+                found = retention.verify_on_all_ranks(entry.path, group, progress.add, trusted_keys)
                 training_checkpoint.load_training_state(found, group)
-                print_line(f"{_format_name(entry.path, run_dir)}: ok")
+                if sign is not None:
+                    checkpoint_store.sign_checkpoint(entry.path, sign)
+                result = "ok" if sign is None else "signed"
+                print_line(f"{_format_name(entry.path, run_dir)}: {result}")
             except CorruptCheckpointError as error:
                 num_wrong += 1
                 print_line(f"{_format_name(entry.path, run_dir)}: {error}")

@@ -20,6 +20,7 @@ from hlat.checkpoint import (
     safetensors_file,
 )
 from hlat.checkpoint.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, TensorRecord
+from hlat.checkpoint.checkpoint_signature import Signer
 from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME, SAFETENSORS_DTYPES
 from hlat.checkpoint.tensor_slice import TensorSlice, build_full_slice
 from hlat.config.config_errors import ConfigError
@@ -81,15 +82,18 @@ def compute_num_bytes(paths: Sequence[StoragePath]) -> int:
 
 
 def load_weighted_checkpoint(
-    path: StoragePath, weight: float, on_progress: Callable[[int], None]
+    path: StoragePath,
+    weight: float,
+    on_progress: Callable[[int], None],
+    trusted_keys: str | None = None,
 ) -> WeightedCheckpoint:
-    """Verify a checkpoint and return its weight records and state.
+    """Verify a checkpoint, and its signature with `trusted_keys`; return weight records and state.
 
     Raises:
         CorruptCheckpointError: If the contents differ from what was written.
         ConfigError: If the checkpoint has no weights, or was written by another version.
     """
-    checkpoint_store.verify_checkpoint(path, on_progress)
+    checkpoint_store.verify_checkpoint(path, on_progress, trusted_keys)
     tensors = checkpoint_store.load_manifest(path).tensors
     weights = {name: record for name, record in tensors.items() if name.startswith(_WEIGHTS_PREFIX)}
     if not weights:
@@ -153,10 +157,12 @@ def write_average(
     checkpoints: Sequence[WeightedCheckpoint],
     dtype: Dtype | None,
     on_progress: Callable[[int], None],
+    sign: Signer | None = None,
 ) -> None:
     """Write the average of checkpoints of one model, sorted by step, durably to a new directory.
 
     Without `dtype` the weights keep theirs. `on_progress` is called with the bytes of each write.
+    With `sign`, the average is signed.
 
     Raises:
         ConfigError: If the output exists, or the disk has too little space.
@@ -177,7 +183,8 @@ def write_average(
         )
         state = _build_state(checkpoints)
         manifest = CheckpointManifest(state.step, {_WEIGHTS_FILE: file_record}, records)
-        checkpoint_store.commit_checkpoint(directory, output.absolute(), manifest, state.to_json())
+        target = output.absolute()
+        checkpoint_store.commit_checkpoint(directory, target, manifest, state.to_json(), sign)
 
 
 def _find_difference(first: Mapping[str, object], second: Mapping[str, object]) -> str | None:

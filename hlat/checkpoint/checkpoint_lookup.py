@@ -10,18 +10,22 @@ from hlat.storage.remote_path import StorageUnavailableError
 from hlat.storage.storage_path import StoragePath
 
 
-def find_checkpoint(source: StoragePath, step: int | None) -> tuple[StoragePath, list[str]]:
+def find_checkpoint(
+    source: StoragePath, step: int | None, trusted_keys: str | None = None
+) -> tuple[StoragePath, list[str]]:
     """Return a verified checkpoint, and one message for each newer checkpoint that is damaged.
 
     `source` is a run directory, which may record another location of its checkpoints, a directory
     of checkpoints, or a checkpoint. Without `step`, the newest is selected. A `step` may also be
-    that of weights in milestones/.
+    that of weights in milestones/. With `trusted_keys`, a file of public keys, the checkpoint must
+    be signed with one of them.
 
     Raises:
-        ConfigError: If there is no such checkpoint, it is damaged, or a store does not respond.
+        ConfigError: If there is no such checkpoint, it is damaged or not signed, or a store does
+            not respond.
     """
     try:
-        return _find_in_root(find_checkpoint_root(source), step)
+        return _find_in_root(find_checkpoint_root(source), step, trusted_keys)
     except StorageUnavailableError as error:
         raise storage_path.build_unusable_error(str(source), error) from error
 
@@ -49,13 +53,15 @@ def build_no_checkpoint_error(directory: StoragePath) -> ConfigError:
     )
 
 
-def _find_in_root(checkpoint_root: StoragePath, step: int | None) -> tuple[StoragePath, list[str]]:
+def _find_in_root(
+    checkpoint_root: StoragePath, step: int | None, trusted_keys: str | None
+) -> tuple[StoragePath, list[str]]:
     if checkpoint_store.is_checkpoint(checkpoint_root):
         if step is not None:
             raise ConfigError(
                 f"{checkpoint_root} is a checkpoint; step= selects from a run directory"
             )
-        checkpoint_store.verify_checkpoint(checkpoint_root)
+        checkpoint_store.verify_checkpoint(checkpoint_root, trusted_keys=trusted_keys)
         return checkpoint_root, []
     checkpoints_dir = checkpoint_root / "checkpoints"
     if not checkpoints_dir.is_dir():
@@ -64,17 +70,19 @@ def _find_in_root(checkpoint_root: StoragePath, step: int | None) -> tuple[Stora
     if not paths:
         raise build_no_checkpoint_error(checkpoint_root)
     if step is None:
-        newest, problems = retention.find_newest_valid(checkpoints_dir)
+        newest, problems = retention.find_newest_checkpoint(
+            checkpoints_dir, trusted_keys=trusted_keys
+        )
         if newest is None:
             raise ConfigError(*problems, f"{checkpoint_root} contains no valid checkpoint")
-        return newest, problems
+        return newest.path, problems
     paths = checkpoint_directory.list_steps(checkpoint_root / "milestones") | paths
     if step not in paths:
         available = ", ".join(map(str, sorted(paths)))
         raise ConfigError(
             f"step={step}: {checkpoint_root} has no such checkpoint, only {available}"
         )
-    checkpoint_store.verify_checkpoint(paths[step])
+    checkpoint_store.verify_checkpoint(paths[step], trusted_keys=trusted_keys)
     return paths[step], []
 
 

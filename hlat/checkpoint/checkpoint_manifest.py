@@ -22,6 +22,8 @@ from hlat.storage.durable_files import FileRecord
 MANIFEST_FILE = "manifest.json"
 COMMIT_MARKER = "COMMITTED"
 """File with the SHA-256 of the manifest, whose presence commits the checkpoint."""
+SIGNATURE_FILE = "COMMITTED.sig"
+"""File with the signature of the content of `COMMITTED`, if the checkpoint is signed."""
 FORMAT_VERSION = 2
 _READABLE_VERSIONS = (1, 2)
 """In format 1, each slice has a record of its own."""

@@ -9,6 +9,7 @@ checkpoint and is always detected:
       rank_00000.safetensors    slices of tensors, one file per process that saves any
       state.json                state passed by the caller: step, data state, ...
       manifest.json             size and hash of each file; shape, dtype and slices of each tensor
+      COMMITTED.sig             signature of the content of COMMITTED, if the run signs
       COMMITTED                 hash of manifest.json
 """
 
@@ -17,11 +18,12 @@ import json
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from hlat.checkpoint import checkpoint_directory, safetensors_file
+from hlat.checkpoint import checkpoint_directory, checkpoint_signature, safetensors_file
 from hlat.checkpoint.checkpoint_directory import find_unused_name, format_step_name, parse_step
 from hlat.checkpoint.checkpoint_errors import (
     CorruptCheckpointError,
@@ -31,6 +33,7 @@ from hlat.checkpoint.checkpoint_errors import (
 from hlat.checkpoint.checkpoint_manifest import (
     COMMIT_MARKER,
     MANIFEST_FILE,
+    SIGNATURE_FILE,
     CheckpointManifest,
     TensorRecord,
     format_slice_key,
@@ -40,6 +43,7 @@ from hlat.checkpoint.checkpoint_manifest import (
     serialize_manifest,
     validate_coverage,
 )
+from hlat.checkpoint.checkpoint_signature import Signer
 from hlat.checkpoint.slice_record import SliceRecord, format_rank_file
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.config_errors import ConfigError
@@ -65,11 +69,12 @@ def save_checkpoint(
     chunks: Iterable[TensorChunk],
     state: dict[str, Any],
     process_group: ProcessGroup | None = None,
+    sign: Signer | None = None,
 ) -> StoragePath:
     """Write a checkpoint durably and return its directory.
 
-    A valid checkpoint of the same step is not changed, a damaged one is renamed to
-    `step_..._damaged_<n>`. Tensors are read one at a time.
+    A valid checkpoint of the same step is not changed, a damaged one, or one without the signature
+    of `sign`, is renamed to `step_..._damaged_<n>`. Tensors are read one at a time.
 
     Args:
         checkpoints_dir: Directory of the run's checkpoints; created if missing.
@@ -78,6 +83,7 @@ def save_checkpoint(
             processes.
         state: Remaining state as JSON types, written by rank 0.
         process_group: All processes of the run, which raise if one does; by default this one.
+        sign: Signs the marker on rank 0; by default the checkpoint has no signature.
 
     Raises:
         OSError: If writing fails. Older checkpoints are unchanged and the new one is not
@@ -88,7 +94,7 @@ def save_checkpoint(
     """
     group = process_group or SingleProcessGroup()
     target = checkpoints_dir / format_step_name(step)
-    name = run_on_rank0(group, lambda: _create_checkpoint_dir(target))
+    name = run_on_rank0(group, lambda: _create_checkpoint_dir(target, sign))
     if name is None:
         return target
     directory = checkpoints_dir / name
@@ -96,7 +102,7 @@ def save_checkpoint(
     def commit(document: Any) -> None:
         if group.is_rank0:
             saved = CheckpointManifest.from_json(document or {"step": step, **_NO_RECORDS})
-            commit_checkpoint(directory, target, saved, state)
+            commit_checkpoint(directory, target, saved, state, sign)
 
     try:
         document = run_and_reduce(
@@ -158,7 +164,9 @@ def load_shared_state(
     return parse_json_object(content, path / _STATE_FILE)
 
 
-def load_shared_manifest(path: StoragePath, group: ProcessGroup) -> CheckpointManifest:
+def load_shared_manifest(
+    path: StoragePath, group: ProcessGroup, trusted_keys: str | None = None
+) -> CheckpointManifest:
     """Return the manifest on all ranks of a group; rank 0 reads and validates it.
 
     Raises:
@@ -168,7 +176,7 @@ def load_shared_manifest(path: StoragePath, group: ProcessGroup) -> CheckpointMa
 
     def read() -> bytes:
         nonlocal manifest
-        manifest = load_manifest(path)
+        manifest = load_manifest(path, trusted_keys)
         return json.dumps(manifest.to_json()).encode()
 
     content = _read_on_rank0(group, read)
@@ -176,17 +184,21 @@ def load_shared_manifest(path: StoragePath, group: ProcessGroup) -> CheckpointMa
 
 
 def verify_checkpoint(
-    path: StoragePath, on_progress: Callable[[int], None] = lambda _: None
+    path: StoragePath,
+    on_progress: Callable[[int], None] = lambda _: None,
+    trusted_keys: str | None = None,
 ) -> None:
     """Read a checkpoint completely and compare it with its hashes.
 
-    `on_progress` is called with the bytes of each read.
+    `on_progress` is called with the bytes of each read. With `trusted_keys`, a file of public keys,
+    the checkpoint must be signed with one of them.
 
     Raises:
         CorruptCheckpointError: If the marker or a file is missing, unknown, truncated, extended or
-            changed in any bit, or lacks slices that the manifest lists.
+            changed in any bit, or lacks slices that the manifest lists, or the signature is missing
+            or wrong.
     """
-    manifest = load_manifest(path)
+    manifest = load_manifest(path, trusted_keys)
     verify_files(path, manifest, manifest.files, on_progress)
 
 
@@ -215,18 +227,24 @@ def verify_files(
             reader.validate_header(name)
 
 
-def load_manifest(path: StoragePath) -> CheckpointManifest:
+def load_manifest(path: StoragePath, trusted_keys: str | None = None) -> CheckpointManifest:
     """Return the manifest after comparing names and sizes of the files with it.
 
+    With `trusted_keys`, a file of public keys, the signature is verified first.
+
     Raises:
-        CorruptCheckpointError: If marker, manifest, or the name or size of a file is wrong.
+        CorruptCheckpointError: If marker, signature, manifest, or the name or size of a file is
+            wrong.
     """
+    if trusted_keys is not None:
+        marker = _read_file(path / COMMIT_MARKER)
+        checkpoint_signature.verify_signature(path, marker, trusted_keys)
     manifest = _load_committed_manifest(path)
     if parse_step(path) not in (None, manifest.step):
         raise CorruptCheckpointError(f"{path} contains step {manifest.step}")
     expected = {name: record.size for name, record in manifest.files.items()}
     sizes = storage_path.list_sizes(path)
-    for name in sorted({MANIFEST_FILE, COMMIT_MARKER, *expected} ^ set(sizes)):
+    for name in sorted({MANIFEST_FILE, COMMIT_MARKER, *expected} ^ (set(sizes) - {SIGNATURE_FILE})):
         problem = "is not listed in manifest.json" if name in sizes else "is missing"
         raise CorruptCheckpointError(f"{path / name} {problem}")
     for name, size in sizes.items():
@@ -249,10 +267,12 @@ def commit_checkpoint(
     target: StoragePath,
     manifest: CheckpointManifest,
     state: dict[str, Any],
+    sign: Signer | None = None,
 ) -> None:
-    """Write state, manifest and marker, and publish the checkpoint.
+    """Write state, manifest, signature and marker, and publish the checkpoint.
 
     `directory`, a sibling of `target`, contains the files of tensors that `manifest` lists.
+    Without `sign`, no signature is written.
 
     Raises:
         ValueError: If the slices of a tensor do not cover it exactly once.
@@ -262,19 +282,43 @@ def commit_checkpoint(
     state_record = durable_files.write_file(directory / _STATE_FILE, [content])
     manifest = replace(manifest, files=manifest.files | {_STATE_FILE: state_record})
     record = durable_files.write_file(directory / MANIFEST_FILE, [serialize_manifest(manifest)])
-    durable_files.write_file(directory / COMMIT_MARKER, [record.sha256.encode()])
+    marker = record.sha256.encode()
+    if sign is not None:
+        durable_files.write_file(directory / SIGNATURE_FILE, [sign(marker)])
+    durable_files.write_file(directory / COMMIT_MARKER, [marker])
     checkpoint_directory.publish_checkpoint(directory, target.name)
 
 
-def _create_checkpoint_dir(target: StoragePath) -> str | None:
+def sign_checkpoint(path: StoragePath, sign: Signer) -> None:
+    """Write the signature of an existing checkpoint, which the caller has verified.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    signature, file = sign(_read_file(path / COMMIT_MARKER)), path / SIGNATURE_FILE
+    if isinstance(file, Path):
+        durable_files.replace_file(file, signature, durable=True)
+    else:
+        file.write_blocks([signature])
+
+
+def _create_checkpoint_dir(target: StoragePath, sign: Signer | None) -> str | None:
     """Create the directory to write and return its name; None if a valid checkpoint exists."""
     if checkpoint_directory.has_checkpoint(target):
         try:
             verify_checkpoint(target)
-            return None
+            if sign is None or _has_signature(target, sign):
+                return None
         except CorruptCheckpointError:
-            checkpoint_directory.rename_checkpoint(target, find_unused_name(target, "damaged"))
+            pass
+        checkpoint_directory.rename_checkpoint(target, find_unused_name(target, "damaged"))
     return checkpoint_directory.create_checkpoint_dir(target).name
+
+
+def _has_signature(path: StoragePath, sign: Signer) -> bool:
+    """Return True if a checkpoint has the signature that `sign` makes: Ed25519 is deterministic."""
+    file = path / SIGNATURE_FILE
+    return file.exists() and _read_file(file) == sign(_read_file(path / COMMIT_MARKER))
 
 
 def _write_chunks(

@@ -55,6 +55,7 @@ def find_newest_checkpoint(
     verified: StoragePath | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
     process_group: ProcessGroup | None = None,
+    trusted_keys: str | None = None,
 ) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """Find the newest committed checkpoint whose contents match its hashes.
 
@@ -66,6 +67,7 @@ def find_newest_checkpoint(
         verified: Checkpoint that the caller has just written or read; only its manifest is read.
         on_progress: Called with the number of bytes of each read.
         process_group: Ranks that divide the files and all call this function; by default one.
+        trusted_keys: File of public keys, with one of which the checkpoint must be signed.
 
     Raises:
         OSError: If the directory cannot be listed or a store does not respond.
@@ -82,7 +84,7 @@ def find_newest_checkpoint(
         try:
             if path == verified:
                 return VerifiedCheckpoint(path, load_shared_manifest(path, group)), problems
-            return verify_on_all_ranks(path, group, on_progress), problems
+            return verify_on_all_ranks(path, group, on_progress, trusted_keys), problems
         except CorruptCheckpointError as error:
             problems.append(f"checkpoint {path.name} is rejected: {error}")
     return None, problems
@@ -92,6 +94,7 @@ def verify_on_all_ranks(
     path: StoragePath,
     process_group: ProcessGroup,
     on_progress: Callable[[int], None] = lambda _: None,
+    trusted_keys: str | None = None,
 ) -> VerifiedCheckpoint:
     """Verify a checkpoint with all ranks of a group, each of which reads some of the files.
 
@@ -99,7 +102,7 @@ def verify_on_all_ranks(
         CorruptCheckpointError: On all ranks, if the checkpoint is damaged on any.
         OSError: On all ranks, if a store does not respond.
     """
-    manifest = load_shared_manifest(path, process_group)
+    manifest = load_shared_manifest(path, process_group, trusted_keys)
     names = [*manifest.files][process_group.rank :: process_group.size]
 
     def find_problem() -> str | None:

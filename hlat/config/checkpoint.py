@@ -32,3 +32,9 @@ class CheckpointConfig:
     destination: str | None = None
     """Directory or fsspec URL, such as s3://bucket/checkpoints, that receives the checkpoints of
     this run in a subdirectory with its name; null: the run directory."""
+    signing_key: str | None = None
+    """File of an Ed25519 private key (PEM) with which checkpoints are signed; only its path is
+    recorded. null: no signature."""
+    trusted_keys: str | None = None
+    """File of Ed25519 public keys (PEM): the run starts from checkpoints only that are signed with
+    one of them. Needs signing_key. null: signatures are not verified."""

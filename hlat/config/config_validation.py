@@ -198,6 +198,12 @@ def validate_checkpoints(config: Config) -> Iterator[str]:
             f"checkpoint.start_from={state} and model.init_from={weights} are both the initial "
             "state of the run; set one of them to null"
         )
+    if config.checkpoint.trusted_keys is not None and config.checkpoint.signing_key is None:
+        yield (
+            f"checkpoint.trusted_keys={config.checkpoint.trusted_keys} with "
+            "checkpoint.signing_key=null: the run could not resume from its own checkpoints; set "
+            "checkpoint.signing_key to a private key file"
+        )
 
 
 def validate_compiler(config: Config) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from hlat.checkpoint import checkpoint_store, retention
 from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
+from hlat.checkpoint.checkpoint_signature import load_signer
 from hlat.checkpoint.host_staging import HostStagingBuffer
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config.run import Config
@@ -51,6 +52,8 @@ class Checkpointer:
         self._config, self._engine, self._loader, self._tracker = config, engine, loader, tracker
         root = build_checkpoint_root(run_dir, config.checkpoint.destination)
         self._checkpoints_dir, self._milestones_dir = root / "checkpoints", root / "milestones"
+        is_rank0 = engine.world.world_group.is_rank0
+        self._sign = load_signer(config.checkpoint.signing_key) if is_rank0 else None
         self._staging = HostStagingBuffer()
         self._executor = ThreadPoolExecutor(1, "hlat-checkpoint")
         self._pending: tuple[int, float, Future[_SaveResult]] | None = None
@@ -152,7 +155,7 @@ class Checkpointer:
             while True:
                 try:
                     return checkpoint_store.save_checkpoint(
-                        directory, step, chunks, state_json, world.background_group
+                        directory, step, chunks, state_json, world.background_group, self._sign
                     )
                 except OSError as error:
                     name = self._remove_if_disk_is_full(error, first_bad_step)

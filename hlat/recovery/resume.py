@@ -116,6 +116,12 @@ def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> d
     source = config.model.init_from
     if source is None:
         return {}
+    if config.checkpoint.trusted_keys is not None:
+        raise ConfigError(
+            f"model.init_from={source} has no signature, and checkpoint.trusted_keys="
+            f"{config.checkpoint.trusted_keys} is set; start from a signed checkpoint with "
+            "checkpoint.start_from, or set checkpoint.trusted_keys after the first checkpoint"
+        )
     group = engine.world.world_group
     # Rank 0 decides, because a run that still saves there may complete a tag in the meantime
     directory = broadcast_object(
@@ -137,7 +143,10 @@ def _find_checkpoint(
     config: Config, checkpoints_dir: StoragePath, world_group: ProcessGroup
 ) -> tuple[VerifiedCheckpoint | None, list[str]]:
     """Return the checkpoint to load, if any, and the reasons for refusing newer ones."""
-    newest, refused = retention.find_newest_checkpoint(checkpoints_dir, process_group=world_group)
+    trusted_keys = config.checkpoint.trusted_keys
+    newest, refused = retention.find_newest_checkpoint(
+        checkpoints_dir, process_group=world_group, trusted_keys=trusted_keys
+    )
     if newest is None and refused:
         raise ConfigError(
             *refused,
@@ -147,7 +156,7 @@ def _find_checkpoint(
     if newest is None and config.checkpoint.start_from is not None:
         path = parse_storage_path(config.checkpoint.start_from, "checkpoint.start_from")
         try:
-            newest = retention.verify_on_all_ranks(path, world_group)
+            newest = retention.verify_on_all_ranks(path, world_group, trusted_keys=trusted_keys)
         except (CorruptCheckpointError, OSError) as error:
             raise ConfigError(
                 f"checkpoint.start_from={path}: {error}; set the directory of a complete checkpoint"

@@ -107,7 +107,10 @@ class RollbackPolicy:
         """Return the checkpoint for a rollback, or the problem; quarantine newer checkpoints."""
         group = self._engine.world.world_group
         newest, _ = retention.find_newest_checkpoint(
-            self._checkpoints_dir, before_step=first_bad_step, process_group=group
+            self._checkpoints_dir,
+            before_step=first_bad_step,
+            process_group=group,
+            trusted_keys=self._config.checkpoint.trusted_keys,
         )
         if newest is None:
             return None, f"there is no checkpoint from before step {first_bad_step}"

@@ -34,6 +34,7 @@ FENCES = {
     "tokenizers": {"data", "prepare"},
     "gigatoken": {"data"},
     "safetensors": {"checkpoint", "model"},
+    "cryptography": {"checkpoint"},
     "wandb": {"tracking"},
     "wandb_workspaces": {"tracking"},
     "tensorboard": {"tracking"},

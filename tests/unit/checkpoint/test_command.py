@@ -406,3 +406,36 @@ def test_prune_a_destination_of_the_run(tmp_path: Path, monkeypatch, do) -> None
     done = do("prune", "moved", "--keep-last", "1", "--yes")
     assert done.code == 2
     assert f"belong to {tmp_path}/runs/x; specify the directory" in done.err
+
+
+def test_create_keys_sign_and_verify_signatures(run: Path, do) -> None:
+    assert do("keygen", "key.pem").code == 0
+    assert Path("key.pem").stat().st_mode & 0o777 == 0o600
+    private, trusted = Path("key.pem").read_text(), "trusted_keys=key.pem.pub"
+    assert do("keygen", "key.pem").code == 2
+    assert Path("key.pem").read_text() == private
+    flip(run / "checkpoints/step_00000015")
+    signed = do("sign", "runs/x", "signing_key=key.pem")
+    assert signed.code == 1
+    assert signed.out.count(": signed") == 3
+    assert private.splitlines()[1] not in signed.out + signed.err
+    assert not (run / "checkpoints/step_00000015/COMMITTED.sig").exists()
+    assert do("verify", "runs/x", "step=20", trusted).code == 0
+    (run / "checkpoints/step_00000020/COMMITTED.sig").write_bytes(bytes(64))
+    refused = do("verify", "runs/x", "step=20", trusted)
+    assert refused.code == 1
+    assert "step_00000020/COMMITTED.sig is not a signature" in refused.out
+    assert do("verify", "runs/x", "step=20").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sign", "runs/x"], "sign needs signing_key=FILE"),
+        (["ls", "runs/x", "trusted_keys=a"], "trusted_keys= is a setting of verify, not of ls"),
+    ],
+)
+def test_keys_belong_to_their_actions(run: Path, do, words: list[str], message: str) -> None:
+    done = do(*words)
+    assert done.code == 2
+    assert message in done.err

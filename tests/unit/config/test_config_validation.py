@@ -180,6 +180,10 @@ REFUSED = [
         "checkpoint.start_from=a and model.init_from=b are both the initial state of the run; set one of them to null",
     ),
     (
+        ["checkpoint.trusted_keys=a.pub"],
+        "checkpoint.trusted_keys=a.pub with checkpoint.signing_key=null: the run could not resume from its own checkpoints; set checkpoint.signing_key to a private key file",
+    ),
+    (
         ["checkpoint.every_steps=20", "checkpoint.keep_every_steps=50"],
         "checkpoint.keep_every_steps=50 is not a multiple of checkpoint.every_steps=20, so most of its steps have no checkpoint; use 40",
     ),
