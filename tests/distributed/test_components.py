@@ -30,14 +30,16 @@ LAYOUTS = {
 RECIPES = {"mixed": 2e-3, "bf16": 1e-2, "bf16_sr": 1e-2}
 """Relative tolerance of a recipe: layouts add up in other orders."""
 STEPS = 3
-NEEDS_TP = {"qk_norm", "qk_norm projection", "biases", "sinks"}
-"""Components with a parameter of which tensor-parallel ranks have a part of the gradient."""
-DEFAULT_LAYOUTS = {name: {"tp4", "tp4+sp"} for name in NEEDS_TP} | {
-    "geglu": {"tp4+sp"},
+DEFAULT_LAYOUTS = {
+    "qk_norm": {"tp4+sp"},
+    "qk_norm projection": {"tp4+sp"},
+    "biases": {"tp4"},
+    "sinks": {"tp4"},
     "sandwich, zero-centered": {"tp4+sp"},
     "tied head": {"tp2+pp2+dp2+zero1"},
 }
-"""Layouts of the default cases by component."""
+"""Layouts of the default cases by component: one for each component with a parameter of which
+tensor-parallel ranks have a part of the gradient."""
 CASES = [
     pytest.param(
         component,

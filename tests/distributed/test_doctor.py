@@ -50,7 +50,7 @@ OPTIONS = {
 FAMILIES = {name: f"model={name}" for name in list_choices("model") if name.endswith("_desk")}
 CORRECT = HEALTHY | OPTIONS | FAMILIES | {name: f"{KV} {COMPONENTS[name]}" for name in COMPONENTS}
 
-DEFAULT = {"single", "dp2+zero3", "gemma3_desk", "olmo3_desk", "qwen2_desk"}
+DEFAULT = {"single", "dp2+zero3", "olmo3_desk", "qwen2_desk"}
 SLOW_BUGS = {
     *("one layer leaks", "documents see ahead", "labels not shifted", "gate without up"),
     *("mean of means", "scaled by sqrt(L)", "epsilon inside the root", "rate ignored"),
@@ -139,7 +139,7 @@ def test_exit_code_differs_between_arithmetic_and_machine(
         ("a result is NaN", "", {"labels", "loss", "gradients", "next step"}),
         ("a result is NaN", DP, {"labels", "loss", "gradients", "next step"}),
         ("a gradient has a NaN", DP, {"gradients", "gradient norm"}),
-        ("a check raises on rank 0", DP, {"labels"}),
+        pytest.param("a check raises on rank 0", DP, {"labels"}, marks=pytest.mark.slow),
         ("a check raises on rank 1", DP, {"labels"}),
     ],
 )

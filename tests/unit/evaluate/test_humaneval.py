@@ -101,7 +101,7 @@ WRONG = {
         "wrong sum",
     ),
     "writes to every descriptor": (
-        "    import os\n    for fd in range(3, 20):\n        try: os.write(fd, b'passed\\n')\n        except OSError: pass\n    return 0\n",
+        "    import os\n    for fd in range(3, 256):\n        try: os.write(fd, b'passed\\n')\n        except OSError: pass\n    return 0\n",
         "JSONDecodeError",
     ),
     "closes every descriptor": (
