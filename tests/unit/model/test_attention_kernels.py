@@ -35,6 +35,8 @@ FUSED_BF16_TOLERANCE = 4e-2
 adds up head_dim such products. 700 random cases: at most 0.022, and 0.012 for the kernels of hlat."""
 
 ignore_deprecation = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+compile_together = pytest.mark.xdist_group("compile")
+"""For one process, because its first compilation takes many seconds."""
 """Ignore a warning about torch.jit that TorchInductor causes in torch itself."""
 
 
@@ -203,6 +205,7 @@ def test_documents_of_a_row_are_independent() -> None:
         torch.testing.assert_close(packed[:, :, begin:end], separate)
 
 
+@compile_together
 @ignore_deprecation
 def test_document_starts() -> None:
     document_ids_BS = torch.tensor([[0, 0, 3, 3, 0], [5, 6, 6, 6, 7]])
@@ -236,6 +239,7 @@ def test_activation_checkpointing(case: Case) -> None:
     assert all(torch.equal(*pair) for pair in zip(actual, expected, strict=True))
 
 
+@compile_together
 @ignore_deprecation
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("case", ALL_FEATURES)
@@ -362,6 +366,7 @@ def list_blocks(num_blocks: Tensor, indices: Tensor, like: Tensor) -> Tensor:
     return listed
 
 
+@compile_together
 @ignore_deprecation
 @pytest.mark.parametrize("case", [Case(document_length=60, window=40, softcap=2.0)])
 def test_flex_attention_compiles_with_a_shared_block_mask(case: Case) -> None:
