@@ -63,7 +63,7 @@ def load_pretrained_files(
     directory, one of which the run was started in.
 
     Raises:
-        CorruptCheckpointError: If a file is not a JSON object.
+        CorruptCheckpointError: If a file cannot be read, or is not a JSON object.
     """
     if init_from is None:
         return PretrainedFiles()
@@ -74,10 +74,7 @@ def load_pretrained_files(
     if directory is None:
         return PretrainedFiles(warning=f"model.init_from={init_from} does not exist; {without}")
     names = (_GENERATION_CONFIG, _TOKENIZER_CONFIG, _CHAT_TEMPLATE)
-    with raise_as_corrupt(directory):
-        contents = {
-            name: read_bounded(directory / name) for name in names if (directory / name).is_file()
-        }
+    contents = {name: _read_file(directory / name) for name in names if (directory / name).exists()}
     if contents and find_tokenizer_file(tokenizer_sha256, [directory / "tokenizer.json"]) is None:
         reason = f"model.init_from={init_from} has another tokenizer.json than the run"
         return PretrainedFiles(warning=f"{reason}; {without}")
@@ -85,6 +82,11 @@ def load_pretrained_files(
     return PretrainedFiles(
         _parse(contents, _GENERATION_CONFIG), _parse(contents, _TOKENIZER_CONFIG), template
     )
+
+
+def _read_file(path: Path) -> bytes:
+    with raise_as_corrupt(path):
+        return read_bounded(path)
 
 
 def _parse(contents: dict[str, bytes], name: str) -> dict[str, Any]:

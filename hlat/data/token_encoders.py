@@ -32,17 +32,21 @@ _MAX_REASON_CHARACTERS = 300
 
 @contextmanager
 def translate_errors(label: str) -> Iterator[None]:
-    """Raise the exceptions and panics of the library `tokenizers` as ConfigError."""
+    """Raise the exceptions and panics of a tokenizer library as ConfigError."""
     try:
         yield
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of PyO3, which does not export it
-        if not (isinstance(error, Exception) or is_panic):
+        if not (isinstance(error, Exception) or _is_panic(error)):
             raise
         reason = str(error)[:_MAX_REASON_CHARACTERS] or type(error).__name__
         raise ConfigError(
             f"{label} cannot encode a text ({reason}); use another tokenizer.json"
         ) from error
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Return True for a panic of a Rust library, whose type PyO3 does not export."""
+    return type(error).__name__ == "PanicException"
 
 
 class TokenEncoder(Protocol):
@@ -83,6 +87,7 @@ class FastEncoder:
             ConfigError: If the library is missing or does not support the tokenizer.
         """
         self._reference = reference
+        self._label = f"data.encoder=fast: data.tokenizer={name}"
         self._content = _remove_special_tokens(content)
         try:
             self._load()
@@ -91,7 +96,9 @@ class FastEncoder:
                 f"data.encoder=fast needs {FAST_LIBRARY}, which is not installed ({error}); run "
                 "pip install 'hlat[fast]', or set data.encoder=reference"
             ) from error
-        except (RuntimeError, ValueError) as error:
+        except BaseException as error:
+            if not (isinstance(error, (RuntimeError, ValueError)) or _is_panic(error)):
+                raise
             reason = str(error).strip().splitlines()[0]
             version = importlib.metadata.version(FAST_LIBRARY)
             raise ConfigError(
@@ -106,8 +113,13 @@ class FastEncoder:
         self._tokens_until_reload = TOKENS_PER_RELOAD
 
     def encode(self, documents: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return one array of token ids per text."""
-        return [self._encode(text) for text in documents]
+        """Return one array of token ids per text.
+
+        Raises:
+            ConfigError: If the tokenizer cannot encode a text.
+        """
+        with translate_errors(self._label):
+            return [self._encode(text) for text in documents]
 
     def _encode(self, text: str) -> NDArray[np.int32]:
         if not text.isascii():

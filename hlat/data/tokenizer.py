@@ -182,8 +182,6 @@ def parse_tokenizer(label: str, content: bytes) -> tokenizers.Tokenizer:
             f"{label} is not a tokenizer.json that the tokenizers library "
             f"{tokenizers.__version__} reads ({error})"
         ) from error
-    if not tokenizer.get_vocab_size():
-        raise ConfigError(f"{label} has an empty vocabulary; use another tokenizer.json")
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -10,6 +10,9 @@ import sys
 
 import tokenizers
 
+MAX_TOKENS = 1 << 24
+"""Limit of token ids; libraries allocate tables of this size."""
+
 _SHOWN_CHARACTERS = 40
 
 
@@ -33,6 +36,11 @@ def find_problem(content: bytes, texts: list[str]) -> str | None:
     except BaseException as error:
         version = tokenizers.__version__
         return f"is not a tokenizer.json that the tokenizers library {version} reads ({error})"
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    if not vocabulary:
+        return "has an empty vocabulary"
+    if (largest := max(vocabulary.values())) >= MAX_TOKENS:
+        return f"has the token id {largest}; ids must be smaller than {MAX_TOKENS}"
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -274,6 +274,8 @@ class Supervisor(LocalElasticAgent):
             reason = f"rank {rank} was killed by {signal.Signals(signum).name}"
             if _count_oom_kills() > self._num_oom_kills and signum == signal.SIGKILL:
                 reason += " (out of memory)"
+            if signum == signal.SIGBUS:
+                reason += " (a mapped file was truncated, or its disk is full or failed)"
             return Failure(reason, killed=signum != signal.SIGTERM, time=now)
         if raised:
             name, record = min(raised.items(), key=lambda item: item[1]["time"])

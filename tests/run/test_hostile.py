@@ -21,10 +21,13 @@ import pytest
 
 from hlat import export
 from hlat.checkpoint import __main__ as checkpoint_command
-from hlat.checkpoint import checkpoint_store, pretrained_weights
+from hlat.checkpoint import checkpoint_store, pretrained_files, pretrained_weights
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.data import prompt_tokenizer
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE, Tokenizer
+from hlat.evaluate import model_metadata
 from hlat.report import __main__ as report
 
 STEP = "checkpoints/step_00000010"
@@ -357,6 +360,38 @@ def test_refuse_hostile_hugging_face_folders(uninterrupted, compose, tmp_path: P
     ):
         index.write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
         assert refuses(lambda: pretrained_weights.validate_pretrained(str(folder), model)), place
+
+
+def test_refuse_json_of_gigabytes_and_devices(tmp_path: Path, compose) -> None:
+    model = resolve_config(compose("model=tiny")).model
+    names = ("config.json", "tokenizer_config.json", "tokenizer.json")
+    for name in ("model.safetensors.index.json", *names):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(3 << 30)
+    readers: dict[str, list[Callable[[], object]]] = {
+        "config.json": [
+            lambda: pretrained_weights.validate_pretrained(str(tmp_path), model),
+            lambda: model_metadata.load_metadata(str(tmp_path)),
+        ],
+        "tokenizer_config.json": [
+            lambda: prompt_tokenizer.load_hugging_face_tokenizer(tmp_path),
+            lambda: pretrained_files.load_pretrained_files(str(tmp_path), None, ""),
+        ],
+        "tokenizer.json": [
+            lambda: Tokenizer(str(tmp_path / "tokenizer.json"), ".", EMBEDDED_EOS_TOKEN),
+            lambda: prompt_tokenizer.load_run_tokenizer(tmp_path / "tokenizer.json", "x"),
+        ],
+    }
+    for name in names:
+        for read in readers[name]:
+            with pytest.raises(ConfigError, match="it has 3,221,225,472 bytes, more than") as error:
+                read()
+            assert str(tmp_path) in str(error.value)
+    for name in names[1:]:
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to("/dev/zero")
+        with pytest.raises(ConfigError, match="it is not a regular file"):
+            readers[name][0]()
 
 
 def runner_model(runner: Any) -> Any:

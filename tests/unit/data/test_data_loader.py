@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
 import random
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -367,3 +369,17 @@ def test_an_accepted_bos_starts_with_the_next_document(corpora, open_loader, wit
     after = open_loader(with_bos({"alpha": 1.0}, allow_changed=["data.bos_token"]))
     assert len(after.load_state_dict(before.state_dict())) == 1
     assert after.next_batch().tokens[:, 0].tolist() == [4096] * 4
+
+
+def test_each_data_parallel_rank_compares_other_files(corpora, open_loader) -> None:
+    ranks = [open_loader(corpora.data(), dp_rank=r, dp_world_size=2) for r in range(2)]
+    follower = open_loader(
+        corpora.data(), model_parallel_group=SimpleNamespace(is_rank0=False, broadcast=None)
+    )
+    for loader in (*ranks, follower):
+        loader.validate_files()
+    os.truncate(corpora.root / "beta/b.arrow", 9)
+    ranks[0].validate_files()
+    follower.validate_files()
+    with pytest.raises(ConfigError, match=r"beta/b\.arrow has changed since the run opened it"):
+        ranks[1].validate_files()

@@ -57,6 +57,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
         {"model": {**BPE, "vocab": {}}, "added_tokens": []},
         "has an empty vocabulary",
     ),
+    "huge token id": (
+        {"model": {**BPE, "vocab": {**VOCABULARY, "c": 2**31}}},
+        "has the token id 2147483648; ids must be smaller than 16777216",
+    ),
     "empty charsmap": (charsmap(b""), UNREADABLE),
     "short charsmap": (charsmap(b"\1\0"), UNREADABLE),
     "charsmap with another length": (charsmap(b"\xff\xff\0\0abcd"), UNREADABLE),

@@ -98,6 +98,7 @@ def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
         ({1: -signal.SIGTERM}, "rank 0 raised ValueError: no"),
         ({0: 1, 1: -signal.SIGKILL}, "rank 1 was killed by SIGKILL"),
         ({0: -signal.SIGTERM, 1: -signal.SIGKILL}, "rank 1 was killed by SIGKILL"),
+        ({1: -signal.SIGBUS}, "rank 1 was killed by SIGBUS (a mapped file was truncated, or its"),
     ],
 )
 def test_the_cause_is_told_and_not_what_followed(tmp_path, codes, reason):
