@@ -137,9 +137,29 @@ def find_row_index(file: DataFile, column: str) -> tuple[NDArray[Any], Path | No
     if (index := load_row_index(get_cached_index_path(file, column), path, column)) is not None:
         return index, None
     sidecar = get_sidecar_path(path)
-    if (index := load_row_index(sidecar, path, column)) is not None:
+    index = load_row_index(sidecar, path, column)
+    if index is not None and _is_within(index, file.num_bytes):
         return index, sidecar
     return None
+
+
+def _is_within(index: NDArray[Any], num_bytes: int) -> bool:
+    """Return True if all buffers of an index are inside of a file of `num_bytes` bytes."""
+    if any(index[name].max(initial=0) > num_bytes for name in BATCH_DTYPE.names or ()):
+        return False  # the sums below cannot overflow
+    is_within: bool = np.all(
+        (index["rows"] > 0)
+        & (index["validity"] >= -1)
+        & (index["validity"] + -(-index["rows"] // 8) <= num_bytes)
+        & (index["offsets"] >= 0)
+        & np.isin(index["width"], (4, 8))
+        & (index["offsets"] + (index["rows"] + 1) * index["width"] <= num_bytes)
+        & (index["text"] >= 0)
+        & (index["text_bytes"] >= index["num_bytes"])
+        & (index["num_bytes"] >= 0)
+        & (index["text"] + index["text_bytes"] <= num_bytes)
+    ).item()
+    return is_within
 
 
 def validate_sidecar(
@@ -175,7 +195,7 @@ def save_row_index(
     Raises:
         OSError: If it cannot be written.
     """
-    _, identity = _compute_identity(path, column)
+    identity = _compute_identity(path, column)
     record = np.zeros((), [("about", f"S{len(identity)}"), ("batches", BATCH_DTYPE, index.shape)])
     record["about"] = identity
     record["batches"] = index
@@ -189,7 +209,7 @@ def load_row_index(index_file: Path, path: Path, column: str) -> NDArray[Any] | 
     """Load an index, or return None if it is missing, damaged or of another file or column."""
     try:
         content = read_bounded(index_file, _MAX_INDEX_BYTES)
-        num_bytes, identity = _compute_identity(path, column)
+        identity = _compute_identity(path, column)
     except OSError:
         return None
     body = memoryview(content)[:-_CHECKSUM_BYTES]
@@ -200,31 +220,11 @@ def load_row_index(index_file: Path, path: Path, column: str) -> NDArray[Any] | 
     middle = start + len(identity)
     if body[start:middle] != identity or (len(body) - middle) % BATCH_DTYPE.itemsize:
         return None
-    index = np.frombuffer(body, BATCH_DTYPE, offset=middle)
-    return index if _is_within(index, num_bytes) else None
+    return np.frombuffer(body, BATCH_DTYPE, offset=middle)
 
 
-def _is_within(index: NDArray[Any], num_bytes: int) -> bool:
-    """Return True if all buffers of an index are inside of a file of `num_bytes` bytes."""
-    if any(index[name].max(initial=0) > num_bytes for name in BATCH_DTYPE.names or ()):
-        return False  # the sums below cannot overflow
-    is_within: bool = np.all(
-        (index["rows"] > 0)
-        & (index["validity"] >= -1)
-        & (index["validity"] + -(-index["rows"] // 8) <= num_bytes)
-        & (index["offsets"] >= 0)
-        & np.isin(index["width"], (4, 8))
-        & (index["offsets"] + (index["rows"] + 1) * index["width"] <= num_bytes)
-        & (index["text"] >= 0)
-        & (index["text_bytes"] >= index["num_bytes"])
-        & (index["num_bytes"] >= 0)
-        & (index["text"] + index["text_bytes"] <= num_bytes)
-    ).item()
-    return is_within
-
-
-def _compute_identity(path: Path, column: str) -> tuple[int, bytes]:
-    """Return the size of a file, and its format, column, size and tail checksum as padded JSON.
+def _compute_identity(path: Path, column: str) -> bytes:
+    """Return the format, column, size and tail checksum of a file as padded JSON.
 
     The tail of a file lists its record batches or is text, so it distinguishes files of equal size.
     """
@@ -234,4 +234,4 @@ def _compute_identity(path: Path, column: str) -> tuple[int, bytes]:
         tail = zlib.crc32(file.read())
     facts = {"format": FORMAT_VERSION, "column": column, "file_bytes": size, "tail_crc32": tail}
     content = json.dumps(facts).encode()
-    return size, content.ljust(-(-len(content) // _ALIGNMENT) * _ALIGNMENT)
+    return content.ljust(-(-len(content) // _ALIGNMENT) * _ALIGNMENT)
