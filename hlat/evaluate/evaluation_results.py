@@ -16,6 +16,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
 from hlat.storage import durable_files
+from hlat.tracking.row_validation import is_finite_number
 from hlat.tracking.run_directory import EVALUATIONS_DIR, validate_no_symlinks
 
 ScoreRow = dict[str, Any]
@@ -93,13 +94,29 @@ def load_scores(path: Path) -> ScoreRow:
     """Return the content of a scores file; raise ConfigError if the file is invalid."""
     try:
         row = json.loads(path.read_text())
-        if not all(isinstance(row[key], dict) for key in ("scores", "stderr", "tasks")):
-            raise TypeError("no scores")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        _validate_scores(row)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is not a valid scores file ({error!r}); move it away to evaluate again"
         ) from error
     return dict(row)
+
+
+def _validate_scores(row: ScoreRow) -> None:
+    """Raise TypeError or KeyError if a row differs from those of `save_scores`."""
+    for key in ("scores", "stderr"):
+        for name, value in row[key].items():
+            if not is_finite_number(value):
+                raise TypeError(f"{key} of {name} is not a number")
+    if not isinstance(row["name"], str):
+        raise TypeError("name is not a string")
+    counts = [row["step"], row.get("tokens"), *(task["limit"] for task in row["tasks"].values())]
+    if not all(value is None or is_finite_number(value) for value in counts):
+        raise TypeError("step, tokens or limit is not a number")
+    for task in row["tasks"].values():
+        task["metrics"].items(), task["errors"].items()
+        if not isinstance(task["counts"], str):
+            raise TypeError("counts is not a string")
 
 
 def load_evaluated_models(directory: Path) -> list[ScoreRow]:

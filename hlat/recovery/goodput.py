@@ -15,7 +15,6 @@ from itertools import zip_longest
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.tracking.jsonl_log import Row, is_finite_number
 from hlat.tracking.lost_work import (
     END_EVENTS,
     START_EVENTS,
@@ -24,6 +23,7 @@ from hlat.tracking.lost_work import (
     exclude_rolled_back_events,
     get_stall_seconds,
 )
+from hlat.tracking.row_validation import Row, is_finite_number
 
 TIME_CATEGORIES = {
     "startup": "process start to the first step: imports, building the model, opening the data,"

@@ -239,7 +239,7 @@ class Supervisor(LocalElasticAgent):
         rows, recovery = events.read_rows(), self._recovery
         step = int((metrics.read_rows() or [{"step": 0}])[-1]["step"])
         num_failures = 1 + sum(
-            row["event"] == "restart" and (row["reason"], row["step"]) == (failure.reason, step)
+            row["event"] == "restart" and (row.get("reason"), row["step"]) == (failure.reason, step)
             for row in rows
         )
         count = recovery.max_restarts - self._remaining_restarts + 1
@@ -251,7 +251,7 @@ class Supervisor(LocalElasticAgent):
             f"(recovery.max_same_failures={recovery.max_same_failures})"
         )
         print(f"hlat: {failure.reason}{action}", file=sys.stderr)
-        attempt = rows[-1]["attempt"] if rows else 0
+        attempt = next((row["attempt"] for row in reversed(rows) if "attempt" in row), 0)
         details = {"step": step, "attempt": attempt, "time": time.time(), "reason": failure.reason}
         events.append({"event": "restart" if restart else "give_up", **details})
         return restart

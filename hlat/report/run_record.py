@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
 from hlat.recovery import goodput
+from hlat.tracking.row_validation import has_valid_event_fields
 
 Row = dict[str, Any]
 
@@ -129,11 +130,7 @@ def load_run_record(run_dir: Path) -> RunRecord:
     return RunRecord(
         name=run_dir.resolve().name,
         metrics=metrics,
-        events=[
-            row
-            for row in events
-            if isinstance(row.get("step"), int) and isinstance(row.get("event"), str)
-        ],
+        events=[row for row in events if has_valid_event_fields(row)],
         config=config.decode(errors="replace"),
         provenance=provenance[0] if provenance else {},
         num_unreadable=sum(num_unreadable),
@@ -169,7 +166,10 @@ def _get_dict(row: Row, key: str) -> Row:
 
 
 def _read_bytes(path: Path) -> bytes:
-    return path.read_bytes() if path.is_file() else b""
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from error
 
 
 def _parse_rows(text: bytes) -> tuple[list[Row], int]:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from hlat.tracking.jsonl_log import Row
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
+from hlat.tracking.row_validation import Row
 
 _LOGGER = logging.getLogger("hlat")
 _MAX_QUEUE_SIZE = 10_000

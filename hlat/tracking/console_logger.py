@@ -12,8 +12,9 @@ from tqdm import tqdm
 from hlat.config.config_errors import ExitCode
 from hlat.config.tracking import ConsoleStyle
 from hlat.storage.progress_bar import print_line
-from hlat.tracking.jsonl_log import Row, open_events_log
+from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
+from hlat.tracking.row_validation import Row
 
 _LINE_INTERVAL_S = 10.0
 _HEADLINES = {

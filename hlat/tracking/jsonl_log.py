@@ -10,43 +10,57 @@ import errno
 import json
 import math
 import os
+import stat
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
+from hlat.config.config_errors import ConfigError
 from hlat.storage.durable_files import fsync_file, replace_file
+from hlat.tracking.row_validation import Row, is_event_row, is_metrics_row
 
-Row = dict[str, Any]
 SYNC_INTERVAL_S = 30.0
 """Maximum time between flushes to disk while rows are appended."""
 _TAIL_BYTES = 1 << 16
 """Bytes at the end of a file that contain the last row, unless it is longer."""
 _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-_METRICS_KEYS = {"step": int, "time": (int, float)}
-_EVENTS_KEYS = {"event": str, **_METRICS_KEYS}
 
 
 def open_metrics_log(run_dir: Path) -> "JsonlLog":
     """Return the log of metrics in a run directory."""
-    return JsonlLog(run_dir / "metrics.jsonl", _METRICS_KEYS)
+    return JsonlLog(run_dir / "metrics.jsonl", is_metrics_row)
 
 
 def open_events_log(run_dir: Path) -> "JsonlLog":
     """Return the log of events in a run directory."""
-    return JsonlLog(run_dir / "events.jsonl", _EVENTS_KEYS)
+    return JsonlLog(run_dir / "events.jsonl", is_event_row)
 
 
 class JsonlLog:
-    """Append-only JSON lines file at `path`; rows without `required` types are damaged."""
+    """Append-only JSON lines file at `path`; rows for which `is_valid` is False are damaged."""
 
-    def __init__(self, path: Path, required: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path, is_valid: Callable[[Row], bool] = lambda _: True) -> None:
         self.path = path
-        self._required = required or {}
+        self._is_valid = is_valid
         self._buffer = b""
         self._last_sync = time.monotonic()
         self._warned = self._ends_with_newline = False
+
+    def validate_access(self) -> None:
+        """Raise ConfigError if the file exists and cannot be read and written."""
+        try:
+            if not stat.S_ISREG(os.stat(self.path).st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
+            os.close(os.open(self.path, os.O_RDWR | os.O_NOFOLLOW))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: cannot be read and written ({error.strerror}); correct its "
+                "permissions, or move it away"
+            ) from error
 
     def append(self, row: Row) -> None:
         """Write a row, or buffer it until the next call if the write fails.
@@ -126,10 +140,7 @@ class JsonlLog:
             row = json.loads(line)
         except (RecursionError, ValueError):
             return None
-        if not isinstance(row, dict):
-            return None
-        has_keys = all(isinstance(row.get(key), type_) for key, type_ in self._required.items())
-        return row if has_keys else None
+        return row if isinstance(row, dict) and self._is_valid(row) else None
 
     def _remove_partial_line(self) -> None:
         if self._ends_with_newline:
@@ -178,12 +189,6 @@ class NullLog(JsonlLog):
 
     def sync(self) -> None:
         """Do nothing."""
-
-
-def is_finite_number(value: Any) -> TypeGuard[float]:
-    """Return True for a finite int or float."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
 
 
 def replace_non_finite(value: Any) -> Any:

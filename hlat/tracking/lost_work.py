@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from hlat.tracking.jsonl_log import Row, is_finite_number
+from hlat.tracking.row_validation import Row, is_finite_number
 
 START_EVENTS = ("start", "resume")
 """Events that start an attempt; their step is its first step."""

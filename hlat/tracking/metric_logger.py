@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hlat.tracking.jsonl_log import Row, is_finite_number
+from hlat.tracking.row_validation import Row, is_finite_number
 
 MODEL_METRICS = ("loss", "grad_norm", "param_norm", "learning_rate")
 """Columns of metrics.jsonl about the model; plotted over tokens (HLAT paper, figure 1)."""

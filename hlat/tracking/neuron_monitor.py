@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from hlat.tracking.jsonl_log import is_finite_number
+from hlat.tracking.row_validation import is_finite_number
 
 PROGRAM = "neuron-monitor"
 _TERMINATE_TIMEOUT_S = 2.0

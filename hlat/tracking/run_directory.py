@@ -14,6 +14,7 @@ from typing import IO, Any
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import RunConfig
 from hlat.storage.durable_files import replace_file
+from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
 
 _LOCK_FILE = ".lock"
 _OTHER_WRITERS = ("submissions", "wandb")
@@ -26,8 +27,8 @@ EVALUATIONS_DIR = "evaluations"
 def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
     """Create `<run.root>/<run.name>` and lock it for this process and its child processes.
 
-    Ranks other than 0 only get the path. Raise ConfigError if the directory is not writable,
-    contains symbolic links, or is locked by another process.
+    Ranks other than 0 only get the path. Raise ConfigError if the directory or a log is not
+    writable, it contains symbolic links, or another process has locked it.
     """
     assert run.name is not None, "resolve names every run"
     path = Path(run.root) / run.name
@@ -45,6 +46,8 @@ def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
     except OSError as error:
         raise _build_unwritable_error(path, error) from error
     with lock:
+        for log in (open_metrics_log(path), open_events_log(path)):
+            log.validate_access()
         yield path
 
 

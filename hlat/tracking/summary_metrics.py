@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 
-from hlat.tracking.jsonl_log import Row, is_finite_number
+from hlat.tracking.row_validation import Row, is_finite_number
 
 _COUNTED_EVENTS = ("spike", "skip", "rollback", "restart")
 

@@ -63,4 +63,13 @@ def _append(sweep_dir: Path, row: dict[str, Any]) -> None:
 
 
 def _open_log(sweep_dir: Path) -> JsonlLog:
-    return JsonlLog(sweep_dir / "sweep.jsonl")
+    return JsonlLog(sweep_dir / "sweep.jsonl", _is_point)
+
+
+def _is_point(row: dict[str, Any]) -> bool:
+    """Return True for a row of a point; the file may come from others."""
+    lists = [row.get("overrides"), row.get("problems", [])]
+    is_text = all(
+        isinstance(words, list) and all(isinstance(word, str) for word in words) for words in lists
+    )
+    return is_text and isinstance(row.get("run_folder", ""), str)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hlat.tracking.jsonl_log import Row
 from hlat.tracking.metric_logger import (
     MetricLogger,
     RunInfo,
@@ -19,6 +18,7 @@ from hlat.tracking.metric_logger import (
     extract_scalars,
     format_alert,
 )
+from hlat.tracking.row_validation import Row
 
 LOG_DIR = "tensorboard"
 """Directory of the event files in the run directory."""

@@ -23,9 +23,10 @@ from hlat.tracking import (
 )
 from hlat.tracking.attempt_start import get_attempt_start_time
 from hlat.tracking.console_logger import ConsoleLogger
-from hlat.tracking.jsonl_log import NullLog, Row, open_events_log, open_metrics_log
+from hlat.tracking.jsonl_log import NullLog, open_events_log, open_metrics_log
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
 from hlat.tracking.neuron_monitor import NeuronMonitor
+from hlat.tracking.row_validation import Row
 from hlat.training_state import compute_total_steps
 
 

@@ -17,7 +17,6 @@ import psutil
 
 from hlat.config import tracking
 from hlat.storage.storage_path import validate_writable
-from hlat.tracking.jsonl_log import Row
 from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.metric_logger import (
     ALERT_EVENTS,
@@ -27,6 +26,7 @@ from hlat.tracking.metric_logger import (
     extract_scalars,
     format_alert,
 )
+from hlat.tracking.row_validation import Row
 
 if TYPE_CHECKING:
     import wandb

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from hlat.config.config_errors import ConfigError
 from hlat.jobs.job_table import JobRow, cancel_job_rows, load_job_rows
 from hlat.tracking import sweep_log
-from hlat.tracking.jsonl_log import Row, is_finite_number, open_events_log
+from hlat.tracking.jsonl_log import open_events_log
+from hlat.tracking.row_validation import Row, is_finite_number
 
 from ..slurm._slurm_launcher import SlurmLauncher
 

@@ -6,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from hlat.config.config_errors import ConfigError
 from hlat.storage import durable_files
 from hlat.tracking import jsonl_log
 from hlat.tracking.jsonl_log import JsonlLog, open_events_log, open_metrics_log
@@ -95,7 +96,7 @@ def test_full_disk_leaves_no_partial_row(log, monkeypatch):
 @pytest.mark.parametrize("line", ["[]", "1", "null", '{"step": "1"}', "{}", '{"step": 1}'])
 def test_rows_of_other_types_are_damaged(tmp_path, capsys, line):
     for log in (open_metrics_log(tmp_path), open_events_log(tmp_path)):
-        row = {"event": "x", "step": 2, "time": 0.5}
+        row = {"event": "x", "step": 2, "time": 0.5, "attempt": 1, "step_seconds": 0.1}
         log.path.write_text(f"{line}\n{json.dumps(row)}\n")
         assert log.read_rows() == [row]
         assert f"skipping a damaged line of {log.path}" in capsys.readouterr().err
@@ -164,3 +165,10 @@ def test_read_the_last_row_only(tmp_path):
     assert log.read_last_row()["step"] == 2, "a damaged line is skipped"
     log.path.write_text('{"step": 7, "text": "' + "x" * 90_000 + '"}\n')
     assert log.read_last_row()["step"] == 7
+
+
+def test_access_to_a_directory(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"metrics\.jsonl: cannot be read and written .* move it"):
+        open_metrics_log(tmp_path).validate_access()
+    open_events_log(tmp_path).validate_access()  # it does not exist
