@@ -3,6 +3,7 @@
 Functions raise ConfigError if the command is missing, fails or does not answer.
 """
 
+import re
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.untrusted_files import format_value
 from hlat.jobs import job_array
 
 _SQUEUE_FORMAT = "%i|%T|%N|%r"
@@ -43,6 +45,12 @@ def query_job_states(job_ids: Sequence[str], retry: bool = False) -> dict[str, J
     output = run("squeue", "--noheader", *options)
     rows = [line.strip().split("|", 3) for line in output.splitlines()]
     known = set(job_ids)
+    for row in rows:
+        if row[0] in known and len(row) != 4:
+            raise ConfigError(
+                f"squeue printed {format_value('|'.join(row))} in place of job, state, nodes and "
+                "reason; run squeue --me, and repeat the command when it lists the jobs"
+            )
     return {row[0]: JobState(*row[1:]) for row in rows if row[0] in known}
 
 
@@ -69,7 +77,13 @@ def submit_script(script: Path, dependency: str | None = None, array: str | None
     options = [] if dependency is None else [f"--dependency={dependency}"]
     options += [] if array is None else [f"--array={array}"]
     output = _run_checked("sbatch", "--parsable", *options, str(script))
-    return output.strip().partition(";")[0]
+    job_id = output.strip().partition(";")[0]
+    if not re.fullmatch(r"\d+", job_id, re.ASCII):
+        raise ConfigError(
+            f"sbatch printed {format_value(output.strip())} in place of a job id; look for the "
+            f"job of {script} with squeue --me before you submit it again"
+        )
+    return job_id
 
 
 def format_dependency(job_id: str, is_array: bool = False) -> str:
@@ -136,11 +150,15 @@ def _run_with_retries(*args: str) -> str:
 
 def _run_command(args: list[str], stdin: str | None = None) -> "subprocess.CompletedProcess[str]":
     try:
-        return subprocess.run(args, input=stdin, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        return subprocess.run(
+            args, input=stdin, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S
+        )
     except FileNotFoundError as error:
         raise ConfigError(
             f"{args[0]} is not on the PATH; run this command on a login node of Slurm"
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{args[0]} cannot be started ({error.strerror})") from error
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{args[0]} has not answered for {_TIMEOUT_S} seconds") from error
 

@@ -30,6 +30,10 @@ _MAX_TASKS = 1000
 """Maximum number of tasks of an array with Slurm's default MaxArraySize."""
 
 
+class _UnknownJobError(ConfigError):
+    """sbatch may have accepted a job, but printed no job id."""
+
+
 @dataclass(frozen=True)
 class PreparedTask:
     """A job, or a task of a job array, with its parameters of sbatch.
@@ -144,6 +148,8 @@ class PreparedJob:
         tasks = range(len(self.tasks)) if tasks is None else tasks
         try:
             self._submit_together(tasks)
+        except _UnknownJobError:
+            raise  # a second submission could start the tasks twice
         except ConfigError:
             if len(tasks) == 1:
                 raise
@@ -168,13 +174,20 @@ class PreparedJob:
             raise
 
     def _run_sbatch(self, tasks: Sequence[int], options: dict[str, Any]) -> str:
-        from submitit.core.utils import FailedJobError
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         self.executor.update_parameters(additional_parameters=options)
         try:
             job: str = self.executor._submit_command(self.command).job_id
         except FailedJobError as error:
             raise ConfigError(f"sbatch rejects {self.executor.folder}: {error}") from error
+        except FailedSubmissionError as error:
+            raise _UnknownJobError(
+                f"sbatch printed no job id for {self.executor.folder} ({error}); look for the job "
+                "with squeue --me before you submit it again"
+            ) from error
+        except OSError as error:
+            raise ConfigError(f"sbatch cannot be started ({error.strerror})") from error
         if self.array is not None:
             self.array.log_receipt(job, tasks)
         else:
