@@ -7,6 +7,7 @@ The flag itself is accepted as well.
 
 import argparse
 import difflib
+import errno
 import math
 import os
 import re
@@ -16,11 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode, escape_control_characters
 
 _EXIT_BROKEN_PIPE = 141
 """Exit code that a shell reports for a program ended by SIGPIPE."""
 _EXIT_INTERRUPTED = 130
+_PATH_ERRORS = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM),
+    *(errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP),
+)
+"""Errors of a path that the user can correct."""
 _LAUNCHER_PREFIXES = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")
 """Prefixes of overrides that choose and configure a launcher, and of its directory."""
 
@@ -48,8 +54,8 @@ def run_command(
 ) -> ExitCode | int:
     """Return the exit code of `run`, with errors printed to standard error.
 
-    The message of an OSError starts with `output`, or else with its file name; the message after
-    Ctrl-C is `interrupted`.
+    The message of an OSError starts with `output` and contains its file name. A path that cannot
+    exist or be written is a configuration error. The message after Ctrl-C is `interrupted`.
     """
     try:
         return run()
@@ -57,9 +63,12 @@ def run_command(
         print("\n".join(f"hlat: {problem}" for problem in error.problems), file=sys.stderr)
         return ExitCode.CONFIGURATION
     except OSError as error:
-        reason = f"{output or error.filename}: {error.strerror}" if error.strerror else str(error)
-        print(f"hlat: {reason}", file=sys.stderr)
-        return ExitCode.FAILED
+        is_wrong_path = error.errno in _PATH_ERRORS
+        parts = [output, error.filename, error.strerror or str(error)]
+        remedy = "; specify a path that you can read and write" if is_wrong_path else ""
+        text = ": ".join(escape_control_characters(str(part)) for part in parts if part)
+        print(f"hlat: {text}{remedy}", file=sys.stderr)
+        return ExitCode.CONFIGURATION if is_wrong_path else ExitCode.FAILED
     except KeyboardInterrupt:
         print(f"\nhlat: {interrupted}", file=sys.stderr)
         return _EXIT_INTERRUPTED

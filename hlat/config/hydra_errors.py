@@ -40,6 +40,11 @@ def convert_hydra_error(error: Exception) -> ConfigError:
         if key.rpartition(".")[2].partition("[")[0] != match[1] and match[1] not in key:
             return ConfigError(f"{key}: {match[1]} is not a valid key")
         return build_unknown_key_error(key)
+    if isinstance(error, OSError) and error.filename:
+        return ConfigError(
+            f"{error.filename} cannot be used ({error.strerror}); set hydra.run.dir, in a sweep "
+            "hydra.sweep.dir, to a directory that you can write to"
+        )
     if isinstance(error, (TypeError, RecursionError, AttributeError)):  # Hydra does not check types
         return ConfigError(
             f"the configuration cannot be composed ({type(error).__name__}: {error}); correct the "

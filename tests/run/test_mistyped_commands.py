@@ -37,6 +37,26 @@ CASES = {
         [*CLUSTER, "region=us-west-2", "fsx_gib=7"],
         "7 is neither 1200 nor a multiple of 2400",
     ),
+    "figure below a file": (
+        ["plan", "model=7b", "hardware=trn1_32xl", "figure=file/x.svg"],
+        "file/x.svg: Not a directory; specify a path that you can read and write",
+    ),
+    "report below a file": (
+        ["report", "run", "run", "output=file/x"],
+        "the report cannot be written: file/x",
+    ),
+    "working directory below a file": (
+        ["train", "hydra.run.dir=file/x"],
+        "file/x cannot be used (Not a directory); set hydra.run.dir",
+    ),
+    "log is a directory": (
+        ["train", "run.name=logs"],
+        "runs/logs/metrics.jsonl: cannot be read and written (it is not a regular file)",
+    ),
+    "binary location of checkpoints": (
+        ["checkpoint", "ls", "binary"],
+        "binary/checkpoints_are_in.txt cannot be read (it is not text); write the directory",
+    ),
 }
 
 
@@ -49,6 +69,12 @@ def test_print_one_message(tmp_path: Path, hlat, case: str) -> None:
     (foreign / "deep.yaml").write_text("[" * 3000)
     (tmp_path / "junk").mkdir()
     (tmp_path / "junk/metrics.jsonl").write_text("\0\0\n")
+    (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (tmp_path / "runs/logs/metrics.jsonl").mkdir(parents=True)
+    (tmp_path / "binary").mkdir()
+    (tmp_path / "binary/checkpoints_are_in.txt").write_bytes(b"\xff\xfe\0")
     (command, *words), message = CASES[case]
     done = hlat(command, *words)
     assert message in done.stderr, done.stderr
