@@ -25,6 +25,7 @@ OWNER_FILE = "run_directory.txt"
 """File in a checkpoint root outside of the run directory, which contains the run directory."""
 
 _MARKER_BYTES = 64
+_MAX_LOCATION_BYTES = 4096
 _STEP_DIR = re.compile(r"step_(\d{8,})")
 
 
@@ -43,12 +44,28 @@ def load_checkpoint_root(run_dir: StoragePath) -> StoragePath:
     """Return the checkpoint root recorded in a run directory, by default the run directory.
 
     Raises:
-        ConfigError: If the recorded URL cannot be opened.
+        ConfigError: If the recorded URL cannot be opened, or the record is damaged.
     """
     if not isinstance(run_dir, Path) or not (run_dir / DESTINATION_FILE).is_file():
         return run_dir
     path = run_dir / DESTINATION_FILE
-    return parse_storage_path(path.read_text().strip(), str(path))
+    return parse_storage_path(_read_location(path), str(path))
+
+
+def _read_location(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        location = content.decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+    else:
+        if location and location.isprintable() and len(content) <= _MAX_LOCATION_BYTES:
+            return location
+        reason = "it contains no path or URL"
+    raise ConfigError(
+        f"{path} cannot be read ({reason}); write the directory of the checkpoints into it, or "
+        f"remove it if they are in {path.parent}"
+    )
 
 
 def save_checkpoint_root(run_dir: Path, checkpoint_root: StoragePath) -> None:

@@ -37,10 +37,19 @@ def find_checkpoint_root(source: StoragePath) -> StoragePath:
         ConfigError: If the directory does not exist.
     """
     root = checkpoint_directory.load_checkpoint_root(source)
-    if root.is_dir():
-        return root
+    reason = "which does not exist"
+    try:
+        if root.is_dir():
+            return root
+    except OSError as error:  # for example of a name that is too long
+        if root == source:
+            raise ConfigError(f"{root}: {error.strerror}; specify a run directory") from error
+        reason = f"which cannot be opened ({error.strerror})"
     if root != source:
-        raise ConfigError(f"{source} has its checkpoints in {root}, which does not exist")
+        raise ConfigError(
+            f"{source / checkpoint_directory.DESTINATION_FILE} contains {root}, {reason}; correct "
+            "it, or remove it if the checkpoints are in the run directory"
+        )
     problem = "is a file" if root.exists() else "does not exist"
     raise ConfigError(f"{root} {problem}; specify a run directory{_suggest_similar_name(root)}")
 

@@ -208,7 +208,8 @@ def _load_tensor_records(path: Path) -> dict[str, TensorRecord]:
     files = _load_json(path / SAFE_WEIGHTS_INDEX_NAME).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise ConfigError(f"{SAFE_WEIGHTS_INDEX_NAME} has no weight_map from tensors to files")
-    if outside := [file for file in files.values() if PurePath(file).name != file]:
+    names = set(files.values())
+    if outside := [file for file in names if PurePath(file).name != file or not file.isprintable()]:
         raise ConfigError(
             f"{SAFE_WEIGHTS_INDEX_NAME} names {outside[0]}, which is outside of the directory"
         )

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields
@@ -38,6 +39,8 @@ SAMPLES_FILE, VERDICTS_FILE = "samples.jsonl", "verdicts.jsonl"
 PASSED_EXIT_CODE = 67
 """Exit code of the test program after its last test."""
 _SAMPLES_PER_BATCH = 128
+_MAX_DATA_BYTES = 1 << 24
+"""Limit of the data file, which has 214 kB."""
 
 
 @dataclass(frozen=True)
@@ -145,21 +148,37 @@ def load_problems(data_file: Path) -> list[HumanEvalProblem]:
     """Return the problems of HumanEval.jsonl(.gz); raise ConfigError if the file is invalid."""
     names = [field.name for field in fields(HumanEvalProblem)]
     try:
-        content = data_file.read_bytes()
-        if data_file.suffix == ".gz":
-            content = gzip.decompress(content)
-        rows = [json.loads(line) for line in content.decode().split("\n") if line.strip()]
-        return [HumanEvalProblem(**{name: row[name] for name in names}) for row in rows]
-    except OSError as error:
+        lines = _read_text(data_file).split("\n")
+        return [_parse_problem(json.loads(line), names) for line in lines if line.strip()]
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(
-            f"HumanEval's problems: cannot read {data_file} ({error.strerror or error}); get "
-            "HumanEval.jsonl.gz from https://github.com/openai/human-eval"
+            f"HumanEval's problems: cannot read {data_file} "
+            f"({getattr(error, 'strerror', None) or error}); get HumanEval.jsonl.gz from "
+            "https://github.com/openai/human-eval"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"HumanEval's problems: {data_file} is not HumanEval.jsonl, which has "
             f"{', '.join(names)} ({type(error).__name__}: {error})"
         ) from error
+
+
+def _read_text(data_file: Path) -> str:
+    open_file = gzip.open if data_file.suffix == ".gz" else open
+    with open_file(data_file, "rb") as file:
+        content: bytes = file.read(_MAX_DATA_BYTES + 1)
+    if len(content) > _MAX_DATA_BYTES:
+        raise ValueError(f"it has more than {_MAX_DATA_BYTES:,} bytes")
+    return content.decode()
+
+
+def _parse_problem(row: dict[str, Any], names: Iterable[str]) -> HumanEvalProblem:
+    values = {name: row[name] for name in names}
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise TypeError(f"{name} is not a string")
+        value.encode()  # UnicodeEncodeError for half of a surrogate pair
+    return HumanEvalProblem(**values)
 
 
 def compute_pass_at_k(k: int, num_samples: int, num_passed: int) -> float:

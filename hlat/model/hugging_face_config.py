@@ -64,14 +64,18 @@ def parse_hf_config(config: Mapping[str, Any], directory: str) -> tuple[ModelCon
     """
     try:
         model = _parse_model(config)
-        if config.get(_MAX_POSITIONS_KEY) is None:
+        num_positions = config.get(_MAX_POSITIONS_KEY)
+        if num_positions is None:
             raise ConfigError(f"config.json has no {_MAX_POSITIONS_KEY}")
+        if type(num_positions) is not int or num_positions < 1:
+            raise ConfigError(
+                f"{format_key(config, _MAX_POSITIONS_KEY)}, which is not a whole number above 0"
+            )
     except ConfigError as error:
         raise ConfigError(*(f"{directory}: {problem}" for problem in error.problems)) from error
-    dtype = {name: dtype for dtype, name in _HF_DTYPES.items()}.get(
-        config.get("dtype") or config.get("torch_dtype") or "float32", Dtype.fp32
-    )
-    return model, int(config[_MAX_POSITIONS_KEY]), dtype
+    name = config.get("dtype") or config.get("torch_dtype")
+    dtypes = [dtype for dtype, known in _HF_DTYPES.items() if known == name]
+    return model, num_positions, dtypes[0] if dtypes else Dtype.fp32
 
 
 def find_hf_config_mismatches(model: ModelConfig, config: Mapping[str, Any]) -> list[str]:

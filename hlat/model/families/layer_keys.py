@@ -121,7 +121,7 @@ class LayerTypeKeys:
                 f"config.json has layer_types={json.dumps(types)}, which is no list of "
                 f"num_hidden_layers={num_layers} types"
             )
-        if unknown := [name for name in types if name not in _TYPES]:
+        if unknown := [name for name in types if name not in [*_TYPES]]:
             raise ConfigError(
                 f"config.json has {json.dumps(unknown[0])} in layer_types; hlat supports only "
                 f"{', '.join(_TYPES)}"
