@@ -3,6 +3,7 @@
 # make test-all: run all tests. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
 # make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
 # make test-skypilot: validate SkyPilot tasks with the code of SkyPilot, in .venv-skypilot.
+# make fuzz SECONDS=3600: read mutated files with each reader of foreign files, and print executions and findings. Writes build/fuzz.json.
 # make docs: generate the reference and build the documentation site in build/site. Requires Python 3.11 or newer; the site needs no server.
 # make studies: run the studies of sweeps/ and write their tables and figures. Takes hours on one core. Repeat the command to resume. A diverged run does not stop it.
 # make studies JOBS=2: run two runs concurrently, except in the study that measures throughput.
@@ -34,9 +35,10 @@ SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kube
 
 STUDIES := weight_decay init precision beta2 upsampling averaging parallelism search
 JOBS := 1
+SECONDS := 60
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-all test-nxd test-schemas test-skypilot nxd-source docs lint types wheel install-locked lock sbom audit clean
+.PHONY: train studies test test-all test-nxd test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -68,6 +70,9 @@ nxd-source:
 
 test-skypilot: $(VENV)/.installed-dev $(SKYPILOT_VENV)/.installed
 	$(BIN)/python -m pytest tests/schemas/test_skypilot.py $(ARGS)
+
+fuzz: $(VENV)/.installed-dev
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python docs/generate_reference.py

@@ -37,6 +37,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite the golden files")
+    seconds = "time of tests/fuzz for all readers together"
+    parser.addoption("--fuzz-seconds", type=float, default=60.0, help=seconds)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ def test_submit_once_without_a_job_id() -> None:
     executor._submit_command.side_effect = submitit_utils.FailedSubmissionError("output ''")
     module: Any = import_launcher_module("slurm._prepared_job")
     job = module.PreparedJob([mock.Mock(), mock.Mock()], None, executor, "x", mock.Mock(), None)
-    with pytest.raises(ConfigError, match=r"sbatch printed no job id .* before you submit it again"):
+    with pytest.raises(
+        ConfigError, match=r"sbatch printed no job id .* before you submit it again"
+    ):
         job.submit()
     assert executor._submit_command.call_count == 1
