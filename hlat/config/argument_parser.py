@@ -63,15 +63,20 @@ def run_command(
         print("\n".join(f"hlat: {problem}" for problem in error.problems), file=sys.stderr)
         return ExitCode.CONFIGURATION
     except OSError as error:
-        is_wrong_path = error.errno in _PATH_ERRORS
-        parts = [output, error.filename, error.strerror or str(error)]
-        remedy = "; specify a path that you can read and write" if is_wrong_path else ""
-        text = ": ".join(escape_control_characters(str(part)) for part in parts if part)
-        print(f"hlat: {text}{remedy}", file=sys.stderr)
-        return ExitCode.CONFIGURATION if is_wrong_path else ExitCode.FAILED
+        return print_os_error(error, output)
     except KeyboardInterrupt:
         print(f"\nhlat: {interrupted}", file=sys.stderr)
         return _EXIT_INTERRUPTED
+
+
+def print_os_error(error: OSError, output: str | None) -> ExitCode:
+    """Print an error about a file and return the exit code; `output` is as for `run_command`."""
+    is_wrong_path = error.errno in _PATH_ERRORS
+    remedy = "; specify a path that you can read and write" if is_wrong_path else ""
+    parts = [output, error.filename, error.strerror or str(error)]
+    text = ": ".join(escape_control_characters(str(part)) for part in parts if part)
+    print(f"hlat: {text}{remedy}", file=sys.stderr)
+    return ExitCode.CONFIGURATION if is_wrong_path else ExitCode.FAILED
 
 
 class CommandLineParser(argparse.ArgumentParser):

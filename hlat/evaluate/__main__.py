@@ -23,6 +23,7 @@ from hlat.config.argument_parser import (
     build_list_parser,
     is_launcher_override,
     parse_positive_int,
+    print_os_error,
 )
 from hlat.config.config_errors import ConfigError, ExitCode, escape_control_characters
 from hlat.recovery.signal_handler import SIGNALS, handle_signals
@@ -70,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ExitCode.CONFIGURATION
         except OSError as error:
             what = "files of the job" if arguments.launcher_overrides else "scores"
-            print(f"the {what} cannot be written ({error})", file=sys.stderr)
-            return ExitCode.FAILED
+            return print_os_error(error, f"the {what} cannot be written")
         except BaseException:
             if not received_signal.is_set():
                 raise

@@ -4,7 +4,9 @@ Tasks and data sets are loaded before the engine is built, since they are the mo
 errors.
 """
 
+import errno
 import importlib.metadata
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -192,6 +194,13 @@ def _load_completed_results(
     return {name: saved[name] for name in names & saved.keys()}
 
 
+def _validate_output(path: Path) -> None:
+    """Create the parent of a scores file; raise OSError if this is not possible."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
 def _evaluate_model(
     source: ModelSource,
     request: EvalRequest,
@@ -206,6 +215,8 @@ def _evaluate_model(
     killed before it could write the event.
     """
     path = request.output or source.scores_path
+    if request.output is not None:  # a wrong path must not fail after hours
+        _validate_output(request.output)
     new_results: dict[str, TaskResult] = {}
     row: ScoreRow = {}
     try:
