@@ -52,7 +52,7 @@ def compute_steps_per_row(
 
 def exclude_scores(rows: Iterable[Row]) -> list[Row]:
     """Return the rows written by the run itself."""
-    return [row for row in rows if row.get("event") != SCORE_EVENT]
+    return [row for row in rows if row.get("event") != SCORE_EVENT and "attempt" in row]
 
 
 def exclude_rolled_back_events(events: Iterable[Row]) -> list[Row]:
@@ -99,6 +99,7 @@ def compute_lost_work(removed_rows: list[Row], events: list[Row], step: int) -> 
         and `last_step`, the Unix time and step of its last row.
     """
     by_attempt: dict[str, Row] = {}
+    removed_rows = [row for row in removed_rows if "attempt" in row]
     steps, attempts = (
         np.array([row[key] for row in removed_rows], dtype=np.float64)
         for key in ("step", "attempt")
@@ -106,10 +107,10 @@ def compute_lost_work(removed_rows: list[Row], events: list[Row], step: int) -> 
     num_steps = compute_steps_per_row(steps, attempts, events, step).astype(int).tolist()
     for row, count in zip(removed_rows, num_steps, strict=True):
         entry = by_attempt.setdefault(str(row["attempt"]), {"seconds": 0.0})
-        entry["seconds"] += count * row["step_seconds"]
+        entry["seconds"] += count * row.get("step_seconds", 0.0)
         entry |= {"until": row["time"], "last_step": row["step"]}
     for event in exclude_rolled_back_events(events):
-        if event["step"] > step and get_stall_seconds(event):
+        if event["step"] > step and "attempt" in event and get_stall_seconds(event):
             entry = by_attempt.setdefault(str(event["attempt"]), {"seconds": 0.0})
             entry["seconds"] += get_stall_seconds(event)
     return {

@@ -19,15 +19,14 @@ def is_finite_number(value: Any) -> TypeGuard[float]:
 
 def is_metrics_row(value: Any) -> TypeGuard[Row]:
     """Return True for a row of metrics.jsonl."""
-    return isinstance(value, dict) and _has_valid_fields(value, _METRICS_FIELDS, _METRICS_FIELDS)
+    required = ("step", "time")
+    return isinstance(value, dict) and _has_valid_fields(value, required, _METRICS_FIELDS)
 
 
 def is_event_row(value: Any) -> TypeGuard[Row]:
-    """Return True for a row of events.jsonl."""
-    if not isinstance(value, dict):
-        return False
-    required = ("event", "step", "time", *(("attempt",) if value.get("event") != "score" else ()))
-    return _has_valid_fields(value, required, _EVENT_FIELDS)
+    """Return True for a row of events.jsonl; other programs write rows without `attempt`."""
+    required = ("event", "step", "time")
+    return isinstance(value, dict) and _has_valid_fields(value, required, _EVENT_FIELDS)
 
 
 def has_valid_event_fields(value: Row) -> bool:
