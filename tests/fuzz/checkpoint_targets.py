@@ -13,6 +13,7 @@ from safetensors.torch import save
 from hlat.checkpoint import checkpoint_listing, checkpoint_store, pretrained_weights
 from hlat.checkpoint.checkpoint_directory import load_checkpoint_root
 from hlat.checkpoint.checkpoint_lookup import find_checkpoint_root
+from hlat.checkpoint.nxd_rank_files import NxdRankFiles
 from hlat.checkpoint.pretrained_files import load_pretrained_files
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config import compose
@@ -34,6 +35,7 @@ from tests.fuzz.mutations import (
 STEP = "checkpoints/step_00000010"
 MANIFEST, STATE, RANK_FILE = "manifest.json", "state.json", "rank_00000.safetensors"
 CONFIG, WEIGHTS, SHARD = "config.json", "model.safetensors", "model-1.safetensors"
+NXD = "dp_rank_00_tp_rank_00_pp_rank_00.pt"
 INDEX = "model.safetensors.index.json"
 MODEL = ModelConfig(
     name="x",
@@ -164,6 +166,18 @@ def _build_locations(directory: Path) -> list[bytes]:
     return [f"{directory / 'x'}\n".encode(), f"file://{directory}/x\n".encode(), b"memory://x/y\n"]
 
 
+def _build_nxd_file(directory: Path) -> list[bytes]:
+    torch.save({"a": torch.ones(4, 2), "b": torch.zeros(3, dtype=torch.bfloat16)}, directory / NXD)
+    return [(directory / NXD).read_bytes()]
+
+
+def _read_nxd_file(directory: Path, content: bytes) -> object:
+    (directory / NXD).write_bytes(content)
+    files = NxdRankFiles(directory, 1)
+    infos = files.load_tensor_infos(NXD)
+    return [files.load_tensor(NXD, key, info).sum().item() for key, info in infos.items()]
+
+
 TARGETS = [
     Target(
         "checkpoint_manifest",
@@ -208,6 +222,7 @@ TARGETS = [
         either(mutate_json, mutate_bytes),
         "generation_config.json",
     ),
+    Target("nxd_rank_file", _build_nxd_file, _read_nxd_file, mutate_bytes, "pp_rank_00"),
     Target(
         "checkpoint_location",
         _build_locations,

@@ -10,6 +10,7 @@ from unittest import mock
 
 from omegaconf import DictConfig
 
+from hlat.campaign.campaign_file import load_campaign
 from hlat.config import compose, entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.resolve import resolve_config
@@ -62,6 +63,18 @@ data:
   sources: {a: {paths: [a.arrow], weight: 0.5}}
 model: {num_layers: 2, hidden_size: 64}
 """
+CAMPAIGN = """\
+name: desk
+root: runs
+train: [checkpoint.milestone_tokens=20480]
+launcher: {slurm: {partition: trn1}}
+stages:
+  pretrain: {train: [run.steps=40]}
+  upsample: {train: [], start_from: pretrain}
+  average: {average: upsample, tokens: [102_400, 122_880]}
+  scores: {evaluate: pretrain, every_tokens: 40_960, tasks: [piqa], data: questions}
+  report: {report: all}
+"""
 OVERRIDES = [
     ["model=tiny", "optimizer.lr=1e-3", "run.name=x", "batch.global_batch_size=16"],
     ["model=7b", "precision=mixed", "parallelism.tp=8", "hardware=h100_p5", "compiler=inductor"],
@@ -104,6 +117,11 @@ def _read_experiment(directory: Path, content: bytes) -> object:
 def _read_nxdt(directory: Path, content: bytes) -> object:
     (directory / "nxdt.yaml").write_bytes(content)
     return plan._run_from_nxdt([str(directory / "nxdt.yaml")])
+
+
+def _read_campaign(directory: Path, content: bytes) -> object:
+    (directory / "campaign.yaml").write_bytes(content)
+    return load_campaign(directory / "campaign.yaml")
 
 
 _SERVERS: dict[Path, tuple[report_server.ReportServer, list[BaseException]]] = {}
@@ -215,6 +233,7 @@ TARGETS = [
     ),
     Target("foreign_config", lambda _: [EXPERIMENT.encode()], _read_experiment, _TEXT, ""),
     Target("nxdt", lambda _: [NXDT_CONFIG.encode()], _read_nxdt, _TEXT, "nxdt.yaml"),
+    Target("campaign", lambda _: [CAMPAIGN.encode()], _read_campaign, _TEXT, "campaign.yaml"),
     Target("http", _start_server, _send_request, mutate_bytes, "", ()),
     Target("slurm_squeue", _build_squeue, _answer(_read_squeue), _TEXT, "squeue"),
     Target(
