@@ -180,7 +180,11 @@ class Checkpointer:
             config = self._config.checkpoint
             try:
                 retention.prune_checkpoints(
-                    self._checkpoints_dir, config.keep_last, config.keep_every_steps, path
+                    self._checkpoints_dir,
+                    config.keep_last,
+                    config.keep_every_steps,
+                    verified=path,
+                    trusted_keys=config.trusted_keys,
                 )
             except OSError as error:
                 warning = f"cannot remove old checkpoints: {error}"
@@ -188,13 +192,16 @@ class Checkpointer:
 
     def _remove_if_disk_is_full(self, error: OSError, first_bad_step: int | None) -> str | None:
         """Remove one checkpoint if the disk of any rank is full; return its name on all ranks."""
-        group, name = self._engine.world.background_group, ""
+        group, name, config = self._engine.world.background_group, "", self._config.checkpoint
         if not group.any(error.errno in _DISK_FULL_ERRORS):
             return None
         if group.is_rank0:
             with suppress(OSError):
                 name = retention.remove_oldest(
-                    self._checkpoints_dir, first_bad_step, self._config.checkpoint.keep_every_steps
+                    self._checkpoints_dir,
+                    first_bad_step,
+                    config.keep_every_steps,
+                    config.trusted_keys,
                 )
         return broadcast_object(group, name) or None
 

@@ -135,6 +135,16 @@ def test_a_planted_checkpoint_does_not_replace_a_save(tmp_path: Path, key: str) 
     assert (tmp_path / "step_00000002_damaged_1").is_dir()
 
 
+def test_planted_checkpoints_do_not_displace_signed_ones(tmp_path: Path, key: str) -> None:
+    """They count as damaged: they are neither the newest nor one of the last, and remain."""
+    for step in (1, 2, 3, 4, 9):
+        save(tmp_path, step, None if step in (3, 9) else key)
+    removed = retention.prune_checkpoints(tmp_path, 2, trusted_keys=f"{key}.pub")
+    assert removed == [tmp_path / "step_00000001"]
+    removed = [retention.remove_oldest(tmp_path, None, None, f"{key}.pub") for _ in range(4)]
+    assert removed == ["step_00000002", "step_00000003", "step_00000009", ""]
+
+
 def test_the_signature_is_written_before_the_marker(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
