@@ -108,6 +108,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if arguments.action == "ls":
         return _print_checkpoints(run, arguments.json)
     if arguments.action == "verify":
+        if arguments.trusted_keys is not None:
+            checkpoint_signature.load_trusted_keys(arguments.trusted_keys)
         return _verify_checkpoints(run, arguments.step, arguments.trusted_keys)
     if arguments.action == "sign":
         sign = checkpoint_signature.load_signer(arguments.signing_key)

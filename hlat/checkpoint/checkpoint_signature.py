@@ -127,10 +127,14 @@ def verify_signature(checkpoint: StoragePath, marker: bytes, trusted_keys: str) 
     """Compare the signature of a checkpoint with the content of its marker.
 
     Raises:
-        CorruptCheckpointError: If there is no signature, or none of the trusted keys made it.
-        ConfigError: If the trusted keys cannot be read.
+        CorruptCheckpointError: If there is no signature, or none of the trusted keys made it, or
+            the keys cannot be read, which must not end a run that validated them.
     """
-    keys, path = load_trusted_keys(trusted_keys), checkpoint / SIGNATURE_FILE
+    try:
+        keys = load_trusted_keys(trusted_keys)
+    except ConfigError as error:
+        raise CorruptCheckpointError(*error.problems) from error
+    path = checkpoint / SIGNATURE_FILE
     if not path.exists():
         raise CorruptCheckpointError(
             f"{path} does not exist: the checkpoint is not signed, and trusted_keys={trusted_keys} "

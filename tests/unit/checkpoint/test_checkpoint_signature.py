@@ -145,6 +145,14 @@ def test_planted_checkpoints_do_not_displace_signed_ones(tmp_path: Path, key: st
     assert removed == ["step_00000002", "step_00000003", "step_00000009", ""]
 
 
+def test_keys_that_disappear_remove_no_checkpoint(tmp_path: Path, key: str) -> None:
+    paths = [save(tmp_path, step, key) for step in (1, 2, 3)]
+    Path(f"{key}.pub").unlink()
+    assert retention.prune_checkpoints(tmp_path, 1, None, paths[2], f"{key}.pub") == []
+    with pytest.raises(CorruptCheckpointError, match=r"trusted_keys=.* cannot be read"):
+        verify_checkpoint(paths[0], trusted_keys=f"{key}.pub")
+
+
 def test_the_signature_is_written_before_the_marker(
     tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

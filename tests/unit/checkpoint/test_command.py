@@ -426,6 +426,7 @@ def test_create_keys_sign_and_verify_signatures(run: Path, do) -> None:
     assert refused.code == 1
     assert "step_00000020/COMMITTED.sig is not a signature" in refused.out
     assert do("verify", "runs/x", "step=20").code == 0
+    assert do("verify", "runs/x", "trusted_keys=missing").code == 2
 
 
 @pytest.mark.parametrize(
