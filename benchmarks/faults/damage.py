@@ -42,6 +42,8 @@ def truncate(file: Path, other: Path, chance: random.Random) -> None:
 def zero_page(file: Path, other: Path, chance: random.Random) -> None:
     content = bytearray(file.read_bytes())
     begin = chance.randrange(0, len(content), PAGE_BYTES)
+    while not any(content[begin : begin + PAGE_BYTES]):  # moments of unused embeddings are zero
+        begin = chance.randrange(0, len(content), PAGE_BYTES)
     content[begin : begin + PAGE_BYTES] = bytes(len(content[begin : begin + PAGE_BYTES]))
     file.write_bytes(content)
 

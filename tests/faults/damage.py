@@ -21,7 +21,7 @@ from hlat.parallelism.process_group import SingleProcessGroup
 from tests.faults import trials
 
 RUN = (*trials.build_run_overrides(12, 4), "checkpoint.keep_last=3")
-TRIALS_PER_CALL = 20
+TRIALS_PER_CALL = 125
 Edit = Callable[[Path, random.Random], None]
 
 

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,7 +86,7 @@ def fill_at_times(place: trials.Place, layout: str, lot: random.Random) -> list[
     overrides = (*build_overrides(150, 3), *trials.LAYOUTS[layout])
     whole, _ = place.reference(*overrides)
     run, num_fillings = place.new_run(*overrides), 0
-    keeper = trials.Keeper(run.folder)
+    keeper = trials.Keeper(run.folder, kept=1)  # a save on a full disk removes the oldest
     with small_disk(place.folder / f"disk-{run.name}", FULL_MB) as disk:
         run.move_to(disk)
         keeper.folder = run.checkpoints()
@@ -186,7 +187,7 @@ class Ext4:
 
     def unmount(self) -> None:
         """Unmount it; the processes that use it have ended."""
-        subprocess.run(["umount", self.folder], check=True)
+        call_until_success("umount", self.folder)
 
     def fail_power(self) -> None:
         """Stop all writes at once, without a flush of the journal."""
@@ -257,12 +258,19 @@ def make_read_only(place: trials.Place, layout: str, lot: random.Random) -> list
     return ["; ".join(problems)] * num_mounts
 
 
+def call_until_success(*command: str | Path) -> None:
+    """Repeat a command, for at most 10 s, while a file is open or a thread of a process ends."""
+    deadline = time.monotonic() + 10
+    while subprocess.run(command, check=time.monotonic() > deadline).returncode:
+        time.sleep(0.05)
+
+
 @contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """Mount a directory read-only on itself; files that are open remain writable."""
     subprocess.run(["mount", "--bind", folder, folder], check=True)
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        call_until_success("mount", "-o", "remount,bind,ro", folder)
         yield
     finally:
         subprocess.run(["umount", "-l", folder], check=True)

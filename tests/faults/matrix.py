@@ -41,6 +41,7 @@ HERE = Path(__file__).resolve().parent
 RESULT = HERE / "matrix.json"
 PAGE = HERE.parents[1] / "docs/reliability.md"
 ALL_LAYOUTS = ("single", *TWO_RANKS)
+MANY_TRIALS = 500
 COMMAND = "python -m tests.faults.matrix"
 
 
@@ -190,21 +191,29 @@ def run_once(place: Place, name: str, layout: str, results: Results) -> None:
         outcomes = FAULTS[name].inject(place, layout, lot)
     except Exception as error:  # a trial that cannot be judged has failed
         outcomes = [f"{type(error).__name__}: {error}"[-500:]]
+    place.clear_tmp()
     results.add(name, layout, outcomes)
     failed = [outcome for outcome in outcomes if outcome]
     say(f"{name}, {layout}: {len(outcomes) - len(failed)} of {len(outcomes)} passed {failed[:1]}")
 
 
 def _select(names: Sequence[str], results: Results) -> tuple[str, str] | None:
-    """Return the fault and layout with the smallest part of their trials; None: all are done."""
+    """Return the fault and layout with the smallest part of their trials; None: all are done.
+
+    Faults with many trials come first, then one layout of each fault.
+    """
     parts = {
-        (name, layout): results.count(name, layout) / (fault.num_trials / len(fault.layouts))
+        (name, layout): (
+            results.count(name, layout) / fault.num_trials * len(fault.layouts),
+            fault.num_trials < MANY_TRIALS,
+            index,
+        )
         for name in names
         for fault in [FAULTS[name]]
-        for layout in fault.layouts
+        for index, layout in enumerate(fault.layouts)
     }
     cell = min(parts, key=lambda one: parts[one], default=None)
-    return None if cell is None or parts[cell] >= 1 else cell
+    return None if cell is None or parts[cell][0] >= 1 else cell
 
 
 def render(document: Row) -> str:

@@ -12,9 +12,9 @@ RUN = (*trials.build_run_overrides(STEPS, EVERY_STEPS), "evaluation.every_steps=
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 TIMEOUT_S, DUMP_S = 2.0, 2.0
 """recovery.step_timeout_s, and the time of the supervisor for writing stacks."""
-TIMEOUTS = (f"recovery.step_timeout_s={TIMEOUT_S:g}", "recovery.start_timeout_s=60")
-MAX_NOTICE_S = 60
-"""Maximum time until a restart. The machine may be busy, so this only excludes a run that waits."""
+TIMEOUTS = (f"recovery.step_timeout_s={TIMEOUT_S:g}", "recovery.start_timeout_s=30")
+MAX_NOTICE_S = 90
+"""Maximum time until a restart: recovery.start_timeout_s, and a minute for a busy machine."""
 PEERS, GIL, STOPPED_WORKER = (
     "waits for peers that do not come",
     "holds the GIL",

@@ -44,10 +44,10 @@ def test_a_failed_trial_fails_the_command(tmp_path, monkeypatch):
             "no": matrix.Fault(lambda *_: [], 1, ("a",), lambda: "it needs root"),
         },
     )
-    path = tmp_path / "matrix.json"
+    path, place = tmp_path / "matrix.json", Place(tmp_path / "trials")
     for _ in range(2):
         results = matrix.Results(path)
-        matrix.run_matrix(None, [*matrix.FAULTS], results, float("inf"))
+        matrix.run_matrix(place, [*matrix.FAULTS], results, float("inf"))
         cells = results.document["faults"]
         assert cells["good"] == {name: {"runs": 1, "passed": 2, "failed": []} for name in "ab"}
         assert cells["bad"]["a"] == {"runs": 1, "passed": 1, "failed": ["lost.txt"]}

@@ -132,6 +132,11 @@ class Place:
             self._references[overrides] = run, time.monotonic() - start
         return self._references[overrides]
 
+    def clear_tmp(self) -> None:
+        """Empty TMPDIR; the next supervisor, which may not exist, removes what a killed one left."""
+        shutil.rmtree(self.tmp)
+        self.tmp.mkdir()
+
     def leftovers(self) -> list[str]:
         """Return what is in TMPDIR but caches of torch and W&B, and new in /dev/shm.
 
@@ -352,14 +357,15 @@ class Keeper:
 
     Args:
         folder: The run's checkpoints.
+        kept: Number of newer checkpoints that replace an older one.
 
     Attributes:
         problems: What was lost or damaged.
         verified: How many checkpoints were read in full.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kept: int = KEPT) -> None:
+        self.folder, self._kept = folder, kept
         self.problems: list[str] = []
         self.verified = 0
         self._left: set[str] = set()
@@ -402,9 +408,9 @@ class Keeper:
                 if path.exists():
                     self.problems.append(f"damaged: {error}")
             self.verified += 1
-        for step in before[:KEPT]:
+        for step in before[: self._kept]:
             newer = [one for one in {*valid, *self.committed()} if one > step]
-            if step not in valid and len(newer) < KEPT:
+            if step not in valid and len(newer) < self._kept:
                 self.problems.append(f"lost: {self.folder} step {step} of {before}, has {valid}")
 
 
@@ -437,10 +443,8 @@ def finish_and_compare(run: Run, whole: Run, expected_code: int = 0) -> list[str
     code = run.wait()
     if code != expected_code:
         return [f"{run.name}: exit code {code}: {run.output()[-500:]}"]
-    left = run.place.leftovers()
-    shutil.rmtree(run.place.tmp)  # else later trials would report it too
-    run.place.tmp.mkdir()
-    return compare(run, whole) + [f"{run.name}: left {name}" for name in left]
+    left = [f"{run.name}: left {name}" for name in run.place.leftovers()]
+    return compare(run, whole) + left
 
 
 def say(text: str) -> None:
