@@ -52,7 +52,7 @@ class Checkpointer:
         self._config, self._engine, self._loader, self._tracker = config, engine, loader, tracker
         root = build_checkpoint_root(run_dir, config.checkpoint.destination)
         self._checkpoints_dir, self._milestones_dir = root / "checkpoints", root / "milestones"
-        is_rank0 = engine.world.world_group.is_rank0
+        is_rank0 = engine.world.background_group.is_rank0
         self._sign = load_signer(config.checkpoint.signing_key) if is_rank0 else None
         self._staging = HostStagingBuffer()
         self._executor = ThreadPoolExecutor(1, "hlat-checkpoint")
