@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from hlat.config.config_errors import ConfigError
@@ -124,6 +124,8 @@ def parse_records(schema: type[_Record], records: Any) -> tuple[_Record, ...]:
             value = record[field.name]
             if type(value) is not field.type or (field.type is int and not 0 <= value < 2**63):
                 raise ValueError(f"{field.name} is {format_value(value)}")
+            if field.name == "name" and (PurePath(value).name != value or not value.isprintable()):
+                raise ValueError(f"name is {format_value(value)}, not a file in the directory")
     return tuple(schema(**record) for record in records)
 
 

@@ -56,9 +56,11 @@ def format_count(value: float | None) -> str:
 
 def format_timestamp(seconds: float) -> str:
     """Return a Unix time in UTC."""
-    if not math.isfinite(seconds):
+    try:
+        time = datetime.fromtimestamp(seconds, tz=timezone.utc)
+    except (OSError, OverflowError, ValueError):  # not finite, or not a year of 1 to 9999
         return UNKNOWN
-    return datetime.fromtimestamp(seconds, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return time.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_duration(seconds: float | None) -> str:

@@ -2,7 +2,7 @@
 
 Usage: PYTHONPATH=. python -m tests.fuzz --seconds 3600 --output build/fuzz.json
 
-The time is divided equally between the targets. The smallest content of each finding is written to
+The time is divided between the targets. The smallest content of each finding is written to
 build/fuzz/<target>/; move it to tests/fuzz/regressions/<target>/ when the reader is corrected.
 """
 
@@ -28,9 +28,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path("build/fuzz.json"))
     arguments = parser.parse_args(argv)
     names = arguments.target or [*TARGETS]
+    total_weight = sum(TARGETS[name].weight for name in names)
     results = []
     for name in names:
-        result = fuzz(TARGETS[name], arguments.seconds / len(names))
+        result = fuzz(TARGETS[name], arguments.seconds * TARGETS[name].weight / total_weight)
         print(_format_row(result), flush=True)
         for finding in result.findings:
             finding.save(arguments.output.with_suffix("") / name)

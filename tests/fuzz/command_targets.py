@@ -82,6 +82,8 @@ OVERRIDES = [
     ["schedule.total_steps=100", "checkpoint.every_steps=7", "run.seed=3", "phase=base"],
     ["optimizer={lr: 1e-3}", "model.attention.qk_norm=true", "recovery.max_restarts=1"],
 ]
+SLOW = 4.0
+"""Weight of readers that take 100 ms."""
 JOBS = ("7", "7_2", "8")
 
 
@@ -230,9 +232,12 @@ TARGETS = [
         _read_overrides,
         mutate_text,
         "",
+        weight=SLOW,
     ),
-    Target("foreign_config", lambda _: [EXPERIMENT.encode()], _read_experiment, _TEXT, ""),
-    Target("nxdt", lambda _: [NXDT_CONFIG.encode()], _read_nxdt, _TEXT, "nxdt.yaml"),
+    Target(
+        "foreign_config", lambda _: [EXPERIMENT.encode()], _read_experiment, _TEXT, "", weight=SLOW
+    ),
+    Target("nxdt", lambda _: [NXDT_CONFIG.encode()], _read_nxdt, _TEXT, "nxdt.yaml", weight=SLOW),
     Target("campaign", lambda _: [CAMPAIGN.encode()], _read_campaign, _TEXT, "campaign.yaml"),
     Target("http", _start_server, _send_request, mutate_bytes, "", ()),
     Target("slurm_squeue", _build_squeue, _answer(_read_squeue), _TEXT, "squeue"),

@@ -1,6 +1,7 @@
 """Runs a target on mutated files in a child process, with limits on time and memory."""
 
 import contextlib
+import faulthandler
 import json
 import mmap
 import multiprocessing
@@ -50,6 +51,7 @@ class Target:
         mutate: Mutation of a valid content.
         mentions: Regular expression of what an error message names: the file or the key.
         errors: Documented errors.
+        weight: Share of the time, above 1 for slow readers.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Target:
     mutate: Mutate
     mentions: str
     errors: tuple[type[Exception], ...] = (ConfigError,)
+    weight: float = 1.0
 
     def check(self, directory: Path, content: bytes) -> None:
         """Raise an exception unless reading gives a value or a documented error."""
@@ -138,6 +141,7 @@ class _Child:
         os.setpgid(0, 0)
         self._inputs.mkdir()
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        faulthandler.disable()  # the parent process reports crashes
         run(self)
         os._exit(0)  # threads of targets may be running
 

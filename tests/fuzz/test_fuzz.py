@@ -2,13 +2,18 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.fuzzer import replay
+from hlat.config.config_errors import ConfigError
+from tests.fuzz import fuzzer
+from tests.fuzz.fuzzer import Target, fuzz, replay
+from tests.fuzz.mutations import mutate_json
 from tests.fuzz.targets import TARGETS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -25,6 +30,38 @@ def test_replay_seeds_and_regressions(name: str) -> None:
 
 def test_regressions_belong_to_targets() -> None:
     assert {path.name for path in REGRESSIONS.iterdir()} <= {*TARGETS}
+
+
+def _exceed_memory() -> None:
+    content = bytearray(1 << 28)
+    time.sleep(60)
+    del content
+
+
+def _raise_other_name() -> None:
+    raise ConfigError("y is damaged")
+
+
+PLANTED = {
+    "KeyError": lambda: {}["x"],
+    "no planted in the message": _raise_other_name,
+    "no result within 1 s": lambda: time.sleep(60),
+    "ended with SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "more than 64 MiB of memory": _exceed_memory,
+}
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_find_planted_faults(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(fuzzer, "TIMEOUT_S", 1)
+    monkeypatch.setattr(fuzzer, "MEMORY_BYTES", 1 << 26)
+
+    def read(_: Path, content: bytes) -> None:
+        if b"x" in content:
+            PLANTED[kind]()
+
+    target = Target("planted", lambda _: [b'{"a": 1}'], read, mutate_json, "planted")
+    assert kind in {finding.kind for finding in fuzz(target, seconds=0.5).findings}
 
 
 @pytest.mark.slow  # takes --fuzz-seconds
