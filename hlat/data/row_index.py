@@ -138,7 +138,8 @@ def find_row_index(file: DataFile, column: str) -> tuple[NDArray[Any], Path | No
         return index, None
     sidecar = get_sidecar_path(path)
     index = load_row_index(sidecar, path, column)
-    if index is not None and _is_within(index, file.num_bytes):
+    # One without rows would never be compared
+    if index is not None and len(index) and _is_within(index, file.num_bytes):
         return index, sidecar
     return None
 
