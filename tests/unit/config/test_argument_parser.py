@@ -1,12 +1,19 @@
 """Settings typed as overrides, mistakes, and exit codes when the reader closes the pipe."""
 
+import errno
 import os
 import subprocess
 import sys
 
 import pytest
 
-from hlat.config.argument_parser import CommandLineParser, build_list_parser, parse_positive_int
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    build_list_parser,
+    parse_positive_int,
+    run_command,
+)
+from hlat.config.config_errors import ExitCode
 
 
 @pytest.fixture
@@ -128,3 +135,21 @@ def test_exit_codes_with_and_without_a_reader(body, with_reader, without):
     assert (code, stderr) == (with_reader, "")
     assert received >= 100
     assert run(body, read=False) == (without, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "remedy"),
+    [
+        (errno.ENOTDIR, ExitCode.CONFIGURATION, "; specify a path that you can read and write"),
+        (errno.EACCES, ExitCode.CONFIGURATION, "; specify a path that you can read and write"),
+        (errno.ENOSPC, ExitCode.FAILED, ""),
+    ],
+)
+def test_os_errors(capsys, number: int, code: ExitCode, remedy: str) -> None:
+    def fail() -> int:
+        raise OSError(number, os.strerror(number), "a\x1bb")
+
+    assert run_command(fail, "output=x cannot be written") == code
+    reason = os.strerror(number)
+    expected = f"hlat: output=x cannot be written: a\\x1bb: {reason}{remedy}\n"
+    assert capsys.readouterr().err == expected
