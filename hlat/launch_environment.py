@@ -21,6 +21,7 @@ from pathlib import Path
 
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.engine import EngineBackend
+from hlat.config.redaction import redact_data
 from hlat.config.run import Config
 from hlat.storage.durable_files import replace_file
 
@@ -165,7 +166,7 @@ def run_with_exit_record(run: Callable[[], ExitCode]) -> ExitCode:
     except Exception as error:
         problems = error.problems if isinstance(error, ConfigError) else None
         record = {"time": time.time(), "problems": problems, "trace": traceback.format_exc()}
-        replace_file(path, json.dumps(record).encode())
+        replace_file(path, json.dumps(redact_data(record)).encode())
         sys.stdout.flush()
         # A normal exit would wait for threads that are blocked in collectives with dead ranks
         os._exit(ExitCode.FAILED if problems is None else ExitCode.CONFIGURATION)

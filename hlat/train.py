@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from hlat import launch_environment
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
+from hlat.config.redaction import redact_text
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 from hlat.plan.feasibility import validate_feasibility, validate_vocab_size
@@ -37,7 +38,7 @@ def main(composed: DictConfig) -> ExitCode:
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
     validate_feasibility(config)
-    composed.run.name = config.run.name
+    composed.run.name = redact_text(str(config.run.name))
     if launch_environment.must_launch_workers(config):
         from hlat.recovery.supervisor import launch_workers
 

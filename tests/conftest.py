@@ -19,6 +19,7 @@ from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
 from hlat.config import compose as composition
+from hlat.config import redaction
 from hlat.config.package_dirs import find_package_dir
 from hlat.data import row_index
 
@@ -39,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite the golden files")
     seconds = "time of tests/fuzz for all readers together"
     parser.addoption("--fuzz-seconds", type=float, default=60.0, help=seconds)
+
+
+@pytest.fixture(autouse=True)
+def _forget_environment_values() -> None:
+    """Redact only the values of variables that the test itself uses."""
+    redaction._VALUES = redaction.RecordedValues()
 
 
 @pytest.fixture(scope="session")

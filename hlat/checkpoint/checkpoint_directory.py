@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
+from hlat.config.redaction import expand_text, redact_text, uses_other_variables
 from hlat.storage import durable_files, storage_path
 from hlat.storage.remote_path import RemotePath
 from hlat.storage.storage_path import TEMPORARY_PREFIX, StoragePath, parse_storage_path
@@ -49,7 +50,13 @@ def load_checkpoint_root(run_dir: StoragePath) -> StoragePath:
     if not isinstance(run_dir, Path) or not (run_dir / DESTINATION_FILE).is_file():
         return run_dir
     path = run_dir / DESTINATION_FILE
-    return parse_storage_path(_read_location(path), str(path))
+    location = _read_location(path)
+    if "://" in location and uses_other_variables(location):  # it would be sent to the server
+        raise ConfigError(
+            f"{path}: {location} has a variable of the environment, which may be secret; specify "
+            "the directory of the checkpoints itself"
+        )
+    return parse_storage_path(expand_text(location), str(path))
 
 
 def _read_location(path: Path) -> str:
@@ -69,14 +76,17 @@ def _read_location(path: Path) -> str:
 
 
 def save_checkpoint_root(run_dir: Path, checkpoint_root: StoragePath) -> None:
-    """Record the checkpoint root in the run directory, and the run directory in the root."""
+    """Record the checkpoint root in the run directory, and the run directory in the root.
+
+    Both paths are redacted. Readers expand them.
+    """
     path = run_dir / DESTINATION_FILE
     if checkpoint_root == run_dir:
         path.unlink(missing_ok=True)
         return
     location = checkpoint_root.absolute() if isinstance(checkpoint_root, Path) else checkpoint_root
-    durable_files.replace_file(path, f"{location}\n".encode())
-    owner = f"{run_dir.absolute()}\n".encode()
+    durable_files.replace_file(path, redact_text(f"{location}\n").encode())
+    owner = redact_text(f"{run_dir.absolute()}\n").encode()
     if isinstance(checkpoint_root, Path):
         checkpoint_root.mkdir(parents=True, exist_ok=True)
         durable_files.replace_file(checkpoint_root / OWNER_FILE, owner)
@@ -93,7 +103,7 @@ def validate_ownership(run_dir: Path, checkpoint_root: StoragePath) -> None:
     if checkpoint_root != run_dir:
         path = checkpoint_root / OWNER_FILE
         owner = path.read_bytes().decode(errors="replace").strip() if path.exists() else None
-        if owner != str(run_dir.absolute()):
+        if owner is None or expand_text(owner) != str(run_dir.absolute()):
             problem = f"the checkpoints in {checkpoint_root} belong to {owner or 'another run'}"
     elif (link := checkpoint_root / "checkpoints").is_symlink():
         problem = f"{link} is a symbolic link to {link.resolve()}"

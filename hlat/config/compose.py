@@ -22,7 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hlat.config import config_loader
+from hlat.config import config_loader, redaction
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.model import ModelConfig
@@ -35,8 +35,9 @@ _LAUNCHERS_PACKAGE = "hydra_plugins.hlat_launchers"
 
 
 def register_configs() -> None:
-    """Register schema, sweeps and launchers with Hydra, and install the safe config loader."""
+    """Register schema, sweeps and launchers with Hydra; install the safe loader and resolver."""
     config_loader.install_safe_config_loader()
+    redaction.install_resolver()
     store = ConfigStore.instance()
     store.store(name="schema", node=Config)
     for study in sorted(find_package_dir("sweeps").glob("*.yaml")):

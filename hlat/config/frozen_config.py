@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from hlat.config import redaction
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 
@@ -62,12 +63,16 @@ def format_config(composed: DictConfig) -> str:
 def load_frozen_config(directory: Path) -> DictConfig:
     """Return the configuration that `save_frozen_config` saved.
 
+    Names of directories in it are resolved, so the variables of its command line are redacted.
+
     Raises:
         ConfigError: The directory contains no configuration.
         omegaconf.errors.OmegaConfBaseException: The configuration does not match the schema.
     """
+    redaction.install_resolver()
     try:
         config = OmegaConf.load(directory / _CONFIG_FILE)
+        redaction.record_expressions("\n".join(load_command_line(directory).overrides))
     except OSError as error:
         raise ConfigError(
             f"{FROZEN_FLAG} {directory}: {error.filename}: {error.strerror}; the flag is for jobs "

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from hlat.config import redaction
 from hlat.config.config_errors import ConfigError
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
@@ -40,6 +41,7 @@ def select_yaml_values(text: str, source: str, *keys: str) -> list[Any]:
     Raises:
         ConfigError: As for `load_recorded_settings`; `source` is its name in the message.
     """
+    redaction.install_resolver()
     try:
         config = OmegaConf.create(text)
         values = [OmegaConf.select(config, key) for key in keys]

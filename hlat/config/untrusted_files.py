@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.redaction import redact_text
 
 _MAX_BYTES = 2**18
 """Limit of the file size; configurations have a few thousand bytes."""
@@ -39,7 +40,7 @@ def format_value(value: Any, max_length: int = 60) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     try:
-        text = str(value)
+        text = redact_text(str(value))
     except ValueError:  # Python limits the conversion to a few thousand digits
         return "a number that is too long"
     text = text if text.isprintable() else ascii(text)

@@ -17,6 +17,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import parse_section
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
+from hlat.config.redaction import record_variables
 from hlat.data.batch_reader import BatchReader, DataCursor
 from hlat.data.data_fingerprint import validate_same_fingerprint
 from hlat.data.data_mixture import MixtureStage
@@ -40,6 +41,7 @@ def main() -> None:
 
 
 def _run_worker(message: dict[str, Any], replies: Any) -> None:
+    record_variables(message["redacted"])
     data = parse_section(DataConfig, message["data"])
     batch = parse_section(BatchConfig, message["batch"])
     phase = parse_section(PhaseConfig, message["phase"])

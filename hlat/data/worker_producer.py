@@ -27,6 +27,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.config_json import serialize_sections
 from hlat.config.data import DataConfig
 from hlat.config.phase import PhaseConfig
+from hlat.config.redaction import list_recorded_variables
 from hlat.data.batch_producer import WorkerDiedError
 from hlat.data.batch_reader import DataCursor, StreamStates, TokenBatch
 
@@ -108,6 +109,7 @@ class _WorkerProcess:
         """Send the task and the position."""
         message = {
             **vars(self._task),
+            "redacted": list_recorded_variables(),
             "step": cursor.step,
             "stage": cursor.stage.to_json(),
             "states": cursor.states.tolist(),

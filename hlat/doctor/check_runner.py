@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hlat import launch_environment
 from hlat.config.config_errors import ExitCode
+from hlat.config.redaction import redact_data
 from hlat.config.run import Config
 from hlat.doctor.causality_check import check_causality, check_labels
 from hlat.doctor.check_result import (
@@ -194,5 +195,7 @@ def _write_report(
         "seconds": round(seconds, 1),
         "checks": [asdict(result) | {"symptom": SYMPTOMS[result.check]} for result in results],
     }
-    text = json.dumps(replace_non_finite(record), indent=2, default=lambda member: member.value)
+    text = json.dumps(
+        replace_non_finite(redact_data(record)), indent=2, default=lambda member: member.value
+    )
     replace_file(run_dir / REPORT_FILE, f"{text}\n".encode())

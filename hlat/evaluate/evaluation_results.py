@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.redaction import redact_text
 from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
 from hlat.storage import durable_files
@@ -76,8 +77,8 @@ def save_scores(
     if (average := compute_average(scores)) is not None:
         scores[AVERAGE] = average
     row = {
-        "name": source.name,
-        "location": str(source.location),
+        "name": redact_text(source.name),
+        "location": redact_text(str(source.location)),
         "step": source.step,
         "tokens": source.tokens,
         "scores": scores,

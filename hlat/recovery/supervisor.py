@@ -33,6 +33,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from hlat import neuron_environment
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.redaction import redact_data
 from hlat.config.run import Config
 from hlat.launch_environment import (
     PARENT_PID_ENV,
@@ -253,7 +254,7 @@ class Supervisor(LocalElasticAgent):
         print(f"hlat: {failure.reason}{action}", file=sys.stderr)
         attempt = next((row["attempt"] for row in reversed(rows) if "attempt" in row), 0)
         details = {"step": step, "attempt": attempt, "time": time.time(), "reason": failure.reason}
-        events.append({"event": "restart" if restart else "give_up", **details})
+        events.append({"event": "restart" if restart else "give_up", **redact_data(details)})
         return restart
 
     def _diagnose_failure(self, failures: Mapping[int, ProcessFailure]) -> Failure:

@@ -5,6 +5,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from hlat.config.redaction import redact_text
 from hlat.report import text_format
 
 TEMPLATES = Environment(
@@ -31,7 +32,7 @@ def render_page(template: str, **context: Any) -> str:
 
     TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     TEMPLATES.globals.update(interactive_figures=interactive_figures, palette_css=PALETTE_CSS)
-    return TEMPLATES.get_template(template).render(context)
+    return redact_text(TEMPLATES.get_template(template).render(context))
 
 
 def render_text(template: str, **context: Any) -> list[str]:

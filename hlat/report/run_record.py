@@ -18,6 +18,7 @@ import orjson
 from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.redaction import record_expressions, redact_text
 from hlat.recovery import goodput
 from hlat.tracking.row_validation import has_valid_event_fields
 
@@ -127,11 +128,13 @@ def load_run_record(run_dir: Path) -> RunRecord:
     (metrics, events, provenance), num_unreadable = zip(*parsed, strict=True)
     if not any((metrics, events, provenance, config)):
         raise ConfigError(f"{run_dir} contains no readable row of a run in {', '.join(_RUN_FILES)}")
+    config_text = config.decode(errors="replace")
+    record_expressions(config_text)
     return RunRecord(
-        name=run_dir.resolve().name,
+        name=redact_text(run_dir.resolve().name),
         metrics=metrics,
         events=[row for row in events if has_valid_event_fields(row)],
-        config=config.decode(errors="replace"),
+        config=config_text,
         provenance=provenance[0] if provenance else {},
         num_unreadable=sum(num_unreadable),
     )

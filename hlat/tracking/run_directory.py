@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.redaction import redact_data
 from hlat.config.run import RunConfig
 from hlat.storage.durable_files import replace_file
 from hlat.tracking.jsonl_log import open_events_log, open_metrics_log
@@ -99,7 +100,7 @@ def write_run_metadata(
         "config.yaml": config_yaml,
         # A list of JSON strings is valid YAML
         "overrides.yaml": "".join(f"- {json.dumps(override)}\n" for override in overrides),
-        "provenance.json": json.dumps(provenance, indent=2) + "\n",
+        "provenance.json": json.dumps(redact_data(provenance), indent=2) + "\n",
     }
     try:
         for name, text in files.items():

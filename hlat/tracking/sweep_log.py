@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hlat.config.redaction import redact_data
 from hlat.tracking.jsonl_log import JsonlLog
 
 
@@ -54,7 +55,7 @@ def log_point(
 
 def log_skipped_point(sweep_dir: Path, overrides: Sequence[str], problems: Sequence[str]) -> None:
     """Append a point that cannot run to the log, with the reasons."""
-    _append(sweep_dir, {"overrides": [*overrides], "problems": [*problems]})
+    _append(sweep_dir, {"overrides": [*overrides], "problems": redact_data([*problems])})
 
 
 def _append(sweep_dir: Path, row: dict[str, Any]) -> None:

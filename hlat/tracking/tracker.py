@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from hlat import mfu
 from hlat.config.recorded_config import redact
+from hlat.config.redaction import redact_data, redact_text
 from hlat.config.run import Config
 from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.storage.progress_bar import print_line
@@ -117,7 +118,7 @@ class Tracker:
             "mfu": self._compute_mfu(tokens_per_second),
             **self._compute_cost(step * tokens_per_step),
             **(self._neuron_monitor.get_latest() if self._neuron_monitor else {}),
-            "phase": phase,
+            "phase": redact_text(phase),
             "attempt": self.attempt,
             "time": time.time(),
         }
@@ -148,7 +149,7 @@ class Tracker:
     def log_event(self, event: str, step: int, **details: Any) -> None:
         """Log an event, and forward the scores that other processes have logged since the last."""
         position = {"step": step, "attempt": self.attempt, "time": time.time()}
-        row = {"event": event, **position, **details}
+        row = {"event": event, **position, **redact_data(details)}
         self._events_log.append(row)
         if not self._loggers:
             return
@@ -237,7 +238,7 @@ class Tracker:
             logger.start(
                 RunInfo(
                     run_dir=self._run_dir,
-                    name=self._run_dir.name,
+                    name=redact_text(self._run_dir.name),
                     service_run_id=self.service_run_ids.get(name, ""),
                     attempt=self.attempt,
                     step=step,

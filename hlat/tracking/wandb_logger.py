@@ -9,13 +9,16 @@ import logging
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
 from hlat.config import tracking
+from hlat.config.redaction import redact_data, redact_text
 from hlat.storage.storage_path import validate_writable
 from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.metric_logger import (
@@ -61,6 +64,7 @@ class WandbLogger(MetricLogger):
         self._settings, self._print_message = settings, print_message
         self._tokens_per_step = tokens_per_step
         self._exit_event, self._is_disk_full = "", False
+        self._links = ExitStack()
 
     def start(self, run_info: RunInfo) -> None:
         """Open the W&B run, online if there is an API key and the servers respond, else offline."""
@@ -104,6 +108,7 @@ class WandbLogger(MetricLogger):
         self._run.finish(exit_code=0 if self._exit_event == "finish" else 1)
         self._check_disk_space()
         _teardown()
+        self._links.close()
 
     def abort(self) -> None:
         """Kill W&B's service process, which would otherwise block the exit of this process."""
@@ -113,6 +118,7 @@ class WandbLogger(MetricLogger):
                 os.waitpid(pid, 0)
         with suppress(Exception):  # teardown raises various errors without its service process
             _teardown()
+        self._links.close()
 
     def _check_disk_space(self) -> None:
         """Warn once if the disk is full, which W&B does not report."""
@@ -148,12 +154,12 @@ class WandbLogger(MetricLogger):
         import wandb
 
         return wandb.init(
-            **vars(self._settings) | {"tags": self._settings.tags or None},
+            **redact_data(vars(self._settings) | {"tags": self._settings.tags or None}),
             id=run_info.service_run_id,
             name=run_info.name,
             resume="allow",
             mode=mode,
-            dir=run_info.run_dir,
+            dir=self._get_public_path(run_info.run_dir),
             settings=wandb.Settings(
                 console="off",
                 silent=True,
@@ -163,6 +169,19 @@ class WandbLogger(MetricLogger):
                 login_timeout=_CONNECT_TIMEOUT_S,
             ),
         )
+
+    def _get_public_path(self, run_dir: Path) -> Path:
+        """Return a path of the run directory without values of the environment, such as a link.
+
+        W&B writes this path to its logs.
+        """
+        path = run_dir.absolute()
+        if redact_text(str(path)) == str(path):
+            return run_dir
+        parent = self._links.enter_context(tempfile.TemporaryDirectory(prefix="hlat-wandb-"))
+        link = Path(parent) / "run"
+        link.symlink_to(path)
+        return link
 
 
 def _teardown() -> None:

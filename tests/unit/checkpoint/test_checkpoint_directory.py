@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hlat.checkpoint import checkpoint_directory
+from hlat.config import redaction
 from hlat.config.config_errors import ConfigError
 from hlat.storage import storage_path
 
@@ -85,3 +86,24 @@ def test_a_place_that_takes_nothing(tmp_path: Path) -> None:
     for location in (f"{tmp_path}/file", f"file://{tmp_path}/file", "file:///proc/x"):
         with pytest.raises(OSError, match=location.removeprefix("file://")):
             storage_path.validate_writable(storage_path.parse_storage_path(location))
+
+
+def test_a_secret_of_the_environment_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths are expanded, but not a URL of a foreign file, which would send a secret to a server."""
+    monkeypatch.setenv("A_SECRET", "canary")
+    redaction.record_variables(["A_SECRET"])
+    run = tmp_path / "canary_runs/x"
+    run.mkdir(parents=True)
+    file = run / checkpoint_directory.DESTINATION_FILE
+    for location in (str(tmp_path / "canary/y"), f"memory://canary-{uuid.uuid4()}"):
+        root = checkpoint_directory.build_checkpoint_root(run, location)
+        checkpoint_directory.save_checkpoint_root(run, root)
+        assert "canary" not in file.read_text()
+        assert "canary" not in (root / checkpoint_directory.OWNER_FILE).read_bytes().decode()
+        assert checkpoint_directory.load_checkpoint_root(run) == root
+        checkpoint_directory.validate_ownership(run, root)
+    monkeypatch.setattr(redaction, "_VALUES", redaction.RecordedValues())
+    with pytest.raises(ConfigError, match=r"variable of the environment.*directory of the check"):
+        checkpoint_directory.load_checkpoint_root(run)
