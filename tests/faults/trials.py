@@ -68,7 +68,7 @@ MEASURED = {
     *("cost_usd", "cpt_usd", "memory_bytes"),
 }
 """Values of a row that differ between two equal runs."""
-CACHES = re.compile(r"torchinductor_.*|tmp.*wandb-(artifacts|media)")
+CACHES = re.compile(r"torchinductor_.*|wandb.*|tmp.*wandb-(artifacts|media)")
 NO_FIGURES = {"no_figures": True}
 """Rendering the figures of the report takes as long as the training."""
 SUPERVISED = ("recovery.max_restarts=100000", "recovery.max_same_failures=100000")
@@ -140,7 +140,7 @@ class Place:
     def leftovers(self) -> list[str]:
         """Return what is in TMPDIR but caches of torch and W&B, and new in /dev/shm.
 
-        W&B removes its directories at exit, which a forked process does not reach.
+        W&B removes its directories at exit, which a killed or forked process does not reach.
         Shared memory that a process maps belongs to other tests: those of the trial have ended.
         """
         made = {path for path in self.tmp.iterdir() if not CACHES.fullmatch(path.name)}
