@@ -167,6 +167,9 @@ def test_leave_no_files_after_an_interrupt(trained, runner, do, monkeypatch):
 
 def test_fail_when_the_output_is_not_writable(trained, runner, do):
     done = do(average, "runs/whole", "last=2", "--output", "/proc/nowhere/mean")
-    assert done.code == 1
-    sentence = "hlat: /proc/nowhere/mean cannot be written: No such file or directory"
+    assert done.code == 2
+    sentence = (
+        "hlat: /proc/nowhere/mean cannot be written: /proc/nowhere: No such file or directory; "
+        "specify a path that you can read and write"
+    )
     assert done.err.splitlines()[-1] == sentence
