@@ -1,7 +1,7 @@
 """Write a CycloneDX SBOM of an environment that contains hlat: `make sbom`.
 
 cyclonedx-py lists the installed packages. This script adds the licences that it does not recognize,
-the version of hlat, and validates the result with the schema of the library. Run it in
+makes hlat the subject, and validates the result with the schema of the library. Run it in
 `.venv-supply-chain`.
 """
 
@@ -16,7 +16,6 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 PROJECT = "hlat"
-REPOSITORY = Path(__file__).resolve().parent.parent
 LIST_LICENSES = """
 import json
 from importlib.metadata import distributions
@@ -45,8 +44,8 @@ def main() -> None:
 def list_components(python: str) -> dict[str, Any]:
     """Return the SBOM that cyclonedx-py writes for the environment."""
     command = [sys.executable, "-m", "cyclonedx_py", "environment", "--sv", "1.6"]
-    options = ["--pyproject", str(REPOSITORY / "pyproject.toml"), "--output-reproducible"]
-    done = subprocess.run([*command, *options, python], check=True, stdout=subprocess.PIPE)
+    command += ["--output-reproducible", python]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout)
 
 
@@ -57,13 +56,12 @@ def read_licenses(python: str) -> dict[str, str]:
 
 
 def complete_sbom(sbom: dict[str, Any], licenses: dict[str, str]) -> dict[str, Any]:
-    """Return the SBOM with version of hlat and missing licences, without the local path of hlat."""
+    """Return the SBOM with hlat as its subject, without its local path, and missing licences."""
     components = {component["name"]: component for component in sbom["components"]}
     own = components.pop(PROJECT)
-    sbom["metadata"]["component"]["version"] = own["version"]
+    own.pop("externalReferences", None)
+    sbom["metadata"]["component"] = own | {"type": "application"}
     sbom["components"] = list(components.values())
-    own_ref = own["bom-ref"]  # the root has the same dependencies
-    sbom["dependencies"] = [one for one in sbom["dependencies"] if one["ref"] != own_ref]
     for name, component in components.items():
         if not component.get("licenses") and (text := licenses.get(name)):
             license_ = {"name": text.splitlines()[0], "acknowledgement": "declared"}
