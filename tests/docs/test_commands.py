@@ -36,11 +36,23 @@ def _list_fast_commands() -> list[str]:
 COMMANDS = _list_fast_commands()
 
 
+def run_command(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": PYTHONPATH},
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
-    """Return a directory with the runs x, a and b of ten steps."""
+    """Return a directory with the runs x, a and b of ten steps, signed with key.pem."""
     runner = Runner(tmp_path_factory.mktemp("commands"), small)
-    assert runner.run("run.name=x", "run.steps=10").returncode == 0
+    assert run_command("hlat checkpoint keygen key.pem", runner.folder).returncode == 0
+    signed = runner.run("run.name=x", "run.steps=10", "checkpoint.signing_key=key.pem")
+    assert signed.returncode == 0
     for name in ("a", "b"):
         shutil.copytree(runner.folder / "runs/x", runner.folder / "runs" / name)
     return runner.folder
@@ -48,13 +60,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_runs(command: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": PYTHONPATH},
-        capture_output=True,
-        text=True,
-    )
+    for output in ("exported", "runs/x/averages"):
+        shutil.rmtree(folder / output, ignore_errors=True)
+    done = run_command(command, folder)
     assert done.returncode == (2 if command == DOES_NOT_FIT else 0), done.stderr
     assert done.stdout
 
