@@ -66,7 +66,11 @@ def test_a_failed_trial_fails_the_command(tmp_path, monkeypatch):
 def test_goodput_accounts_for_a_minute_of_faults(tmp_path):
     soaked = soak.Soak(Place(tmp_path / "trials"), mean_s=12, seed=5)
     try:
-        soaked.go(60)
+        for _ in range(5):  # on a loaded machine, faults of a minute may all hit starts
+            soaked.go(60)
+            soak.book(soaked.faults, soaked.run.rows("events.jsonl"))
+            if any(fault.training and fault.ready for fault in soaked.faults):
+                break
         found = soak.tell(soaked, compared_steps=50)
     finally:
         soaked.run.kill_all()

@@ -115,7 +115,8 @@ def test_each_point_of_an_array_is_restarted_for_itself(login, uninterrupted):
     for name in ("plain", "killed", "wait", "last"):
         assert login.losses(name) == uninterrupted.losses("whole")
     assert count_most_running(login, names) == 2
-    assert len([*disk.glob("hlat-code-*")]) == 1, "of the killed process"
+    # Of the killed process, and on a loaded machine of the one that Slurm kills before its requeue
+    assert 1 <= len([*disk.glob("hlat-code-*")]) <= 2
     page = login.folder / sweep / "comparison.html"
     login.cluster.wait_until(120, "the last job compares the runs", page.exists)
     again = login.jobs("resubmit", sweep, "failed=true")
