@@ -108,7 +108,7 @@ def test_resume_an_evaluation_after_its_time_limit(evaluated: Login) -> None:
     assert [code for code, _ in ends] == [75] * (len(ends) - 1) + [0], log
     finished = [step for _, step in ends]
     assert finished == sorted(finished), log
-    assert finished[-2:] in ([1, 2], [2, 2]), log
+    assert finished[-1] == 2, log
     assert log.count("step_00000020: crows_pairs_english") <= 1 + finished.count(0), log
     scores = json.loads((evaluated.folder / "runs/x/evaluations/step_00000020.json").read_text())
     assert {*scores["scores"]} == {"csp_en", "csp_fr"}
