@@ -56,7 +56,7 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	$(PYTEST) --numprocesses 3 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
+	$(PYTEST) -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
 
 test-nxd: nxd-source $(NXD_VENV)/.installed
 	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
