@@ -48,7 +48,7 @@ SlurmctldTimeout=30
 SlurmdTimeout=15
 MessageTimeout=30
 KillWait=5
-MinJobAge=600
+MinJobAge=7200
 {nodes}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
