@@ -365,5 +365,8 @@ def test_leave_no_files_after_an_interrupt(trained, runner, do, monkeypatch):
 
 def test_fail_when_the_output_is_not_writable(trained, runner, do):
     done = do("runs/whole", "--output", "/proc/nowhere/out")
-    sentence = "hlat: output=/proc/nowhere/out cannot be written: No such file or directory\n"
-    assert (done.code, done.err) == (1, sentence)
+    sentence = (
+        "hlat: output=/proc/nowhere/out cannot be written: /proc/nowhere: No such file or "
+        "directory; specify a path that you can read and write\n"
+    )
+    assert (done.code, done.err) == (2, sentence)

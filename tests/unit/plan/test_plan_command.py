@@ -167,8 +167,11 @@ def test_a_misspelled_flag_names_the_near_one(capsys):
 
 def test_a_folder_that_is_missing_is_told(tmp_path, capsys):
     file = tmp_path / "no" / "goodput.svg"
-    assert plan.main(["failures", "--figure", str(file), *FEW]) == 1
-    assert capsys.readouterr().err == f"hlat: {file}: No such file or directory\n"
+    assert plan.main(["failures", "--figure", str(file), *FEW]) == 2
+    expected = (
+        f"hlat: {file}: No such file or directory; specify a path that you can read and write\n"
+    )
+    assert capsys.readouterr().err == expected
 
 
 def test_no_torch_and_for_help_nothing_heavy():
