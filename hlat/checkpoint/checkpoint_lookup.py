@@ -35,12 +35,15 @@ def find_checkpoint_root(source: StoragePath) -> StoragePath:
 
     Raises:
         ConfigError: If the directory does not exist.
+        StorageUnavailableError: If the store does not respond.
     """
     root = checkpoint_directory.load_checkpoint_root(source)
     reason = "which does not exist"
     try:
         if root.is_dir():
             return root
+    except StorageUnavailableError:
+        raise
     except OSError as error:  # for example of a name that is too long
         if root == source:
             raise ConfigError(f"{root}: {error.strerror}; specify a run directory") from error
