@@ -3,7 +3,6 @@
 `reject_damage` calls the functions that a resume uses. `resume_after_damage` starts the run again.
 """
 
-import hashlib
 import json
 import random
 import shutil
@@ -19,6 +18,7 @@ from hlat.checkpoint.safetensors_file import DTYPES_BY_NAME
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.parallelism.process_group import SingleProcessGroup
 from tests.faults import trials
+from tests.support.sealed_checkpoint import seal_checkpoint
 
 RUN = (*trials.build_run_overrides(12, 4), "checkpoint.keep_last=3")
 TRIALS_PER_CALL = 125
@@ -97,19 +97,7 @@ def _damage(newest: Path, previous: Path, kind: str, lot: random.Random) -> None
         act(choose(newest, lot), previous, lot)
         return
     RESEALED[kind](newest, lot)
-    _seal(newest)
-
-
-def _seal(path: Path) -> None:
-    """Compute all hashes of a checkpoint again."""
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    for name in manifest["files"]:
-        content = (path / name).read_bytes()
-        record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        manifest["files"][name] = record
-    content = json.dumps(manifest).encode()
-    (path / "manifest.json").write_bytes(content)
-    (path / "COMMITTED").write_text(hashlib.sha256(content).hexdigest())
+    seal_checkpoint(newest)
 
 
 def _find_problem(directory: Path, newest: Path, previous: Path, pristine: Path) -> str:

@@ -1,7 +1,6 @@
 """`python -m hlat.checkpoint` tells what there is, whether it is sound, and removes only what can
 go."""
 
-import hashlib
 import json
 import os
 from dataclasses import replace
@@ -22,6 +21,7 @@ from hlat.model.decoder_spec import list_parameter_specs
 from hlat.optim.adamw import MOMENTS
 from hlat.tracking import run_directory
 from hlat.training_state import TrainingState
+from tests.support.sealed_checkpoint import seal_checkpoint
 
 MODEL = ModelConfig("tiny", 1, 2, 2, 1, 1, 3)
 DATA = {
@@ -56,18 +56,6 @@ def save(
     state = TrainingState(step, step * 1000, DATA, flatten_model(MODEL), weights_only=weights_only)
     document = state.to_json() | (changes or {})
     return checkpoint_store.save_checkpoint(folder, step, chunks, document)
-
-
-def seal(path: Path) -> None:
-    """Make all hashes match, as whoever edits the files of a checkpoint can."""
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    for name in manifest["files"]:
-        content = (path / name).read_bytes()
-        record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        manifest["files"][name] = record
-    content = json.dumps(manifest).encode()
-    (path / "manifest.json").write_bytes(content)
-    (path / "COMMITTED").write_text(hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture
@@ -261,7 +249,7 @@ def test_verify_compares_the_slices_of_a_file_with_the_manifest(
     content = file.read_bytes()
     assert old in content
     file.write_bytes(content.replace(old, new))
-    seal(path)
+    seal_checkpoint(path)
     done = do("verify", "runs/x")
     assert done.code == 1
     assert f"checkpoints/step_00000020: {file} " in done.out.splitlines()[-1]
