@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from hlat.config.optimizer import OptimizerConfig
+from hlat.optim.tensor_adamw import TensorAdamW
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Names of the moments in checkpoints; each has the shape of its parameter."""
 
 _FP32_CHUNK_NUMEL = 1 << 18
 """Elements cast to fp32 at a time on a CPU."""
+_FUSED_TOLERANCE = 1e-2
+"""Largest error of the update of one element, for weights in bf16."""
 
 
 def build_param_groups(
@@ -42,20 +45,64 @@ def build_adamw_kwargs(optimizer: OptimizerConfig) -> dict[str, Any]:
 def build_adamw(optimizer: OptimizerConfig, tensors: Iterable[Tensor]) -> torch.optim.Optimizer:
     """Return AdamW over the weights, or the master weights of a recipe that has them.
 
-    Moments have the dtype of the tensors. The engine sets each step's lr in `param_groups`.
+    It is torch's fused AdamW if the device has its kernel, else TensorAdamW. Moments have the dtype
+    of the tensors. The engine sets each step's rate with `set_lr`.
     """
     groups = build_param_groups(optimizer, tensors)
+    kwargs = build_adamw_kwargs(optimizer)
+    param = groups[0]["params"][0]
+    if has_fused_adamw(param.device, param.dtype):
+        return torch.optim.AdamW(groups, **kwargs, fused=True)
+    return TensorAdamW(groups, **kwargs)
+
+
+@torch.no_grad()
+def has_fused_adamw(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if a device has torch's fused AdamW kernel, and one element is updated correctly.
+
+    torch accepts `fused=True` for every device outside of torch. Without a kernel, the first step
+    would fail, or a fallback would copy all tensors to the CPU and back in each step.
+    """
+    key = torch._C._dispatch_key_for_device(device.type)
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_adamw_", key):
+        return False
+    ones = [torch.ones(1, dtype=dtype, device=device) for _ in range(2)]
+    zeros = [torch.zeros(1, dtype=dtype, device=device) for _ in range(2)]
+    step = torch.ones((), dtype=torch.float32, device=device)
+    lists = [[tensor] for tensor in (*ones, *zeros)]
+    decay = {"weight_decay": 0.5, "eps": 1e-8, "beta1": 0.9, "beta2": 0.95}
     try:
-        return torch.optim.AdamW(groups, **build_adamw_kwargs(optimizer), fused=True)
-    except RuntimeError:  # torch has no fused kernel for this device type
-        return torch.optim.AdamW(groups, **build_adamw_kwargs(optimizer))
+        for skip in (1.0, 0.0):  # the second call updates
+            torch._fused_adamw_(
+                *lists,
+                [],
+                [step],
+                lr=0.5,
+                amsgrad=False,
+                maximize=False,
+                found_inf=torch.full_like(step, skip),
+                **decay,
+            )
+    except RuntimeError:  # NotImplementedError is one
+        return False
+    # Decay leaves 0.75 of the weight; the first update of AdamW has the size of the rate
+    return abs(float(ones[0]) - 0.25) < _FUSED_TOLERANCE
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of the next steps."""
+    if isinstance(optimizer, TensorAdamW):
+        optimizer.set_lr(lr)
+        return
+    for group in optimizer.param_groups:
+        group["lr"] = lr
 
 
 def step_optimizer(optimizer: Any, skip: Tensor) -> None:
     """Step the optimizer, or change nothing if the bool scalar `skip` on the device is true.
 
-    Fused kernels evaluate `skip` on the device through torch's gradient scaler interface; other
-    implementations synchronize with the host.
+    Fused kernels and TensorAdamW evaluate `skip` on the device through torch's gradient scaler
+    interface; other implementations synchronize with the host.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.grad_scale, optimizer.found_inf = None, skip.float()

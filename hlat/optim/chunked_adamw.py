@@ -2,8 +2,8 @@
 
 Most updates are smaller than half the distance between two values of bf16, so that rounding to
 nearest loses them; stochastic rounding preserves them on average (HLAT paper, section III-D). The
-arithmetic is torch's fused kernel in fp32 on a few rows at a time, so that fp32 copies cost almost
-no memory.
+arithmetic is torch's fused kernel, or that of TensorAdamW on a device without it, in fp32 on a few
+rows at a time, so that fp32 copies cost almost no memory.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hlat.optim.adamw import has_fused_adamw
+from hlat.optim.tensor_adamw import compute_adamw_update, store_update
 from hlat.precision.random_bits import RandomBits
 from hlat.precision.stochastic_rounding import ScratchBuffer, StochasticRounder
 
@@ -40,16 +42,23 @@ class ChunkedAdamW(torch.optim.Optimizer):
         """1.0 to skip a step, 0.0 otherwise, as in torch's fused AdamW."""
         self._get_random_bits = get_random_bits
         self._rounder = StochasticRounder(compiled)
+        self._device = self.param_groups[0]["params"][0].device
+        self._is_fused = has_fused_adamw(self._device, torch.float32)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
+            lr = group["lr"]
+            if not self._is_fused:
+                lr = torch.tensor(lr, dtype=torch.float32).to(self._device, non_blocking=True)
             for param in group["params"]:
                 if param.grad is not None:
-                    self._update(param, param.grad, group)
+                    self._update(param, param.grad, lr, group)
 
-    def _update(self, param: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update(
+        self, param: Tensor, gradient: Tensor, lr: float | Tensor, group: dict[str, Any]
+    ) -> None:
         state = self.state[param]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
@@ -65,7 +74,11 @@ class ChunkedAdamW(torch.optim.Optimizer):
         tensors = (gradient, param, state["exp_avg"], state["exp_avg_sq"])
         for rows, (grad_rows, *stored) in self._rounder.iter_chunks(*tensors):
             values = self._to_fp32("gradient", [grad_rows]) + self._to_fp32("state", stored)
-            _fused_adamw_(values, state["step"], group, self.found_inf)
+            if isinstance(lr, Tensor):
+                updated = compute_adamw_update(values, state["step"], lr, group)
+                store_update(values[1:], updated, self.found_inf)
+            else:
+                _fused_adamw_(values, state["step"], lr, group, self.found_inf)
             if random_bits is not None:
                 self._rounder.round_(self._get_scratch_buffer("state", stored), random_bits, rows)
             if is_bf16:
@@ -85,7 +98,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
 
 
 def _fused_adamw_(
-    values: list[Tensor], step: Tensor, group: dict[str, Any], found_inf: Tensor | None
+    values: list[Tensor], step: Tensor, lr: float, group: dict[str, Any], found_inf: Tensor | None
 ) -> None:
     """Update weights and moments, given gradient, weights and both moments in fp32.
 
@@ -100,7 +113,7 @@ def _fused_adamw_(
         [exp_avg_sq],
         [],
         [step],
-        lr=group["lr"],
+        lr=lr,
         beta1=beta1,
         beta2=beta2,
         weight_decay=group["weight_decay"],

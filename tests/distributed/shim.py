@@ -2,6 +2,7 @@
 
 It stands for the accelerators that nobody has at hand. Like them it refuses to compute with tensors
 of two devices, to show its memory to NumPy, and to know any name that torch gives a vendor's device.
+It has no fused AdamW, which torch accepts for such a device when the optimizer is built.
 """
 
 from pathlib import Path
@@ -49,6 +50,8 @@ class ShimTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._fused_adamw_.default:
+            raise NotImplementedError(f"{func} has no kernel for shim:0")
         given = [leaf for leaf in tree_iter((args, kwargs or {})) if isinstance(leaf, Tensor)]
         foreign = [t for t in given if not isinstance(t, ShimTensor) and t.dim() > 0]
         if foreign and func not in COPIES:

@@ -72,8 +72,7 @@ class TrainableParameters(ShardedParameters):
 
         If the bool scalar `skip` is true, weights, moments and step counts stay bit-identical.
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        adamw.set_lr(self._optimizer, learning_rate)
         adamw.step_optimizer(self._optimizer, skip)
         self._optimizer.zero_grad(set_to_none=True)
         self.sync_model_params()
@@ -139,8 +138,7 @@ class TrainableParameters(ShardedParameters):
         dtype = TORCH_DTYPES[self._precision.accumulation]
         for param in self.optimizer_params.values():
             param.grad = torch.zeros_like(param, dtype=dtype)
-        for group in self._optimizer.param_groups:
-            group["lr"] = 0.0
+        adamw.set_lr(self._optimizer, 0.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         for state in self._optimizer.state.values():

@@ -12,7 +12,11 @@ from hlat.optim.adamw import (
     build_adamw,
     build_param_groups,
     compute_global_norm,
+    has_fused_adamw,
+    set_lr,
+    step_optimizer,
 )
+from hlat.optim.tensor_adamw import TensorAdamW
 
 SHAPES = [(7,), (33, 5), (4, 3, 2)]
 SETTINGS = OptimizerConfig(lr=3e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
@@ -38,7 +42,19 @@ def update_in_float64(
             w.sub_(rate * m / (1 - 0.9**step) / corrected)
 
 
-def test_update_is_adamw_with_decay_on_every_parameter() -> None:
+def remove_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the fused kernel fail when it is called, as on a device that does not implement it."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise NotImplementedError("no kernel for this device")
+
+    monkeypatch.setattr(torch, "_fused_adamw_", fail)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_update_is_adamw_with_decay_on_every_parameter(monkeypatch, fused: bool) -> None:
+    if not fused:
+        remove_kernel(monkeypatch)
     parameters = [torch.nn.Parameter(w) for w in tensors(0)]
     expected = [w.double() for w in tensors(0)]
     gradients = [tensors(seed) for seed in range(1, 6)]
@@ -47,7 +63,7 @@ def test_update_is_adamw_with_decay_on_every_parameter() -> None:
     for rate, step_gradients in zip(rates, gradients, strict=True):
         for parameter, gradient in zip(parameters, step_gradients, strict=True):
             parameter.grad = gradient.clone()
-        optimizer.param_groups[0]["lr"] = rate
+        set_lr(optimizer, rate)
         optimizer.step()
     update_in_float64(expected, gradients, rates)
     for parameter, weight in zip(parameters, expected, strict=True):
@@ -98,18 +114,33 @@ def test_moments_take_the_dtype_of_the_tensors(dtype: torch.dtype) -> None:
     assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == dtype
 
 
-def test_fused_where_pytorch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = [torch.nn.Parameter(torch.ones(1))]
-    assert build_adamw(SETTINGS, weights).defaults["fused"]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_where_the_device_has_the_kernel(monkeypatch, dtype: torch.dtype) -> None:
+    """Decide before the first step: torch accepts `fused=True` for devices without the kernel."""
+    weights = [torch.nn.Parameter(torch.ones(1, dtype=dtype))]
+    optimizer = build_adamw(SETTINGS, weights)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.defaults["fused"]
+    assert not has_fused_adamw(torch.device("xla"), dtype)  # no kernel is registered
 
-    class Unfused(torch.optim.AdamW):
-        def __init__(self, *arguments: Any, fused: bool = False, **settings: Any) -> None:
-            if fused:
-                raise RuntimeError("`fused=True` requires params of supported devices")
-            super().__init__(*arguments, **settings)
+    with monkeypatch.context() as patch:
+        remove_kernel(patch)
+        assert isinstance(build_adamw(SETTINGS, weights), TensorAdamW)
+    monkeypatch.setattr(torch, "_fused_adamw_", lambda *_, **__: None)  # computes nothing
+    assert isinstance(build_adamw(SETTINGS, weights), TensorAdamW)
 
-    monkeypatch.setattr(torch.optim, "AdamW", Unfused)
-    assert not build_adamw(SETTINGS, weights).defaults["fused"]
+
+def test_skipped_step_changes_nothing_without_the_kernel(monkeypatch) -> None:
+    remove_kernel(monkeypatch)
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = build_adamw(SETTINGS, [weight])
+    for gradient in (1.0, float("nan")):
+        weight.grad = torch.full_like(weight, gradient)
+        before = [tensor.clone() for tensor in (weight, *optimizer.state[weight].values())]
+        step_optimizer(optimizer, ~torch.isfinite(weight.grad).all())
+    after = [weight, *optimizer.state[weight].values()]
+    assert all(map(torch.equal, before, after))
+    assert int(optimizer.state[weight]["step"]) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

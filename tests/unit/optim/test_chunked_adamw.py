@@ -10,6 +10,8 @@ from hlat.config.model import ModelConfig
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
 from hlat.model.embedding_spec import build_head
+from hlat.optim import chunked_adamw
+from hlat.optim.adamw import step_optimizer
 from hlat.optim.chunked_adamw import ChunkedAdamW
 from hlat.precision import stochastic_rounding
 
@@ -34,6 +36,18 @@ def test_fp32_equals_torch(monkeypatch) -> None:
     train(ChunkedAdamW([{"params": [ours]}], None, **SETTINGS), ours, build_gradients())
     train(torch.optim.AdamW([theirs], **SETTINGS, fused=True), theirs, build_gradients())
     assert torch.equal(ours, theirs)
+
+
+def test_device_without_the_kernel_equals_torch(monkeypatch) -> None:
+    monkeypatch.setattr(chunked_adamw, "has_fused_adamw", lambda device, dtype: False)
+    ours, theirs = (nn.Parameter(torch.ones(131, 48)) for _ in range(2))
+    optimizer = ChunkedAdamW([{"params": [ours]}], None, **SETTINGS)
+    train(optimizer, ours, build_gradients())
+    train(torch.optim.AdamW([theirs], **SETTINGS, fused=True), theirs, build_gradients())
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+    before = ours.clone()
+    step_optimizer(optimizer, torch.tensor(True))
+    assert torch.equal(ours, before)
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
