@@ -42,6 +42,13 @@ _REMOVED_VARIABLES = {
 }
 """First release without a variable, the change, and what to do instead."""
 
+_DEFECTIVE_RELEASES = dict.fromkeys(
+    ("2.33", "2.33.0"),
+    # Release notes of SDK 2.33.1.
+    "can hang in a race between DMA engines; use compiler=neuron_2_33, which pins 2.33.1",
+)
+"""Defect of a release, and what to do instead."""
+
 _ALLOWED_VARIABLE = re.compile(
     r"(?:NEURON|XLA|FI|NCCL|OFI_NCCL|CCOM)_[A-Z0-9_]+"  # Neuron, XLA, libfabric, collectives
     r"|ALLREDUCE_GRADIENTS_BUCKET_SIZE_MB|BUCKET_CAP_MB|MALLOC_ARENA_MAX"
@@ -99,6 +106,8 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
             "as 2.28"
         ]
     problems = find_forbidden_variables(compiler)
+    if sdk in _DEFECTIVE_RELEASES:
+        problems.append(f"compiler.neuron_sdk={sdk} {_DEFECTIVE_RELEASES[sdk]}")
     for name in compiler.environment:
         since, change, remedy = _REMOVED_VARIABLES.get(name, ([], "", ""))
         if since and release >= since:

@@ -49,7 +49,9 @@ def make_weights(model: ModelConfig) -> Weights:
     return weights
 
 
-def ours(model: ModelConfig, weights: Weights, stochastic: bool, compiled: bool = False) -> Step:
+def ours(
+    model: ModelConfig, weights: Weights, stochastic: bool, backend: str | None = None
+) -> Step:
     """The engine's own, its weights rounded by lot or to nearest."""
     noise = {
         weight: build_shard_generator(
@@ -59,7 +61,7 @@ def ours(model: ModelConfig, weights: Weights, stochastic: bool, compiled: bool 
     }
     numbers = torch.arange(3)
     draw = (lambda weight: noise[weight].generate(numbers)) if stochastic else None
-    return ChunkedAdamW([{"params": list(weights.values())}], draw, compiled, **SETTINGS).step
+    return ChunkedAdamW([{"params": list(weights.values())}], draw, backend, **SETTINGS).step
 
 
 def open_contestants(model: ModelConfig) -> dict[str, Step]:
@@ -70,7 +72,7 @@ def open_contestants(model: ModelConfig) -> dict[str, Step]:
 
     return {
         "ours, stochastic": ours(model, make_weights(model), True),
-        "ours, stochastic, compiled": ours(model, make_weights(model), True, compiled=True),
+        "ours, stochastic, compiled": ours(model, make_weights(model), True, "inductor"),
         REFERENCE: ours(model, make_weights(model), False),
         "torch, operator by operator": torch.optim.AdamW(fresh(), **SETTINGS, foreach=False).step,
         "torch, foreach": torch.optim.AdamW(fresh(), **SETTINGS, foreach=True).step,

@@ -1,4 +1,4 @@
-"""Compiler of the model: TorchInductor, or an accelerator's compiler under a pinned SDK."""
+"""Compiler of the model: torch.compile, and the compiler of a pinned Neuron SDK."""
 
 import re
 from dataclasses import dataclass, field
@@ -20,9 +20,10 @@ class CompilerConfig:
     environment: dict[str, str] = field(default_factory=dict)
     """Further environment variables of the compiler, runtime and network: NEURON_*, XLA_*, FI_*,
     NCCL_*, MALLOC_ARENA_MAX. Variables that name libraries or programs are refused."""
-    inductor: bool = False
-    """Compile decoder layers, a bf16 loss and stochastic rounding; needs a C++ compiler on a CPU
-    and Triton on other devices."""
+    torch_compile: bool = False
+    """Compile decoder layers, a bf16 loss and stochastic rounding with torch.compile. The backend
+    follows from the device: TorchInductor on a CPU, which needs a C++ compiler, and on a GPU, which
+    needs Triton; TorchNeuron's on trn2 and trn3."""
 
     @property
     def neuron_release(self) -> list[int] | None:

@@ -206,15 +206,6 @@ def validate_checkpoints(config: Config) -> Iterator[str]:
         )
 
 
-def validate_compiler(config: Config) -> Iterator[str]:
-    """Require a single compiler."""
-    if config.compiler.inductor and config.compiler.neuron_sdk is not None:
-        yield (
-            "compiler.inductor=true and compiler.neuron_sdk="
-            f"{config.compiler.neuron_sdk} select two compilers; set one of them to false or null"
-        )
-
-
 def validate_precision(config: Config) -> Iterator[str]:
     """Require compatible dtypes in the precision recipe."""
     precision = config.precision
@@ -263,7 +254,6 @@ VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_data_sources,
     validate_timeline,
     validate_directory_names,
-    validate_compiler,
     validate_precision,
     validate_checkpoints,
     find_unsupported_settings,

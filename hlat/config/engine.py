@@ -22,4 +22,5 @@ class EngineConfig:
     device: str = "auto"
     """torch device type; auto: the machine's accelerator if it has one, else the cpu."""
     deterministic: bool = True
-    """Use only algorithms with bitwise reproducible results."""
+    """Use only algorithms with bitwise reproducible results. On trn2 and trn3 it disables
+    TorchNeuron's Adaptive Eager Execution."""

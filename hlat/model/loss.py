@@ -74,7 +74,7 @@ def linear_cross_entropy(
     targets_BS: Tensor,
     scale: float = 1.0,
     fp32: bool = True,
-    compiled: bool = False,
+    compile_backend: str | None = None,
     vocab_shard: VocabShard = FULL_VOCAB,
     softcap: float | None = None,
     z_loss: float = 0.0,
@@ -89,8 +89,8 @@ def linear_cross_entropy(
             rounded to the dtype of x, unlike a factor of the result.
         fp32: Compute the softmax, and accumulate the head's gradient over chunks, in fp32 instead
             of the dtype of x.
-        compiled: Use torch.compile where it is faster than eager kernels and the head is not
-            sharded.
+        compile_backend: Backend of torch.compile, used where compiled code is faster than eager
+            kernels and the head is not sharded; None: eager kernels.
         vocab_shard: Shard of the vocabulary in head_VH. The loss covers the full vocabulary; the
             gradient of x is the shard's part of the sum.
         softcap: Limit of the logits (HeadConfig.logit_softcap).
@@ -101,7 +101,13 @@ def linear_cross_entropy(
     if not torch.is_grad_enabled():  # not visible inside of a Function
         x_NH, head_VH = x_NH.detach(), head_VH.detach()
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        x_NH, head_VH, targets_N, scale, fp32, compiled, _Logits(vocab_shard, softcap, z_loss)
+        x_NH,
+        head_VH,
+        targets_N,
+        scale,
+        fp32,
+        compile_backend,
+        _Logits(vocab_shard, softcap, z_loss),
     )
     return loss
 
@@ -126,7 +132,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets_N: Tensor,
         scale: float,
         fp32: bool,
-        compiled: bool,
+        compile_backend: str | None,
         options: _Logits,
     ) -> Tensor:
         dtype = torch.float32 if fp32 else x_NH.dtype
@@ -134,14 +140,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_x_NH = torch.empty_like(x_NH) if requires_grad else None
         grad_head_VH = torch.zeros_like(head_VH, dtype=dtype) if requires_grad else None
         nats_N = torch.empty(len(x_NH), dtype=torch.float32, device=x_NH.device)
-        kernel_ = _select_logit_kernel(x_NH, dtype, compiled, options)
+        kernel_ = _select_logit_kernel(x_NH, dtype, compile_backend, options)
         chunk_size = logit_chunk_size(len(head_VH))
         buffer = x_NH.new_empty(min(chunk_size, len(x_NH)), len(head_VH))
         for start in range(0, len(x_NH), chunk_size):
             chunk = slice(start, start + chunk_size)
             x_CH, targets_C = x_NH[chunk], targets_N[chunk]
             logits_CV = torch.mm(x_CH, head_VH.t(), out=buffer[: len(x_CH)])
-            for block in _split_into_blocks(logits_CV, dtype, compiled, options):
+            for block in _split_into_blocks(logits_CV, dtype, compile_backend, options):
                 nats_N[chunk][block] = kernel_(
                     logits_CV[block], targets_C[block], scale, dtype, requires_grad, options
                 )
@@ -169,20 +175,20 @@ LogitKernel = Callable[[Tensor, Tensor, float, torch.dtype, bool, _Logits], Tens
 
 
 def _select_logit_kernel(
-    x_NH: Tensor, dtype: torch.dtype, compiled: bool, options: _Logits
+    x_NH: Tensor, dtype: torch.dtype, compile_backend: str | None, options: _Logits
 ) -> LogitKernel:
     """Return the fastest function for the dtype of x and the computation dtype."""
     if options.vocab_shard is not FULL_VOCAB or options.softcap is not None or options.z_loss:
         return _logits_to_grad_
-    if x_NH.is_cpu and not (compiled and x_NH.dtype != dtype):
+    if x_NH.is_cpu and not (compile_backend and x_NH.dtype != dtype):
         return _logits_to_grad_by_softmax_
-    if compiled and x_NH.dtype != torch.float32:
-        return _compile_logits_to_grad_()
+    if compile_backend and x_NH.dtype != torch.float32:
+        return _compile_logits_to_grad_(compile_backend)
     return _logits_to_grad_
 
 
 def _split_into_blocks(
-    logits_CV: Tensor, dtype: torch.dtype, compiled: bool, options: _Logits
+    logits_CV: Tensor, dtype: torch.dtype, compile_backend: str | None, options: _Logits
 ) -> Iterator[slice]:
     """Yield slices of rows: all rows at once unless a CPU casts them.
 
@@ -190,15 +196,15 @@ def _split_into_blocks(
     """
     num_rows, width = logits_CV.shape
     if options.vocab_shard is FULL_VOCAB and logits_CV.is_cpu and logits_CV.dtype != dtype:
-        elements = _COMPILED_BLOCK_ELEMENTS if compiled else _BLOCK_ELEMENTS
+        elements = _COMPILED_BLOCK_ELEMENTS if compile_backend else _BLOCK_ELEMENTS
         num_rows = max(_MIN_BLOCK_ROWS, elements // width)
     for start in range(0, len(logits_CV), num_rows):
         yield slice(start, start + num_rows)
 
 
 @cache
-def _compile_logits_to_grad_() -> LogitKernel:
-    return torch.compile(_logits_to_grad_, fullgraph=True)
+def _compile_logits_to_grad_(backend: str) -> LogitKernel:
+    return torch.compile(_logits_to_grad_, fullgraph=True, backend=backend)
 
 
 def _logits_to_grad_(

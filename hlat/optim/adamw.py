@@ -66,27 +66,43 @@ def has_fused_adamw(device: torch.device, dtype: torch.dtype) -> bool:
     key = torch._C._dispatch_key_for_device(device.type)
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_adamw_", key):
         return False
-    ones = [torch.ones(1, dtype=dtype, device=device) for _ in range(2)]
-    zeros = [torch.zeros(1, dtype=dtype, device=device) for _ in range(2)]
+    values = [torch.full((1,), x, dtype=dtype, device=device) for x in (1.0, 1.0, 0.0, 0.0)]
     step = torch.ones((), dtype=torch.float32, device=device)
-    lists = [[tensor] for tensor in (*ones, *zeros)]
-    decay = {"weight_decay": 0.5, "eps": 1e-8, "beta1": 0.9, "beta2": 0.95}
+    group = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.5}
     try:
         for skip in (1.0, 0.0):  # the second call updates
-            torch._fused_adamw_(
-                *lists,
-                [],
-                [step],
-                lr=0.5,
-                amsgrad=False,
-                maximize=False,
-                found_inf=torch.full_like(step, skip),
-                **decay,
-            )
+            fused_adamw_(values, step, 0.5, group, torch.full_like(step, skip))
     except RuntimeError:  # NotImplementedError is one
         return False
     # Decay leaves 0.75 of the weight; the first update of AdamW has the size of the rate
-    return abs(float(ones[0]) - 0.25) < _FUSED_TOLERANCE
+    return abs(float(values[1]) - 0.25) < _FUSED_TOLERANCE
+
+
+def fused_adamw_(
+    values: list[Tensor], step: Tensor, lr: float, group: dict[str, Any], found_inf: Tensor | None
+) -> None:
+    """Update weights and moments, given gradient, weights and both moments in fp32.
+
+    The kernel is called directly: torch.optim's wrapper costs as much as a small chunk.
+    """
+    gradient, param, exp_avg, exp_avg_sq = values
+    beta1, beta2 = group["betas"]
+    torch._fused_adamw_(
+        [param],
+        [gradient],
+        [exp_avg],
+        [exp_avg_sq],
+        [],
+        [step],
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+        found_inf=found_inf,
+    )
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hlat.optim.adamw import has_fused_adamw
+from hlat.optim.adamw import fused_adamw_, has_fused_adamw
 from hlat.optim.tensor_adamw import compute_adamw_update, store_update
 from hlat.precision.random_bits import RandomBits
 from hlat.precision.stochastic_rounding import ScratchBuffer, StochasticRounder
@@ -25,7 +25,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
         param_groups: Parameter groups; moments have the dtype of the parameters.
         get_random_bits: Returns the random bits that round a bf16 parameter and its moments in the
             next update, given the parameter; None: round to nearest.
-        compiled: Round with TorchInductor.
+        compile_backend: Backend of torch.compile for the rounding; None: eager operators.
         **defaults: lr, betas, eps and weight_decay of torch.optim.AdamW.
     """
 
@@ -33,7 +33,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
         self,
         param_groups: Iterable[dict[str, Any]],
         get_random_bits: Callable[[Tensor], RandomBits] | None,
-        compiled: bool = False,
+        compile_backend: str | None = None,
         **defaults: Any,
     ) -> None:
         super().__init__(list(param_groups), defaults)
@@ -41,7 +41,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
         self.found_inf: Tensor | None = None
         """1.0 to skip a step, 0.0 otherwise, as in torch's fused AdamW."""
         self._get_random_bits = get_random_bits
-        self._rounder = StochasticRounder(compiled)
+        self._rounder = StochasticRounder(compile_backend)
         self._device = self.param_groups[0]["params"][0].device
         self._is_fused = has_fused_adamw(self._device, torch.float32)
 
@@ -78,7 +78,7 @@ class ChunkedAdamW(torch.optim.Optimizer):
                 updated = compute_adamw_update(values, state["step"], lr, group)
                 store_update(values[1:], updated, self.found_inf)
             else:
-                _fused_adamw_(values, state["step"], lr, group, self.found_inf)
+                fused_adamw_(values, state["step"], lr, group, self.found_inf)
             if random_bits is not None:
                 self._rounder.round_(self._get_scratch_buffer("state", stored), random_bits, rows)
             if is_bf16:
@@ -95,30 +95,3 @@ class ChunkedAdamW(torch.optim.Optimizer):
     def _get_scratch_buffer(self, slot: str, tensors: list[Tensor]) -> ScratchBuffer:
         first = tensors[0]
         return self._rounder.get_buffer(slot, len(tensors), first.shape, first.device)
-
-
-def _fused_adamw_(
-    values: list[Tensor], step: Tensor, lr: float, group: dict[str, Any], found_inf: Tensor | None
-) -> None:
-    """Update weights and moments, given gradient, weights and both moments in fp32.
-
-    The kernel is called directly: torch.optim's wrapper costs as much as a small chunk.
-    """
-    gradient, param, exp_avg, exp_avg_sq = values
-    beta1, beta2 = group["betas"]
-    torch._fused_adamw_(
-        [param],
-        [gradient],
-        [exp_avg],
-        [exp_avg_sq],
-        [],
-        [step],
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=False,
-        maximize=False,
-        found_inf=found_inf,
-    )

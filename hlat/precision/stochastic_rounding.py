@@ -1,7 +1,7 @@
 """Emulated stochastic rounding of fp32 tensors to bf16.
 
 It is integer arithmetic on the bits of fp32 values, a few rows at a time in a scratch buffer that
-fits a core's cache. The eager and the TorchInductor implementation are bit-identical.
+fits a core's cache. The eager and the compiled implementation are bit-identical.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from hlat.precision.random_bits import RandomBits
 _CHUNK_NUMEL = {"cpu": 1 << 17}
 """Elements of a tensor that a thread rounds at a time, by device type; they fit its cache."""
 _COMPILED_CHUNK_NUMEL = {"cpu": 1 << 18}
-"""The same for TorchInductor, whose calls cost more."""
+"""The same for compiled code, whose calls cost more."""
 _MAX_CHUNK_NUMEL = 1 << 24
 """Elements at a time on other devices; bounds the scratch memory."""
 
@@ -30,14 +30,14 @@ class ScratchBuffer:
 
 
 class StochasticRounder:
-    """Stochastic rounding with reusable scratch buffers, by eager operators or TorchInductor.
+    """Stochastic rounding with reusable scratch buffers, by eager operators or torch.compile.
 
     Constants are tensors on the device: torch would wrap a Python number in every operation, at a
     higher cost than the rest of a call.
     """
 
-    def __init__(self, compiled: bool = False) -> None:
-        self._compiled = compiled
+    def __init__(self, compile_backend: str | None = None) -> None:
+        self._compile_backend = compile_backend
         self._memory: dict[str, Tensor] = {}
         self._buffers: dict[tuple[str, int, torch.Size], ScratchBuffer] = {}
         self._constants: dict[int, Tensor] = {}
@@ -68,8 +68,10 @@ class StochasticRounder:
         undefined in the others: a NaN in a moment implies one in its weight, which stays.
         """
         row_keys = random_bits.row_keys[:, rows]
-        if self._compiled:
-            _get_compiled_round_()(buffer.bits, row_keys, random_bits.column_keys)
+        if self._compile_backend is not None:
+            _compile_round_bits_(self._compile_backend)(
+                buffer.bits, row_keys, random_bits.column_keys
+            )
             return
         # This NaN has zeros in the low mantissa bits, so that no carry turns it into a number
         infinity = float("inf")
@@ -113,7 +115,7 @@ class StochasticRounder:
             return iter(())
         matrices = [view_as_matrix(tensor) for tensor in tensors]
         num_rows, width = matrices[0].shape
-        chunk_numels = _COMPILED_CHUNK_NUMEL if self._compiled else _CHUNK_NUMEL
+        chunk_numels = _COMPILED_CHUNK_NUMEL if self._compile_backend else _CHUNK_NUMEL
         per_thread = chunk_numels.get(tensors[0].device.type)
         numel = per_thread * torch.get_num_threads() if per_thread else _MAX_CHUNK_NUMEL
         step = max(1, numel // width)
@@ -127,8 +129,8 @@ class StochasticRounder:
 
 
 @cache
-def _get_compiled_round_() -> Callable[[Tensor, Tensor, Tensor], None]:
-    return torch.compile(_round_bits_, fullgraph=True, dynamic=True)
+def _compile_round_bits_(backend: str) -> Callable[[Tensor, Tensor, Tensor], None]:
+    return torch.compile(_round_bits_, fullgraph=True, dynamic=True, backend=backend)
 
 
 def _round_bits_(bits: Tensor, row_keys: Tensor, column_keys: Tensor) -> None:

@@ -76,7 +76,13 @@ def test_preset_is_the_papers(compose, choice):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "nodes", "dp"), [("hlat_7b", 64, 256), ("hlat_70b", 256, 32)]
+    ("experiment", "nodes", "dp"),
+    [
+        ("hlat_7b", 64, 256),
+        ("hlat_70b", 256, 32),
+        ("trn2_qwen3_8b", 1, 16),
+        ("trn2_llama3_8b", 1, 16),
+    ],
 )
 def test_experiments_fill_their_nodes(compose, experiment, nodes, dp):
     config = OmegaConf.to_object(compose(f"experiment={experiment}"))

@@ -70,7 +70,7 @@ def test_sweep_is_train_with_multirun(hlat_command) -> None:
         (["model=7"], {"model=70b", "model=7b"}),
         (["model", "=", "7"], {"70b", "7b"}),
         (["run.steps=1", "optimizer.bet"], {"optimizer.beta1=", "optimizer.beta2="}),
-        (["data.preview=1", "compiler.ind"], {"compiler.inductor="}),
+        (["data.preview=1", "compiler.torch"], {"compiler.torch_compile="}),
         (["precision.rounding="], {"precision.rounding=nearest", "precision.rounding=stochastic"}),
         (["+sweep=bet"], {"+sweep=beta2"}),
         (["nothing.like"], set()),

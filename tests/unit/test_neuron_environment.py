@@ -104,11 +104,18 @@ def test_every_problem_is_reported() -> None:
     assert (
         len(
             find_compiler_problems(
-                pinned("2.33", XLA_USE_BF16="1", BUCKET_CAP_MB="1", FI_PROVIDER="efa")
+                pinned("2.33.1", XLA_USE_BF16="1", BUCKET_CAP_MB="1", FI_PROVIDER="efa")
             )
         )
         == 2
     )
+
+
+@pytest.mark.parametrize("pin", ["2.33", "2.33.0"])
+def test_a_release_that_can_hang_is_refused(pin: str) -> None:
+    (problem,) = find_compiler_problems(pinned(pin))
+    assert problem.startswith(f"compiler.neuron_sdk={pin} can hang")
+    assert not find_compiler_problems(pinned("2.33.1"))
 
 
 @pytest.mark.parametrize("pin", ["latest", "2", "v2.28", "2.28.x"])

@@ -1,12 +1,14 @@
 """Selection and preparation of the device of a process: CPU, GPU or Trainium 2."""
 
+import importlib
+import importlib.util
 import os
 import resource
 import sys
 
 import torch
 
-from hlat import neuron_environment
+from hlat import launch_environment, neuron_environment
 from hlat.config.config_errors import ConfigError, MissingDeviceError
 from hlat.config.engine_capabilities import validate_device
 from hlat.config.run import Config
@@ -58,10 +60,19 @@ def find_device(config: Config, local_rank: int) -> torch.device:
 def prepare_device(config: Config, device: torch.device) -> None:
     """Validate the recipe, and set the mode of determinism before the first operation.
 
+    Rank 0 prints a warning if determinism makes the device slower.
+
     Raises:
         ConfigError: The device does not support the recipe.
     """
     validate_device(config, device.type)
+    is_rank0 = launch_environment.read_rank_info().rank == 0
+    if config.engine.deterministic and device.type == "neuron" and is_rank0:
+        print(
+            "WARNING: engine.deterministic=true disables TorchNeuron's Adaptive Eager Execution; "
+            "set engine.deterministic=false for speed without bitwise reproducible results",
+            file=sys.stderr,
+        )
     torch.set_deterministic_debug_mode("error" if config.engine.deterministic else "default")
     # A debugging aid of deterministic mode that costs 6% of a step on a CPU
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -83,6 +94,12 @@ def read_peak_memory(device: torch.device) -> int | None:
 
 
 def _find_accelerator() -> torch.device | None:
+    """Return the machine's accelerator; TorchNeuron registers its own when it is imported.
+
+    torch imports it only if TORCH_DEVICE_BACKEND_AUTOLOAD is not 0.
+    """
+    if importlib.util.find_spec("torch_neuronx") is not None:
+        importlib.import_module("torch_neuronx")
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 
 

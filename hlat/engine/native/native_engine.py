@@ -18,6 +18,7 @@ from hlat.engine import replica_comparison
 from hlat.engine.device_checks import DeviceContext, run_device_checks
 from hlat.engine.interface import DeviceReport, ReplicaMismatch, StepMetrics, World
 from hlat.engine.native import fsdp
+from hlat.engine.native.compile_backend import select_compile_backend
 from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
 from hlat.engine.native.device import (
     find_device,
@@ -66,12 +67,13 @@ class NativeEngine:
         self.model_parts, local_params = build_model_parts(
             config, self._mesh, self._regions, self._device
         )
+        self._compile_backend = backend = select_compile_backend(config, self._device)
         for part in self.model_parts.values():
             apply_activation_checkpointing(part, config.parallelism.activation_checkpointing)
-            if config.compiler.inductor:
-                apply_compile(part, self._device)
+            if backend is not None:
+                apply_compile(part, backend)
         self.params = (
-            TrainableParameters(local_params, config, self._mesh)
+            TrainableParameters(local_params, config, self._mesh, backend)
             if training
             else ShardedParameters(local_params, config, self._mesh.dp)
         )
@@ -225,7 +227,7 @@ class NativeEngine:
             targets,
             scale,
             Fp32Operator.loss in self.config.precision.fp32_operators,
-            self.config.compiler.inductor,
+            self._compile_backend,
             self._regions.vocab_shard,
             self.config.model.head.logit_softcap,
             self.config.model.head.z_loss,

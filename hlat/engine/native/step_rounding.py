@@ -25,8 +25,8 @@ _FIRST_ACCUMULATION_COUNTER = 4
 class NearestRounding:
     """Rounding to nearest."""
 
-    def __init__(self, compiled: bool = False) -> None:
-        self._rounder = StochasticRounder(compiled)
+    def __init__(self, compile_backend: str | None = None) -> None:
+        self._rounder = StochasticRounder(compile_backend)
 
     def add_(self, name: str, micro_batch: int, total: Tensor, gradient: Tensor) -> None:
         """Add the gradient of a micro batch to the sum, given its 1-based index on this rank."""
@@ -46,9 +46,13 @@ class StochasticRounding(NearestRounding):
     """
 
     def __init__(
-        self, params: ShardedParameters, config: Config, get_step_count: Callable[[str], Tensor]
+        self,
+        params: ShardedParameters,
+        config: Config,
+        get_step_count: Callable[[str], Tensor],
+        compile_backend: str | None = None,
     ) -> None:
-        super().__init__(config.compiler.inductor)
+        super().__init__(compile_backend)
         self._params, self._get_step_count = params, get_step_count
         sharding = params.sharding
         dp_rank = 0 if sharding.is_fsdp else sharding.axis.rank

@@ -25,17 +25,21 @@ class TrainableParameters(ShardedParameters):
     """
 
     def __init__(
-        self, local_params: Mapping[str, LocalParameter], config: Config, mesh: ParallelMesh
+        self,
+        local_params: Mapping[str, LocalParameter],
+        config: Config,
+        mesh: ParallelMesh,
+        compile_backend: str | None = None,
     ) -> None:
         super().__init__(local_params, config, mesh.dp)
-        self._precision, self._compiled = config.precision, config.compiler.inductor
+        self._precision, self._compile_backend = config.precision, compile_backend
         device = next(iter(self.model_params.values())).device
-        self._rounding = NearestRounding(self._compiled)
+        self._rounding = NearestRounding(compile_backend)
         if (
             config.precision.rounding is RoundingMode.stochastic
             and device.type not in STOCHASTIC_ROUNDING_DEVICES
         ):
-            self._rounding = StochasticRounding(self, config, self._get_step_count)
+            self._rounding = StochasticRounding(self, config, self._get_step_count, compile_backend)
         self._master_weights: dict[str, Tensor] = {}
         # FSDP2's parameters have the master dtype themselves
         if config.precision.master_weights is not None and not self.sharding.is_fsdp:
@@ -105,7 +109,7 @@ class TrainableParameters(ShardedParameters):
             accumulator = GradientAccumulator(
                 self.model_params,
                 TORCH_DTYPES[precision.accumulation],
-                self._rounding if rounds else NearestRounding(self._compiled),
+                self._rounding if rounds else NearestRounding(self._compile_backend),
             )
         is_summed_over_tp = mesh.tp.size > 1 and any(
             local.shard.sharding.is_summed_over_tp(mesh.sequence_parallel)
@@ -129,7 +133,7 @@ class TrainableParameters(ShardedParameters):
             (lambda param: rounding.get_update_bits(names[param]))
             if isinstance(rounding, StochasticRounding)
             else None,
-            self._compiled,
+            self._compile_backend,
             **adamw.build_adamw_kwargs(config.optimizer),
         )
 

@@ -30,7 +30,7 @@ class XlaAdamW(TensorAdamW):
         self._clip_and_check = clip_and_check
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters, or leave all bit-identical."""
         self.found_inf = ~self._clip_and_check(self.param_groups)
         super().step()

@@ -272,7 +272,7 @@ REFUSED = [
     ),
     (
         ["engine=nxd", "compiler=neuron_2_33"],
-        "compiler.neuron_sdk=2.33 is not supported by engine=nxd",
+        "compiler.neuron_sdk=2.33.1 is not supported by engine=nxd",
     ),
     (
         ["precision=mixed", "precision.compute=fp32"],
@@ -315,12 +315,12 @@ REFUSED = [
     ),
     (
         ["compiler=inductor", "compiler.neuron_sdk=2.28"],
-        "compiler.inductor=true and compiler.neuron_sdk=2.28 select two compilers; "
-        "set one of them to false or null",
+        "compiler.torch_compile=true with compiler.neuron_sdk=2.28 is not supported by engine=native: "
+        "SDK 2.33 is the first release of TorchNeuron",
     ),
     (
         ["compiler=inductor", "engine=nxd"],
-        "compiler.inductor=true is not supported by engine=nxd",
+        "compiler.torch_compile=true is not supported by engine=nxd",
     ),
     (
         ["+optimizer.beta3=1"],
@@ -364,6 +364,7 @@ def test_every_violation_is_told_at_once(compose: Compose) -> None:
         ["phase.timeline=[{name: a, tokens: 4096},{name: b, lr: 0, end_lr: 1e-4}]"],
         ["parallelism.activation_checkpointing=selective"],
         ["compiler=inductor"],
+        ["compiler=neuron_2_33_compiled"],
         ["model=160m"],
         ["model=1b"],
         ["experiment=quickstart"],

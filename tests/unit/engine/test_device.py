@@ -1,7 +1,9 @@
-"""Environment variables of a device with stochastic rounding."""
+"""Environment variables and preparation of a device."""
 
 import os
+import sys
 from contextlib import closing
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -38,3 +40,25 @@ def test_hardware_rounding_needs_a_pinned_sdk(compose, small):
         ConfigError, match=r"device neuron with .* compiler\.neuron_sdk=null is not supported"
     ):
         validate_device(config, "neuron")
+
+
+@pytest.mark.parametrize(
+    ("device_type", "deterministic", "warns"),
+    [("neuron", "true", True), ("neuron", "false", False), ("cpu", "true", False)],
+)
+def test_slow_determinism_is_a_warning(
+    compose, small, capsys, device_type: str, deterministic: str, warns: bool
+):
+    config = resolve_config(compose(*small, f"engine.deterministic={deterministic}"))
+    with mock.patch("torch.set_deterministic_debug_mode") as mode:
+        device.prepare_device(config, SimpleNamespace(type=device_type))
+    assert mode.call_args.args == ("error" if deterministic == "true" else "default",)
+    assert ("engine.deterministic=true disables TorchNeuron's" in capsys.readouterr().err) == warns
+
+
+def test_torchneuron_is_imported_before_the_accelerator_is_read(tmp_path, monkeypatch):
+    (tmp_path / "torch_neuronx.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with mock.patch.dict(sys.modules):
+        device._find_accelerator()
+        assert "torch_neuronx" in sys.modules

@@ -155,21 +155,21 @@ def test_nothing_counted_is_zero_and_has_no_gradient() -> None:
     assert not head.grad.any()
 
 
-WAYS = {  # by dtype of x, that of the softmax, and whether a compiler is asked for
-    (torch.float32, torch.float32, False): "_logits_to_grad_by_softmax_",
-    (torch.float32, torch.float32, True): "_logits_to_grad_by_softmax_",
-    (torch.bfloat16, torch.bfloat16, True): "_logits_to_grad_by_softmax_",
-    (torch.bfloat16, torch.float32, False): "_logits_to_grad_by_softmax_",
-    (torch.bfloat16, torch.float32, True): "compiled",
+WAYS = {  # by dtype of x, that of the softmax, and the backend of torch.compile
+    (torch.float32, torch.float32, None): "_logits_to_grad_by_softmax_",
+    (torch.float32, torch.float32, "inductor"): "_logits_to_grad_by_softmax_",
+    (torch.bfloat16, torch.bfloat16, "inductor"): "_logits_to_grad_by_softmax_",
+    (torch.bfloat16, torch.float32, None): "_logits_to_grad_by_softmax_",
+    (torch.bfloat16, torch.float32, "inductor"): "compiled",
 }
 
 
 @pytest.mark.parametrize("dtypes", WAYS)
 def test_a_cpu_takes_the_faster_way(monkeypatch, dtypes) -> None:
-    monkeypatch.setattr(loss, "_compile_logits_to_grad_", lambda: "compiled")
-    narrow, wide, compiled = dtypes
+    monkeypatch.setattr(loss, "_compile_logits_to_grad_", lambda backend: "compiled")
+    narrow, wide, backend = dtypes
     result = loss._select_logit_kernel(
-        torch.empty(1, 1, dtype=narrow), wide, compiled, loss._Logits(loss.FULL_VOCAB, None, 0.0)
+        torch.empty(1, 1, dtype=narrow), wide, backend, loss._Logits(loss.FULL_VOCAB, None, 0.0)
     )
     assert getattr(result, "__name__", result) == WAYS[dtypes]
     part = loss.VocabShard(0, lambda tensor: tensor.unsqueeze(0), 7)
@@ -178,7 +178,7 @@ def test_a_cpu_takes_the_faster_way(monkeypatch, dtypes) -> None:
         loss._Logits(loss.FULL_VOCAB, 30.0, 0.0),
         loss._Logits(loss.FULL_VOCAB, None, 1e-4),
     ):
-        result = loss._select_logit_kernel(torch.empty(1, 1, dtype=narrow), wide, compiled, options)
+        result = loss._select_logit_kernel(torch.empty(1, 1, dtype=narrow), wide, backend, options)
         assert result is loss._logits_to_grad_
 
 
@@ -228,7 +228,7 @@ def test_the_first_token_of_a_document_is_no_target() -> None:
 @pytest.mark.parametrize("fp32", [True, False])
 def test_compiled_passes_agree(monkeypatch, fp32) -> None:
     results = []
-    for passes in (loss._logits_to_grad_, loss._compile_logits_to_grad_()):
+    for passes in (loss._logits_to_grad_, loss._compile_logits_to_grad_("inductor")):
         monkeypatch.setattr(loss, "_select_logit_kernel", lambda *_, passes=passes: passes)
         torch.manual_seed(0)
         x, head, targets = example(torch.bfloat16)

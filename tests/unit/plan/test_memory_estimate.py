@@ -208,3 +208,10 @@ def test_zero_takes_one_copy_after_the_other_apart(config):
     assert terms(2, "fp32") == (5 * count, count, 2 * count)  # own rows beside what is joined
     layer = 128 * (2 * 128 + 2 * 64 + 3 * 352 + 2)
     assert terms(3, "fp32") == (5 * count - 2 * 4 * layer, count, 2 * count)
+
+
+@pytest.mark.parametrize("experiment", ["trn2_qwen3_8b", "trn2_llama3_8b"])
+def test_experiments_of_trn2_fit_a_logical_core(config, experiment):
+    run = config(f"experiment={experiment}")
+    assert run.num_processes == 64
+    assert estimate_memory(run).total < get_device_memory_bytes(run) == 24 * 2**30
