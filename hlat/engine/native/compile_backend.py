@@ -1,4 +1,4 @@
-"""Backend of torch.compile for each type of device."""
+"""Backend of torch.compile of a device."""
 
 import importlib.util
 import os
@@ -9,23 +9,21 @@ import torch
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 
-COMPILE_BACKENDS = {"cpu": "inductor", "cuda": "inductor", "neuron": "neuron"}
-"""Backend by torch device type. TorchNeuron registers `neuron`, which calls neuronx-cc."""
+COMPILE_BACKENDS = {"neuron": "neuron"}
+"""Backend by torch device type; TorchNeuron registers `neuron`, which calls neuronx-cc."""
+_DEFAULT_BACKEND = "inductor"
+"""Backend of other devices: torch's own."""
 
 
 def select_compile_backend(config: Config, device: torch.device) -> str | None:
     """Return the backend of a device, or None if the configuration does not compile.
 
     Raises:
-        ConfigError: The device has no backend, or the backend's compiler is missing.
+        ConfigError: The backend or its compiler is missing.
     """
     if not config.compiler.torch_compile:
         return None
-    if (backend := COMPILE_BACKENDS.get(device.type)) is None:
-        raise ConfigError(
-            f"compiler.torch_compile=true: device {device.type} has no backend of torch.compile, "
-            f"unlike {', '.join(COMPILE_BACKENDS)}; use compiler.torch_compile=false"
-        )
+    backend = COMPILE_BACKENDS.get(device.type, _DEFAULT_BACKEND)
     _validate_backend(backend, device)
     return backend
 
@@ -38,7 +36,7 @@ def _validate_backend(backend: str, device: torch.device) -> None:
             f"and {device.type} needs it; install TorchNeuron (docs/neuron.md), or use "
             "compiler.torch_compile=false"
         )
-    if backend != "inductor":
+    if backend != _DEFAULT_BACKEND:
         return
     compiler = os.environ.get("CXX", "g++")
     if device.type == "cpu" and shutil.which(compiler) is None:

@@ -1,5 +1,6 @@
 """Backend of torch.compile, which follows from the device."""
 
+import importlib.util
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -40,11 +41,13 @@ def test_a_device_without_its_backend_is_an_error_before_the_first_step(
     compose, small, monkeypatch
 ) -> None:
     config = resolve_config(compose(*small, "compiler=neuron_2_33_compiled"))
-    neuron, other = (SimpleNamespace(type=name) for name in ("neuron", "mps"))
+    neuron, other = (SimpleNamespace(type=name) for name in ("neuron", "shim"))
     with pytest.raises(ConfigError, match=r"has no backend neuron in this Python, .* TorchNeuron"):
         select_compile_backend(config, neuron)
-    with pytest.raises(ConfigError, match="device mps has no backend"):
-        select_compile_backend(config, other)
     monkeypatch.setattr(torch.compiler, "list_backends", lambda exclude_tags: ["neuron"])
     assert select_compile_backend(config, neuron) == "neuron"
+    monkeypatch.setattr(torch.compiler, "list_backends", lambda exclude_tags: ["inductor"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="compiler=inductor needs Triton on shim"):
+        select_compile_backend(config, other)
     assert select_compile_backend(resolve_config(compose(*small)), other) is None
