@@ -5,6 +5,10 @@ of two devices, to show its memory to NumPy, and to know any name that torch giv
 It has no fused AdamW, which torch accepts for such a device when the optimizer is built.
 """
 
+import dataclasses
+import gc
+import weakref
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,12 +16,14 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_iter, tree_map
 
 from hlat.config.run import Config
 from hlat.engine import device_checks
 from hlat.engine.native.native_engine import NativeEngine
+from hlat.optim import adamw
 from hlat.recovery import preflight
 from tests.distributed import checks
 
@@ -25,6 +31,71 @@ COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 """Operations that may see two devices."""
 LIBRARY = torch.library.Library("aten", "IMPL")
 """What is written for the device here; torch forgets it when nobody holds it."""
+
+
+class Usage:
+    """Memory of the device and bytes that it sent.
+
+    Attributes:
+        live: Bytes allocated now.
+        peak: Largest value of `live` since the last reset.
+        sent: Bytes that a rank sent since the last reset, if each collective is a ring of two ranks, by
+            the number of elements of the full tensor.
+    """
+
+    def __init__(self) -> None:
+        self._references: Counter[int] = Counter()
+        self._nbytes: dict[int, int] = {}
+        self.live = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the peak and what was sent."""
+        self.peak, self.sent = self.live, Counter[int]()
+
+    def allocate(self, tensor: "ShimTensor") -> None:
+        """Count the memory of a tensor, which views share, until the last of them is deleted."""
+        storage = tensor.content.untyped_storage()
+        self._references[storage._cdata] += 1
+        self._set_size(storage._cdata, storage.nbytes())
+        weakref.finalize(tensor, self._release, storage._cdata)
+
+    def resize(self, tensor: "ShimTensor", nbytes: int) -> None:
+        """Change the size of the memory of a tensor and of its views, as FSDP2 does."""
+        storage = tensor.content.untyped_storage()
+        storage.resize_(nbytes)
+        self._set_size(storage._cdata, nbytes)
+
+    def _set_size(self, address: int, nbytes: int) -> None:
+        self.live += nbytes - self._nbytes.get(address, 0)
+        self._nbytes[address] = nbytes
+        self.peak = max(self.peak, self.live)
+
+    def _release(self, address: int) -> None:
+        self._references[address] -= 1
+        if not self._references[address]:
+            del self._references[address]
+            self.live -= self._nbytes.pop(address)
+
+    def send(self, name: str, args: Any) -> None:
+        """Count the bytes of a collective or of a message."""
+        if name not in _RINGS:
+            return
+        index, num_rings = _RINGS[name]
+        tensors = args[index] if isinstance(args[index], list | tuple) else [args[index]]
+        for tensor in tensors:
+            nbytes = tensor.numel() * tensor.element_size()
+            self.sent[tensor.numel()] += nbytes * num_rings // 2
+
+
+USAGE = Usage()
+_RINGS = {
+    "c10d::allreduce_": (0, 2),
+    "c10d::_allgather_base_": (0, 1),
+    "c10d::_reduce_scatter_base_": (1, 1),
+    "c10d::send": (0, 2),
+}
+"""Argument that is the full tensor, and how often a half of it is sent, by collective."""
 
 
 class ShimTensor(Tensor):
@@ -43,6 +114,7 @@ class ShimTensor(Tensor):
 
     def __init__(self, content: Tensor) -> None:
         self.content = content
+        USAGE.allocate(self)
 
     def tolist(self) -> Any:
         """What torch does for the tensors of a real device, and not for classes of Python."""
@@ -52,6 +124,8 @@ class ShimTensor(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._fused_adamw_.default:
             raise NotImplementedError(f"{func} has no kernel for shim:0")
+        if func.namespace == "c10d":
+            USAGE.send(func._schema.name, args)
         given = [leaf for leaf in tree_iter((args, kwargs or {})) if isinstance(leaf, Tensor)]
         foreign = [t for t in given if not isinstance(t, ShimTensor) and t.dim() > 0]
         if foreign and func not in COPIES:
@@ -90,6 +164,17 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     return target
 
 
+def _alloc_storage(tensor: Tensor) -> None:
+    """Allocate the memory of a gathered parameter; torch resizes its storage, which is empty here."""
+    assert isinstance(tensor, ShimTensor)
+    USAGE.resize(tensor, tensor.numel() * tensor.element_size())
+
+
+def _free_storage(tensor: Tensor) -> None:
+    assert isinstance(tensor, ShimTensor)
+    USAGE.resize(tensor, 0)
+
+
 class _Module(backend_registration._DummyBackendModule):
     """What torch asks of a device's module; streams are the CPU's, which does all in turn."""
 
@@ -116,6 +201,7 @@ def plug_in() -> None:
         LIBRARY.impl(overload, _make(overload), "PrivateUse1")
     LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
     dist.Backend.default_device_backend_map["shim"] = "gloo"
+    _fsdp_param.alloc_storage, _fsdp_param.free_storage = _alloc_storage, _free_storage
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
@@ -132,3 +218,40 @@ def passes(config: Config, folder: str) -> bool:
         well = preflight.run_preflight(config, Path(folder), engine)
         engine.close()
     return well
+
+
+@dataclasses.dataclass
+class StepUsage:
+    """Bytes of a rank in a step: allocated before it, when its update begins and at most until then, and
+    sent in the step.
+
+    `sent` has the bytes by the number of elements of the full tensor.
+    """
+
+    before: int
+    at_update: int
+    peak: int
+    sent: dict[int, int]
+
+
+def measure_step(config: Config) -> StepUsage:
+    """Return what the second step allocates and sends."""
+    plug_in()
+    engine = NativeEngine()
+    engine.build(config)
+    batch = checks.own(checks.batches(config, 1)[0], engine)
+    engine.train_step(batch, checks.RATE)
+    gc.collect()
+    USAGE.reset()
+    usage = StepUsage(USAGE.live, 0, 0, {})
+    update = adamw.step_optimizer
+
+    def record(*args: Any) -> None:
+        usage.at_update, usage.peak = USAGE.live, USAGE.peak
+        update(*args)
+
+    with mock.patch.object(adamw, "step_optimizer", record):
+        engine.train_step(batch, checks.RATE)
+    usage.sent = dict(USAGE.sent)
+    engine.close()
+    return usage
