@@ -59,7 +59,7 @@ def test_make_targets_exist(command: str) -> None:
 
 
 TRAINING_COMMANDS = [
-    (document, command)
+    pytest.param(document, command, marks=[] if document == "README.md" else [pytest.mark.slow])
     for document, command in _commands(
         "python -m hlat.train", "hlat train", "hlat sweep", "hlat precompile"
     )

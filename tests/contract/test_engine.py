@@ -279,7 +279,8 @@ def test_bf16_trains_under_both_masks(build, packed):
 
 
 @pytest.mark.parametrize(
-    "recipe", ["fp32", pytest.param("mixed", marks=pytest.mark.slow), "bf16_sr"]
+    "recipe",
+    ["fp32", *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("mixed", "bf16_sr"))],
 )
 def test_a_closed_engine_gives_back_its_memory(compose, small, config, tokens, recipe):
     def num_held():
@@ -344,7 +345,10 @@ def _answers(engine, sequences):
     return engine.read(engine.eval_step(sequences)), *(each.tolist() for each in found)
 
 
-@pytest.mark.parametrize(("recipe", "bytes_per_weight"), [("fp32", 4), ("mixed", 2)])
+@pytest.mark.parametrize(
+    ("recipe", "bytes_per_weight"),
+    [pytest.param("fp32", 4, marks=pytest.mark.slow), ("mixed", 2)],
+)
 def test_weights_alone_take_no_other_memory(compose, small, config, recipe, bytes_per_weight):
     def storages():
         gc.collect()

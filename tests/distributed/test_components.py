@@ -31,10 +31,8 @@ RECIPES = {"mixed": 2e-3, "bf16": 1e-2, "bf16_sr": 1e-2}
 """Relative tolerance of a recipe: layouts add up in other orders."""
 STEPS = 3
 DEFAULT_LAYOUTS = {
-    "qk_norm": {"tp4+sp"},
     "qk_norm projection": {"tp4+sp"},
     "biases": {"tp4"},
-    "sinks": {"tp4"},
     "sandwich, zero-centered": {"tp4+sp"},
     "tied head": {"tp2+pp2+dp2+zero1"},
 }
@@ -114,6 +112,7 @@ def test_activation_checkpointing_and_document_masks(
             assert_rows_equal(rows[:STEPS], expected.rows[:STEPS])
 
 
+@pytest.mark.slow  # 6 s per case
 @pytest.mark.parametrize(
     ("component", "layout"),
     [

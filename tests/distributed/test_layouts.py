@@ -136,11 +136,13 @@ def test_compiled_layers_equal_eager(ranks: Ranks, configure, single_process, la
 RECIPES = {"fp32": 1e-5, "mixed": 2e-3, "bf16": 4e-3, "bf16_sr": 4e-3, "bf16_sr_master": 4e-3}
 DEFAULT_RECIPES = [
     *(
-        (recipe, "tp=2 sequence_parallel=true dp=2 zero=1")
+        pytest.param(
+            *(recipe, "tp=2 sequence_parallel=true dp=2 zero=1"),
+            marks=slow_unless(recipe in ("mixed", "bf16_sr_master")),
+        )
         for recipe in ("mixed", "bf16", "bf16_sr", "bf16_sr_master")
     ),
-    *((recipe, "pp=2 dp=2 zero=3") for recipe in ("mixed", "bf16", "bf16_sr")),
-    ("bf16_sr_master", "pp=2"),  # FSDP does not support it
+    *((recipe, "pp=2 dp=2 zero=3") for recipe in ("mixed", "bf16_sr")),
 ]
 EIGHT_RANKS = "tp=2 sequence_parallel=true pp=2 dp=2"
 RECIPE_CASES = [
@@ -152,6 +154,8 @@ RECIPE_CASES = [
             *(("mixed", 3), ("bf16", 2), ("bf16_sr", 3)),
         ]
     ),
+    pytest.param("bf16", "pp=2 dp=2 zero=3", marks=pytest.mark.slow),
+    pytest.param("bf16_sr_master", "pp=2", marks=pytest.mark.slow),  # FSDP does not support it
 ]
 
 

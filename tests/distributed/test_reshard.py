@@ -24,9 +24,7 @@ NAMES = [*LAYOUTS]
 
 DEFAULT = {
     "single": ["dp2+zero3"],
-    "dp2+zero3": ["pp2"],
-    "pp2": ["tp2"],
-    "tp2": ["tp2+pp2+dp2+zero1"],
+    "dp2+zero3": ["tp2+pp2+dp2+zero1"],
     "tp2+pp2+dp2+zero1": ["single"],
 }
 """Layouts that load the checkpoint of a layout in the default suite."""

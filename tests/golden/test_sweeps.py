@@ -131,6 +131,7 @@ def write_run(folder, losses, bits, end="finish"):
     (folder / "provenance.json").write_text(json.dumps(origin | {"packages": {"torch": "2"}}))
 
 
+@pytest.mark.slow  # 6 s: composes all points of all studies
 def test_studies_share_their_defaults(load_runs):
     names = set()
     for name, point in (

@@ -103,6 +103,7 @@ def test_continue_after_ctrl_c_an_edit_and_a_failure(folder: Path, monkeypatch) 
     )
 
 
+@pytest.mark.slow  # 8 s: trains the stages of a campaign
 def test_create_the_next_stages_on_kubernetes(folder: Path, tmp_path_factory, monkeypatch) -> None:
     programs = tmp_path_factory.mktemp("programs")
     (programs / "kubectl").write_text(KUBECTL)

@@ -242,6 +242,7 @@ def refusal(done: CommandResult, *sentences: str) -> None:
         assert sentence in done.err
 
 
+@pytest.mark.slow  # 13 s: twenty commands
 def test_refuse_mistakes_before_the_engine_is_built(trained, data, tmp_path):
     def said(*words):
         return call(evaluate, trained, *words)
@@ -271,6 +272,7 @@ def test_refuse_mistakes_before_the_engine_is_built(trained, data, tmp_path):
         refusal(said(run, "tasks=piqa"), "pip install 'hlat[evaluation]'")
 
 
+@pytest.mark.slow  # 10 s: two evaluations
 def test_evaluate_an_exported_model_with_its_own_tokenizer(trained, exported, data):
     words = ("tasks=piqa", f"data={data}", "--json")
     done = call(evaluate, trained, "exported", *words)

@@ -60,7 +60,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW_CASES = {
+    *("empty mapping of a group", "tag", "deep YAML", "junk", "port", "size of FSx"),
+    *("figure below a file", "report below a file", "binary location of checkpoints"),
+}
+"""Cases of which the default suite has one with the same reader."""
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW_CASES else []) for case in CASES],
+)
 def test_print_one_message(tmp_path: Path, hlat, case: str) -> None:
     foreign = tmp_path / "foreign" / "experiment"
     foreign.mkdir(parents=True)

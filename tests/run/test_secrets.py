@@ -45,6 +45,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, runner) -> None:
         runner.environment[name] = f"{CANARY}-{name}"
 
 
+@pytest.mark.slow  # 5 s: trains, plans and reports
 @pytest.mark.parametrize("dp", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_write_no_variable_of_the_environment(
     environment: None, runner, without_figures, capfd: pytest.CaptureFixture[str], dp: int

@@ -83,6 +83,7 @@ def place(login: Login) -> Path:
     subprocess.run(["rm", "-r", str(found.parents[1])], check=True)
 
 
+@pytest.mark.slow  # 8 s: installs a copy of the code
 def test_submit_one_job_with_a_copy_of_the_code(login, place):
     sent = json.loads((place / "job.json").read_text())
     (archive,) = place.glob("code-*.zip")

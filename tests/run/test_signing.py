@@ -47,6 +47,7 @@ def test_only_signed_checkpoints_are_read(signed: Runner) -> None:
         assert file.is_dir() or private.encode() not in file.read_bytes(), file
 
 
+@pytest.mark.slow  # 6 s: three processes
 def test_checkpoints_of_another_key_are_refused(signed: Runner) -> None:
     keys = ["checkpoint.signing_key=other.pem", "checkpoint.trusted_keys=other.pem.pub"]
     done = signed.run("run.name=x", "run.steps=6", *keys)

@@ -10,6 +10,7 @@ from hlat.config.package_dirs import find_package_dir
 GRIDS = sorted(
     file.stem for file in find_package_dir("sweeps").glob("*.yaml") if file.stem != "search"
 )
+DEFAULT = {"parallelism", "precision", "upsampling"}
 
 
 def corners(study):
@@ -22,7 +23,10 @@ def corners(study):
 
 
 @pytest.mark.parametrize("corner", [-1, pytest.param(0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("study", GRIDS)
+@pytest.mark.parametrize(
+    "study",
+    [pytest.param(study, marks=[] if study in DEFAULT else [pytest.mark.slow]) for study in GRIDS],
+)
 def test_train_a_point_of_a_study(runner, study, corner):
     point = corners(study)[corner]
     done = runner.run(f"+sweep={study}", *point, "run.steps=2", "run.name=x")

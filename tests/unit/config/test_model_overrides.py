@@ -19,6 +19,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.slow  # composes all models; the default suite has those of test_configs.py
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_needs_no_other_override(name: str) -> None:
     model = parse_section(ModelConfig, PRESETS[name])

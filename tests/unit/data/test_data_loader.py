@@ -299,7 +299,7 @@ def test_a_batch_with_bos_equals_one_built_by_hand(corpora, open_loader, with_bo
         assert first.tokens[row, 0] == 4096
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_global_batches_with_bos_do_not_depend_on_ranks_or_workers(
     open_loader, with_bos, num_ranks: int, workers: int

@@ -329,6 +329,7 @@ def compute_bounds(case: Case) -> tuple[Tensor, Tensor]:
     return mask_BSS.argmax(-1), num_tokens - 1 - mask_BSS.flip(-1).argmax(-1)
 
 
+@pytest.mark.slow  # 8 s: compiles kernels
 @pytest.mark.usefixtures("_eager_flex_attention")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @given(cases)

@@ -28,7 +28,7 @@ TOLERANCE = 0.03
 """Sums with one element per token or head, such as those of a softmax, are not listed."""
 
 
-@pytest.mark.parametrize("recipe", ["fp32", "bf16"])
+@pytest.mark.parametrize("recipe", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_saved_bytes_of_every_layer(compose, variant, recipe) -> None:
     composed = resolve_config(

@@ -138,6 +138,7 @@ def test_the_page_is_rendered_once_per_change(
     assert len(rendered) == 2
 
 
+@pytest.mark.slow  # 9 s: waits for time limits
 def test_half_open_connections_are_limited_and_closed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
