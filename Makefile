@@ -1,6 +1,6 @@
 # make train: train a small model on this machine. Installs the dependencies into .venv first, like the targets below.
 # make test: run the default tests with two workers and up to 4 GB of memory. With more cores and memory: ARGS="--numprocesses 8".
-# make test-all: run all tests. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
+# make test-all: run all tests with three workers. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
 # make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
 # make test-skypilot: validate SkyPilot tasks with the code of SkyPilot, in .venv-skypilot.
 # make fuzz SECONDS=3600: read mutated files with each reader of foreign files, and print executions and findings. Writes build/fuzz.json.
@@ -12,11 +12,12 @@
 # make lock: write the lock files of supply_chain/ for pyproject.toml and constraints.txt, with the hashes of pypi.org.
 # make sbom: write the wheel and an SBOM of .venv (CycloneDX) to dist.
 # make audit ADVISORIES=<zip>: compare the lock files with a downloaded file of advisories, without network.
+unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, which would compile hlat again
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --dist loadgroup
 ALL_TESTS := "slow or not slow"
 MANIFEST := pyproject.toml setup.cfg constraints.txt
 NXD_VENV := .venv-nxd
@@ -53,10 +54,10 @@ studies: $(VENV)/.installed-dev
 	set -e; for study in $(STUDIES); do $(BIN)/python -m hlat.report runs/sweeps/$$study; done
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --numprocesses 2 $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	$(PYTEST) -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
+	$(PYTEST) --numprocesses 3 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
 
 test-nxd: nxd-source $(NXD_VENV)/.installed
 	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \

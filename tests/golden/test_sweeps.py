@@ -31,6 +31,7 @@ POINTS = {
     "weight_decay": 6,
 }
 GRIDS = [study for study in STUDIES if study.stem != "search"]
+DEFAULT = {"beta2", "parallelism", "upsampling"}
 
 
 def points(study):
@@ -60,7 +61,14 @@ def load_runs(compose):
     return functools.cache(lambda study: [*runs_of(study, compose)])
 
 
-@pytest.mark.parametrize("study", GRIDS, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(study, marks=[] if study.stem in DEFAULT else [pytest.mark.slow])
+        for study in GRIDS
+    ],
+    ids=lambda file: file.stem,
+)
 def test_study_has_the_points_that_it_states(study, load_runs):
     runs = load_runs(study)
     assert len(runs) == POINTS[study.stem]

@@ -10,6 +10,7 @@ def _name(folder: Path) -> str:
     return json.loads((folder / "services.json").read_text())["wandb"]
 
 
+@pytest.mark.slow  # 6 s; test_metric_loggers.py resumes a run of W&B too
 def test_resume_the_wandb_run_of_a_checkpoint(runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert runner.run("run.name=x", "run.steps=5", "tracking=wandb").returncode == 0

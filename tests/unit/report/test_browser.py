@@ -351,7 +351,7 @@ def test_a_choice_outlives_a_page_that_is_made_anew(
 ) -> None:
     folder = write_run(tmp_path / "live")
     with build_server(folder, 0) as serving:
-        thread = threading.Thread(target=serving.serve_forever, daemon=True)
+        thread = threading.Thread(target=serving.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         tab.look(f"http://127.0.0.1:{serving.server_address[1]}/")
         tab.drag(0.25, 0.75)
