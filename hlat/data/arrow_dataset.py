@@ -9,6 +9,7 @@ import hashlib
 import logging
 import struct
 import sys
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -78,7 +79,9 @@ class _ArrowFile:
         )
         row_in_batch: int = row - self._row_ends[batch] + rows
         mapped = self._mapped_bytes
-        self._content.validate_recently()
+        content = self._content
+        if time.monotonic() >= content.next_check_s:
+            content.validate_status()
         if validity >= 0 and not mapped[validity + (row_in_batch >> 3)] >> (row_in_batch & 7) & 1:
             return _EMPTY
         start, stop = _OFFSET_STRUCTS[width].unpack_from(mapped, offsets + row_in_batch * width)
@@ -86,7 +89,8 @@ class _ArrowFile:
             self._warn_damaged(row)
             return _EMPTY
         document = mapped[text + start : text + stop]
-        self._content.add_sample(text + start, document)
+        if content.needs_samples:
+            content.add_sample(text + start, document)
         return document
 
     def _warn_damaged(self, row: int) -> None:

@@ -27,20 +27,17 @@ class FileContent:
     def __init__(self, path: Path) -> None:
         self._path = str(path)
         self._size, self._modified_ns = self._read_status()
-        self._next_check = 0.0
+        self.next_check_s = 0.0
+        """Time of the monotonic clock from which on a read requires `validate_status` before."""
+        self.needs_samples = True
+        """True until `add_sample` has recorded MAX_SAMPLES documents."""
         self._samples: dict[int, tuple[int, int]] = {}
         """Length and checksum by position."""
         self._num_validated = 0
 
-    def validate_recently(self) -> None:
-        """Call `validate_status` unless it was called within `STATUS_INTERVAL_S`."""
-        now = time.monotonic()
-        if now >= self._next_check:
-            self._next_check = now + STATUS_INTERVAL_S
-            self.validate_status()
-
     def validate_status(self) -> None:
         """Raise ConfigError if the file is missing, or has another size or modification time."""
+        self.next_check_s = time.monotonic() + STATUS_INTERVAL_S
         size, modified_ns = self._read_status()
         if size != self._size:
             raise self._build_error(f"it has {size:,} bytes instead of {self._size:,}")
@@ -49,10 +46,11 @@ class FileContent:
             raise self._build_error(f"it was modified at {modified}")
 
     def add_sample(self, position: int, document: memoryview) -> None:
-        """Record the checksum of a document at a position of the file if there are few."""
-        if len(self._samples) < MAX_SAMPLES and document:
+        """Record the checksum of a document at a position of the file."""
+        if document:
             sample = document[:MAX_SAMPLE_BYTES]
             self._samples.setdefault(position, (len(sample), zlib.crc32(sample)))
+            self.needs_samples = len(self._samples) < MAX_SAMPLES
 
     def validate_samples(self, count: int) -> None:
         """Read `count` of the recorded documents again, each time the next ones.

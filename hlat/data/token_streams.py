@@ -249,19 +249,14 @@ def _tokenize_chunks(
         next_starts.append(end if end < len(document) else 0)
     encoded = zip(locations, tokenizer.encode_chunks(texts), next_starts, strict=True)
     return [
-        TokenizedChunk(_add_delimiters(ids, location, next_start, tokenizer), next_start)
-        for location, ids, next_start in encoded
+        TokenizedChunk(
+            tokenizer.add_delimiters(ids, not start, not next_start)
+            if ids.size or start or next_start
+            else ids,  # an empty document has no delimiters
+            next_start,
+        )
+        for (_, _, start), ids, next_start in encoded
     ]
-
-
-def _add_delimiters(
-    ids: TokenArray, location: ChunkLocation, next_start: int, tokenizer: Tokenizer
-) -> TokenArray:
-    """Return the tokens of a chunk with BOS and EOS, unless it is an empty document."""
-    is_first, is_last = location.start == 0, next_start == 0
-    if is_first and is_last and not len(ids):
-        return ids
-    return tokenizer.add_delimiters(ids, is_first, is_last)
 
 
 def _decode_utf8(source: str, data: memoryview) -> str:
