@@ -5,8 +5,12 @@ import importlib.util
 import os
 import resource
 import sys
+from functools import cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from hlat import launch_environment, neuron_environment
 from hlat.config.config_errors import ConfigError, MissingDeviceError
@@ -91,6 +95,27 @@ def read_peak_memory(device: torch.device) -> int | None:
         return int(torch.accelerator.max_memory_allocated(device))
     except (AttributeError, RuntimeError):  # XLA devices have no allocator of torch's
         return None
+
+
+def copy_to_device(array: NDArray[np.int32], device: torch.device) -> Tensor:
+    """Copy an array to the device without waiting for the device.
+
+    The copy is asynchronous from page-locked memory only: a driver may first wait for the preceding
+    work on the device before it reads pageable memory (CUDA driver API, synchronization behavior).
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cpu" and _has_pinned_memory():
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+@cache
+def _has_pinned_memory() -> bool:
+    """Return True if the accelerator of this machine has an allocator of page-locked memory."""
+    try:
+        return torch.empty(1).pin_memory().is_pinned()
+    except (AttributeError, RuntimeError):  # an accelerator without such an allocator, or none
+        return False
 
 
 def _find_accelerator() -> torch.device | None:

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hlat import launch_environment
@@ -21,6 +19,7 @@ from hlat.engine.native import fsdp
 from hlat.engine.native.compile_backend import select_compile_backend
 from hlat.engine.native.decoding import DecodeContext, NativeDecodeState, build_empty_decode_state
 from hlat.engine.native.device import (
+    copy_to_device,
     find_device,
     prepare_device,
     read_peak_memory,
@@ -204,18 +203,15 @@ class NativeEngine:
 
     def _build_batch(self, sequences: PackedSequences) -> DeviceBatch:
         data = self.config.data
-        tokens = self._to_device(sequences.tokens)
+        tokens = copy_to_device(sequences.tokens, self._device)
         documents = None
         if data.document_mask or data.loss_mask:
             assert sequences.document_ids is not None
-            documents = self._to_device(sequences.document_ids)
+            documents = copy_to_device(sequences.document_ids, self._device)
         targets = build_next_token_targets(tokens, documents if data.loss_mask else None)
         if sequences.num_target_tokens is not None:
             targets[:, sequences.num_target_tokens :] = IGNORE_INDEX
         return DeviceBatch(tokens, documents if data.document_mask else None, targets)
-
-    def _to_device(self, array: NDArray[np.int32]) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _compute_loss(
         self, part: Decoder, outputs: Tensor, targets: Tensor, scale: float

@@ -6,7 +6,9 @@ from contextlib import closing
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
+import torch
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.engine_capabilities import validate_device
@@ -62,3 +64,29 @@ def test_torchneuron_is_imported_before_the_accelerator_is_read(tmp_path, monkey
     with mock.patch.dict(sys.modules):
         device._find_accelerator()
         assert "torch_neuronx" in sys.modules
+
+
+def test_arrays_are_copied_from_pinned_memory(monkeypatch):
+    pinned = []
+
+    def pin(tensor):
+        pinned.append(tensor.tolist())
+        return tensor.clone()
+
+    monkeypatch.setattr(device, "_has_pinned_memory", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    tokens = np.arange(4, dtype=np.int32)
+    assert device.copy_to_device(tokens, torch.device("meta")).is_meta
+    assert pinned == [[0, 1, 2, 3]]
+    assert device.copy_to_device(tokens, torch.device("cpu")).tolist() == [0, 1, 2, 3]
+    assert len(pinned) == 1
+
+
+def test_pinned_memory_is_not_used_without_an_allocator(monkeypatch):
+    def refuse(tensor):
+        raise RuntimeError("no allocator")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    device._has_pinned_memory.cache_clear()
+    assert device.copy_to_device(np.zeros(2, np.int32), torch.device("meta")).is_meta
+    device._has_pinned_memory.cache_clear()
