@@ -188,6 +188,11 @@ def _attend_fused(
     is_decoding = q_BNSD.shape[2] < k_BGKD.shape[2]
     is_default = math.isclose(scale, q_BNSD.shape[-1] ** -0.5, rel_tol=1e-12)
     kernel_scale = None if is_default else scale
+    has_flash_kernel = q_BNSD.is_cpu or q_BNSD.dtype != torch.float32
+    if is_gqa and not is_decoding and not (mask_B1SK is None and has_flash_kernel):
+        # Kernels other than flash attention often have no GQA (sdp_utils.cpp)
+        k_BGKD, v_BGKD = (_repeat_kv(x, q_BNSD.shape[1]) for x in (k_BGKD, v_BGKD))
+        is_gqa = False
     if mask_B1SK is None:
         return F.scaled_dot_product_attention(
             q_BNSD,
@@ -197,10 +202,6 @@ def _attend_fused(
             scale=kernel_scale,
             enable_gqa=is_gqa,
         )
-    if is_gqa and not is_decoding:
-        # Kernels with a mask and deterministic gradients often have no GQA (sdp_utils.cpp)
-        k_BGKD, v_BGKD = (_repeat_kv(x, q_BNSD.shape[1]) for x in (k_BGKD, v_BGKD))
-        is_gqa = False
     return F.scaled_dot_product_attention(
         q_BNSD, k_BGKD, v_BGKD, attn_mask=mask_B1SK, scale=kernel_scale, enable_gqa=is_gqa
     )

@@ -420,3 +420,21 @@ def test_memory_is_linear_in_the_length(case: Case) -> None:
     short, long = measure(2048), measure(8192)
     assert long <= 4.5 * short
     assert long < 8192 * 8192  # a boolean mask of queries over keys
+
+
+@pytest.mark.parametrize(("dtype", "num_heads"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_kernels_of_other_devices_have_grouped_queries_in_bf16_only(
+    monkeypatch, dtype, num_heads
+) -> None:
+    """Given grouped fp32 queries, torch would materialize all scores on a GPU."""
+    seen = []
+
+    def record(q_BNSD, k_BGKD, v_BGKD, *, is_causal, scale, enable_gqa):
+        seen.append((k_BGKD.shape[1], v_BGKD.shape[1], enable_gqa))
+        return q_BNSD
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", record)
+    q_BNSD = torch.empty(1, 4, 8, 16, dtype=dtype, device="meta")
+    k_BGKD = torch.empty(1, 2, 8, 16, dtype=dtype, device="meta")
+    attend(q_BNSD, k_BGKD, k_BGKD, None, None, 0.25, None, None)
+    assert seen == [(num_heads, num_heads, num_heads == 2)]
