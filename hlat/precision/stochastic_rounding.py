@@ -17,7 +17,7 @@ _CHUNK_NUMEL = {"cpu": 1 << 17}
 """Elements of a tensor that a thread rounds at a time, by device type; they fit its cache."""
 _COMPILED_CHUNK_NUMEL = {"cpu": 1 << 18}
 """The same for compiled code, whose calls cost more."""
-_MAX_CHUNK_NUMEL = 1 << 24
+_MAX_CHUNK_NUMEL = 1 << 22
 """Elements at a time on other devices; bounds the scratch memory."""
 
 
@@ -32,8 +32,8 @@ class ScratchBuffer:
 class StochasticRounder:
     """Stochastic rounding with reusable scratch buffers, by eager operators or torch.compile.
 
-    Constants are tensors on the device: torch would wrap a Python number in every operation, at a
-    higher cost than the rest of a call.
+    Constants are scalar tensors on the CPU, which torch passes to a kernel of any device by value.
+    It would wrap a Python number in every operation, at a higher cost than the rest of a call.
     """
 
     def __init__(self, compile_backend: str | None = None) -> None:
@@ -77,7 +77,7 @@ class StochasticRounder:
         infinity = float("inf")
         buffer.tensors[0].nan_to_num_(nan=float("nan"), posinf=infinity, neginf=-infinity)
         buffer.bits.add_(self.expand_random_bits(row_keys, random_bits.column_keys))
-        buffer.bits.bitwise_and_(self._get_constant(-65536, row_keys))
+        buffer.bits.bitwise_and_(self._get_constant(-65536))
 
     def expand_random_bits(self, row_keys: Tensor, column_keys: Tensor) -> Tensor:
         """Return 16 random bits per element, int32 [n, rows, width], valid until the next call.
@@ -89,8 +89,8 @@ class StochasticRounder:
         shape = torch.Size((row_keys.shape[1], column_keys.shape[1]))
         bits = self.get_buffer("random_bits", len(row_keys), shape, row_keys.device).bits
         torch.mul(row_keys, column_keys, out=bits)
-        bits.bitwise_right_shift_(self._get_constant(16, row_keys))
-        return bits.bitwise_and_(self._get_constant(0xFFFF, row_keys))
+        bits.bitwise_right_shift_(self._get_constant(16))
+        return bits.bitwise_and_(self._get_constant(0xFFFF))
 
     def get_buffer(
         self, slot: str, num_tensors: int, shape: torch.Size, device: torch.device
@@ -122,9 +122,9 @@ class StochasticRounder:
         chunks = zip(*(torch.split(matrix, step) for matrix in matrices), strict=True)
         return zip((slice(i, i + step) for i in range(0, num_rows, step)), chunks, strict=True)
 
-    def _get_constant(self, value: int, like: Tensor) -> Tensor:
+    def _get_constant(self, value: int) -> Tensor:
         if value not in self._constants:
-            self._constants[value] = torch.tensor(value, dtype=torch.int32, device=like.device)
+            self._constants[value] = torch.tensor(value, dtype=torch.int32, device="cpu")
         return self._constants[value]
 
 
