@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.utils import backend_registration
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from hlat.config.run import Config
@@ -29,6 +30,12 @@ from tests.distributed import checks
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
 """Operations that may see two devices."""
+READS = {
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+}
+"""Operations for which the host waits for the device, besides copies to the CPU."""
 LIBRARY = torch.library.Library("aten", "IMPL")
 """What is written for the device here; torch forgets it when nobody holds it."""
 
@@ -208,6 +215,42 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
     """What checks.train returns, where the device is plugged in, whether it is used or not."""
     plug_in()
     return checks.train(config, steps)
+
+
+class ReadRecorder(TorchDispatchMode):
+    """Names of the operations for which the host waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        reads = any(isinstance(leaf, ShimTensor) for leaf in tree_iter((args, kwargs or {})))
+        if func is torch.ops.aten._to_copy.default:
+            reads &= torch.device((kwargs or {}).get("device") or "shim").type == "cpu"
+        elif func is torch.ops.aten.copy_.default:
+            reads &= not isinstance(args[0], ShimTensor)
+        else:
+            reads &= func in READS
+        if reads:
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def record_reads(config: Config, steps: int) -> tuple[list[str], list[str]]:
+    """Return the reads of some steps after the first one, and those of a value of the last one."""
+    plug_in()
+    engine = NativeEngine()
+    engine.build(config)
+    sequences = [checks.own(batch, engine) for batch in checks.batches(config, 1 + steps)]
+    engine.train_step(sequences[0], checks.RATE)
+    with ReadRecorder() as in_steps:
+        for each in sequences[1:]:
+            metrics = engine.train_step(each, checks.RATE)
+    with ReadRecorder() as in_read:
+        metrics["loss"].item()
+    engine.close()
+    return in_steps.names, in_read.names
 
 
 def passes(config: Config, folder: str) -> bool:

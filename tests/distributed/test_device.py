@@ -44,6 +44,18 @@ def test_unknown_device_trains_like_the_cpu(
             assert row == pytest.approx(numbers, rel=relative)
 
 
+@pytest.mark.parametrize(
+    ("layout", "recipe"), [("", "bf16_sr"), ("dp=2 zero=1", "mixed"), ("", "bf16_sr_master")]
+)
+def test_a_step_reads_nothing_from_the_device(
+    pair: Ranks, configure, layout: str, recipe: str
+) -> None:
+    config = configure(layout, f"precision={recipe}", "engine.device=shim")
+    for in_steps, in_item in pair.run(config.num_processes, shim.record_reads, config, 2):
+        assert in_steps == []
+        assert in_item == ["aten._local_scalar_dense.default"]
+
+
 @pytest.mark.parametrize("recipe", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_unknown_device_passes_preflight(pair: Ranks, configure, tmp_path, recipe: str) -> None:
     config = configure("dp=2", f"precision={recipe}", "engine.device=shim")
