@@ -38,8 +38,22 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="rewrite the golden files")
+    accelerator = "device of the tests marked cuda; cpu rehearses them without a GPU"
+    parser.addoption("--accelerator", choices=["cuda", "cpu"], default="cuda", help=accelerator)
     seconds = "time of tests/fuzz for all readers together"
     parser.addoption("--fuzz-seconds", type=float, default=60.0, help=seconds)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Device type of the tests marked cuda, which are skipped without a GPU."""
+    name = str(request.config.getoption("--accelerator"))
+    if name == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device; --accelerator cpu rehearses the test on the CPU")
+    return name
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,34 @@
+"""What only a CUDA device has: counters of its allocator, and detection of synchronization."""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+
+import torch
+
+
+@contextlib.contextmanager
+def forbid_synchronization(device: str) -> Iterator[None]:
+    """Raise RuntimeError if the host waits for the device; torch detects most operations."""
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def measure_peak_bytes(device: str, work: Callable[[], object]) -> int | None:
+    """Call a function; return the bytes that it allocated at most, None on a CPU."""
+    if device != "cuda":
+        work()
+        return None
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
