@@ -10,6 +10,7 @@ folder of wheels (make gpu-wheels), without network. This file needs the standar
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -50,10 +51,12 @@ TESTS = [
     "tests/cuda/test_stochastic_rounding.py",
     "tests/cuda/test_step.py",
     "tests/cuda/test_checkpoints.py",
-    "tests/cuda/test_equality.py",
     "tests/run/test_cuda.py",
+    "tests/cuda/test_equality.py",
 ]
 MAX_CONTESTANT_SECONDS = 100
+SUMMARY_SECONDS = 5
+"""Time in which pytest prints the failures so far, after an interrupt."""
 LOSS_TOLERANCES = {"fp32": 1e-5, "bf16": 5e-3, "mixed": 5e-3, "bf16_sr": 5e-3}
 """Largest relative difference of the first losses of contestants (benchmarks/step/run.py)."""
 
@@ -137,15 +140,24 @@ def run_tests(settings: Settings, deadline: float, record: Record) -> Json:
         )
         failure = None
         try:
-            process.wait(max(1.0, deadline - time.monotonic()))
+            process.wait(max(1.0, deadline - SUMMARY_SECONDS - time.monotonic()))
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            interrupt(process)
             failure = "the time of the part is over"
     result = parse_tests(log_path.read_text())
     if not any(result["counts"].values()):
         failure = failure or (log_path.read_text().strip().splitlines() or ["no output"])[-1]
     return result | ({"failure": failure} if failure else {})
+
+
+def interrupt(process: "subprocess.Popen[bytes]") -> None:
+    """Interrupt a process, so that it prints its summary, and kill its group."""
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(SUMMARY_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def parse_tests(output: str) -> Json:
