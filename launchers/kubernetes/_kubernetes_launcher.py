@@ -79,7 +79,7 @@ class KubernetesLauncher(SchedulerLauncher):
         jobs = self.build_jobs(job_overrides, TRAIN_COMMAND, mount)
         validate_kubernetes_jobs([point.config for point, _ in jobs], self.settings)
         files = [self._write_run_manifest(point, job) for point, job in jobs]
-        kubectl = shutil.which("kubectl")
+        kubectl = self._find_kubectl(files)
         if kubectl is not None:
             create_objects(kubectl, files, "--dry-run=server")
         job_returns = []
@@ -103,7 +103,7 @@ class KubernetesLauncher(SchedulerLauncher):
         spec = _build_command_spec(job, self.settings)
         documents = build_command_manifest(job, self.settings)
         file = write_manifest(directory / build_object_name(spec.name), documents)
-        kubectl = shutil.which("kubectl")
+        kubectl = self._find_kubectl([file])
         if kubectl is not None:
             create_objects(kubectl, [file], "--dry-run=server")
             create_objects(kubectl, [file])
@@ -118,6 +118,14 @@ class KubernetesLauncher(SchedulerLauncher):
         if self.settings.precompile:
             graphs_dir = get_compiled_graphs_dir(point.config, job.working_directory)
         return write_manifest(directory, build_manifest(job, files, self.settings, graphs_dir))
+
+    def _find_kubectl(self, files: Sequence[Path]) -> str | None:
+        """Return the path of kubectl; in a dry run, print the manifests and return None."""
+        if not self.settings.dry_run:
+            return shutil.which("kubectl")
+        for file in files:
+            print(file.read_text())
+        return None
 
     def _format_receipt(self, job: JobSpec, action: str, file: Path, kubectl: str | None) -> str:
         if kubectl is None:

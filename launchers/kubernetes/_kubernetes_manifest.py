@@ -89,6 +89,8 @@ class KubernetesLauncherConfig(PruningConfig):
     """Nodes without pods of this job, by their label kubernetes.io/hostname."""
     pod: dict[str, Any] = field(default_factory=dict)
     """Further fields of the pod specification, such as tolerations."""
+    dry_run: bool = False
+    """Write and print the manifests, and create nothing. Needs no cluster."""
 
 
 CONFIG_DIR = "/etc/hlat"

@@ -107,6 +107,10 @@ class SearchSweeper(Sweeper):
                 f"hydra.sweeper.asha_min_steps={self.asha_min_steps} stops jobs of "
                 "hydra/launcher=slurm; set it to 0 with hydra/launcher=local"
             )
+        if isinstance(self.launcher, SlurmLauncher) and self.launcher.settings.dry_run:
+            raise ConfigError(
+                "hydra.launcher.dry_run=true: a search needs the results of its trials; remove it"
+            )
         if (name := get_entry_point(task_function)) != "train":
             raise ConfigError(f"hydra/sweeper=search is for hlat.train, not for hlat.{name}")
         self.num_parallel_trials = self.launcher.settings.jobs or self.trials

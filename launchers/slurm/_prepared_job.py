@@ -26,6 +26,8 @@ from ._sbatch_script import (
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
+SCRIPTS_DIR = "dry_run"
+"""Directory in the sweep directory for the scripts of dry runs."""
 _MAX_TASKS = 1000
 """Maximum number of tasks of an array with Slurm's default MaxArraySize."""
 
@@ -216,15 +218,39 @@ def _group_tasks(tasks: Sequence[PreparedTask]) -> Iterator[list[PreparedTask]]:
             yield group[first : first + _MAX_TASKS]
 
 
-def _prepare_job(
-    tasks: list[PreparedTask], files: SubmissionFiles, settings: SlurmLauncherConfig
-) -> PreparedJob:
-    """Write the files of a job or job array after Slurm has checked its script."""
-    from submitit import SlurmExecutor
+def write_scripts(
+    tasks: Sequence[PreparedTask], files: SubmissionFiles, settings: SlurmLauncherConfig
+) -> list[Path]:
+    """Write the batch scripts of all jobs to the sweep directory, each after its prerequisite.
 
-    prerequisites = [task.prerequisite for task in tasks if task.prerequisite is not None]
-    prerequisite = _prepare_job(prerequisites, files, settings) if prerequisites else None
-    first, array, label = tasks[0], None, tasks[0].label
+    `sbatch` is not called. The scripts refer to files that only a submission writes.
+    """
+    directory = create_numbered_dir(files.directory / SCRIPTS_DIR)
+    paths = []
+    for group in _group_tasks(tasks):
+        prerequisites = [task.prerequisite for task in group if task.prerequisite is not None]
+        for jobs in (prerequisites, group):
+            if jobs:
+                paths.append(directory / f"{len(paths)}.sh")
+                paths[-1].write_text(_build_script(jobs, files, settings).text)
+    return paths
+
+
+@dataclass(frozen=True)
+class _Script:
+    """The batch script of a job or job array, and how it is submitted."""
+
+    array: JobArray | None
+    directory: Path
+    parameters: dict[str, Any]
+    command: str
+    text: str
+
+
+def _build_script(
+    tasks: Sequence[PreparedTask], files: SubmissionFiles, settings: SlurmLauncherConfig
+) -> _Script:
+    first, array = tasks[0], None
     directory, parameters = first.submission_dir.path, first.parameters
     command = build_command(first.program, directory)
     if len(tasks) > 1:
@@ -233,19 +259,32 @@ def _prepare_job(
         parameters = build_array_parameters(parameters, directory, files.directory.name)
         parameters["additional_parameters"]["array"] = settings.format_array(range(len(tasks)))
         command = build_array_command(first.program, directory)
-        label = f"{label} and {len(tasks) - 1} others:"
-    script = build_sbatch_script(parameters, directory, command)
-    if (reason := slurm_commands.find_rejection_reason(script)) is not None:
-        raise ConfigError(f"{label} Slurm rejects the job: {reason}")
+    text = build_sbatch_script(parameters, directory, command)
+    return _Script(array, directory, parameters, command, text)
+
+
+def _prepare_job(
+    tasks: list[PreparedTask], files: SubmissionFiles, settings: SlurmLauncherConfig
+) -> PreparedJob:
+    """Write the files of a job or job array after Slurm has checked its script."""
+    from submitit import SlurmExecutor
+
+    prerequisites = [task.prerequisite for task in tasks if task.prerequisite is not None]
+    prerequisite = _prepare_job(prerequisites, files, settings) if prerequisites else None
+    script = _build_script(tasks, files, settings)
+    if (reason := slurm_commands.find_rejection_reason(script.text)) is not None:
+        others = f" and {len(tasks) - 1} others:" if len(tasks) > 1 else ""
+        raise ConfigError(f"{tasks[0].label}{others} Slurm rejects the job: {reason}")
+    array = script.array
     for index, task in enumerate(tasks):
         in_array = {} if array is None else {"array": str(array.path), "task": index}
         task.submission_dir.save(replace(task.submission, **in_array))
     if array is not None:
         array.link_tasks([task.submission_dir for task in tasks])
-    files.write_code(Path(first.program[1]))
+    files.write_code(Path(tasks[0].program[1]))
     try:
-        executor = SlurmExecutor(directory)
+        executor = SlurmExecutor(script.directory)
     except RuntimeError as error:  # submitit finds no srun
         raise ConfigError(f"this machine is not a login node of Slurm: {error}") from error
-    executor.update_parameters(**parameters)
-    return PreparedJob(tasks, array, executor, command, settings, prerequisite)
+    executor.update_parameters(**script.parameters)
+    return PreparedJob(tasks, array, executor, script.command, settings, prerequisite)

@@ -72,6 +72,8 @@ class SlurmLauncherConfig(PruningConfig):
     after: Any = None
     """Directories of runs or commands, one or a list. Their jobs must succeed before this one
     starts. An evaluation with step=N of the same run starts when that checkpoint exists."""
+    dry_run: bool = False
+    """Write and print the batch scripts, and submit nothing. Needs no Slurm."""
 
     def format_array(self, tasks: Sequence[int]) -> str:
         """Return the value of `sbatch --array` for sorted tasks."""

@@ -34,7 +34,7 @@ from .._sweep_points import (
     validate_points,
 )
 from ._job_dependencies import resolve_dependencies
-from ._prepared_job import PreparedTask, SubmissionFiles, prepare_jobs
+from ._prepared_job import PreparedTask, SubmissionFiles, prepare_jobs, write_scripts
 from ._sbatch_script import (
     SlurmLauncherConfig,
     build_sbatch_parameters,
@@ -78,6 +78,9 @@ class SlurmLauncher(SchedulerLauncher):
         job_returns: list[JobReturn] = []
         with SubmissionFiles(sweep_dir) as files:
             tasks = self._prepare_points(points, existing, files)
+            if self.settings.dry_run:
+                _print_scripts(write_scripts([*tasks.values()], files, self.settings))
+                return []
             jobs = prepare_jobs([*tasks.values()], files, self.settings)
             try:
                 with _explain_interruption(tasks.values(), sweep_dir):
@@ -181,6 +184,9 @@ class SlurmLauncher(SchedulerLauncher):
                 spec, self.settings, [command], scores=scores, verb=job.verb
             )
             task = self._build_task(f"{job.subject}:", submission_dir, spec, submission, program)
+            if self.settings.dry_run:
+                _print_scripts(write_scripts([task], files, self.settings))
+                return
             (prepared,) = prepare_jobs([task], files, self.settings)
             prepared.submit()
             receipt = task.build_receipt()
@@ -188,6 +194,12 @@ class SlurmLauncher(SchedulerLauncher):
                 assert job.step is not None
                 held_jobs.append(receipt["job"], job.step)
         print(_format_receipt(receipt, job.verb, job.job_dir, f" for {job.subject}"))
+
+
+def _print_scripts(paths: Sequence[Path]) -> None:
+    for path in paths:
+        print(f"{path}:\n{path.read_text()}")
+    print("dry run: nothing was submitted")
 
 
 @contextmanager

@@ -78,6 +78,15 @@ def test_submit_a_single_run(runner, kubectl):
     assert [line.split()[1] for line in kubectl.asked()] == ["--dry-run=server", "-f"]
 
 
+def test_print_the_manifest_in_a_dry_run(runner, kubectl):
+    done = runner.run(*SEND, "run.name=a", "hydra.launcher.dry_run=true")
+    assert done.returncode == 0, done.stderr
+    assert kubectl.asked() == []
+    (file,) = manifests(runner)
+    assert file.read_text() in done.stdout
+    assert f"create it with:  kubectl create -f {file.relative_to(runner.folder)}" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -143,6 +143,19 @@ def test_check_the_points_before_slurm(runner, refused, monkeypatch):
     assert not [*runner.folder.glob("runs/x/submissions/*")]
 
 
+def test_print_the_scripts_of_a_dry_run_without_slurm(runner, monkeypatch):
+    monkeypatch.setenv("PATH", str(runner.folder))
+    words = ("hydra/launcher=slurm", "hydra.launcher.dry_run=true", "run.name=a,b")
+    done = runner.run("-m", *words, "+hydra.launcher.options.qos=high")
+    assert done.returncode == 0, done.stderr
+    (file,) = (runner.folder / "runs/sweeps").rglob("*.sh")
+    script = file.read_text()
+    assert file.parts[-3:] == ("dry_run", "1", "0.sh")
+    assert script in done.stdout
+    assert {"#SBATCH --qos=high", "#SBATCH --array=0-1"} <= {*script.splitlines()}
+    assert not [*runner.folder.rglob("submissions"), *runner.folder.rglob("*.zip")]
+
+
 NODES = ("hardware.processes_per_node=1", "hardware.nodes=1,2")
 
 
