@@ -1,6 +1,7 @@
 """Hydra's configuration loader with checks, and with one composition for all points of a sweep."""
 
 import copy
+import dataclasses
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.config_errors import ConfigError
@@ -127,7 +128,8 @@ def _apply_values(
 ) -> None:
     """Apply values of the command line as Hydra does, and record all overrides of the task."""
     try:
-        ConfigLoaderImpl._apply_overrides_to_config(values, config)
+        others = [override for override in values if not _add_typed_entry(config, override)]
+        ConfigLoaderImpl._apply_overrides_to_config(others, config)
     except OmegaConfBaseException as error:
         raise ConfigCompositionException from error
     job = config.hydra.job
@@ -138,3 +140,25 @@ def _apply_values(
         item_sep=job.config.override_dirname.item_sep,
         exclude_keys=job.config.override_dirname.exclude_keys,
     )
+
+
+def _add_typed_entry(config: DictConfig, override: Override) -> bool:
+    """Apply `+DICTIONARY.NAME[.KEY]=VALUE` to a dictionary of structured values, such as sources.
+
+    Hydra would create an entry without the schema, which OmegaConf rejects. Return False for other
+    overrides.
+    """
+    keys = override.key_or_group.split(".")
+    for end in range(1, len(keys)) if override.is_add() else ():
+        parent = OmegaConf.select(config, ".".join(keys[:end]))
+        schema = parent._metadata.element_type if isinstance(parent, DictConfig) else None
+        if dataclasses.is_dataclass(schema):
+            with open_dict(parent):
+                parent.setdefault(keys[end], OmegaConf.structured(schema))
+            try:
+                OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+            except OmegaConfBaseException as error:
+                message = f"Error merging override {override.input_line}"
+                raise ConfigCompositionException(message) from error
+            return True
+    return False
