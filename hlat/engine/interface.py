@@ -102,6 +102,8 @@ class DeviceReport:
         num_wrong: Wrong elements of them.
         flops_per_s: Speed of the matmuls in FLOP/s.
         links: One report per axis with other ranks.
+        rounded_up_share: Share of casts of 1 + 2^-10 to bf16 that were rounded up; None if the
+            device has no stochastic rounding.
     """
 
     device: str
@@ -111,6 +113,7 @@ class DeviceReport:
     num_wrong: int
     flops_per_s: float
     links: list[LinkReport]
+    rounded_up_share: float | None = None
 
 
 @dataclass(frozen=True)

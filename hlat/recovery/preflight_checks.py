@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from hlat.config.precision import RoundingMode
 from hlat.config.run import Config
 from hlat.engine.interface import DeviceReport, LinkReport
 from hlat.mfu import compute_peak_flops
@@ -26,12 +27,17 @@ class Consequence(Enum):
 CONSEQUENCES = {
     **dict.fromkeys(("devices", "arithmetic", "speed", "memory"), Consequence.exclude),
     **dict.fromkeys(("sum", "link"), Consequence.exclude),
-    **dict.fromkeys(("open_files", "disk"), Consequence.refuse),
+    **dict.fromkeys(("open_files", "disk", "rounding"), Consequence.refuse),
     **dict.fromkeys(("clock", "left_over", "nccom"), Consequence.warn),
 }
 """All checks, as listed in docs/preflight.md."""
 _RELATIVE_CHECKS = ("speed", "memory", "link")
 """Checks against values of hardware and planner: if every node fails one, the value is wrong."""
+
+
+_ROUNDED_UP_SHARES = {RoundingMode.nearest: 0.0, RoundingMode.stochastic: 0.125}
+"""Share of casts of 1 + 2^-10 to bf16, whose spacing at 1 is 2^-7, that are rounded up."""
+_ROUNDED_UP_TOLERANCE = 0.03
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,15 @@ def _check_rank(config: Config, report: RankReport) -> Iterator[Finding]:
             f"hardware.peak_tflops.{dtype.value}={peak / 1e12:g}"
         )
         yield report.build_finding("speed", measured, peak * min_share, sentence)
+    rounding = config.precision.rounding
+    share, expected = device.rounded_up_share, _ROUNDED_UP_SHARES[rounding]
+    if share is not None and abs(share - expected) > _ROUNDED_UP_TOLERANCE:
+        sentence = (
+            f"{prefix}{device.device} rounds {share:.1%} of casts of 1 + 2^-10 to bf16 up, and "
+            f"precision.rounding={rounding.value} rounds {expected:.1%}; set compiler.neuron_sdk, "
+            "so that hlat sets NEURON_RT_STOCHASTIC_ROUNDING_EN, and remove the variable elsewhere"
+        )
+        yield report.build_finding("rounding", share, expected, sentence)
     free, required = device.free_bytes, estimate_memory(config).total
     if free is not None and device.total_bytes is not None and free < required:
         sentence = (

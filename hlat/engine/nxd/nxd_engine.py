@@ -52,7 +52,14 @@ class NxdEngine:
         """Check matmuls and collectives against known results."""
         self._init_distributed(config)
         dtype, axes = self._dtypes[config.precision.compute], build_device_axes()
-        context = DeviceContext(self._device, dtype, axes, torch_xla.sync, supports_send_recv=False)
+        context = DeviceContext(
+            self._device,
+            dtype,
+            axes,
+            torch_xla.sync,
+            supports_send_recv=False,
+            rounding_dtypes=(self._dtypes[Dtype.fp32], self._dtypes[Dtype.bf16]),
+        )
         return run_device_checks(config, context)
 
     def build(self, config: Config, training: bool = True) -> None:

@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hlat.config.precision import Dtype
 from hlat.engine import device_checks
@@ -84,3 +85,23 @@ def test_ring_pairs(size: int) -> None:
     assert len({tuple(pair) for pair in ring}) == len(ring) == (1 if size == 2 else size)
     counts = [sum(rank in pair for pair in ring) for rank in range(size)]
     assert counts == [1 if size == 2 else 2] * size
+
+
+class StochasticCasts(TorchDispatchMode):
+    """A device that rounds casts of numbers near one to bf16 stochastically."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if (kwargs or {}).get("dtype") is torch.bfloat16:
+            noisy = args[0] + torch.rand(args[0].shape) * 2**-7
+            args = ((noisy * 2**7).floor() / 2**7,)
+        return function(*args, **kwargs or {})
+
+
+def test_the_rounding_mode_is_measured(monkeypatch) -> None:
+    context = device_checks.DeviceContext(CPU, torch.float32, {})
+    assert device_checks.measure_rounded_up_share(context) is None
+    monkeypatch.setattr(device_checks, "STOCHASTIC_ROUNDING_DEVICES", {"cpu"})
+    assert device_checks.measure_rounded_up_share(context) == 0
+    with StochasticCasts():
+        share = device_checks.measure_rounded_up_share(context)
+    assert share == pytest.approx(1 / 8, abs=0.02)

@@ -95,6 +95,15 @@ def test_a_device_is_slow_against_its_peak_alone(trn1, config) -> None:
     assert failed(config, [report(0, flops_per_s=1.0)]) == []
 
 
+@pytest.mark.parametrize(
+    ("recipe", "right", "wrong"), [("bf16", 0.0, 0.125), ("bf16_sr", 0.122, 0.0)]
+)
+def test_the_rounding_of_the_hardware_is_the_configured_one(compose, recipe, right, wrong) -> None:
+    config = resolve_config(compose(f"precision={recipe}"))
+    assert failed(config, [report(0, rounded_up_share=right)]) == []
+    assert failed(config, [report(0, rounded_up_share=wrong)]) == [("a", 0, "rounding", "refuse")]
+
+
 def test_what_every_node_fails_is_no_nodes_fault(trn1) -> None:
     both = [report(0), report(1, "b")]
     assert failed(trn1, both) == [("a", 0, "speed", "warn"), ("b", 1, "speed", "warn")]
