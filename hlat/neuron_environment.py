@@ -62,6 +62,12 @@ _VARIABLES_SET_BY_KEYS = {
 }
 
 
+_UNSUPPORTED_VARIABLES = {
+    # torch_xla/_internal/rendezvous.py
+    "XLA_USE_DUMMY_STORE": "removes the store through which process groups over host memory connect"
+}
+
+
 def build_neuron_environment(
     compiler: CompilerConfig, precision: PrecisionConfig
 ) -> dict[str, str]:
@@ -118,6 +124,8 @@ def find_compiler_problems(compiler: CompilerConfig) -> list[str]:
         elif name in _VARIABLES_SET_BY_KEYS:
             key = _VARIABLES_SET_BY_KEYS[name]
             problems.append(f"compiler.environment.{name} follows from {key}; set {key} instead")
+        elif reason := _UNSUPPORTED_VARIABLES.get(name):
+            problems.append(f"compiler.environment.{name} {reason}; remove it")
     return problems
 
 

@@ -19,7 +19,8 @@ class CompilerConfig:
     """Flags for neuronx-cc, joined into NEURON_CC_FLAGS."""
     environment: dict[str, str] = field(default_factory=dict)
     """Further environment variables of the compiler, runtime and network: NEURON_*, XLA_*, FI_*,
-    NCCL_*, MALLOC_ARENA_MAX. Variables that name libraries or programs are refused."""
+    NCCL_*, MALLOC_ARENA_MAX. glibc reads the last at the start of a process, so that it affects
+    processes that hlat starts only. Variables that name libraries or programs are refused."""
     torch_compile: bool = False
     """Compile decoder layers, a bf16 loss and stochastic rounding with torch.compile. The backend
     follows from the device: TorchInductor on a CPU, which needs a C++ compiler, and on a GPU, which

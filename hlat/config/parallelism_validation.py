@@ -117,12 +117,29 @@ def validate_batch_size(config: Config) -> Iterator[str]:
         )
 
 
+def validate_compressed_groups(config: Config) -> Iterator[str]:
+    """Reject compressed replica groups where the ranks of a group are not consecutive.
+
+    NxD lists the first group only, and the other ranks infer theirs (_build_and_assign_groups in
+    its parallel_state.py, which names tp=4).
+    """
+    name = "NEURON_EXPERIMENTAL_COMPRESS_RG"
+    value = config.compiler.environment.get(name)
+    if value == "1" and config.parallelism.tp == 4:
+        yield (
+            f"compiler.environment.{name}={value} needs tensor-parallel groups of consecutive "
+            "ranks, which trn1 does not have with parallelism.tp=4; remove it or use another "
+            "parallelism.tp"
+        )
+
+
 PARALLELISM_VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_tensor_parallel,
     validate_sequence_parallel,
     validate_pipeline,
     validate_world_size,
     validate_batch_size,
+    validate_compressed_groups,
 )
 
 

@@ -85,6 +85,11 @@ def test_a_variable_that_another_key_sets_is_refused() -> None:
     assert "precision.rounding" in problem
 
 
+def test_a_variable_that_breaks_an_engine_is_refused() -> None:
+    (problem,) = find_compiler_problems(pinned("2.28", XLA_USE_DUMMY_STORE="1"))
+    assert problem.startswith("compiler.environment.XLA_USE_DUMMY_STORE removes the store")
+
+
 @pytest.mark.parametrize(
     "name",
     [

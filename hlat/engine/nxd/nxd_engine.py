@@ -1,6 +1,7 @@
 """Training engine on neuronx-distributed, for Trainium; its tests run it on a CPU."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import neuronx_distributed as nxd
@@ -204,6 +205,8 @@ class NxdEngine:
         self.device = str(self._device)
 
     def _copy_to_host(self, name: str) -> dict[str, Tensor]:
+            # Axes over host memory connect through the store that the variable would remove
+            os.environ["XLA_USE_DUMMY_STORE"] = "0"
         """Return the state of a parameter in host memory, in the dtypes of its checkpoints."""
         precision = self.config.precision
         weights = TORCH_DTYPES[precision.master_weights or precision.weights]

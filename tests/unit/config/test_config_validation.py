@@ -56,6 +56,15 @@ REFUSED = [
     ),
     (["parallelism.sequence_parallel=true"], "needs parallelism.tp > 1; set it to false"),
     (
+        [
+            "compiler=neuron_2_28",
+            "+compiler.environment.NEURON_EXPERIMENTAL_COMPRESS_RG='1'",
+            "parallelism.tp=4",
+        ],
+        "compiler.environment.NEURON_EXPERIMENTAL_COMPRESS_RG=1 needs tensor-parallel groups of "
+        "consecutive ranks",
+    ),
+    (
         ["parallelism.sequence_parallel=true", "parallelism.tp=4", "batch.sequence_length=254"],
         "parallelism.tp=4 does not divide batch.sequence_length=254",
     ),
