@@ -68,7 +68,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
         engine = create_engine(config)
         if not preflight.run_preflight(config, run_dir, engine):
             return ExitCode.UNHEALTHY_NODE
-        engine.build(config)
+        engine.build(config, initialize=False)  # resume initializes or loads the weights
         loader = build_data_loader(
             config.data, config.phase, config.batch, config.run.seed, *engine.world.data_shard
         )

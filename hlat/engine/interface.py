@@ -209,17 +209,22 @@ class Engine(Protocol):
             MissingDeviceError: This process has no device.
         """
 
-    def build(self, config: Config, training: bool = True) -> None:
-        """Build this rank's shard of the model, initialized by (seed, name, index).
+    def build(self, config: Config, training: bool = True, initialize: bool = True) -> None:
+        """Build this rank's shard of the model.
 
         Args:
             config: Configuration of the run.
             training: If False, allocate the weights of the forward pass only; `chunks` then yields
                 no optimizer state.
+            initialize: If False, weights have no defined values until `init_weights` is called or
+                all `chunks` are filled.
 
         Raises:
             ConfigError: The engine or its device does not support the configuration.
         """
+
+    def init_weights(self) -> None:
+        """Set the weights to functions of (seed, name, index); all ranks call it."""
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> DeviceMetrics:
         """Run one optimizer step over all micro batches without waiting for the device.
@@ -254,6 +259,9 @@ class Engine(Protocol):
 
     def chunks(self) -> Iterator[TensorChunk]:
         """Yield every tensor of the state for the checkpoint store to save or fill."""
+
+    def saved_chunks(self) -> Iterator[TensorChunk]:
+        """Yield the chunks that this rank saves, without copying others from the device."""
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return replicated slices that differ between this rank and others; all ranks call it."""

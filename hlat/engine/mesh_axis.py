@@ -75,6 +75,12 @@ class MeshAxis:
         elif output_tensor.data_ptr() != input_tensor.data_ptr():
             output_tensor.view(-1).copy_(input_tensor.reshape(-1))
 
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """Send `tensor[i]` to the i-th rank; stack what the ranks send to this one; [size, ...]."""
+        output = torch.empty_like(tensor)
+        dist.all_to_all_single(output.view(-1), tensor.view(-1), group=self.group)
+        return output
+
     def send_recv(self, tensor: Tensor, peer: int) -> Tensor:
         """Exchange tensors with the rank at index `peer` and return its tensor."""
         received, peer_rank = torch.empty_like(tensor), self.ranks[peer]

@@ -25,16 +25,16 @@ def find_replica_mismatches(
     chunks: Iterable[TensorChunk], axes: Iterable[MeshAxis]
 ) -> list[ReplicaMismatch]:
     """Return this rank's slices that differ between ranks along the axes; all ranks call it."""
-    tensors = {(chunk.name, chunk.offset, chunk.size): chunk.tensor for chunk in chunks}
     axes = [axis for axis in axes if axis.size > 1]
     if not axes:
         return []
-    digests = torch.stack([compute_digest(tensor) for tensor in tensors.values()]).cpu().numpy()
+    slices = {(c.name, c.offset, c.size): compute_digest(c.tensor) for c in chunks}
+    digests = torch.stack([*slices.values()]).cpu().numpy()
     mismatches = []
     for axis in axes:
-        messages = axis.all_gather_object(_hash_slices(tensors).tobytes() + digests.tobytes())
+        messages = axis.all_gather_object(_hash_slices(slices).tobytes() + digests.tobytes())
         if len({*messages}) > 1:
-            mismatches += _find_mismatches([name for name, _, _ in tensors], messages, axis)
+            mismatches += _find_mismatches([name for name, _, _ in slices], messages, axis)
     return mismatches
 
 

@@ -59,7 +59,7 @@ def run_evaluation(
     problems = load_humaneval_problems(request) if HUMANEVAL in request.tasks else []
     tasks = _load_tasks(request, len(problems)) if is_rank0 else []
     with closing(create_engine(config)) as engine:
-        engine.build(config, training=False)
+        engine.build(config, training=False, initialize=False)
         source.load_weights(engine.chunks())
         model, tokenizer = InferenceModel(engine), source.tokenizer
 

@@ -16,7 +16,7 @@ from hlat.model.parameter_spec import Initialization, ParameterSpec
 RNG_BLOCK_SIZE = 65536
 """Consecutive elements, in row-major order, that one random stream fills."""
 
-_CHUNK_SIZE = 64 * RNG_BLOCK_SIZE
+CHUNK_SIZE = 64 * RNG_BLOCK_SIZE
 """Elements sampled at once: limits memory to 16 MiB and resampled elements to 1 in 64."""
 
 
@@ -32,7 +32,7 @@ def compute_initial_values(
         return np.full(shape, parameter.init is Initialization.ones, np.float32)
     (first_row, first_column), (num_rows, num_columns) = offset, shape
     width = parameter.shape[1]
-    step = max(1, _CHUNK_SIZE // width)
+    step = max(1, CHUNK_SIZE // width)
     values = np.empty(shape, np.float32)
     for row in range(0, num_rows, step):
         count = min(step, num_rows - row)

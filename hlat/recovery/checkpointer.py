@@ -61,7 +61,9 @@ class Checkpointer:
         self._last_save_succeeded = True
         self._buffers_ready: Future[None] | None = None
         if config.checkpoint.asynchronous:
-            self._buffers_ready = self._executor.submit(self._staging.allocate, [*engine.chunks()])
+            self._buffers_ready = self._executor.submit(
+                self._staging.allocate, [*engine.saved_chunks()]
+            )
 
     def is_save_due(self, step: int) -> bool:
         """Return True if the configuration requests a save after `step`."""
@@ -88,12 +90,12 @@ class Checkpointer:
         result = Future[_SaveResult]()
         if self._buffers_ready is not None:
             self._buffers_ready.result()
-            chunks = self._staging.copy_chunks(self._engine.chunks())
+            chunks = self._staging.copy_chunks(self._engine.saved_chunks())
             result = self._executor.submit(
                 self._write_checkpoint, state.step, chunks, state_json, first_bad_step
             )
         else:
-            chunks = [*self._engine.chunks()]
+            chunks = [*self._engine.saved_chunks()]
             result.set_result(
                 self._write_checkpoint(state.step, chunks, state_json, first_bad_step)
             )
@@ -124,9 +126,8 @@ class Checkpointer:
     def _trace_save(self) -> None:
         """Run the device operations of a save for graph extraction, without writing."""
         self._engine.find_replica_mismatches()
-        for chunk in self._engine.chunks():
-            if chunk.is_main_replica:
-                chunk.tensor.cpu()
+        for chunk in self._engine.saved_chunks():
+            chunk.tensor.cpu()
 
     def _build_state(self, state: TrainingState) -> dict[str, Any]:
         """Return state.json of the checkpoint on rank 0, else {}, and log the data ledger."""

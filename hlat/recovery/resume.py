@@ -34,7 +34,7 @@ def resume(
 ) -> TrainingState:
     """Load engine and loader from the newest checkpoint, and start the attempt in the log.
 
-    Without a checkpoint, the engine keeps its initial weights or loads those of model.init_from.
+    Without a checkpoint, the weights are initialized or loaded from model.init_from.
 
     Raises:
         ConfigError: The checkpoint has other fixed settings or other data, or the weights of
@@ -112,9 +112,10 @@ def load_skipped_batches(
 
 
 def _load_initial_weights(config: Config, engine: Engine, tracker: Tracker) -> dict[str, str]:
-    """Load the weights of model.init_from; return the details to log."""
+    """Initialize the weights, or load those of model.init_from; return the details to log."""
     source = config.model.init_from
     if source is None:
+        engine.init_weights()
         return {}
     if config.checkpoint.trusted_keys is not None:
         raise ConfigError(

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from hlat import train
 from hlat.config.precision import Dtype
 from hlat.config.resolve import resolve_config
+from hlat.engine.engine_factory import create_engine
 from hlat.model import hugging_face_config
 from tests.distributed import checks
 from tests.nxd.support.ranks import RankError, require_nxd, run
@@ -81,13 +82,22 @@ def test_ranks_share_heads_as_the_hardware_wants(configure, hardware: str) -> No
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
+def state_of_native_engine(config) -> dict[str, np.ndarray]:
+    """Weights and moments after one step on one process."""
+    engine = create_engine(config)
+    engine.build(config)
+    engine.train_step(checks.own(checks.batches(config, 1)[0], engine), checks.RATE)
+    return {
+        chunk.name: chunk.tensor.float().numpy().reshape(chunk.size).copy()
+        for chunk in engine.chunks()
+        if not chunk.name.startswith("updates/")
+    }
+
+
 @pytest.mark.parametrize("name", ["tp2+sp", "tp4", "tp2+pp2+sp", "tp2+dp2+zero1"])
 def test_every_gradient_and_update_is_that_of_the_native_engine(configure, name: str) -> None:
     """After one step the first moment is the clipped gradient, but for a factor."""
-    expected = {}
-    for kind in ("weights", "exp_avg", "exp_avg_sq"):
-        expected |= checks.slices(configure(None), kind)[0]
-    whole = {key[0]: value for key, value in expected.items()}
+    whole = state_of_native_engine(configure(None))
     seen = dict.fromkeys(whole, 0)
     for found in on_ranks(configure(LAYOUTS[name]), "slices"):
         for (tensor, offset), values in found.items():
@@ -112,15 +122,15 @@ def test_every_gradient_and_update_is_that_of_the_native_engine(configure, name:
 )
 def test_checkpoints_go_from_engine_to_engine(configure, tmp_path, saved: str, loaded: str) -> None:
     """A name of LAYOUTS is the nxd engine; native is one process."""
-    expected = checks.save_and_go_on(configure(None), tmp_path / "expected", 3)
+    expected = checks.save_and_continue(configure(None), tmp_path / "expected", 3)
 
     def do(name: str, function: str, *arguments):
         if name in LAYOUTS:
             return on_ranks(configure(LAYOUTS[name]), function, *arguments)[0]
         return getattr(checks, function)(configure(None), *arguments)
 
-    first = do(saved, "save_and_go_on", tmp_path, 3)
-    second = do(loaded, "go_on", tmp_path / "step_00000003", 3)
+    first = do(saved, "save_and_continue", tmp_path, 3)
+    second = do(loaded, "load_and_continue", tmp_path / "step_00000003", 3)
     for one, other, native in zip(first, second, expected, strict=True):
         np.testing.assert_allclose(one, native, rtol=1e-6)
         np.testing.assert_allclose(other, native, rtol=1e-6)
@@ -158,6 +168,15 @@ def test_copies_stay_alike(configure, name: str) -> None:
         on_ranks(configure(LAYOUTS[name]), "copies", 3)
         == [[]] * configure(LAYOUTS[name]).num_processes
     )
+
+
+def test_state_is_copied_from_the_device_to_be_compared_and_saved_only(configure, tmp_path) -> None:
+    """Nothing before the first step; what a rank does not save is compared and not kept."""
+    main, other = on_ranks(configure(LAYOUTS["dp2"]), "fetches", tmp_path)
+    num_params = main[0][1]
+    num_copied = 3 * num_params
+    assert main == [(0, num_params), (num_copied, num_params), (0, num_params)]
+    assert other == [(0, num_params), (num_copied, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("name", ["alone", "tp2+sp", "dp2+zero1"])

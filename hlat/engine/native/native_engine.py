@@ -58,7 +58,7 @@ class NativeEngine:
         axes = {"tp": mesh.tp, "dp": mesh.dp, "pp": mesh.pp}
         return run_device_checks(config, DeviceContext(self._device, dtype, axes))
 
-    def build(self, config: Config, training: bool = True) -> None:
+    def build(self, config: Config, training: bool = True, initialize: bool = True) -> None:
         """Build this rank's shard of the model and its optimizer."""
         self._init_distributed(config)
         self._specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
@@ -85,7 +85,12 @@ class NativeEngine:
                 self.model_parts[0], config.micro_batch_size, self._compute_loss
             )
         self._num_skipped = torch.zeros((), device=self._device)
-        init_weights(self.chunks(), self._specs, config)
+        if initialize:
+            self.init_weights()
+
+    def init_weights(self) -> None:
+        """Set the weights to their initial values."""
+        init_weights(self.chunks(), self._specs, self.config, self._mesh.tp)
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
@@ -162,6 +167,10 @@ class NativeEngine:
         params = self.params
         for name, shard in params.shards.items():
             yield from iter_chunks(params.get_state(name), shard, self._specs, params.owns(name))
+
+    def saved_chunks(self) -> Iterator[TensorChunk]:
+        """Yield the chunks that this rank saves."""
+        return (chunk for chunk in self.chunks() if chunk.is_main_replica)
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between ranks; a tied head is a replica of the embedding."""

@@ -63,7 +63,7 @@ class NxdEngine:
         )
         return run_device_checks(config, context)
 
-    def build(self, config: Config, training: bool = True) -> None:
+    def build(self, config: Config, training: bool = True, initialize: bool = True) -> None:
         """Build this rank's shard of the model and its optimizer.
 
         Raises:
@@ -78,7 +78,14 @@ class NxdEngine:
         self._host_state: dict[str, dict[str, Tensor]] = {}
         self._host_versions: dict[tuple[str, str], int] = {}
         self._num_skipped = torch.zeros((), dtype=torch.int32, device=self._device)
-        init_weights(self.chunks(), self._specs, config)
+        torch_xla.sync()  # otherwise the zeros of the state are part of the first step's graph
+        self._has_initial_state = True
+        if initialize:
+            self.init_weights()
+
+    def init_weights(self) -> None:
+        """Set the weights to their initial values."""
+        init_weights(self.chunks(), self._specs, self.config, self._host_axes["tp"])
 
     def train_step(self, sequences: PackedSequences, learning_rate: float) -> dict[str, Tensor]:
         """Run one optimizer step over all micro batches without waiting for the device."""
@@ -158,24 +165,25 @@ class NxdEngine:
 
         Chunks are in host memory; changed ones are copied to the device before the next step.
         """
-        if not self._host_state:
-            torch_xla.sync()  # otherwise each tensor compiles a separate graph
-            self._host_state = {name: self._copy_to_host(name) for name in self.params.local_params}
-            self._host_versions = _get_versions(self._host_state)
-        is_main = self.config.parallelism.zero > 0 or self.world.dp_rank == 0
-        for name, state in self._host_state.items():
-            shard = self.params.local_params[name].shard
-            yield from iter_chunks(state, shard, self._specs, is_main)
+        names = self.params.local_params.keys()
+        return self._iter_host_chunks(names, kept_names=names)
+
+    def saved_chunks(self) -> Iterator[TensorChunk]:
+        """Yield the chunks that this rank saves; other parameters are not copied to the host."""
+        names = self._find_saved_names()
+        return (chunk for chunk in self._iter_host_chunks(names, names) if chunk.is_main_replica)
 
     def find_replica_mismatches(self) -> list[ReplicaMismatch]:
         """Return slices that differ between data-parallel or tensor-parallel ranks.
 
-        With precision.copies_drift, tensor-parallel replicas may differ and are not compared.
+        With precision.copies_drift, tensor-parallel replicas may differ and are not compared. Host
+        memory keeps only what this rank saves, because a save follows.
         """
         axes = [self._host_axes["dp"]]
         if not self.config.precision.copies_drift:
             axes.append(self._host_axes["tp"])
-        return replica_comparison.find_replica_mismatches(self.chunks(), axes)
+        chunks = self._iter_host_chunks(self.params.local_params, self._find_saved_names())
+        return replica_comparison.find_replica_mismatches(chunks, axes)
 
     def close(self) -> None:
         """Release model and optimizer, and destroy the process groups."""
@@ -197,6 +205,8 @@ class NxdEngine:
         stochastic = config.precision.rounding is RoundingMode.stochastic
         self._broadcasts_replicas = stochastic and not config.precision.copies_drift
         if not dist.is_initialized():
+            # Axes over host memory connect through the store that the variable would remove
+            os.environ["XLA_USE_DUMMY_STORE"] = "0"
             dist.init_process_group("xla", init_method="xla://")
         self._parallel_config = self._build_nxd_config()
         self._host_axes = build_host_axes()
@@ -204,10 +214,35 @@ class NxdEngine:
         self._device = xm.xla_device()
         self.device = str(self._device)
 
+    @property
+    def _is_main_replica(self) -> bool:
+        """True if this rank saves the rows that it owns."""
+        return self.config.parallelism.zero > 0 or self.world.dp_rank == 0
+
+    def _find_saved_names(self) -> set[str]:
+        """Return the parameters of which this rank saves rows."""
+        params = self.params.local_params.items()
+        return {name for name, p in params if self._is_main_replica and p.shard.num_owned_rows}
+
+    def _iter_host_chunks(
+        self, names: Iterable[str], kept_names: Collection[str]
+    ) -> Iterator[TensorChunk]:
+        """Yield the chunks of parameters, and keep copies of some until the next step."""
+        if not self._host_state:
+            torch_xla.sync()  # otherwise each tensor compiles a separate graph
+        for name in names:
+            state = self._host_state.get(name) or self._copy_to_host(name)
+            if name in kept_names and name not in self._host_state:
+                self._host_state[name] = state
+                self._host_versions |= _get_versions({name: state})
+            shard = self.params.local_params[name].shard
+            yield from iter_chunks(state, shard, self._specs, self._is_main_replica)
+
     def _copy_to_host(self, name: str) -> dict[str, Tensor]:
-            # Axes over host memory connect through the store that the variable would remove
-            os.environ["XLA_USE_DUMMY_STORE"] = "0"
-        """Return the state of a parameter in host memory, in the dtypes of its checkpoints."""
+        """Return the state of a parameter in host memory, in the dtypes of its checkpoints.
+
+        Before the first step the state is zeros, and weights are to be filled.
+        """
         precision = self.config.precision
         weights = TORCH_DTYPES[precision.master_weights or precision.weights]
         moments = TORCH_DTYPES[precision.optimizer_state]
@@ -216,10 +251,10 @@ class NxdEngine:
             **dict.fromkeys(adamw.MOMENTS, moments),
             "step": torch.float32,
         }
-        return {
-            key: tensor.to("cpu", copy=True).to(dtypes[key])
-            for key, tensor in self.params.get_state(name).items()
-        }
+        state = self.params.get_state(name)
+        if self._has_initial_state:
+            return {key: torch.zeros(state[key].shape, dtype=dtypes[key]) for key in state}
+        return {key: state[key].to("cpu", copy=True).to(dtypes[key]) for key in state}
 
     def _eval_pipelined(self, batch: dict[str, Tensor]) -> Tensor:
         """Return the loss on ranks with the head, else 0."""
@@ -318,6 +353,7 @@ class NxdEngine:
                 tensor.copy_(self._host_state[name][key].to(tensor.dtype))
                 changed_keys.add(key)
         self._host_state, self._host_versions = {}, {}
+        self._has_initial_state = False
         if self.config.parallelism.zero and "weights" in changed_keys:
             for param in self.params.local_params.values():  # NxD requires gradients to gather
                 param.param.grad = torch.zeros_like(param.param)

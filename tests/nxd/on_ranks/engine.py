@@ -77,7 +77,7 @@ def _slices(engine: NxdEngine) -> dict[Any, NDArray[Any]]:
     }
 
 
-def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float, ...]]:
+def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[float, ...]]:
     """Train, save, train on: the numbers of the steps after the save."""
     engine, every = _built(config), batches(config, 2 * steps)
     for batch in every[:steps]:
@@ -88,7 +88,7 @@ def save_and_go_on(config: Config, folder: Path, steps: int) -> list[tuple[float
     return _rest(engine, every[steps:])
 
 
-def go_on(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
+def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
     """Restore what was saved after so many steps, and train on."""
     engine = _built(config)
     checkpoint_store.load_checkpoint(path, engine.chunks())
@@ -207,10 +207,45 @@ def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
         name.removeprefix("module.").removeprefix("model."): param
         for name, param in engine._model.named_parameters()
     }
-    compute_param_shards(config, named, engine._param_shapes)
+    compute_param_shards(config, named)
     return {name: (tuple(one.shape), one.nbytes) for name, one in named.items()}
 
 
 def trained(config: Config, config_yaml: str) -> int:
     """The exit code of a whole run."""
     return int(hlat.train.run_worker(config, config_yaml, []))
+
+
+def fetches(config: Config, folder: Path) -> list[tuple[int, int]]:
+    """Parameters copied from the device, and those kept, by part of a run.
+
+    The parts: building, saving and loading before the first step; a comparison after it; a save.
+    """
+    engine, batch, parts = create_engine(config), batches(config, 1)[0], []
+    assert isinstance(engine, NxdEngine)
+    copied = list[Tensor]()
+
+    def end_part() -> None:
+        parts.append((len(copied), len(engine._host_state)))
+        copied.clear()
+
+    to = Tensor.to
+
+    def listen(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        if arguments[:1] == ("cpu",) and tensor.dim() and options.get("copy"):
+            copied.append(tensor)
+        return to(tensor, *arguments, **options)
+
+    with mock.patch.object(Tensor, "to", listen):
+        engine.build(config)
+        path = checkpoint_store.save_checkpoint(
+            folder, 0, engine.saved_chunks(), {}, engine.world.world_group
+        )
+        checkpoint_store.load_checkpoint(path, engine.chunks())
+        end_part()
+        engine.train_step(own(batch, engine), RATE)
+        assert engine.find_replica_mismatches() == []
+        end_part()
+        assert all(chunk.is_main_replica for chunk in engine.saved_chunks())
+        end_part()
+    return parts

@@ -101,9 +101,9 @@ def _counted(part: str, copies: Callable[[], int]) -> Callable[[Any], Any]:
 def _repeats_rows(right: Any) -> Any:
     """5: of the rows of all heads each is there as often as ranks share a head."""
 
-    def initialise(chunks: Iterable[TensorChunk], specs: Any, config: Config) -> None:
+    def initialise(chunks: Iterable[TensorChunk], specs: Any, config: Config, tp: Any) -> None:
         chunks = [*chunks]
-        right(chunks, specs, config)
+        right(chunks, specs, config, tp)
         rank, size = (
             parallel_state.get_tensor_model_parallel_rank(),
             parallel_state.get_tensor_model_parallel_size(),
