@@ -1,9 +1,9 @@
 """Entries that the command line adds to dictionaries of structured values."""
 
 import pytest
-from hydra.errors import ConfigCompositionException
 
 from hlat.config.compose import compose_config
+from hlat.config.config_errors import ConfigError
 from hlat.config.data import SourceConfig
 from hlat.config.resolve import convert_to_dataclasses
 
@@ -27,5 +27,5 @@ def test_add_a_source(overrides: list[str]) -> None:
     "override", ["+data.sources.mine={path: [x.arrow]}", "+data.sources.mine={weight: no}"]
 )
 def test_reject_a_source_that_does_not_fit_the_schema(override: str) -> None:
-    with pytest.raises(ConfigCompositionException):
+    with pytest.raises(ConfigError):
         compose_config([override])
