@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import re
+import sys
 from typing import Any
 
 from hydra._internal import hydra as hydra_internal
@@ -20,6 +21,8 @@ from hlat.config.hydra_config_security import find_code_references, validate_sea
 
 _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
+_RENAMED_KEYS = {"compiler.inductor": "compiler.torch_compile"}
+"""Former keys that overrides may use until the next version."""
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
 
 
@@ -52,6 +55,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
             ConfigError: The configuration names code that Hydra would run, or an override is an
                 empty mapping, which has no effect.
         """
+        overrides = [_rename_key(override) for override in overrides]
         empty = [override for override in overrides if _EMPTY_MAPPING.fullmatch(override)]
         if empty:
             raise ConfigError(
@@ -121,6 +125,17 @@ class SafeConfigLoader(ConfigLoaderImpl):
                 "hydra.searchpath can name Python packages, which Hydra would import, so hlat does "
                 "not allow it; use --config-dir"
             )
+
+
+def _rename_key(override: str) -> str:
+    """Return an override with the present name of its key, and print a warning for a former one."""
+    key, separator, value = override.partition("=")
+    name = key.lstrip("+~")
+    if name not in _RENAMED_KEYS:
+        return override
+    present = _RENAMED_KEYS[name]
+    print(f"hlat: {name} is now {present}; the next version rejects {name}", file=sys.stderr)
+    return f"{key.removesuffix(name)}{present}{separator}{value}"
 
 
 def _apply_values(

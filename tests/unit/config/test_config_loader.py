@@ -1,4 +1,4 @@
-"""Entries that the command line adds to dictionaries of structured values."""
+"""Overrides with former keys, and of dictionaries of structured values."""
 
 import pytest
 
@@ -29,3 +29,8 @@ def test_add_a_source(overrides: list[str]) -> None:
 def test_reject_a_source_that_does_not_fit_the_schema(override: str) -> None:
     with pytest.raises(ConfigError):
         compose_config([override])
+
+
+def test_a_renamed_key_works_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compose_config(["compiler.inductor=true"]).compiler.torch_compile is True
+    assert "hlat: compiler.inductor is now compiler.torch_compile" in capsys.readouterr().err
