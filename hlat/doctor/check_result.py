@@ -18,8 +18,8 @@ class FaultLocation:
 
     Attributes:
         part: Canonical name of a parameter, or another faulty part.
-        axis: tp, sp, pp, dp or kv: axis along which ranks disagree or sums are wrong; model: the
-            fault exists on a single process.
+        axis: tp, sp, pp, dp or kv: axis along which ranks disagree or sums are wrong; compiler:
+            the fault exists only with compiled layers; model: it exists on a single process.
     """
 
     part: str

@@ -185,10 +185,24 @@ def _explain_counts(config: Config, counts: NDArray[Any]) -> tuple[str, str]:
 
 
 def _find_axes(harness: EngineHarness, names: list[str]) -> dict[str, str]:
-    """Return for each wrong gradient the axis without which it is correct; model: without any."""
+    """Return for each wrong gradient the axis without which it is correct; model: without any.
+
+    The axis is "compiler" if the gradient is correct without compilation.
+    """
+    config = harness.config
+    if not names or not config.compiler.torch_compile:
+        return _find_parallel_axes(harness, config, names)
+    eager = replace(config, compiler=replace(config.compiler, torch_compile=False))
+    wrong = _find_wrong_names(harness, eager)
+    axes = {name: "compiler" for name in names if name not in wrong}
+    return axes | _find_parallel_axes(harness, eager, [name for name in names if name in wrong])
+
+
+def _find_parallel_axes(harness: EngineHarness, config: Config, names: list[str]) -> dict[str, str]:
+    """Return the axis of the layout for each gradient that is wrong with a configuration."""
     if not names:
         return {}
-    config, layout = harness.config, harness.config.parallelism
+    layout = config.parallelism
     if config.num_processes == 1:
         return dict.fromkeys(names, "model")
     model_axes = [axis for axis in ("tp", "pp") if getattr(layout, axis) > 1]
@@ -364,4 +378,6 @@ def compute_relative_error(measured: NDArray[Any], exact: NDArray[Any]) -> float
     """Return the norm of the difference over that of `exact`; infinity if it is not finite."""
     gap = np.linalg.norm((measured.astype(np.float64) - exact).ravel())
     norm = np.linalg.norm(exact.astype(np.float64).ravel())
-    return float(gap / norm) if np.isfinite(gap) else float("inf")
+    if gap == 0:
+        return 0.0
+    return float(gap / norm) if np.isfinite(gap) and norm > 0 else float("inf")

@@ -42,7 +42,11 @@ class _RMSNorm(torch.autograd.Function):
         fp32_BSH = x_BSH.float()
         scale_BS1 = torch.rsqrt(fp32_BSH.square().mean(-1, keepdim=True).add_(eps))
         ctx.save_for_backward(x_BSH, weight_H, scale_BS1)
-        return (fp32_BSH * scale_BS1).mul_(weight_H.float()).to(x_BSH.dtype)
+        n_BSH, fp32_H = fp32_BSH * scale_BS1, weight_H.float()
+        # torch 2.11 compiles a gradient of zero if the last operation returns its input, such as
+        # an in-place operation or a cast to the same dtype
+        y_BSH = n_BSH * fp32_H if torch.compiler.is_compiling() else n_BSH.mul_(fp32_H)
+        return y_BSH if y_BSH.dtype == x_BSH.dtype else y_BSH.to(x_BSH.dtype)
 
     @staticmethod
     @once_differentiable

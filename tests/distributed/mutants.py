@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -454,6 +455,18 @@ def _zero_share(self: World) -> Any:
     return 0, self.dp_size, self.model_parallel_group
 
 
+# Compiler
+
+
+def _without_input_gradient(forward: Callable[..., Any], x: torch.Tensor, *inputs: Any) -> Any:
+    return forward(x.detach() + 0 * x, *inputs)
+
+
+def _compile_wrongly(model: decoder.Decoder, backend: str) -> None:
+    for layer in model.layers.values():
+        layer.forward = partial(_without_input_gradient, layer.forward)
+
+
 MUTANTS: dict[str, Plant] = {
     "no mask": _core(_everything),
     "mask off by one": _core(_one_too_many),
@@ -557,6 +570,7 @@ MUTANTS: dict[str, Plant] = {
     "a check raises on rank 0": lambda: check_raises(0),
     "a check raises on rank 1": lambda: check_raises(1),
     "a device multiplies wrongly": around(device_checks, "_matmul", _adds_one),
+    "layers compiled wrongly": patched(native_engine, apply_compile=_compile_wrongly),
     **component_mutants.MUTANTS,
 }
 
@@ -613,6 +627,7 @@ FOUND = {
     "a parameter left out": ("", "initialisation", "model.norm.weight", "model"),
     "resume skips a batch": ("", "data", "rows after a resume", "data"),
     "peers read different rows": (TP, "data", "rows of peers", "tp+pp"),
+    "layers compiled wrongly": ("compiler=inductor", "gradients", "embed_tokens", "compiler"),
     **component_mutants.FOUND,
 }
 """Of each mutant: overrides, the check that fails, a part of the culprit's name, its axis."""

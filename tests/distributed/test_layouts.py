@@ -125,7 +125,7 @@ def compute_transformers_loss(config: Config, tensors: dict[str, np.ndarray]) ->
 
 
 @pytest.mark.slow  # tests/contract compiles the layers of one process
-@pytest.mark.parametrize("layout", ["tp=2 sequence_parallel=true", "dp=2 zero=3"])
+@pytest.mark.parametrize("layout", ["tp=2", "tp=2 sequence_parallel=true", "dp=2 zero=3"])
 def test_compiled_layers_equal_eager(ranks: Ranks, configure, single_process, layout: str) -> None:
     config = configure(layout, "compiler=inductor")
     for found in ranks.run(config.num_processes, checks.train, config, 2):
