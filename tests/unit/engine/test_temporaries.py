@@ -23,7 +23,9 @@ def build_matrix(dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def allocations(work: Callable[[], object]) -> list[int]:
     """Return the bytes of each allocation."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiled:
         work()
     return [event.self_cpu_memory_usage for event in profiled.events()]
 

@@ -387,7 +387,9 @@ def test_flex_attention_compiles_with_a_shared_block_mask(case: Case) -> None:
 def peak_memory(work: Callable[[], object]) -> int:
     """Return the largest sum of live bytes that the second call allocates."""
     work()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(
+        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+    ) as profiled:
         work()
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
     changes = [(event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"]
