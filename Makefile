@@ -3,6 +3,7 @@
 # make test-all: run all tests with three workers. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
 # make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
 # make test-skypilot: validate SkyPilot tasks with the code of SkyPilot, in .venv-skypilot.
+# make test-versions: test the oldest and the newest supported Python and torch (tests/versions.txt), in .venv-versions.
 # make fuzz SECONDS=3600: read mutated files with each reader of foreign files, and print executions and findings. Writes build/fuzz.json.
 # make docs: generate the reference and build the documentation site in build/site. Requires Python 3.11 or newer; the site needs no server.
 # make studies: run the studies of sweeps/ and write their tables and figures. Takes hours on one core. Repeat the command to resume. A diverged run does not stop it.
@@ -44,7 +45,7 @@ JOBS := 1
 SECONDS := 60
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-all test-nxd test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit gpu-wheels clean
+.PHONY: train studies test test-all test-versions test-nxd test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit gpu-wheels clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -63,6 +64,9 @@ test: $(VENV)/.installed-dev
 
 test-all: $(VENV)/.installed-dev
 	$(PYTEST) --numprocesses 3 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
+
+test-versions:
+	.ci/versions
 
 test-nxd: nxd-source $(NXD_VENV)/.installed
 	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
@@ -119,7 +123,7 @@ gpu-wheels: $(VENV)/bin/python
 		--only-binary=:all: --python-version $(GPU_PYTHON) --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 orjson
 
 clean:
-	rm -rf $(VENV) $(NXD_VENV) $(SCHEMAS_VENV) $(SKYPILOT_VENV) $(SUPPLY_CHAIN_VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-versions $(NXD_VENV) $(SCHEMAS_VENV) $(SKYPILOT_VENV) $(SUPPLY_CHAIN_VENV) build dist *.egg-info
 
 $(VENV)/bin/python $(NXD_VENV)/bin/python $(SCHEMAS_VENV)/bin/python $(SKYPILOT_VENV)/bin/python $(SUPPLY_CHAIN_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v <= (3, 13) else f"hlat needs Python 3.10 to 3.13, $(PYTHON) is {v[0]}.{v[1]}; run make PYTHON=python3.11")'

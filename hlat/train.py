@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from hlat import launch_environment
+from hlat import launch_environment, neuron_packages
 from hlat.config import entry_point
 from hlat.config.config_errors import ExitCode
 from hlat.config.redaction import redact_text
@@ -38,6 +38,7 @@ def main(composed: DictConfig) -> ExitCode:
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
     validate_feasibility(config)
+    neuron_packages.validate_torch_release()
     composed.run.name = redact_text(str(config.run.name))
     if launch_environment.must_launch_workers(config):
         from hlat.recovery.supervisor import launch_workers

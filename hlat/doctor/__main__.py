@@ -10,7 +10,7 @@ import sys
 
 from omegaconf import DictConfig
 
-from hlat import launch_environment
+from hlat import launch_environment, neuron_packages
 from hlat.config import entry_point
 from hlat.config.argument_parser import run_and_exit
 from hlat.config.config_errors import ExitCode
@@ -46,6 +46,7 @@ def main() -> None:
 
 def run_doctor(composed: DictConfig) -> ExitCode:
     """Check the composed configuration; return the exit code."""
+    neuron_packages.validate_torch_release()
     config = reduce_config(resolve_config(composed), launch_environment.read_rank_info().world_size)
     if not launch_environment.must_launch_workers(config):
         return launch_environment.run_with_exit_record(lambda: run_worker(config))

@@ -9,6 +9,10 @@ from hlat.config.engine import EngineBackend
 from hlat.config.run import Config
 from hlat.engine.interface import Engine
 
+_SDK_MODULES = ("torch_xla", "neuronx_distributed")
+_UNDECLARED_MODULES = ("boto3", "transformers")
+"""Modules that neuronx_distributed imports without declaring them as dependencies."""
+
 
 def create_engine(config: Config) -> Engine:
     """Return the configured engine; only its libraries are imported.
@@ -28,13 +32,16 @@ def create_engine(config: Config) -> Engine:
 
 def _prepare_nxd_environment(config: Config) -> None:
     """Set the variables that compiler, runtime and torch_xla read when they are imported."""
-    required = ("torch_xla", "neuronx_distributed")
-    missing = [name for name in required if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"engine.name=nxd needs {' and '.join(missing)}, which this Python has not; install "
-            "the Neuron SDK's PyTorch environment (docs/neuron.md), or use engine=native"
-        )
+    for required, remedy in (
+        (_SDK_MODULES, "the Neuron SDK's PyTorch environment (docs/neuron.md)"),
+        (_UNDECLARED_MODULES, "'hlat[nxd]', which neuronx_distributed does not declare"),
+    ):
+        missing = [name for name in required if importlib.util.find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"engine.name=nxd needs {' and '.join(missing)}, which this Python has not; "
+                f"install {remedy}, or use engine=native"
+            )
     os.environ.update(
         neuron_environment.build_neuron_environment(config.compiler, config.precision)
     )

@@ -16,6 +16,7 @@ LAYERS = {
     "config": 0,
     **dict.fromkeys(("storage", "parallelism", "phase_steps", "mfu", "training_state"), 1),
     **dict.fromkeys(("launch_environment", "neuron_environment", "neuron_compile_cache"), 1),
+    "neuron_packages": 1,
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking", "plan"), 2),
     "engine": 3,
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),

@@ -152,6 +152,17 @@ def test_the_packages_are_pinned_as_the_project_pins_them():
     ) <= set(pins)
 
 
+@pytest.mark.parametrize("sdk", ["2.28", "2.31"])
+def test_the_packages_of_engine_nxd_are_pinned(sdk):
+    requirements = OmegaConf.load(SCRIPTS / "neuron_releases.yaml")[sdk].python
+    pins = dict(requirement.split("==") for requirement in requirements)
+    assert {"torch", "torch-xla", "libneuronxla", "neuronx-cc"} <= pins.keys()
+    assert pins["torch-neuronx"].startswith(pins["torch"])
+    tested = (REPOSITORY / "constraints-nxd.txt").read_text().splitlines()
+    for name in ("torch", "torch-xla", "boto3", "transformers"):
+        assert f"{name}=={pins[name]}" in tested
+
+
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.sh")), ids=lambda script: script.name)
 def test_scripts_are_bash(script):
     subprocess.run(["bash", "-n", script], check=True)
