@@ -56,7 +56,7 @@ class RankInfo:
 
     @property
     def is_rank0(self) -> bool:
-        """True if rank == 0: on the process that writes the logs of the run."""
+        """True on rank 0 (`rank_zero_only` in Lightning), the process that writes the logs."""
         return self.rank == 0
 
 

@@ -3,7 +3,7 @@
 On a local disk a checkpoint is written to a temporary directory and renamed. Object stores have no
 rename: files are written under their final names, the commit marker last. A remote directory
 without the marker is an incomplete checkpoint, which is ignored by readers and removed by the next
-save or prune.
+save or prune. `commit_checkpoint` (checkpoint_store.py) commits a checkpoint on all ranks.
 """
 
 import os

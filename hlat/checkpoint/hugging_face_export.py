@@ -1,4 +1,4 @@
-"""Export of checkpoint weights to a Hugging Face directory, which is published by a rename."""
+"""Export of checkpoint weights to a Hugging Face directory (to_hf), published by a rename."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,5 +1,7 @@
-"""Loading of pretrained weights from Hugging Face directories and NxD checkpoints.
+"""Loading of pretrained weights from Hugging Face directories (from_hf) and NxD checkpoints.
 
+The checkpoint store has the names and shapes of Hugging Face (model/parameter_spec.py), so that
+weights are not converted.
 Names and shapes are validated from the headers of the files, so that a login node can do it: for
 safetensors without torch, for NxD by file names. Loading never runs code from a file.
 """

@@ -1,4 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864) and the scaling of its frequencies.
+"""Rotary position embedding (arXiv 2104.09864) and the scaling of its frequencies (rope_scaling).
 
 Tensor names end in their dimensions as in decoder.py; E are half of the elements that rotate.
 """

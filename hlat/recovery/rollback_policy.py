@@ -1,4 +1,4 @@
-"""Evaluation of the logged metrics, and rollback after divergence.
+"""Rollback after loss spikes that last and after divergence, from the logged metrics.
 
 Rank 0 evaluates; all ranks follow. A rollback loads the newest checkpoint before the bad steps and
 skips their batches, in this and all later attempts. Checkpoints saved after that one are renamed so

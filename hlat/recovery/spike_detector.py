@@ -1,7 +1,8 @@
 """Detection of spikes and of divergence from the logged loss and norms.
 
 Most spikes last a single step and only deserve an event. Metrics that stay high or are not finite
-mean divergence, and every later checkpoint would contain the diverged state.
+mean divergence, and every later checkpoint would contain the diverged state: rollback_policy.py
+loads an earlier one.
 """
 
 import math
