@@ -407,7 +407,7 @@ def main() -> None:
             output=output,
             environment=build_environment(packages, Path(folder), arguments.torchtitan),
         )
-        result["device"], result["command"] = arguments.device, sys.argv[1:]
+        result["device"] = arguments.device
         run_parts(settings, arguments.parts.split(","), arguments.minutes, result)
         script = Script(settings, "render.py", str(output))
         print(script.read_result(time.monotonic() + PAGE_SECONDS + 20))
