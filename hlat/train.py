@@ -58,7 +58,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.recovery.resume import resume
     from hlat.report.report_writer import try_write_report
     from hlat.tracking import provenance, run_directory
-    from hlat.tracking.console_logger import print_summary
+    from hlat.tracking.run_summary import print_summary
     from hlat.tracking.tracker import Tracker
 
     is_rank0 = launch_environment.read_rank_info().is_rank0
@@ -86,8 +86,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
                 tracker.close()
                 uptime = try_write_report(run_dir) if is_rank0 else ""
         if is_rank0:
-            command = entry_point.format_resume_command(exit_code, overrides)
-            print_summary(run_dir, exit_code, step, command, uptime)
+            print_summary(run_dir, config, overrides, exit_code, step, uptime)
         engine.close()
     return exit_code
 

@@ -88,6 +88,21 @@ def compute_total_steps(config: Config) -> int:
     return min(end for end in ends if end is not None)
 
 
+def compute_extension(config: Config, step: int) -> dict[str, int]:
+    """Return the settings with which a run that ended at `step` trains up to twice the steps.
+
+    The end of the schedule changes only if nothing else ends the run. Empty if its phases end.
+    """
+    phase_end = phase_steps.compute_phase_steps(config.phase, config.batch) or 2 * step
+    last_step = min(2 * step, phase_end)
+    if step >= last_step:
+        return {}
+    if step < config.schedule.total_steps:
+        return {"run.steps": min(last_step, config.schedule.total_steps)}
+    changes = {} if config.run.steps is None else {"run.steps": last_step}
+    return {**changes, "schedule.total_steps": last_step}
+
+
 def is_milestone(step: int, config: Config) -> bool:
     """Return True if the run saves the weights of `step` permanently, in milestones/."""
     interval, per_step = config.checkpoint.milestone_tokens, config.batch.tokens_per_step

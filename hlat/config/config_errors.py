@@ -22,8 +22,8 @@ class ExitCode(IntEnum):
     """A setting, or a file that it names, is invalid; every problem is printed. Correct it; never
     retry."""
     DIVERGED = 3
-    """Loss or gradient norm is too high or not finite, and a rollback did not help. Do not
-    restart."""
+    """Loss or gradient norm is too high or not finite, and a rollback did not help, or training
+    ended with a higher held-out loss than random weights have. Do not restart."""
     UNHEALTHY_NODE = 4
     """A node failed a check; the message contains its name. Exclude this node and requeue."""
     PREEMPTED = 75

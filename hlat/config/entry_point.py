@@ -5,7 +5,9 @@ errors that must not be retried, so this module catches Hydra's errors and repor
 """
 
 import functools
+import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -92,10 +94,20 @@ def get_task_overrides() -> list[str]:
     return [str(override) for override in typed]
 
 
-def format_resume_command(exit_code: ExitCode, overrides: list[str]) -> str:
-    """Return the command that resumes the run, without `run.steps` if the run has finished."""
-    if exit_code is ExitCode.FINISHED:
-        overrides = [word for word in overrides if not word.startswith("run.steps=")]
+def format_extend_command(overrides: list[str], run_name: str, changes: dict[str, int]) -> str:
+    """Return the command that continues a finished run with `changes`, under its own name.
+
+    The name is given, since a default name depends on the schedule.
+    """
+    kept = [word for word in overrides if word.lstrip("+").partition("=")[0] not in changes]
+    if not any(word.startswith("run.name=") for word in kept):
+        simple = re.fullmatch(r"[\w.-]+", run_name)
+        kept.append(f"run.name={run_name}" if simple else f"run.name={json.dumps(run_name)}")
+    return format_resume_command([*kept, *(f"{key}={value}" for key, value in changes.items())])
+
+
+def format_resume_command(overrides: list[str]) -> str:
+    """Return the command that resumes the run."""
     if (directory := _get_frozen_config_dir()) is not None:
         flags = frozen_config.load_command_line(directory).flags
         return shlex.join(["python", "-m", "hlat.train", *flags, *overrides])

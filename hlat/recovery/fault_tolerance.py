@@ -17,7 +17,7 @@ from hlat.recovery.rollback_policy import NextAction, RollbackPolicy
 from hlat.recovery.signal_handler import DUPLICATE_SIGNAL_WINDOW_S, SignalHandler
 from hlat.recovery.step_watchdog import StepWatchdog
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState
+from hlat.training_state import TrainingState, compute_total_steps
 
 
 class FaultTolerance:
@@ -107,13 +107,23 @@ class FaultTolerance:
         return None
 
     def run_periodic_checks(self, step: int) -> ExitCode | None:
-        """Check replicas and causality if due; return the exit code of a failure, else None.
+        """Check replicas and causality if due, and at the end the held-out loss.
+
+        Returns the exit code of a failed check, else None.
 
         Raises:
             ReplicaMismatchError: Replicas differ and the faulty rank is unknown.
         """
+        if graph_extraction.is_extracting_graphs():
+            return None
+        if step == compute_total_steps(self._config):
+            failure = periodic_checks.check_heldout_loss(
+                self._config, self._engine, self._tracker, step
+            )
+            if failure is not None:
+                return failure
         interval = self._config.recovery.check_replicas_every_steps
-        if interval is None or step % interval or graph_extraction.is_extracting_graphs():
+        if interval is None or step % interval:
             return None
         with self.watchdog_paused():
             return periodic_checks.run_periodic_checks(

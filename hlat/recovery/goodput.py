@@ -36,7 +36,7 @@ TIME_CATEGORIES = {
     "checkpoint": "training paused for a save",
     "lost": "steps that were repeated, with their evaluations and saves; rollbacks; work after the"
     " last row until the end of the attempt was detected",
-    "down": "no attempt was running",
+    "down": "no attempt was running, except after the last step or a Ctrl-C",
 }
 """Categories of time and their descriptions, in the order of an attempt."""
 METRIC_COLUMNS = ("step", "attempt", "time", "step_seconds", "data_wait_seconds")
@@ -50,7 +50,7 @@ class AttemptTime:
     """Time of one attempt and of the gap after it, in seconds by `TIME_CATEGORIES`.
 
     `number` counts from 1, `start_time` is Unix time, and the wall time ends when the next attempt
-    starts, or at the last activity of the run.
+    starts, or at the last activity before a finish, a Ctrl-C or the end of the record.
     """
 
     number: int
@@ -119,7 +119,8 @@ def build_time_ledger(
     """Attribute every second of a run to a category, from rows of metrics.jsonl and events.jsonl.
 
     The durations of attempts and gaps come from the time of day, all other seconds from a monotonic
-    clock. A gap is at least 0 if the time of day was set back. Rows with a NaN are dropped.
+    clock. A gap is at least 0 if the time of day was set back. The time after a finish or a Ctrl-C
+    is not part of the run. Rows with a NaN are dropped.
     """
     events = [row for row in events if _is_numeric(row, "step", "time") and "event" in row]
     records = _drop_idle_attempts(_build_attempt_records(metrics, events))
@@ -128,7 +129,8 @@ def build_time_ledger(
     attempts = []
     for (number, record), following in zip_longest(records, records[1:]):
         start, end = record.start_time, record.end_time
-        gap = 0.0 if following is None else max(0.0, following[1].start_time - end)
+        is_down = following is not None and not record.was_stopped_by_user
+        gap = max(0.0, following[1].start_time - end) if following and is_down else 0.0
         seconds = record.compute_seconds(typical, is_followed=following is not None)
         attempts.append(AttemptTime(number, start, end - start + gap, {**seconds, "down": gap}))
     return TimeLedger(tuple(attempts))
@@ -171,6 +173,12 @@ class _AttemptRecord:
     def has_ended(self) -> bool:
         """True after a planned end."""
         return any(row["event"] in END_EVENTS for row in self.events)
+
+    @property
+    def was_stopped_by_user(self) -> bool:
+        """True after the last step or a Ctrl-C: a later attempt extends the run."""
+        ends = [row for row in self.events if row["event"] in ("finish", "interrupt")]
+        return any(row["event"] == "finish" or row.get("signal") == "SIGINT" for row in ends)
 
     def compute_seconds(self, typical_step_seconds: float, is_followed: bool) -> dict[str, float]:
         """Return the seconds by category, except `down`.

@@ -1,8 +1,10 @@
-"""Checks between two training steps: replica equality and causality of attention.
+"""Checks between two training steps: replica equality, causality of attention, held-out loss.
 
 The doctor runs the same checks before the run on a reduced model. These run on the real model, at
 its own sequence length, in its current state.
 """
+
+import math
 
 import numpy as np
 
@@ -37,6 +39,30 @@ def run_periodic_checks(
     tracker.print_message(
         f"ERROR: {reason}: attention is not causal; run hlat doctor to find the layer"
     )
+    return ExitCode.DIVERGED
+
+
+def check_heldout_loss(
+    config: Config, engine: Engine, tracker: Tracker, step: int
+) -> ExitCode | None:
+    """Compare the last held-out loss with the one before the first step.
+
+    Return the exit code if it is not finite, or higher by recovery.spike_margin than that of random
+    initial weights; else None. Trained initial weights may be better than the last ones, for
+    example at the end of a warm-up. This is a collective call with the same result on all ranks.
+    """
+    loss_by_step = {row["step"]: row["loss"]["mean"] for row in tracker.get_events("evaluate")}
+    started_randomly = config.model.init_from is None and config.checkpoint.start_from is None
+    first = loss_by_step.get(0) if started_randomly else None
+    last, reason = loss_by_step.get(step, math.nan), ""
+    if last is None:
+        reason = "the held-out loss is not finite"
+    elif first is not None and last > first + config.recovery.spike_margin:
+        reason = f"the held-out loss rose from {first:.4g} to {last:.4g}"
+    if not engine.world.world_group.any(bool(reason)):
+        return None
+    tracker.log_event("diverge", step, reason=reason)
+    tracker.print_message(f"ERROR: {reason}; use a lower optimizer.lr, or set optimizer.grad_clip")
     return ExitCode.DIVERGED
 
 

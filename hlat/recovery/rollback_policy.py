@@ -19,9 +19,9 @@ from hlat.data.data_loader import DataLoader
 from hlat.engine.interface import Engine, StepMetrics
 from hlat.parallelism.process_group import broadcast_object
 from hlat.recovery.resume import load_skipped_batches
-from hlat.recovery.spike_detector import SpikeDetector
+from hlat.recovery.spike_detector import SpikeDetector, is_finite
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState
+from hlat.training_state import TrainingState, compute_total_steps
 
 
 class NextAction(enum.Enum):
@@ -53,7 +53,10 @@ class RollbackPolicy:
         return self._spike_detector.first_bad_step
 
     def has_diverged(self, step: int, metrics: StepMetrics) -> bool:
-        """Add a logged step and log skipped updates and spikes; return True after divergence."""
+        """Add a logged step and log skipped updates and spikes; return True after divergence.
+
+        Metrics that are not finite at the last step are a divergence, however short.
+        """
         tracker, has_diverged = self._tracker, self._spike_detector.update(step, metrics)
         if metrics.num_skipped > self._num_skipped:
             count = metrics.num_skipped - self._num_skipped
@@ -64,6 +67,8 @@ class RollbackPolicy:
             self._num_skipped = metrics.num_skipped
         if self._spike_detector.is_spike:
             tracker.log_event("spike", step, grad_norm=metrics.grad_norm)
+        is_last = step == compute_total_steps(self._config)
+        has_diverged = has_diverged or (is_last and not is_finite(metrics))
         group = self._engine.world.world_group
         return group.any(group.is_rank0 and has_diverged)
 

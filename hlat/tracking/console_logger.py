@@ -1,29 +1,19 @@
-"""Progress and result of a run on the console: a tqdm bar on a terminal, lines in a log file."""
+"""Progress of a run on the console: a tqdm bar on a terminal, lines in a log file."""
 
 import logging
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from hlat.config.config_errors import ExitCode
 from hlat.config.tracking import ConsoleStyle
 from hlat.storage.progress_bar import print_line
-from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.metric_logger import MetricLogger, RunInfo
 from hlat.tracking.row_validation import Row
 
 _LINE_INTERVAL_S = 10.0
-_HEADLINES = {
-    ExitCode.FINISHED: "complete at step {step}",
-    ExitCode.FAILED: "ended at step {step}; this state could not be saved",
-    ExitCode.UNHEALTHY_NODE: "ended at step {step} because of an unhealthy node; not saved",
-    ExitCode.PREEMPTED: "interrupted and saved at step {step}; the same command resumes the run",
-    ExitCode.DIVERGED: "diverged at step {step}, not saved; see events.jsonl for the reason",
-}
 
 
 class ConsoleLogger(MetricLogger):
@@ -89,22 +79,3 @@ class _WarningHandler(logging.Handler):
 
 
 _WARNING_HANDLER = _WarningHandler(logging.WARNING)
-
-
-def print_summary(
-    run_dir: Path, exit_code: ExitCode, step: int, resume_command: str, uptime: str
-) -> None:
-    """Print the last lines of a run, its result and the command that resumes it.
-
-    `uptime` is a line on all attempts, and may be empty.
-    """
-    print_line(f"\n{_HEADLINES[exit_code].format(step=step)}")
-    events = open_events_log(run_dir).read_rows()
-    bits = [row["bits_per_byte"]["mean"] for row in events if row["event"] == "evaluate"]
-    if None not in bits and len(bits) > 1:
-        print_line(f"held-out bits per byte: {bits[0]:.3f} -> {bits[-1]:.3f}")
-    if uptime:
-        print_line(uptime)
-    print_line(f"run directory: {run_dir}")
-    print_line(f"report:        {run_dir / 'report.html'}")
-    print_line(f"resume:        {resume_command}")

@@ -205,6 +205,25 @@ def test_skip_and_log_a_step_with_nonfinite_gradients(runner, monkeypatch):
     assert "step 7: gradients are not finite" in done.stdout
 
 
+def test_end_as_diverged_if_the_last_steps_are_not_finite(runner, monkeypatch):
+    from hlat.engine.native.trainable_parameters import TrainableParameters
+
+    real, calls = TrainableParameters.collect_gradients, []
+
+    def gradients(self):
+        found = real(self)
+        calls.append(0)
+        if len(calls) > 2:
+            next(iter(found.values())).view(-1)[0] = float("nan")
+        return found
+
+    monkeypatch.setattr(TrainableParameters, "collect_gradients", gradients)
+    done = runner.run("run.name=x", "run.steps=4")
+    assert done.returncode == 3, done.stderr
+    assert "diverged at step 4, not saved: loss, grad_norm" in done.stdout
+    assert not any((runner.folder / "runs/x").glob("checkpoints/step_*"))
+
+
 def test_train_bitwise_the_same_with_periodic_checks(runner, uninterrupted):
     done = runner.run("run.name=x", "recovery.check_replicas_every_steps=3")
     assert done.returncode == 0, done.stderr

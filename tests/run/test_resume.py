@@ -68,12 +68,12 @@ def test_save_after_a_signal_and_print_the_resume_command(runner, uninterrupted,
 def test_stop_early_and_extend_the_same_schedule(runner, uninterrupted):
     first = runner.run("run.name=x", "run.steps=8")
     assert first.returncode == 0, first.stderr
-    assert "run.steps" not in first.stdout.rstrip().splitlines()[-1]
+    assert first.stdout.rstrip().splitlines()[-1].endswith(" run.name=x run.steps=16")
     assert runner.losses("x") == uninterrupted.losses("whole")[:8]
     before = runner.rows("x", "metrics.jsonl")
     again = runner.run("run.name=x", "run.steps=8")
     assert again.returncode == 0, again.stderr
-    assert "complete" in again.stdout
+    assert "nothing to do: at step 8" in again.stdout
     assert runner.rows("x", "metrics.jsonl") == before
     assert runner.run("run.name=x").returncode == 0
     assert runner.losses("x") == uninterrupted.losses("whole")
@@ -136,7 +136,48 @@ def test_stop_with_exit_code_3_at_a_loss_that_is_not_finite(runner):
     assert last["event"] == "diverge"
     saved = [path.name for path in (runner.folder / "runs/x/checkpoints").glob("step_*")]
     assert all(int(name.removeprefix("step_")) < last["step"] for name in saved)
-    assert "not finite" in done.stdout
+    assert f"diverged at step {last['step']}, not saved: {last['reason']}" in done.stdout
+    assert "not finite" in last["reason"]
+    assert "resume:" not in done.stdout
+
+
+def test_stop_with_exit_code_3_at_a_held_out_loss_above_that_of_initial_weights(runner):
+    done = runner.run("run.name=x", "optimizer.lr=50", "run.steps=2", "schedule.warmup_steps=0")
+    assert done.returncode == 3, done.stderr
+    assert runner.rows("x", "events.jsonl")[-1]["event"] == "diverge"
+    assert "diverged at step 2, not saved: the held-out loss rose from 8.3" in done.stdout
+    assert "resume:" not in done.stdout
+    assert not any((runner.folder / "runs/x").glob("checkpoints/step_*"))
+
+
+def test_a_branch_with_a_higher_held_out_loss_is_saved_and_not_complete(runner, uninterrupted):
+    source = uninterrupted.folder / "runs/whole/checkpoints/step_00000015"
+    words = ("run.name=x", f"checkpoint.start_from={source}", "run.steps=17")
+    done = runner.run(*words, "optimizer.lr=0.5", "schedule=constant")
+    assert done.returncode == 0, done.stderr
+    assert "ended at step 17 with a higher held-out loss than at the start" in done.stdout
+    assert "complete" not in done.stdout
+
+
+def test_the_printed_command_extends_a_run_without_a_name(runner):
+    done = runner.run("run.steps=1")
+    command = shlex.split(done.stdout.splitlines()[-1])
+    assert command[0] == "extend:"
+    assert command[-1] == "run.steps=2"
+    (run_dir,) = (runner.folder / "runs").iterdir()
+    assert command[-2] == f"run.name={run_dir.name}"
+    done = runner.run(*command[4:], small=False)
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in runner.losses(run_dir.name)] == [1, 2]
+
+
+def test_a_finished_run_has_nothing_to_do(runner_at_step_2):
+    done = runner_at_step_2.run("run.name=x", "run.steps=1")
+    assert done.returncode == 0, done.stderr
+    assert "nothing to do: at step 2" in done.stdout
+    assert "complete" not in done.stdout
+    assert "resuming" not in done.stdout
+    assert done.stdout.splitlines()[-1].endswith("run.steps=4")
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def test_show_one_progress_bar_and_a_summary(runner: Runner, layout: tuple[str, 
     assert not [line for line in visible if line.startswith("step 1/20")], "lines and a bar"
     *_, summary = shown.partition("complete at step 20")
     assert [line.partition(":")[0] for line in visible_lines(summary)[1:5]] == [
-        *("held-out bits per byte", "run directory", "report", "resume")
+        *("held-out bits per byte", "run directory", "report", "extend")
     ]
     assert shown.count("complete at step 20") == 1
 

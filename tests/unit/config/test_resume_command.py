@@ -5,7 +5,6 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from hlat.config.config_errors import ExitCode
 from hlat.config.entry_point import format_resume_command
 
 LETTERS = "ab=.,{}[]()<>|&;$`'\"\\*?!#~-% \t\né\u202e"
@@ -20,14 +19,14 @@ def test_a_thousand_overrides_come_back() -> None:
     chance = random.Random(0)
     for _ in range(1000):
         words = typed(chance)
-        found = shlex.split(format_resume_command(ExitCode.PREEMPTED, words))
+        found = shlex.split(format_resume_command(words))
         assert found[1:] == ["-m", "hlat.train", *words]
 
 
 def test_a_shell_runs_nothing_of_them(tmp_path: Path) -> None:
     chance = random.Random(1)
     everything = [typed(chance) for _ in range(100)] + [["a=$(touch x)", "`touch x`", ">x", "&x"]]
-    commands = [format_resume_command(ExitCode.PREEMPTED, words) for words in everything]
+    commands = [format_resume_command(words) for words in everything]
     script = "\n".join(f"printf '%s\\0' {command.partition(' ')[2]}" for command in commands)
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, check=True)
     expected = [word for words in everything for word in ("-m", "hlat.train", *words)]

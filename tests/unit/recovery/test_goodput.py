@@ -97,6 +97,23 @@ def test_every_kind_of_time_of_one_attempt():
     assert found.is_fully_accounted
 
 
+@pytest.mark.parametrize(
+    ("end", "down"),
+    [
+        ({"event": "finish"}, 0),
+        ({"event": "interrupt", "signal": "SIGINT"}, 0),
+        ({"event": "interrupt", "signal": "SIGTERM"}, 900),
+        ({"event": "diverge"}, 900),
+    ],
+)
+def test_a_run_that_its_user_stopped_is_not_down(end, down):
+    story = Story().begin(0, startup=1).row(10, 1.0).event(**end)
+    found = story.pass_time(900).begin(10, startup=1).row(10, 1.0).event("finish").ledger()
+    assert found.seconds["down"] == down
+    assert found.wall_seconds == pytest.approx(22 + down)
+    assert found.is_fully_accounted
+
+
 def test_a_row_of_many_steps_counts_the_compilation_once():
     story = Story().begin(0, startup=1).row(100, 1.3).row(100, 1.0).row(100, 1.0)
     assert spent(story.ledger()) == {"startup": 1, "compile": 30.0, "steps": 300.0}

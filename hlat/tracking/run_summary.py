@@ -1,0 +1,64 @@
+"""Last lines of a run on the console: its result, its files, and the command that continues it."""
+
+from pathlib import Path
+
+from hlat.config import entry_point
+from hlat.config.config_errors import ExitCode
+from hlat.config.redaction import redact_text
+from hlat.config.run import Config
+from hlat.storage.progress_bar import print_line
+from hlat.tracking.jsonl_log import open_events_log
+from hlat.tracking.lost_work import START_EVENTS
+from hlat.tracking.row_validation import Row
+from hlat.training_state import compute_extension
+
+_HEADLINES = {
+    ExitCode.FINISHED: "complete at step {step}",
+    ExitCode.FAILED: "ended at step {step}; this state could not be saved",
+    ExitCode.UNHEALTHY_NODE: "ended at step {step} because of an unhealthy node; not saved",
+    ExitCode.PREEMPTED: "interrupted and saved at step {step}; the same command resumes the run",
+    ExitCode.DIVERGED: "diverged at step {step}, not saved: {reason}",
+}
+
+
+def print_summary(
+    run_dir: Path,
+    config: Config,
+    overrides: list[str],
+    exit_code: ExitCode,
+    step: int,
+    uptime: str,
+) -> None:
+    """Print the result of a run and the command that resumes or extends it.
+
+    `overrides` are those of the user. `uptime` is a line on all attempts, and may be empty.
+    """
+    events = open_events_log(run_dir).read_rows()
+    bits = [row["bits_per_byte"]["mean"] for row in events if row["event"] == "evaluate"]
+    bits = bits if len(bits) > 1 and None not in bits else []
+    print_line(f"\n{_format_headline(exit_code, step, events, bits)}")
+    if bits:
+        print_line(f"held-out bits per byte: {bits[0]:.3f} -> {bits[-1]:.3f}")
+    if uptime:
+        print_line(uptime)
+    print_line(f"run directory: {run_dir}")
+    print_line(f"report:        {run_dir / 'report.html'}")
+    if exit_code is ExitCode.FINISHED:
+        if changes := compute_extension(config, step):
+            name = redact_text(str(config.run.name))
+            command = entry_point.format_extend_command(overrides, name, changes)
+            print_line(f"extend:        {command}")
+    elif exit_code is not ExitCode.DIVERGED:
+        print_line(f"resume:        {entry_point.format_resume_command(overrides)}")
+
+
+def _format_headline(exit_code: ExitCode, step: int, events: list[Row], bits: list[float]) -> str:
+    """Return the result; a run with a higher held-out loss than at its start is not complete."""
+    if exit_code is ExitCode.FINISHED:
+        start = next((row for row in reversed(events) if row["event"] in START_EVENTS), None)
+        if start is not None and start["step"] >= step:
+            return f"nothing to do: at step {step}"
+        if bits and bits[-1] > bits[0]:
+            return f"ended at step {step} with a higher held-out loss than at the start"
+    reasons = [row.get("reason") for row in events if row["event"] == "diverge"]
+    return _HEADLINES[exit_code].format(step=step, reason=reasons[-1] if reasons else "see above")
