@@ -26,9 +26,10 @@ class CheckpointConfig:
     """Keep every checkpoint whose step is a multiple of this, in addition to the newest; a multiple
     of every_steps. null: keep the newest only."""
     start_from: str | None = None
-    """Checkpoint directory (`.../checkpoints/step_00001000`), or its URL, from which a run without
-    checkpoints starts, with optimizer, schedule position and data position; the run's own
-    checkpoints always take precedence."""
+    """Checkpoint directory (`.../checkpoints/step_00001000`), run directory with checkpoints, of
+    which the newest valid one is used, or URL of either, from which a run without checkpoints
+    starts, with optimizer, schedule position and data position; the run's own checkpoints always
+    take precedence."""
     destination: str | None = None
     """Directory or fsspec URL, such as s3://bucket/checkpoints, that receives the checkpoints of
     this run in a subdirectory with its name; null: the run directory."""

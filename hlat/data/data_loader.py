@@ -108,6 +108,12 @@ class DataLoader:
         """Name of the stage of the last returned batch."""
         return self._cursor.stage.name
 
+    @property
+    def next_proportions(self) -> dict[str, float]:
+        """Fraction of tokens by source at the next step."""
+        stage = self._training_data.mixture_schedule.get_stage(self._cursor.step)
+        return dict(stage.proportions)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the JSON-able state after the last returned batch.
 

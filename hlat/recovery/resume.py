@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hlat.checkpoint import (
+    checkpoint_directory,
+    checkpoint_lookup,
     checkpoint_store,
     pretrained_weights,
     retention,
     training_checkpoint,
 )
-from hlat.checkpoint.checkpoint_directory import build_checkpoint_root
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.checkpoint.retention import VerifiedCheckpoint
 from hlat.config import run_identity
@@ -26,7 +27,7 @@ from hlat.engine.interface import Engine
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.storage.storage_path import StoragePath, parse_storage_path
 from hlat.tracking.tracker import Tracker
-from hlat.training_state import TrainingState, find_differences
+from hlat.training_state import TrainingState, compute_total_steps, find_differences
 
 
 def resume(
@@ -44,7 +45,9 @@ def resume(
         fixed=run_identity.collect_fixed_settings(config),
         adjustable=run_identity.collect_adjustable_settings(config),
     )
-    checkpoints_dir = build_checkpoint_root(run_dir, config.checkpoint.destination) / "checkpoints"
+    destination = config.checkpoint.destination
+    root = checkpoint_directory.build_checkpoint_root(run_dir, destination)
+    checkpoints_dir = root / "checkpoints"
     group = engine.world.world_group
     checkpoint, refused = _find_checkpoint(config, checkpoints_dir, group)
     for reason in refused:
@@ -53,6 +56,7 @@ def resume(
     if checkpoint is None:
         details |= _load_initial_weights(config, engine, tracker)
         tracker.start_attempt(0, {}, **details)
+        _print_proportions(loader, tracker)
         return dataclasses.replace(initial, tracker=tracker.service_run_ids)
     path, manifest = checkpoint.path, checkpoint.manifest
     state = training_checkpoint.load_training_state(checkpoint, group)
@@ -63,13 +67,14 @@ def resume(
             "output=DIR, then model.init_from=DIR instead of checkpoint.start_from"
         )
     is_same_run, fixed = path.parent == checkpoints_dir, state.fixed
+    action = "resume from" if is_same_run else "start from checkpoint.start_from at"
     if not is_same_run:  # a branch may have initial weights of another origin
         origin = run_identity.INITIAL_WEIGHTS_DEFAULTS
         fixed = {key: value for key, value in fixed.items() if key not in origin}
     if differences := find_differences(fixed, initial.fixed):
         raise ConfigError(
             *(
-                f"cannot resume from {path}: {line}; set it back or choose another run.name"
+                f"cannot {action} {path}: {line}; set it back or choose another run.name"
                 for line in differences
             )
         )
@@ -77,13 +82,23 @@ def resume(
     changed += loader.load_state_dict(state.data)
     loader.skip_batches(load_skipped_batches(config, group, tracker))
     checkpoint_store.load_checkpoint(path, engine.chunks(), manifest)
-    tracker.print_message(f"resuming from {path}" + "".join(f"\n  {line}" for line in changed))
+    if state.step < compute_total_steps(config):
+        origin = "resuming from " if is_same_run else "starting from checkpoint.start_from="
+        tracker.print_message("\n  ".join([f"{origin}{path}", *changed]))
     details |= {"changed": changed} if changed else {}
     service_run_ids = state.tracker if is_same_run else None  # a branch is a new run in services
     tracker.start_attempt(state.step, service_run_ids, checkpoint=str(path), **details)
+    if state.step < compute_total_steps(config):
+        _print_proportions(loader, tracker)
     return dataclasses.replace(
         initial, step=state.step, tokens=state.tokens, tracker=tracker.service_run_ids
     )
+
+
+def _print_proportions(loader: DataLoader, tracker: Tracker) -> None:
+    """Print the fraction of tokens of each source, as weights are relative to each other."""
+    shares = [f"{name} {share:.1%}" for name, share in loader.next_proportions.items()]
+    tracker.print_message(f"data: {', '.join(shares)} of tokens")
 
 
 def load_skipped_batches(
@@ -155,11 +170,49 @@ def _find_checkpoint(
             "start from step 0",
         )
     if newest is None and config.checkpoint.start_from is not None:
-        path = parse_storage_path(config.checkpoint.start_from, "checkpoint.start_from")
-        try:
-            newest = retention.verify_on_all_ranks(path, world_group, trusted_keys=trusted_keys)
-        except (CorruptCheckpointError, OSError) as error:
-            raise ConfigError(
-                f"checkpoint.start_from={path}: {error}; set the directory of a complete checkpoint"
-            ) from error
+        return _find_start(config.checkpoint.start_from, world_group, trusted_keys)
     return newest, refused
+
+
+def _find_start(
+    start_from: str, world_group: ProcessGroup, trusted_keys: str | None
+) -> tuple[VerifiedCheckpoint, list[str]]:
+    """Return the checkpoint of checkpoint.start_from, and the reasons for refusing newer ones.
+
+    Raises:
+        ConfigError: It is neither a valid checkpoint nor a run directory with one.
+    """
+    source = parse_storage_path(start_from, "checkpoint.start_from")
+    setting, steps = f"checkpoint.start_from={source}", ""
+    try:
+        is_checkpoint = world_group.any(
+            world_group.is_rank0 and checkpoint_store.is_checkpoint(source)
+        )
+        if is_checkpoint:
+            steps = _format_steps(source.parent)
+            checkpoint = retention.verify_on_all_ranks(
+                source, world_group, trusted_keys=trusted_keys
+            )
+            return checkpoint, []
+        root = checkpoint_lookup.find_checkpoint_root(source)
+        checkpoints_dir = root / "checkpoints" if (root / "checkpoints").is_dir() else root
+        newest, refused = retention.find_newest_checkpoint(
+            checkpoints_dir, process_group=world_group, trusted_keys=trusted_keys
+        )
+    except ConfigError as error:
+        raise ConfigError(*(f"{setting}: {problem}" for problem in error.problems)) from error
+    except (CorruptCheckpointError, OSError) as error:
+        raise ConfigError(
+            f"{setting}: {error}; set a run directory or the directory of a complete checkpoint"
+            f"{steps}"
+        ) from error
+    if newest is None:
+        problems = "; ".join(refused) or "it contains no checkpoint"
+        raise ConfigError(f"{setting}: {problems}; set the directory of a run that has saved")
+    return newest, refused
+
+
+def _format_steps(checkpoints_dir: StoragePath) -> str:
+    """Return the steps that a directory of checkpoints contains; empty without any."""
+    steps = checkpoint_directory.list_steps(checkpoints_dir)
+    return f"; {checkpoints_dir} has the steps {', '.join(map(str, steps))}" if steps else ""
