@@ -101,7 +101,8 @@ def _run_plan(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDE", help="overrides of hlat train, or an action")
-    search = "list every valid layout of the model on these nodes, fastest first"
+    search = "list every valid layout of the model on these nodes, fastest first; on hardware "
+    search += "without calibrated constants by memory"
     add("--search", action="store_true", help=search)
     _add_output_settings(parser, "draw memory and step time (svg or png)")
     arguments = parser.parse(argv)

@@ -1,5 +1,6 @@
 """Feasibility of a valid configuration: SDK, memory and initial weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from hlat import neuron_environment
@@ -38,11 +39,22 @@ def _find_memory_problems(config: Config) -> list[str]:
     )
     return [
         f"model={config.model.name} needs {_format_gib(required.total)} GiB per device ({terms}), "
-        f"hardware={config.hardware.name} has {_format_gib(available)}; use a smaller model, a "
-        "narrower precision, more parallelism.tp or pp, or a smaller batch.micro_batch_size; "
-        "hlat plan with the same overrides lists what fits; run.force=true skips this "
-        "check"
+        f"hardware={config.hardware.name} has {_format_gib(available)}; use "
+        f"{_find_excessive_setting(config, available)}, a narrower precision, or more "
+        "parallelism.tp or pp; hlat plan with the same overrides lists what fits; run.force=true "
+        "skips this check"
     ]
+
+
+def _find_excessive_setting(config: Config, available: float) -> str:
+    """Return the setting to reduce for a run that needs more memory than a device has."""
+    batch = config.batch
+    single = estimate_memory(replace(config, batch=replace(batch, micro_batch_size=1)))
+    if single.total <= available:
+        return f"a smaller batch.micro_batch_size than {config.micro_batch_size}"
+    if single.total - single.activations - single.logits - single.working <= available:
+        return f"a smaller batch.sequence_length than {batch.sequence_length}"
+    return "a smaller model"
 
 
 def _find_init_from_problems(config: Config) -> list[str]:

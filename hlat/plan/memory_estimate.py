@@ -15,7 +15,11 @@ from hlat.config.run import Config
 from hlat.model import decoder_spec
 from hlat.model.decoder_spec import count_parameters
 from hlat.parallelism.mesh_coordinates import ParallelDegrees, compute_parallel_degrees
-from hlat.plan.hardware_efficiency import RESERVED_MEMORY_GIB, get_planned_engine
+from hlat.plan.hardware_efficiency import (
+    PROCESS_MEMORY_GIB,
+    RESERVED_MEMORY_GIB,
+    get_planned_engine,
+)
 from hlat.plan.stage_shards import (
     StageShard,
     build_execution_settings,
@@ -44,6 +48,7 @@ class MemoryEstimate:
         working: Temporaries of a layer's backward pass, beyond `logits`.
         collectives: Send and receive buffers.
         saving: Snapshot of an asynchronous save, if it is on the device.
+        process: Interpreter and libraries of the process, if the device is its host.
         reserve: Runtime and programs.
     """
 
@@ -57,6 +62,7 @@ class MemoryEstimate:
     working: float
     collectives: float
     saving: float
+    process: float
     reserve: float
 
     @property
@@ -191,6 +197,7 @@ def _estimate_stage(
         working=max(0.0, temporary - logits),
         collectives=_estimate_collective_buffer_bytes(config, mesh, stage, zero),
         saving=updated_numel * saved_bytes if is_snapshot_on_device else 0.0,
+        process=PROCESS_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
         reserve=RESERVED_MEMORY_GIB.get(config.hardware.name, 0.0) * 2**30,
     )
 

@@ -26,6 +26,7 @@ MEMORY_LABELS = {
     "working": "layer workspace",
     "collectives": "collectives' buffers",
     "saving": "checkpoint copy",
+    "process": "process",
     "reserve": "reserve",
 }
 TIME_LABELS = {
@@ -125,9 +126,13 @@ def format_ranking(config: Config, layouts: Sequence[LayoutCandidate]) -> list[s
     ]
     if not layouts:
         return lines
-    lines += ["", *_format_layouts(layouts[:_MAX_ROWS])]
-    if fitting:
+    has_times = layouts[0].step_s is not None
+    lines += ["", "by step time:" if has_times else "by memory:", ""]
+    lines += _format_layouts(layouts[:_MAX_ROWS])
+    if fitting and has_times:
         lines += ["", _format_command(layouts[0])]
+    elif fitting:
+        lines += ["", f"no layout is recommended: step times on {config.hardware.name} are unknown"]
     else:
         least = min(layouts, key=lambda one: one.memory.total)
         capacity = get_device_memory_bytes(least.config)

@@ -409,6 +409,7 @@ def test_a_search_ranks_layouts_that_fit_by_speed(capsys):
     assert plan.main(words) == 0
     out = capsys.readouterr().out
     assert re.search(rf"^{len(result)} valid layouts, {len(fitting)} fit$", out, re.MULTILINE)
+    assert "\nby step time:\n" in out
     assert "the first: hardware.nodes=32 parallelism.tp=" in out
 
 
@@ -418,6 +419,11 @@ def test_a_search_without_constants_ranks_by_memory(capsys):
     sizes = [one["memory"] for one in result]
     assert sizes == sorted(sizes)
     assert {one["tp"] * one["pp"] * one["dp"] for one in result} == {4}
+    assert plan.main(["parallelism.tp=2", "parallelism.dp=2", "search=true"]) == 0
+    out = capsys.readouterr().out
+    assert "\nby memory:\n" in out
+    assert "no layout is recommended: step times on cpu are unknown" in out
+    assert "the first:" not in out
 
 
 def test_time_that_nobody_knows_is_not_told(capsys):
