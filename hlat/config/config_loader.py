@@ -23,6 +23,8 @@ _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
 _RENAMED_KEYS = {"compiler.inductor": "compiler.torch_compile"}
 """Former keys that overrides may use until the next version."""
+_SINGLE_PATH = re.compile(r"(\+{0,2}data\.sources\.[^.=]+\.paths)=([^\[,$~]+)")
+"""Override of the paths of a source with one path instead of a list."""
 _EMPTY_MAPPING = re.compile(r"[\w./@-]+=\{\s*\}")
 
 
@@ -49,7 +51,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
     def load_configuration(
         self, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any
     ) -> DictConfig:
-        """Compose the configuration.
+        """Compose the configuration; one path of a source stands for a list of one.
 
         Raises:
             ConfigError: The configuration names code that Hydra would run, or an override is an
@@ -65,6 +67,10 @@ class SafeConfigLoader(ConfigLoaderImpl):
                     for override in empty
                 )
             )
+        overrides = [
+            _SINGLE_PATH.sub(r"\1=[\2]", word) if _SINGLE_PATH.fullmatch(word) else word
+            for word in overrides
+        ]
         config = self._compose(config_name, overrides, *args, **kwargs)
         if problems := list(find_code_references(config)):
             raise ConfigError(*problems)

@@ -2,13 +2,17 @@
 
 import dataclasses
 import difflib
+import json
 import re
+import shlex
 import sys
 import typing
+from collections.abc import Sequence
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import OverrideParseException
 
+from hlat.config import config_files
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import list_choices
 from hlat.config.run import Config
@@ -22,7 +26,9 @@ def convert_hydra_error(error: Exception) -> ConfigError:
     """Return a ConfigError with the full key and a remedy."""
     text = str(error)
     if isinstance(error, OverrideParseException):
-        return ConfigError(f"{error.override}: {_format_first_line(error)}; write GROUP.KEY=VALUE")
+        return _build_syntax_error(error.override, _format_first_line(error))
+    if match := re.match(r"In '([^']+)': \w+ raised while composing config:\s*(.*)", text):
+        return _build_file_error(match[1], match[2], _parse_full_key(text))
     if match := re.search(r"Ambiguous value for argument '(.+)'", text):
         return ConfigError(f"{match[1]} lists several values; add -m for one run per value")
     if match := re.search(r"Sweeping over Hydra's configuration .*'([^']+)'", text):
@@ -34,7 +40,8 @@ def convert_hydra_error(error: Exception) -> ConfigError:
     if match := re.search(r"Could not append to config\. An item is already at '([^']+)'", text):
         return ConfigError(f"{match[1]} already has a value; write {match[1]}=... without the +")
     if match := re.search(r"Could not find '([^']+)/([^']+)'", text):
-        return _build_unknown_choice_error(match[1], match[2])
+        found = getattr(error, "options", None)
+        return _build_unknown_choice_error(match[1], match[2], found or list_choices(match[1]))
     if match := re.search(r"Key '([^']+)' (?:not in|is not in struct)", text):
         key = _parse_full_key(text) or match[1]
         if key.rpartition(".")[2].partition("[")[0] != match[1] and match[1] not in key:
@@ -53,6 +60,47 @@ def convert_hydra_error(error: Exception) -> ConfigError:
     return ConfigError(_format_first_line(error))
 
 
+def _build_syntax_error(override: str, problem: str) -> ConfigError:
+    """Return the error for a word that Hydra's grammar does not accept."""
+    key, equals, value = override.partition("=")
+    if not equals and override.endswith((".yaml", ".yml")):
+        return ConfigError(
+            f"{override} is a file, not GROUP.KEY=VALUE; move it to DIR/GROUP/NAME.yaml and write "
+            "--config-dir DIR GROUP=NAME"
+        )
+    if value.startswith("~/"):
+        return ConfigError(
+            f"{override}: ~ is not expanded here; write {key}=$HOME{value.removeprefix('~')}"
+        )
+    if value and problem.startswith("Lexer"):
+        quoted = shlex.quote(f"{key}={json.dumps(value, ensure_ascii=False)}")
+        return ConfigError(
+            f"{override}: the value has a character that needs quotes, also inside those of the "
+            f"shell; write {quoted}"
+        )
+    return ConfigError(f"{override}: {problem}; write GROUP.KEY=VALUE")
+
+
+def _build_file_error(name: str, problem: str, key: str | None) -> ConfigError:
+    """Return the error for a file of a config group, with its line."""
+    if key is None:
+        return ConfigError(f"{name}.yaml: {problem}")
+    is_unknown = re.match(r"Key '[^']+' (?:not in|is not in struct)", problem)
+    problem = str(build_unknown_key_error(key)) if is_unknown else f"{key}: {problem}"
+    path, group = config_files.find_config_file(name), name.rpartition("/")[0]
+    if path is None or not group or group.startswith("hydra"):
+        return ConfigError(problem)
+    written, line = config_files.find_key(path, key) or (key, None)
+    groups = typing.get_type_hints(Config)
+    is_for_root = group not in groups or (written != key and written.partition(".")[0] in groups)
+    if is_for_root and config_files.find_package(path) is None:
+        return ConfigError(
+            f"{path}: its keys are those of {group}, as the file lacks the first line "
+            f"`# @package _global_`; add it, or write only keys of {group}"
+        )
+    return ConfigError(f"{path}{'' if line is None else f', line {line}'}: {problem}")
+
+
 def list_config_keys() -> list[str]:
     """Return every key of the configuration, groups included, such as `optimizer.beta2`."""
     return list(_iterate_keys(Config, ""))
@@ -65,15 +113,25 @@ def _iterate_keys(node: type, prefix: str) -> typing.Iterator[str]:
             yield from _iterate_keys(typing.cast(type, kind), f"{prefix}{name}.")
 
 
+def _list_names(group: str) -> list[str]:
+    """Return the names of the keys of a node, such as `data.sources.NAME`; empty if unknown."""
+    node: typing.Any = Config
+    for part in re.split(r"[.\[]", group.replace("]", "")) if group else []:
+        if dataclasses.is_dataclass(node):
+            node = typing.get_type_hints(node).get(part)
+        else:  # an entry of a mapping or list
+            node = (typing.get_args(node) or (None,))[-1]
+    return [*typing.get_type_hints(node)] if dataclasses.is_dataclass(node) else []
+
+
 def build_unknown_key_error(key: str) -> ConfigError:
     """Return the error for an unknown key, with the closest valid one."""
     group, _, name = key.rpartition(".")
-    known_keys = _list_launcher_keys() if group == _LAUNCHER_KEY else list_config_keys()
-    siblings = [known for known in known_keys if known.rpartition(".")[0] == group]
-    names = [known.rpartition(".")[2] for known in siblings]
+    launcher_names = [known.rpartition(".")[2] for known in _list_launcher_keys()]
+    names = launcher_names if group == _LAUNCHER_KEY else _list_names(group)
     if group in _OPTION_KEYS:
         return ConfigError(f"{key} is not a key of the configuration; write +{key}=VALUE")
-    if group and siblings:
+    if group and names:
         matches = [f"{group}.{match}" for match in difflib.get_close_matches(name, names, n=1)]
         if group == _LAUNCHER_KEY and not matches:
             matches = [known for known in list_config_keys() if known.endswith(f".{name}")]
@@ -84,7 +142,7 @@ def build_unknown_key_error(key: str) -> ConfigError:
         return ConfigError(f"{key} has no such entry; add one with +{key}.NAME=VALUE")
     if matches:
         return ConfigError(f"{problem}; did you mean {matches[0]}?")
-    if siblings:
+    if names:
         return ConfigError(f"{problem}; {group or 'it'} has {', '.join(names)}")
     return ConfigError(f"{problem}; `--cfg job` prints all keys")
 
@@ -109,12 +167,11 @@ def _list_launcher_keys() -> list[str]:
     return [f"{_LAUNCHER_KEY}.{name}" for name in names if name != "_target_"]
 
 
-def _build_unknown_choice_error(group: str, choice: str) -> ConfigError:
+def _build_unknown_choice_error(group: str, choice: str, choices: Sequence[str]) -> ConfigError:
     if group == "hydra/launcher":
         choices = sorted(file.removesuffix(".yaml") for file in ConfigStore.instance().list(group))
-    else:
-        choices = list_choices(group)
-    matches = difflib.get_close_matches(choice, choices, n=1)
+    matches = [name for name in choices if name.startswith(f"{choice}_")]
+    matches = matches or difflib.get_close_matches(choice, choices, n=1)
     hint = f" did you mean {matches[0]}?" if matches else ""
     listed = f" choices: {', '.join(choices)}" if choices else ""
     return ConfigError(f"{group}={choice} does not exist;{hint}{listed}".rstrip(";"))

@@ -23,6 +23,12 @@ MISTAKES = [
     ("run.steps=[1", "run.steps=[1"),
     ("optimizer.lr=1,2", "optimizer.lr=1,2"),
     ("data.sources.code.paths=[nowhere.arrow]", "data.sources.code"),
+    ("data.sources.code.paths=nowhere.arrow", "data.sources.code.paths: no file matches"),
+    ("data.sources.code.paths=~/foo", "write data.sources.code.paths=$HOME/foo"),
+    ("data.eos_token=</s>", """write 'data.eos_token="</s>"'"""),
+    ("my.yaml", "move it to DIR/GROUP/NAME.yaml and write --config-dir DIR GROUP=NAME"),
+    ("hardware=h100", "hardware=h100 does not exist; did you mean h100_p5?"),
+    ("data.sources.code.path=x", "did you mean data.sources.code.paths?"),
     ("data.text_column=body", "data.text_column"),
     ("data.tokenizer=nowhere.json", "data.tokenizer"),
     ("data.eos_token=<nowhere>", "data.eos_token"),
@@ -30,8 +36,69 @@ MISTAKES = [
     ("model.vocab_size=100", "model.vocab_size=100 is smaller than the 4096 ids of data.tokenizer"),
     ("engine.device=tpu", "engine.device=tpu is not on this machine"),
     ("checkpoint.start_from=/nowhere", "checkpoint.start_from=/nowhere"),
-    ("hardware.memory_gib=0.001", "needs"),
+    ("hardware.memory_gib=0.001", "use a smaller model, a narrower precision"),
+    ("batch.sequence_length=10000000", "use a smaller batch.sequence_length than 10000000,"),
 ]
+
+
+FILES = [
+    (
+        "model/mine.yaml",
+        "model:\n  name: mine\n",
+        "my/model/mine.yaml: its keys are those of model, as the file lacks the first line "
+        "`# @package _global_`",
+    ),
+    (
+        "experiment/mine.yaml",
+        "optimizer:\n  lr: 1e-3\n",
+        "my/experiment/mine.yaml: its keys are those of experiment, as the file lacks",
+    ),
+    (
+        "model/mine.yaml",
+        "# @package _global_\nmodel:\n  name: mine\n   num_layers: 2\n",
+        "my/model/mine.yaml, line 4: mapping values are not allowed here",
+    ),
+    (
+        "model/mine.yaml",
+        "# @package _global_\nmodel:\n  name: mine\n  num_layer: 2\n",
+        "my/model/mine.yaml, line 4: model.num_layer is not a key of the configuration; did you "
+        "mean model.num_layers?",
+    ),
+    (
+        "data/mine.yaml",
+        "defaults: [python, _self_]\nsources:\n  code:\n    path: [a.arrow]\n",
+        "my/data/mine.yaml, line 4: data.sources.code.path is not a key of the configuration; did "
+        "you mean data.sources.code.paths?",
+    ),
+    (
+        "optimizer/mine.yaml",
+        "lr: fast\n",
+        "my/optimizer/mine.yaml, line 1: optimizer.lr: Value 'fast' of type 'str' could not be",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "sentence"), FILES)
+def test_refuse_a_mistake_in_a_file(runner, refused, name, content, sentence):
+    path = runner.folder / "my" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(content)
+    override = f"{path.parent.name}=mine"
+    refused(runner.run("--config-dir=my", override, small=False), sentence)
+
+
+def test_choices_include_those_of_the_config_dir(runner, refused):
+    path = runner.folder / "my/experiment/first.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("# @package _global_\n")
+    done = runner.run("--config-dir=my", "experiment=frist", small=False)
+    refused(done, "experiment=frist does not exist; did you mean first? choices: desk, first,")
+
+
+def test_a_refused_run_leaves_no_directory(runner, refused):
+    refused(runner.run("run.name=x", "checkpoint.start_from=/nowhere"), "checkpoint.start_from=")
+    refused(runner.run("run.name=x", "data.heldout_documents=1000"), "data.heldout_documents")
+    assert not any((runner.folder / "runs").iterdir())
 
 
 @pytest.mark.parametrize(("mistake", "sentence"), MISTAKES)
