@@ -6,6 +6,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = """
 from hlat.config.compose import compose_config
@@ -23,3 +25,19 @@ def test_launchers_of_a_checkout_that_is_not_installed() -> None:
         check=False,
     )
     assert finished.stdout.strip().endswith("LocalLauncher"), finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "fp32"),
+        (["hardware=h100_p5"], "mixed"),
+        (["model=7b"], "bf16_sr"),
+        (["model=7b", "hardware=trn1_32xl"], "bf16_sr"),
+        (["model=7b", "hardware=h200_p5en"], "mixed"),
+        (["model=7b", "hardware=h100_p5", "precision=bf16_sr"], "bf16_sr"),
+        (["experiment=hlat_7b"], "bf16_sr"),
+    ],
+)
+def test_default_precision_by_model_and_hardware(compose, overrides, expected) -> None:
+    assert compose(*overrides).precision.name == expected
