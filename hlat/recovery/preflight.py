@@ -16,6 +16,8 @@ from typing import Any
 from hlat import launch_environment
 from hlat.checkpoint import checkpoint_directory
 from hlat.config.config_errors import ConfigError, ExitCode, MissingDeviceError
+from hlat.config.engine import EngineBackend
+from hlat.config.hardware import HardwareConfig
 from hlat.config.run import Config
 from hlat.engine import graph_extraction
 from hlat.engine.interface import DeviceReport, Engine
@@ -107,16 +109,38 @@ def _measure_rank(config: Config, run_dir: Path, engine: Engine) -> RankReport:
 
 def _run_device_checks(config: Config, run_dir: Path, engine: Engine) -> DeviceReport:
     """Run the engine's device checks; exit if a device that `hardware` specifies is missing."""
+    hardware, rank_info = config.hardware, launch_environment.read_rank_info()
     try:
-        return engine.run_device_checks(config)
+        report = engine.run_device_checks(config)
     except MissingDeviceError as error:
-        if config.hardware.processes_per_node is None:
+        if hardware.processes_per_node is None:
             raise
-        host, rank = host_info.get_host_name(), launch_environment.read_rank_info().rank
+        host, rank = host_info.get_host_name(), rank_info.rank
         consequence = CONSEQUENCES["devices"]
         finding = Finding(host, rank, "devices", None, None, str(error), consequence)
         report_unhealthy_nodes(Tracker(run_dir, config), [finding])
         raise SystemExit(ExitCode.UNHEALTHY_NODE) from error
+    if needs_accelerator(config) and report.device == "cpu" and rank_info.world_size == 1:
+        raise build_missing_device_error(hardware, 0)
+    return report
+
+
+def needs_accelerator(config: Config) -> bool:
+    """Return True if the run must not fall back to the CPU."""
+    hardware, engine = config.hardware, config.engine
+    has_accelerators = hardware.processes_per_node is not None and hardware.name != "cpu"
+    return has_accelerators and engine.name is EngineBackend.native and engine.device == "auto"
+
+
+def build_missing_device_error(hardware: HardwareConfig, num_found: int) -> ConfigError:
+    """Return the error for a machine with fewer accelerators than its hardware should have."""
+    device = "NeuronCore" if hardware.name.startswith("trn") else "GPU"
+    plural = "" if hardware.processes_per_node == 1 else "s"
+    return ConfigError(
+        f"hardware={hardware.name} has {hardware.processes_per_node} {device}{plural} per node, "
+        f"and torch finds {num_found or 'none'} on this machine; start the run on such a node, use "
+        "hardware=cpu, or set engine.device=cpu to run its processes on the CPU"
+    )
 
 
 def _check_disk(config: Config, run_dir: Path, host: str) -> list[Finding]:

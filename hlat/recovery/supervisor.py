@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 import psutil
+import torch
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -45,7 +46,7 @@ from hlat.launch_environment import (
     get_stacks_path,
     read_node_info,
 )
-from hlat.recovery import host_info
+from hlat.recovery import host_info, preflight
 from hlat.recovery.failure_coordinator import Failure, FailureCoordinator
 from hlat.recovery.node_logs import NodeLogs
 from hlat.recovery.rendezvous import LocalRendezvous, MultiNodeRendezvous
@@ -68,9 +69,18 @@ def launch_workers(config: Config, command: list[str]) -> ExitCode:
     Signals are forwarded to all workers, each of which runs `command`.
 
     Raises:
-        ConfigError: A worker raised it.
+        ConfigError: A worker raised it, or this machine lacks the devices of the hardware.
     """
     node = read_node_info()
+    if node is None:
+        _validate_devices(config)
+    if node is not None and node.node_rank > 0:
+        return _supervise_workers(config, command, node)
+    with run_directory.remove_if_refused(run_directory.build_run_dir(config.run)):
+        return _supervise_workers(config, command, node)
+
+
+def _supervise_workers(config: Config, command: list[str], node: NodeInfo | None) -> ExitCode:
     num_nodes = 1 if node is None else node.num_nodes
     with run_directory.acquire_run_dir(config.run, node is None or node.node_rank == 0) as run_dir:
         pass  # the workers acquire it; acquiring it here reports problems before they start
@@ -89,6 +99,18 @@ def launch_workers(config: Config, command: list[str]) -> ExitCode:
             supervisor = Supervisor(config, command, run_dir, records_dir, node)
             with handle_signals(supervisor.forward_signal):
                 return supervisor.supervise()
+
+
+def _validate_devices(config: Config) -> None:
+    """Raise ConfigError if this machine lacks accelerators of the run's hardware.
+
+    The nodes of a job are checked in the pre-flight, which names a faulty one.
+    """
+    if not preflight.needs_accelerator(config):
+        return
+    found = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+    if found < config.num_processes // config.hardware.nodes:
+        raise preflight.build_missing_device_error(config.hardware, found)
 
 
 class Supervisor(LocalElasticAgent):

@@ -6,6 +6,7 @@ directory is therefore locked until the process exits.
 
 import fcntl
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,12 @@ EVALUATIONS_DIR = "evaluations"
 """Directory of scores in a run directory or a model directory."""
 
 
+def build_run_dir(run: RunConfig) -> Path:
+    """Return `<run.root>/<run.name>`."""
+    assert run.name is not None, "resolve names every run"
+    return Path(run.root) / run.name
+
+
 @contextmanager
 def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
     """Create `<run.root>/<run.name>` and lock it for this process and its child processes.
@@ -31,25 +38,38 @@ def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
     Ranks other than 0 only get the path. Raise ConfigError if the directory or a log is not
     writable, it contains symbolic links, or another process has locked it.
     """
-    assert run.name is not None, "resolve names every run"
-    path = Path(run.root) / run.name
+    path = build_run_dir(run)
     if not is_rank0:
         yield path
         return
+    with remove_if_refused(path):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            lock = lock_run_dir(path)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"run.name={run.name}: another process is training in {path}; wait until it has "
+                "finished, or choose another run.name"
+            ) from error
+        except OSError as error:
+            raise _build_unwritable_error(path, error) from error
+        with lock:
+            for log in (open_metrics_log(path), open_events_log(path)):
+                log.validate_access()
+            yield path
+
+
+@contextmanager
+def remove_if_refused(run_dir: Path) -> Iterator[None]:
+    """Remove a directory made in the context if a ConfigError ends the run before its first row."""
+    existed = run_dir.exists()
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = lock_run_dir(path)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"run.name={run.name}: another process is training in {path}; wait until it has "
-            "finished, or choose another run.name"
-        ) from error
-    except OSError as error:
-        raise _build_unwritable_error(path, error) from error
-    with lock:
-        for log in (open_metrics_log(path), open_events_log(path)):
-            log.validate_access()
-        yield path
+        yield
+    except ConfigError:
+        has_checkpoints = any(run_dir.glob("checkpoints/step_*"))
+        if not (existed or has_checkpoints or open_metrics_log(run_dir).path.exists()):
+            shutil.rmtree(run_dir, ignore_errors=True)
+        raise
 
 
 def lock_run_dir(run_dir: Path) -> IO[str]:

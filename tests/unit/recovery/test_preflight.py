@@ -77,6 +77,13 @@ def test_a_node_without_a_device_that_its_kind_has_ends_at_once(compose, tmp_pat
     assert [row["event"] for row in events(tmp_path)] == ["exclude"]
 
 
+def test_a_gpu_run_does_not_fall_back_to_the_cpu(compose, tmp_path) -> None:
+    config = resolve_config(compose("hardware=h200", "engine.device=auto"))
+    with pytest.raises(ConfigError, match="hardware=h200 has 1 GPU per node, and torch finds none"):
+        preflight.run_preflight(config, tmp_path, Fake())
+    preflight.run_preflight(resolve_config(compose("engine.device=auto")), tmp_path, Fake())
+
+
 def test_a_layout_for_more_devices_than_there_are_is_a_mistake(compose, tmp_path) -> None:
     with pytest.raises(ConfigError, match="this machine has 7"):
         preflight.run_preflight(

@@ -9,8 +9,9 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from hlat.config.config_errors import ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.resolve import resolve_config
 from hlat.recovery.supervisor import Supervisor, _make_records_dir, launch_workers
 
@@ -40,6 +41,19 @@ def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monke
                 assert other != own
             assert own.exists()
     assert not own.exists()
+
+
+@pytest.mark.parametrize("found", [0, 7])
+def test_a_machine_without_the_devices_of_the_hardware_starts_no_process(
+    compose, tmp_path, monkeypatch, found
+):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: found > 0)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: found)
+    config = resolve_config(compose("hardware=h100_p5", f"run.root={tmp_path}"))
+    expected = rf"hardware=p5\.48xlarge has 8 GPUs per node, and torch finds {found or 'none'} on"
+    with pytest.raises(ConfigError, match=expected):
+        launch_workers(config, ["false"])
+    assert not any(tmp_path.iterdir())
 
 
 def test_processes_of_dead_supervisors_are_ended(tmp_path, monkeypatch):
