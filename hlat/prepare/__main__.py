@@ -8,6 +8,7 @@ network.
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def _build_parser() -> CommandLineParser:
     cores, workers = os.cpu_count(), "processes (default: one per core)"
     add("--workers", type=parse_positive_int, default=cores, metavar="N", help=workers)
     add("--skip-damaged", action="store_true", help="skip and count damaged documents")
+    unsupported = "convert the supported files although most others are not"
+    add("--skip-unsupported", action="store_true", help=unsupported)
     add("--inspect", metavar="PATH", help="print counts, sizes, tokens and samples")
     tokenizer = "tokenizer.json for the token counts of inspect="
     add("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
@@ -94,8 +97,9 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
         return (
             f"INPUT and output= are needed together; {'output=' if given else 'INPUT'} is missing"
         )
-    if (arguments.layout or arguments.skip_damaged) and given != ["INPUT"]:
-        return "layout= and skip_damaged= need INPUT and output="
+    skips = arguments.skip_damaged or arguments.skip_unsupported
+    if (arguments.layout or skips) and given != ["INPUT"]:
+        return "layout=, skip_damaged= and skip_unsupported= need INPUT and output="
     if arguments.tokenizer and given != ["inspect="]:
         return "tokenizer= needs inspect="
     return None
@@ -123,15 +127,28 @@ def _prepare_embedded() -> int:
 
 def _prepare(arguments: argparse.Namespace) -> int:
     output = arguments.output.expanduser().absolute()
-    files = input_files.find_input_files(arguments.inputs, output)
+    skipped = Counter[str]()
+    files = input_files.find_input_files(arguments.inputs, output, skipped)
+    problem = _format_skipped_files(skipped, len(files))
+    if skipped.total() > len(files) and not (arguments.layout or arguments.skip_unsupported):
+        raise ConfigError(f"{problem}; add skip_unsupported=true to convert the others")
     sources, notes = preparation.plan_sources(
-        output, files, arguments.text_column, arguments.layout
+        output, files, arguments.text_column, arguments.layout, skipped
     )
-    for note in notes:
+    for note in [problem, *notes] if skipped else notes:
         print(note)
     preparation.prepare_sources(sources, arguments.workers, arguments.skip_damaged, print_line)
     print(f"train on it: {preparation.format_train_command(output, arguments.layout)}")
     return ExitCode.FINISHED
+
+
+def _format_skipped_files(skipped: Counter[str], num_read: int) -> str:
+    """Return the number of files that are skipped, by suffix."""
+    suffixes = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.most_common())
+    return (
+        f"{skipped.total():,} of {skipped.total() + num_read:,} files are skipped ({suffixes}); "
+        f"supported: {input_files.SUPPORTED_SUFFIXES}"
+    )
 
 
 def _verify(directory: Path) -> int:

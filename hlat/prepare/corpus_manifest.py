@@ -7,7 +7,7 @@ and the number of omitted documents, which the shards do not contain.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -61,6 +61,8 @@ class CorpusManifest:
     files: tuple[ShardRecord, ...]
     indices: tuple[IndexRecord, ...]
     inputs: tuple[InputRecord, ...]
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Number of files without documents beside the inputs, by suffix."""
 
     @property
     def records(self) -> tuple[ShardRecord | IndexRecord, ...]:
@@ -120,13 +122,19 @@ def parse_records(schema: type[_Record], records: Any) -> tuple[_Record, ...]:
         TypeError, ValueError, KeyError: If a field is missing, unknown, or has another type.
     """
     for record in records:
-        for field in fields(schema):
-            value = record[field.name]
-            if type(value) is not field.type or (field.type is int and not 0 <= value < 2**63):
-                raise ValueError(f"{field.name} is {format_value(value)}")
-            if field.name == "name" and (PurePath(value).name != value or not value.isprintable()):
+        for column in fields(schema):
+            value = record[column.name]
+            if type(value) is not column.type or (column.type is int and not 0 <= value < 2**63):
+                raise ValueError(f"{column.name} is {format_value(value)}")
+            if column.name == "name" and (PurePath(value).name != value or not value.isprintable()):
                 raise ValueError(f"name is {format_value(value)}, not a file in the directory")
     return tuple(schema(**record) for record in records)
+
+
+def _parse_counts(content: Any) -> dict[str, int]:
+    if not isinstance(content, dict) or any(type(count) is not int for count in content.values()):
+        raise TypeError(f"skipped is {format_value(content)}")
+    return content
 
 
 def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
@@ -147,6 +155,7 @@ def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
             files=parse_records(ShardRecord, content["files"]),
             indices=parse_records(IndexRecord, content["indices"]),
             inputs=parse_records(InputRecord, content["inputs"]),
+            skipped=_parse_counts(content.get("skipped", {})),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

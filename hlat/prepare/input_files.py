@@ -8,6 +8,7 @@ import glob
 import io
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -50,10 +51,15 @@ def detect_format(path: str) -> tuple[str, str | None] | None:
     return None
 
 
-def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) -> list[DataFile]:
+def find_input_files(
+    patterns: Iterable[str],
+    output_dir: Path | None = None,
+    skipped: Counter[str] | None = None,
+) -> list[DataFile]:
     """Return the distinct files that match paths, directories, globs and URLs, sorted by path.
 
-    The files of `output_dir`, the directory that is being prepared, are ignored.
+    The files of `output_dir`, the directory that is being prepared, are ignored. Other files that
+    match and are not documents are counted by suffix in `skipped`.
 
     Raises:
         ConfigError: With all problems: no match, no supported file, no access, or a file and its
@@ -63,7 +69,7 @@ def find_input_files(patterns: Iterable[str], output_dir: Path | None = None) ->
     problems: list[str] = []
     for pattern in patterns:
         try:
-            matches = _match_pattern(pattern)
+            matches = _match_pattern(pattern, Counter() if skipped is None else skipped)
         except ConfigError as error:
             problems.extend(error.problems)
             continue
@@ -96,11 +102,11 @@ def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
             yield f"{other} and {path}: the same documents, by their names; omit one of them"
 
 
-def _match_pattern(pattern: str) -> list[DataFile]:
+def _match_pattern(pattern: str, skipped: Counter[str]) -> list[DataFile]:
     with _translate_errors(pattern, "read"):
         system, path = open_filesystem(pattern)
     with _translate_errors(pattern, "listed"):
-        return _list_matches(system, path, pattern)
+        return _list_matches(system, path, pattern, skipped)
 
 
 @contextmanager
@@ -116,7 +122,7 @@ def _translate_errors(path: str, participle: str) -> Iterator[None]:
         raise ConfigError(f"{path}: cannot be {participle} ({reason})") from error
 
 
-def _list_matches(system: Any, path: str, pattern: str) -> list[DataFile]:
+def _list_matches(system: Any, path: str, pattern: str, skipped: Counter[str]) -> list[DataFile]:
     if system.exists(path):
         names = [path]
     elif glob.has_magic(path):
@@ -127,16 +133,22 @@ def _list_matches(system: Any, path: str, pattern: str) -> list[DataFile]:
     inputs = []
     for name in names:
         if system.isdir(name):
-            inputs += [_build_data_file(system, file) for file in _list_documents(system, name)]
+            documents = _list_documents(system, name, skipped)
+            inputs += [_build_data_file(system, file) for file in documents]
         elif detect_format(name):
             inputs.append(_build_data_file(system, name))
         elif names == [path]:
             raise ConfigError(f"{pattern}: has an unknown suffix; supported: {SUPPORTED_SUFFIXES}")
+        else:
+            skipped[_get_suffix(name)] += 1
     return inputs
 
 
-def _list_documents(system: Any, directory: str) -> list[str]:
-    """Return the document files below a directory, without hidden files, metadata and caches."""
+def _list_documents(system: Any, directory: str, skipped: Counter[str]) -> list[str]:
+    """Return the document files below a directory, without hidden files, metadata and caches.
+
+    Count the other files by suffix in `skipped`.
+    """
     files_by_parent: dict[str, set[str]] = {}
     for path in system.find(directory):
         if not _is_hidden(path, directory):
@@ -151,12 +163,17 @@ def _list_documents(system: Any, directory: str) -> list[str]:
             if not isinstance(state, dict):
                 raise ConfigError(f"{parent}/state.json: is not an object; save the dataset again")
             names = set(source_files.list_saved_dataset_files(parent, names, state))
-        paths += [
-            f"{parent}/{name}"
-            for name in names
-            if detect_format(name) and name not in _METADATA_FILES
-        ]
+        names -= _METADATA_FILES
+        paths += [f"{parent}/{name}" for name in names if detect_format(name)]
+        skipped.update(_get_suffix(name) for name in names if not detect_format(name))
     return paths
+
+
+def _get_suffix(name: str) -> str:
+    """Return the suffix of a file name, with that before the suffix of a codec."""
+    suffixes = PurePosixPath(name).suffixes
+    count = 2 if suffixes and suffixes[-1].lower() in COMPRESSION_CODECS else 1
+    return "".join(suffixes[-count:]).lower() or "no suffix"
 
 
 def _is_hidden(path: str, directory: str) -> bool:

@@ -8,10 +8,11 @@ are finished. The result depends neither on the number of workers nor on interru
 import fcntl
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from hlat.config.config_errors import ConfigError
@@ -36,6 +37,8 @@ class PreparationSource:
     inputs: tuple[DataFile, ...]
     column: str
     layout: str | None
+    skipped: tuple[tuple[str, int], ...] = ()
+    """Number of files without documents beside the inputs, by suffix."""
 
     @property
     def work_dir(self) -> Path:
@@ -81,9 +84,15 @@ def prepare_sources(
 
 
 def plan_sources(
-    output_dir: Path, inputs: Sequence[DataFile], column: str, layout: str | None
+    output_dir: Path,
+    inputs: Sequence[DataFile],
+    column: str,
+    layout: str | None,
+    skipped: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[list[PreparationSource], list[str]]:
     """Return the sources to prepare, and notes on missing and unmatched files of a layout.
+
+    `skipped` is recorded in the manifest of a source without layout.
 
     Raises:
         ConfigError: If no input matches the layout, or the directory was prepared as a single
@@ -97,7 +106,9 @@ def plan_sources(
                 f"{output_dir}: contains prepared sources, such as {children[0].name}; choose "
                 "another output= for a source without layout="
             )
-        return [PreparationSource(output_dir.name, output_dir, tuple(inputs), column, None)], []
+        counts = tuple(sorted(skipped.items()))
+        name = output_dir.name
+        return [PreparationSource(name, output_dir, tuple(inputs), column, None, counts)], []
     if output_dir in prepared:
         raise ConfigError(
             f"{output_dir}: is a prepared source itself; choose another output= for layout={layout}"
@@ -315,6 +326,7 @@ def _build_manifest(
         files=tuple(shards),
         indices=tuple(indices),
         inputs=tuple(record for receipt in receipts for record in receipt.inputs),
+        skipped=dict(source.skipped),
     )
     return manifest, moves
 

@@ -80,6 +80,22 @@ def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> N
     assert told.splitlines()[1].split()[:2] == ["out", "20"]
 
 
+def test_skipped_files_are_counted_and_most_need_a_flag(lines: Path, tmp_path: Path, run) -> None:
+    for name in ("a.py", "b.py", "c.txt.gz"):
+        (lines / name).write_text("text")
+    words = (lines, "--output", tmp_path / "data")
+    code, _, errors = run(*words)
+    assert code == 2
+    assert "3 of 4 files are skipped (2 .py, 1 .txt.gz); supported: .jsonl" in errors
+    assert "add skip_unsupported=true to convert the others" in errors
+    code, out, _ = run(*words, "--skip-unsupported")
+    assert code == 0
+    assert "3 of 4 files are skipped (2 .py, 1 .txt.gz)" in out
+    manifest = json.loads((tmp_path / "data/manifest.json").read_text())
+    assert manifest["skipped"] == {".py": 2, ".txt.gz": 1}
+    assert "is complete already" in run(*words, "--skip-unsupported")[1]
+
+
 def test_verify_names_what_differs(lines: Path, tmp_path: Path, run) -> None:
     out = tmp_path / "out"
     run(lines, "--output", out)
@@ -110,7 +126,7 @@ def test_a_layout_says_what_is_not_there(lines: Path, tmp_path: Path, run) -> No
         (["in"], "INPUT and output= are needed together; output= is missing"),
         (["--output", "x"], "INPUT and output= are needed together; INPUT is missing"),
         (["in", "--inspect", "x"], "INPUT and inspect= cannot be combined"),
-        (["--verify", "x", "--skip-damaged"], "layout= and skip_damaged= need INPUT and output="),
+        (["--verify", "x", "--skip-damaged"], "layout=, skip_damaged= and skip_unsupported= need"),
         (["in", "--output", "x", "--tokenizer", "t"], "tokenizer= needs inspect="),
         (
             ["in", "--output", "x", "--workers", "0"],
