@@ -1,9 +1,11 @@
 """The package map names every folder, so that a wheel holds what a checkout holds."""
 
 import configparser
+import os
 import re
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -80,3 +82,26 @@ def test_everything_that_gets_installed_is_pinned() -> None:
         needed.add(name)
         waiting += map(Requirement, metadata.requires(name) or [])
     assert needed - {"setuptools"} <= pinned
+
+
+def test_an_editable_install_survives_a_checkout_in_the_working_directory(tmp_path: Path) -> None:
+    """A directory named hlat without __init__.py, the checkout, is no namespace package."""
+    build = f"import build_backend; build_backend.build_editable({str(tmp_path)!r})"
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "supply_chain")}
+    subprocess.run([sys.executable, "-c", build], cwd=REPOSITORY, env=environment, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site-packages")
+    (tmp_path / "hlat").mkdir()
+    (tmp_path / "hlat/README.md").touch()
+    script = (
+        "import site, sys\n"
+        "sys.path = ['', *(path for path in sys.path if 'site-packages' not in path)]\n"
+        f"site.addsitedir({str(tmp_path / 'site-packages')!r})\n"
+        "import hlat.config.package_dirs\n"
+        "print(hlat.__file__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(REPOSITORY / "hlat/__init__.py"), done.stderr
