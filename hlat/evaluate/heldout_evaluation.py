@@ -6,7 +6,7 @@ tokens per byte of the same text.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hlat.config.run import Config
@@ -17,6 +17,9 @@ from hlat.evaluate import multiple_choice_probes
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.multiple_choice_probes import MultipleChoiceQuestion
 from hlat.tracking.tracker import Tracker
+
+_SLOW_EVALUATION_S = 10.0
+"""Duration after which an evaluation prints its progress."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,15 @@ def evaluate_heldout(engine: Engine, data: EvaluationData, tracker: Tracker, ste
     are probes; and `seconds`, the duration.
     """
     since = time.perf_counter()
-    loss, bits = compute_heldout_loss(engine, data.heldout)
+
+    def report_progress(source: str, num_done: int) -> None:
+        seconds, total = time.perf_counter() - since, len(data.heldout)
+        if num_done < total and seconds > _SLOW_EVALUATION_S:
+            tracker.print_message(
+                f"step {step}: evaluated {source}, {num_done} of {total} sources in {seconds:.0f} s"
+            )
+
+    loss, bits = compute_heldout_loss(engine, data.heldout, report_progress)
     accuracy: dict[str, dict[str, float]] = {}
     if data.probes:
         model = InferenceModel(engine)
@@ -56,12 +67,18 @@ def evaluate_heldout(engine: Engine, data: EvaluationData, tracker: Tracker, ste
 
 
 def compute_heldout_loss(
-    engine: Engine, heldout: Mapping[str, HeldoutSequences]
+    engine: Engine,
+    heldout: Mapping[str, HeldoutSequences],
+    on_progress: Callable[[str, int], None] = lambda source, num_done: None,
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return loss and bits per byte by source, each with its mean over sources."""
-    loss = {
-        name: engine.read(engine.eval_step(text.sequences)).loss for name, text in heldout.items()
-    }
+    """Return loss and bits per byte by source, each with its mean over sources.
+
+    Call `on_progress` with the name of each evaluated source and their number.
+    """
+    loss: dict[str, float] = {}
+    for name, text in heldout.items():
+        loss[name] = engine.read(engine.eval_step(text.sequences)).loss
+        on_progress(name, len(loss))
     bits = {name: loss[name] / math.log(2) * text.tokens_per_byte for name, text in heldout.items()}
     loss["mean"] = sum(loss.values()) / len(loss)
     bits["mean"] = sum(bits.values()) / len(bits)

@@ -15,6 +15,7 @@ from hlat.recovery import periodic_checks
 from hlat.recovery.checkpointer import Checkpointer
 from hlat.recovery.rollback_policy import NextAction, RollbackPolicy
 from hlat.recovery.signal_handler import DUPLICATE_SIGNAL_WINDOW_S, SignalHandler
+from hlat.recovery.slow_step_notice import SlowStepNotice
 from hlat.recovery.step_watchdog import StepWatchdog
 from hlat.tracking.tracker import Tracker
 from hlat.training_state import TrainingState, compute_total_steps
@@ -32,15 +33,21 @@ class FaultTolerance:
         self._rollback_policy = RollbackPolicy(config, run_dir, engine, loader, tracker)
         self._watchdog = StepWatchdog(config.recovery, run_dir, engine.world.rank)
         is_supervised = launch_environment.open_heartbeat() is not None
+        self._num_unsaved_steps = 0
         self._signal_handler = SignalHandler(
-            engine.world.is_rank0, DUPLICATE_SIGNAL_WINDOW_S if is_supervised else 0.0
+            engine.world.is_rank0,
+            DUPLICATE_SIGNAL_WINDOW_S if is_supervised else 0.0,
+            lambda: not is_supervised and self._num_unsaved_steps == 0,
         )
+        self._slow_step_notice = SlowStepNotice(tracker.print_message)
         self._exit_stack = ExitStack()
 
     def __enter__(self) -> "FaultTolerance":
         self._exit_stack.callback(self._checkpointer.close)
         self._exit_stack.enter_context(self._signal_handler)
         self._exit_stack.enter_context(self._watchdog)
+        if self._engine.world.is_rank0:
+            self._exit_stack.enter_context(self._slow_step_notice)
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
@@ -49,6 +56,8 @@ class FaultTolerance:
     def step(self) -> bool:
         """Record a finished step; return True if any rank has received a signal to stop."""
         self._watchdog.step()
+        self._slow_step_notice.step()
+        self._num_unsaved_steps += 1
         self._checkpointer.log_finished_save()
         return self._engine.world.world_group.any(self._signal_handler.signal_name is not None)
 
@@ -97,6 +106,7 @@ class FaultTolerance:
             self._loader.validate_files()
         if not self._checkpointer.save(state, self._rollback_policy.first_bad_step):
             return ExitCode.UNHEALTHY_NODE
+        self._num_unsaved_steps = 0
         if not wait:
             self._watchdog.resume()
         elif not self._checkpointer.wait():

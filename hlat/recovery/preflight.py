@@ -21,6 +21,7 @@ from hlat.config.hardware import HardwareConfig
 from hlat.config.run import Config
 from hlat.engine import graph_extraction
 from hlat.engine.interface import DeviceReport, Engine
+from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 from hlat.plan.memory_estimate import compute_checkpoint_bytes
 from hlat.recovery import host_info, nccom_bandwidth, preflight_checks
@@ -33,8 +34,11 @@ from hlat.recovery.preflight_checks import (
     parse_rank_report,
 )
 from hlat.tracking.tracker import Tracker
+from hlat.training_state import compute_total_steps
 
 _NUM_CLOCK_ROUNDS = 3
+_SLOW_STEP_S = 10.0
+"""Least time of a step, in seconds, for which a run prints a warning."""
 
 
 def run_preflight(config: Config, run_dir: Path, engine: Engine) -> bool:
@@ -171,9 +175,27 @@ def _record_results(
         nodes=_summarize_nodes(reports),
         failed=[asdict(finding) | {"consequence": finding.consequence.value} for finding in failed],
     )
+    flops_per_s = min(report.device_report.flops_per_s for report in reports)
+    if notice := _format_slow_steps(config, flops_per_s):
+        tracker.print_message(notice)
     unhealthy = [one for one in failed if one.consequence is Consequence.exclude]
     report_unhealthy_nodes(tracker, unhealthy)
     return [*sentences[Consequence.refuse]], not unhealthy
+
+
+def _format_slow_steps(config: Config, flops_per_s: float) -> str:
+    """Return the least time of a step at the measured speed; empty if it is short."""
+    tokens = config.batch.tokens_per_step
+    flops = compute_flops_per_token(config.model, config.batch.sequence_length)
+    seconds = flops * tokens / config.num_processes / flops_per_s
+    if seconds < _SLOW_STEP_S:
+        return ""
+    return (
+        f"WARNING: a step of {tokens:,} tokens takes at least {seconds:,.0f} s at the "
+        f"{flops_per_s / 1e9:,.0f} GFLOP/s of this device, and the run has "
+        f"{compute_total_steps(config):,} steps; use a smaller model or batch.global_batch_size="
+        f"{config.batch.global_batch_size}, or another device"
+    )
 
 
 def report_unhealthy_nodes(tracker: Tracker, findings: list[Finding], step: int = 0) -> None:

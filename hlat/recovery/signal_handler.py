@@ -5,13 +5,15 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 DUPLICATE_SIGNAL_WINDOW_S = 2.0
 """Slurm signals every process of a job, and the supervisor forwards its own signal as well: a
 supervised process treats signals within this time as one."""
+ABORT_AFTER_S = 10.0
+"""Time after Ctrl-C for the current step, if no finished step would be lost without it."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Ctrl-C and the signals of schedulers."""
 
@@ -31,11 +33,18 @@ class SignalHandler:
     """Context manager that records the first signal and restores default handling for the second.
 
     Further signals are ignored for `duplicate_window_s` after the first, whose name is
-    `signal_name`.
+    `signal_name`. After a Ctrl-C, KeyboardInterrupt is raised within 10 s if `can_abort` then
+    returns True.
     """
 
-    def __init__(self, print_message: bool = True, duplicate_window_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        print_message: bool = True,
+        duplicate_window_s: float = 0.0,
+        can_abort: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._print_message, self._duplicate_window_s = print_message, duplicate_window_s
+        self._can_abort = can_abort
         self._received_time = -math.inf
         self.signal_name: str | None = None
 
@@ -46,6 +55,7 @@ class SignalHandler:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         self._restore_handlers()
 
     def ignore_signals(self) -> None:
@@ -62,6 +72,9 @@ class SignalHandler:
             signal.raise_signal(signum)
             return
         self._received_time, self.signal_name = time.monotonic(), signal.Signals(signum).name
+        if signum == signal.SIGINT and self._can_abort():
+            signal.signal(signal.SIGALRM, self._abort)
+            signal.setitimer(signal.ITIMER_REAL, ABORT_AFTER_S)
         if self._print_message:
             message = (
                 f"\nhlat: {self.signal_name}: stopping after this step and a save (again: at once)"
@@ -69,6 +82,10 @@ class SignalHandler:
             # print is not safe in a handler, which may interrupt a print; stderr may be closed
             with contextlib.suppress(OSError):
                 os.write(2, f"{message}\n".encode())
+
+    def _abort(self, signum: int, frame: FrameType | None) -> None:
+        if self._can_abort():
+            raise KeyboardInterrupt
 
     def _restore_handlers(self) -> None:
         for signum, handler in self._previous_handlers.items():

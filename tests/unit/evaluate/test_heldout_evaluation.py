@@ -23,6 +23,16 @@ class FakeEngine:
         return StepMetrics(float(metrics[0, 0]))
 
 
+def test_a_slow_evaluation_prints_its_progress(compose, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("hlat.evaluate.heldout_evaluation._SLOW_EVALUATION_S", 0.0)
+    text = HeldoutSequences(PackedSequences(np.full((2, 4), 2, np.int32)), tokens_per_byte=0.25)
+    tracker = Tracker(tmp_path, OmegaConf.to_object(compose()))
+    evaluate_heldout(FakeEngine(), EvaluationData({"a": text, "b": text}), tracker, 3)
+    progress, result = capsys.readouterr().out.splitlines()
+    assert progress.startswith("step 3: evaluated a, 1 of 2 sources in ")
+    assert result.startswith("step 3: held-out bits per byte")
+
+
 def test_bits_per_byte_is_bits_per_token_times_tokens_per_byte(compose, tmp_path):
     tracker = Tracker(tmp_path, OmegaConf.to_object(compose()))
     heldout = {

@@ -84,6 +84,16 @@ def test_a_gpu_run_does_not_fall_back_to_the_cpu(compose, tmp_path) -> None:
     preflight.run_preflight(resolve_config(compose("engine.device=auto")), tmp_path, Fake())
 
 
+def test_long_steps_are_estimated_before_the_first_one(compose, tmp_path, capsys) -> None:
+    engine = Fake(flops_per_s=1e11)
+    preflight.run_preflight(resolve_config(compose("model=160m")), tmp_path, engine)
+    out = capsys.readouterr().out
+    assert "WARNING: a step of 131,072 tokens takes at least" in out
+    assert "100 GFLOP/s of this device, and the run has" in out
+    preflight.run_preflight(resolve_config(compose()), tmp_path, engine)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_layout_for_more_devices_than_there_are_is_a_mistake(compose, tmp_path) -> None:
     with pytest.raises(ConfigError, match="this machine has 7"):
         preflight.run_preflight(

@@ -1,6 +1,7 @@
 """The first signal is remembered, the second obeyed, and handlers come back."""
 
 import signal
+import time
 
 import pytest
 
@@ -44,3 +45,17 @@ def test_the_second_ctrl_c_acts():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("_ctrl_c_acts")
+@pytest.mark.parametrize("can_abort", [True, False])
+def test_a_long_step_is_aborted_if_nothing_is_lost(monkeypatch, can_abort):
+    monkeypatch.setattr("hlat.recovery.signal_handler.ABORT_AFTER_S", 0.01)
+    aborted = False
+    try:
+        with SignalHandler(can_abort=lambda: can_abort):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        aborted = True
+    assert aborted is can_abort
