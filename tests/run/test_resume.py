@@ -120,6 +120,23 @@ def test_branch_from_a_checkpoint_and_resume_from_own_checkpoints(runner, uninte
     assert runner.losses("branch") == uninterrupted.losses("whole")[15:]
 
 
+def test_branch_from_the_newest_checkpoint_of_a_run_directory(runner, uninterrupted, refused):
+    source = uninterrupted.folder / "runs/whole"
+    words = ("run.name=x", f"checkpoint.start_from={source}", "schedule.total_steps=21")
+    done = runner.run(*words)
+    assert done.returncode == 0, done.stderr
+    newest = source / "checkpoints/step_00000020"
+    assert f"starting from checkpoint.start_from={newest}\n" in done.stdout
+    assert "\ndata: code 50.0%, data 20.0%, prose 30.0% of tokens\n" in done.stdout
+    assert [step for step, _ in runner.losses("x")] == [21]
+    missing = source / "checkpoints/step_00000019"
+    done = runner.run("run.name=y", f"checkpoint.start_from={missing}")
+    refused(done, f"checkpoint.start_from={missing}: ")
+    assert f"{missing.parent} has the steps 10, 15, 20" in done.stderr
+    done = runner.run("run.name=y", f"checkpoint.start_from={source}", "model.hidden_size=32")
+    refused(done, f"cannot start from checkpoint.start_from at {newest}: model.hidden_size was 64")
+
+
 def test_resume_with_another_layout_of_the_same_batch(runner_at_step_10, uninterrupted):
     runner = runner_at_step_10
     done = runner.run("run.name=x", "batch.micro_batch_size=2", "data.prefetch=0")

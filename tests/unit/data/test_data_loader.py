@@ -113,6 +113,7 @@ def test_the_stage_is_that_of_the_last_batch_also_after_a_resume(open_ranks) -> 
         one.next_batch()
         stages.append(one.stage_name)
     assert stages == ["first"] * 20 + ["second"] * 2
+    assert sum(one.next_proportions.values()) == pytest.approx(1)
     assert other.stage_name == "first"
     other.load_state_dict(one.state_dict())
     assert other.stage_name == "second"
