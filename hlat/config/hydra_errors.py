@@ -127,8 +127,9 @@ def _list_names(group: str) -> list[str]:
 def build_unknown_key_error(key: str) -> ConfigError:
     """Return the error for an unknown key, with the closest valid one."""
     group, _, name = key.rpartition(".")
-    launcher_names = [known.rpartition(".")[2] for known in _list_launcher_keys()]
-    names = launcher_names if group == _LAUNCHER_KEY else _list_names(group)
+    names = _list_names(group)
+    if group == _LAUNCHER_KEY:
+        names = [known.rpartition(".")[2] for known in _list_launcher_keys()]
     if group in _OPTION_KEYS:
         return ConfigError(f"{key} is not a key of the configuration; write +{key}=VALUE")
     if group and names:

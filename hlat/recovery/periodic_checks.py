@@ -51,7 +51,11 @@ def check_heldout_loss(
     initial weights; else None. Trained initial weights may be better than the last ones, for
     example at the end of a warm-up. This is a collective call with the same result on all ranks.
     """
-    loss_by_step = {row["step"]: row["loss"]["mean"] for row in tracker.get_events("evaluate")}
+    loss_by_step = {
+        row["step"]: row["loss"].get("mean")
+        for row in tracker.get_events("evaluate")
+        if "loss" in row
+    }
     started_randomly = config.model.init_from is None and config.checkpoint.start_from is None
     first = loss_by_step.get(0) if started_randomly else None
     last, reason = loss_by_step.get(step, math.nan), ""

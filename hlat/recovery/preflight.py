@@ -175,8 +175,8 @@ def _record_results(
         nodes=_summarize_nodes(reports),
         failed=[asdict(finding) | {"consequence": finding.consequence.value} for finding in failed],
     )
-    flops_per_s = min(report.device_report.flops_per_s for report in reports)
-    if notice := _format_slow_steps(config, flops_per_s):
+    speeds = [one.device_report.flops_per_s for one in reports if one.device_report.device == "cpu"]
+    if speeds and (notice := _format_slow_steps(config, min(speeds))):
         tracker.print_message(notice)
     unhealthy = [one for one in failed if one.consequence is Consequence.exclude]
     report_unhealthy_nodes(tracker, unhealthy)
@@ -184,7 +184,7 @@ def _record_results(
 
 
 def _format_slow_steps(config: Config, flops_per_s: float) -> str:
-    """Return the least time of a step at the measured speed; empty if it is short."""
+    """Return a warning with the least time of a step on a CPU; empty if it is short."""
     tokens = config.batch.tokens_per_step
     flops = compute_flops_per_token(config.model, config.batch.sequence_length)
     seconds = flops * tokens / config.num_processes / flops_per_s
@@ -192,7 +192,7 @@ def _format_slow_steps(config: Config, flops_per_s: float) -> str:
         return ""
     return (
         f"WARNING: a step of {tokens:,} tokens takes at least {seconds:,.0f} s at the "
-        f"{flops_per_s / 1e9:,.0f} GFLOP/s of this device, and the run has "
+        f"{flops_per_s / 1e9:,.0f} GFLOP/s of this CPU, and the run has "
         f"{compute_total_steps(config):,} steps; use a smaller model or batch.global_batch_size="
         f"{config.batch.global_batch_size}, or another device"
     )

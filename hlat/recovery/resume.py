@@ -83,8 +83,8 @@ def resume(
     loader.skip_batches(load_skipped_batches(config, group, tracker))
     checkpoint_store.load_checkpoint(path, engine.chunks(), manifest)
     if state.step < compute_total_steps(config):
-        origin = "resuming from " if is_same_run else "starting from checkpoint.start_from="
-        tracker.print_message("\n  ".join([f"{origin}{path}", *changed]))
+        prefix = "resuming from " if is_same_run else "starting from checkpoint.start_from="
+        tracker.print_message("\n  ".join([f"{prefix}{path}", *changed]))
     details |= {"changed": changed} if changed else {}
     service_run_ids = state.tracker if is_same_run else None  # a branch is a new run in services
     tracker.start_attempt(state.step, service_run_ids, checkpoint=str(path), **details)

@@ -66,7 +66,8 @@ class RollbackPolicy:
             )
             self._num_skipped = metrics.num_skipped
         if self._spike_detector.is_spike:
-            tracker.log_event("spike", step, grad_norm=metrics.grad_norm)
+            average = self._spike_detector.average_grad_norm
+            tracker.log_event("spike", step, grad_norm=metrics.grad_norm, average=average)
         is_last = step == compute_total_steps(self._config)
         has_diverged = has_diverged or (is_last and not is_finite(metrics))
         group = self._engine.world.world_group

@@ -25,6 +25,7 @@ class SpikeDetector:
 
     Attributes:
         is_spike: True if the gradient norm of the last step is a spike.
+        average_grad_norm: Running average before the last step; NaN while the window fills.
         first_bad_step: First of the bad steps up to the last one; None if the last one is good.
     """
 
@@ -35,7 +36,7 @@ class SpikeDetector:
         self._grad_norm_average = _RunningAverage(recovery)
         self._max_bad_steps, self._num_bad_steps = recovery.rollback_after, 0
         self.first_bad_step: int | None = None
-        self.is_spike = False
+        self.is_spike, self.average_grad_norm = False, math.nan
         for step, metrics in recent_metrics:
             self.update(step, metrics)
 
@@ -45,6 +46,7 @@ class SpikeDetector:
         While the window fills, only values that are not finite are bad.
         """
         is_loss_high = self._loss_average.exceeds(metrics.loss)
+        self.average_grad_norm = self._grad_norm_average.value
         self.is_spike = self._grad_norm_average.exceeds(metrics.grad_norm)
         if not (is_loss_high or self.is_spike) and is_finite(metrics):
             self.first_bad_step, self._num_bad_steps = None, 0
@@ -62,12 +64,17 @@ class _RunningAverage:
         self._values: deque[float] = deque(maxlen=recovery.spike_window)
         self._margin = recovery.spike_margin
 
+    @property
+    def value(self) -> float:
+        """Average; NaN while the window fills."""
+        is_full = len(self._values) == self._values.maxlen
+        return sum(self._values) / len(self._values) if is_full else math.nan
+
     def exceeds(self, value: float | None) -> bool:
         """Return True if `value` is above the average by the margin, then add it."""
         if value is None or not math.isfinite(value):
             return False
-        is_full = len(self._values) == self._values.maxlen
-        is_high = is_full and value > sum(self._values) / len(self._values) + self._margin
+        is_high = value > self.value + self._margin
         self._values.append(value)
         return is_high
 

@@ -19,7 +19,9 @@ ALERT_EVENTS = (
     *("spike", "rollback", "diverge", "restart"),
     *("give_up", "stall", "interrupt", "finish"),
 )
-"""Events that trigger an alert of the service."""
+"""Events that trigger an alert of the service; spikes only if they are large."""
+_ALERT_FACTOR = 5.0
+"""Gradient norm of a spike relative to the running average above which it triggers an alert."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ def extract_event_scalars(row: Row) -> dict[str, float]:
                 name = f"data/tokens/{source}"
                 scalars[name] = scalars.get(name, 0.0) + counts["tokens"]
     return {name: float(value) for name, value in scalars.items() if is_finite_number(value)}
+
+
+def needs_alert(row: Row) -> bool:
+    """Return True if an event triggers an alert."""
+    if row["event"] != "spike":
+        return row["event"] in ALERT_EVENTS
+    grad_norm, average = row.get("grad_norm"), row.get("average")
+    has_numbers = is_finite_number(grad_norm) and is_finite_number(average)
+    return has_numbers and grad_norm > _ALERT_FACTOR * average
 
 
 def format_alert(row: Row) -> str:

@@ -72,6 +72,11 @@ def _is_lost_work(value: Any) -> bool:
     )
 
 
+def _has_mean(value: Any) -> bool:
+    """Return True for a metric of an `evaluate` event by source."""
+    return isinstance(value, dict) and _is_number_or_null(value.get("mean"))
+
+
 _METRICS_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "step": _is_integer,
     "time": is_finite_number,
@@ -85,5 +90,7 @@ _EVENT_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "attempt": _is_integer,
     "began": _is_number_or_null,
     "stages": _are_data_stages,
+    "loss": _has_mean,
+    "bits_per_byte": _has_mean,
     "lost_by_attempt": _is_lost_work,
 }

@@ -34,7 +34,7 @@ def print_summary(
     `overrides` are those of the user. `uptime` is a line on all attempts, and may be empty.
     """
     events = open_events_log(run_dir).read_rows()
-    bits = [row["bits_per_byte"]["mean"] for row in events if row["event"] == "evaluate"]
+    bits = [row["bits_per_byte"].get("mean") for row in events if "bits_per_byte" in row]
     bits = bits if len(bits) > 1 and None not in bits else []
     print_line(f"\n{_format_headline(exit_code, step, events, bits)}")
     if bits:

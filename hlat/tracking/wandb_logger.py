@@ -22,12 +22,12 @@ from hlat.config.redaction import redact_data, redact_text
 from hlat.storage.storage_path import validate_writable
 from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.metric_logger import (
-    ALERT_EVENTS,
     MetricLogger,
     RunInfo,
     extract_event_scalars,
     extract_scalars,
     format_alert,
+    needs_alert,
 )
 from hlat.tracking.row_validation import Row
 
@@ -84,13 +84,13 @@ class WandbLogger(MetricLogger):
         self._check_disk_space()
 
     def log_event(self, row: Row) -> None:
-        """Log the scalars of an event; send an alert for events in `ALERT_EVENTS`."""
+        """Log the scalars of an event; send an alert if the event needs one."""
         name, step = row["event"], row["step"]
         if name in END_EVENTS:
             self._exit_event = name
         if scalars := extract_event_scalars(row):
             self._run.log({"step": step, "tokens": step * self._tokens_per_step, **scalars})
-        if name in ALERT_EVENTS:
+        if needs_alert(row):
             title, level = f"{self._run.name}: {name}", _ALERT_LEVELS.get(name, "WARN")
             self._run.alert(title, format_alert(row), level, wait_duration=60)
         if name == "phase":

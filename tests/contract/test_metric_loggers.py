@@ -189,7 +189,8 @@ def test_wandb_run_has_settings_config_axes_and_alerts(tracker_of, tmp_path: Pat
     tracker = tracker_of("wandb", *(f"tracking.wandb.{setting}" for setting in settings))
     tracker.start_attempt(0)
     _log(tracker, 1, 2)
-    tracker.log_event("spike", 2, grad_norm=9.0)
+    tracker.log_event("spike", 1, grad_norm=1.3, average=0.7)
+    tracker.log_event("spike", 2, grad_norm=9.0, average=0.7)
     tracker.log_event("finish", 2)
     tracker.close()
     records = {r.WhichOneof("record_type"): r for r in wandb_records(tmp_path)}

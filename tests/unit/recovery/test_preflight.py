@@ -89,7 +89,7 @@ def test_long_steps_are_estimated_before_the_first_one(compose, tmp_path, capsys
     preflight.run_preflight(resolve_config(compose("model=160m")), tmp_path, engine)
     out = capsys.readouterr().out
     assert "WARNING: a step of 131,072 tokens takes at least" in out
-    assert "100 GFLOP/s of this device, and the run has" in out
+    assert "100 GFLOP/s of this CPU, and the run has" in out
     preflight.run_preflight(resolve_config(compose()), tmp_path, engine)
     assert capsys.readouterr().out == ""
 

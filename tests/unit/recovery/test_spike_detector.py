@@ -29,6 +29,7 @@ def test_a_spike_exceeds_the_running_average_by_the_margin():
     watch = watch_of(20)
     assert not any(spikes(watch, [1.0] * 20))
     assert spikes(watch, [1.09, 1.2]) == [False, True]
+    assert watch.average_grad_norm == pytest.approx(1.0045)
 
 
 def test_nothing_is_a_spike_while_the_window_fills():
