@@ -54,6 +54,7 @@ def resume(
         tracker.print_message(f"WARNING: {reason}")
     details: dict[str, Any] = {"refused": refused} if refused else {}
     if checkpoint is None:
+        tracker.print_message(f"new run in {run_dir}")
         details |= _load_initial_weights(config, engine, tracker)
         tracker.start_attempt(0, {}, **details)
         _print_proportions(loader, tracker)

@@ -183,9 +183,11 @@ def test_the_printed_command_extends_a_run_without_a_name(runner):
     assert command[-1] == "run.steps=2"
     (run_dir,) = (runner.folder / "runs").iterdir()
     assert command[-2] == f"run.name={run_dir.name}"
+    assert f"new run in runs/{run_dir.name}\n" in done.stdout
     done = runner.run(*command[4:], small=False)
     assert done.returncode == 0, done.stderr
     assert [step for step, _ in runner.losses(run_dir.name)] == [1, 2]
+    assert "new run" not in done.stdout
 
 
 def test_a_finished_run_has_nothing_to_do(runner_at_step_2):
