@@ -95,8 +95,9 @@ def needs_alert(row: Row) -> bool:
     if row["event"] != "spike":
         return row["event"] in ALERT_EVENTS
     grad_norm, average = row.get("grad_norm"), row.get("average")
-    has_numbers = is_finite_number(grad_norm) and is_finite_number(average)
-    return has_numbers and grad_norm > _ALERT_FACTOR * average
+    if not (is_finite_number(grad_norm) and is_finite_number(average)):
+        return False
+    return grad_norm > _ALERT_FACTOR * average
 
 
 def format_alert(row: Row) -> str:
