@@ -13,6 +13,7 @@ from hlat.config.run import Config
 from hlat.data.packed_sequences import PackedSequences
 from hlat.engine.interface import Engine
 from hlat.recovery import replica_verification
+from hlat.tracking.row_validation import get_mean
 from hlat.tracking.tracker import Tracker
 
 
@@ -51,11 +52,8 @@ def check_heldout_loss(
     initial weights; else None. Trained initial weights may be better than the last ones, for
     example at the end of a warm-up. This is a collective call with the same result on all ranks.
     """
-    loss_by_step = {
-        row["step"]: row["loss"].get("mean")
-        for row in tracker.get_events("evaluate")
-        if "loss" in row
-    }
+    rows = tracker.get_events("evaluate")
+    loss_by_step = {row["step"]: get_mean(row, "loss") for row in rows}
     started_randomly = config.model.init_from is None and config.checkpoint.start_from is None
     first = loss_by_step.get(0) if started_randomly else None
     last, reason = loss_by_step.get(step, math.nan), ""

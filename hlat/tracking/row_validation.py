@@ -17,6 +17,13 @@ def is_finite_number(value: Any) -> TypeGuard[float]:
     return is_number and math.isfinite(value)
 
 
+def get_mean(row: Row, key: str) -> float | None:
+    """Return the mean of a metric by source of an `evaluate` event; None if it is not finite."""
+    values = row.get(key)
+    mean = values.get("mean") if isinstance(values, dict) else None
+    return float(mean) if is_finite_number(mean) else None
+
+
 def is_metrics_row(value: Any) -> TypeGuard[Row]:
     """Return True for a row of metrics.jsonl."""
     required = ("step", "time")
@@ -72,11 +79,6 @@ def _is_lost_work(value: Any) -> bool:
     )
 
 
-def _has_mean(value: Any) -> bool:
-    """Return True for a metric of an `evaluate` event by source."""
-    return isinstance(value, dict) and _is_number_or_null(value.get("mean"))
-
-
 _METRICS_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "step": _is_integer,
     "time": is_finite_number,
@@ -90,7 +92,5 @@ _EVENT_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "attempt": _is_integer,
     "began": _is_number_or_null,
     "stages": _are_data_stages,
-    "loss": _has_mean,
-    "bits_per_byte": _has_mean,
     "lost_by_attempt": _is_lost_work,
 }

@@ -9,7 +9,7 @@ from hlat.config.run import Config
 from hlat.storage.progress_bar import print_line
 from hlat.tracking.jsonl_log import open_events_log
 from hlat.tracking.lost_work import START_EVENTS
-from hlat.tracking.row_validation import Row
+from hlat.tracking.row_validation import Row, get_mean
 from hlat.training_state import compute_extension
 
 _HEADLINES = {
@@ -34,8 +34,9 @@ def print_summary(
     `overrides` are those of the user. `uptime` is a line on all attempts, and may be empty.
     """
     events = open_events_log(run_dir).read_rows()
-    bits = [row["bits_per_byte"].get("mean") for row in events if "bits_per_byte" in row]
-    bits = bits if len(bits) > 1 and None not in bits else []
+    means = [get_mean(row, "bits_per_byte") for row in events if row["event"] == "evaluate"]
+    bits = [mean for mean in means if mean is not None] if len(means) > 1 else []
+    bits = bits if len(bits) == len(means) else []
     print_line(f"\n{_format_headline(exit_code, step, events, bits)}")
     if bits:
         print_line(f"held-out bits per byte: {bits[0]:.3f} -> {bits[-1]:.3f}")
