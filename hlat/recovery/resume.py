@@ -201,7 +201,8 @@ def _find_start(
             checkpoints_dir, process_group=world_group, trusted_keys=trusted_keys
         )
     except ConfigError as error:
-        raise ConfigError(*(f"{setting}: {problem}" for problem in error.problems)) from error
+        problems = "; ".join(error.problems)
+        raise ConfigError(f"{setting}: {problems}{steps}") from error
     except (CorruptCheckpointError, OSError) as error:
         raise ConfigError(
             f"{setting}: {error}; set a run directory or the directory of a complete checkpoint"

@@ -225,7 +225,7 @@ def test_wandb_run_has_settings_config_axes_and_alerts(tracker_of, tmp_path: Pat
         _key(u): json.loads(u.value_json) for r in wandb_records(tmp_path) for u in r.summary.update
     }
     assert summary["best_loss"] == 5.0
-    assert summary["spikes"] == 1
+    assert summary["spikes"] == 2
 
 
 def test_supervisor_events_are_sent_by_the_next_attempt(tracker_of, tmp_path: Path) -> None:
