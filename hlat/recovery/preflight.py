@@ -193,8 +193,8 @@ def _format_slow_steps(config: Config, flops_per_s: float) -> str:
     return (
         f"WARNING: a step of {tokens:,} tokens takes at least {seconds:,.0f} s at the "
         f"{flops_per_s / 1e9:,.0f} GFLOP/s of this CPU, and the run has "
-        f"{compute_total_steps(config):,} steps; use a smaller model or batch.global_batch_size="
-        f"{config.batch.global_batch_size}, or another device"
+        f"{compute_total_steps(config):,} steps; use a smaller model, a smaller "
+        f"batch.global_batch_size than {config.batch.global_batch_size}, or another device"
     )
 
 

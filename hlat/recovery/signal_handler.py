@@ -12,8 +12,9 @@ from typing import Any
 DUPLICATE_SIGNAL_WINDOW_S = 2.0
 """Slurm signals every process of a job, and the supervisor forwards its own signal as well: a
 supervised process treats signals within this time as one."""
-ABORT_AFTER_S = 10.0
-"""Time after Ctrl-C for the current step, if no finished step would be lost without it."""
+ABORT_AFTER_S = 5.0
+"""Time after Ctrl-C for the current step, if no finished step would be lost without it. The current
+operation of the step then ends first, so that the run ends within about 10 s."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Ctrl-C and the signals of schedulers."""
 
