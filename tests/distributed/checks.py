@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from hlat.checkpoint import checkpoint_store
@@ -51,6 +52,8 @@ def own(batch: NDArray[np.int32], engine: Engine) -> PackedSequences:
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
     """Return loss, gradient norm and weight norm of each step, and `losses_after` of the first batch."""
+    if config.compiler.torch_compile:
+        torch.compiler.reset()  # layers that this process compiled count towards a limit
     engine = NativeEngine()
     engine.build(config)
     every = batches(config, steps)

@@ -163,7 +163,8 @@ def _identity(tensor: Tensor, axis: MeshAxis) -> Tensor:
 def _all_reduce(tensor: Tensor, axis: MeshAxis) -> Tensor:
     tensor = tensor.clone(memory_format=torch.contiguous_format)
     axis.all_reduce(tensor)
-    return tensor
+    # torch 2.11 compiles a gradient of zero if a Function returns a tensor that it changed in place
+    return tensor.view_as(tensor)
 
 
 def _all_gather_sequence(x_BsH: Tensor, axis: MeshAxis) -> Tensor:
