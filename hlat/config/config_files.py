@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from hlat.config.package_dirs import find_package_dir
 
