@@ -76,7 +76,7 @@ test-schemas: $(VENV)/.installed-dev $(SCHEMAS_VENV)/.installed
 	$(BIN)/python -m pytest tests/schemas $(ARGS)
 
 nxd-source:
-	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "set NXD_SOURCE to a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29): make test-nxd NXD_SOURCE=<folder>"; exit 2; }
+	@test -f "$(NXD_SOURCE)/src/neuronx_distributed/__init__.py" || { echo "set NXD_SOURCE to a checkout of https://github.com/aws-neuron/neuronx-distributed (release 2.29 or 2.28): make test-nxd NXD_SOURCE=<folder>"; exit 2; }
 
 test-skypilot: $(VENV)/.installed-dev $(SKYPILOT_VENV)/.installed
 	$(BIN)/python -m pytest tests/schemas/test_skypilot.py $(ARGS)

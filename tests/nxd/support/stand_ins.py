@@ -44,10 +44,19 @@ def jit(function: Any = None, **options: Any) -> Any:
 SYMBOLS: dict[str, list[str]] = {
     "libneuronxla": ["neuron_xla_compile"],
     "neuronxcc.nki": ["jit"],
+    "neuronxcc.nki._pre_prod_kernels": [
+        *("ActFnType", "ExpertAffinityScaleMode", "RouterActFnType"),
+    ],
     "neuronxcc.nki._pre_prod_kernels.collectives": ["CollectivesConfig"],
-    "neuronxcc.nki.compiler.backends.neuron.dimensions": ["VNC"],
+    "neuronxcc.nki._private.private_api": ["inline_asm_bytes", "sendrecv"],
+    "neuronxcc.nki._private_kernels.blockwise_mm": ["BlockShardStrategy", "SkipMode"],
+    "neuronxcc.nki.compiler": ["skip_middle_end_transformations"],
+    "neuronxcc.nki.compiler.backends.neuron.dimensions": ["CCPipeline", "VNC"],
+    "neuronxcc.nki.isa": [],
     "neuronxcc.nki.kernels.attention": ["FlashConfig"],
-    "neuronxcc.nki.language": [],
+    "neuronxcc.nki.language": ["bfloat16", "int32", "nc", "ndarray", "tile_size"],
+    "neuronxcc.nki.nccl": [],
+    "neuronxcc.nki.typing": ["tensor"],
     "nki": ["jit"],
     "nki.language": ["bfloat16", "float4_e2m1fn_x4", "ndarray"],
     "nkilib.core.moe.moe_cte.moe_cte_utils": ["BlockShardStrategy", "SkipMode"],
@@ -74,11 +83,11 @@ SYMBOLS: dict[str, list[str]] = {
         "hlo_entry_computation",
     ],
 }
-"""Module -> symbols that NxD 2.29 takes from it on import. libneuronxla has no libneuronpjrt_path,
-by which torch_xla would know that Neuron is here."""
+"""Module -> symbols that NxD 0.17 (SDK 2.28) or 0.18 (2.29) takes from it on import.
+libneuronxla has no libneuronpjrt_path, by which torch_xla would know that Neuron is here."""
 
 ANSWERS: dict[str, Any] = {
-    "ActFnType": Enum("ActFnType", ["SiLU"]),
+    "ActFnType": Enum("ActFnType", ["GELU", "SiLU", "Swish"]),
     "BlockShardStrategy": Enum("BlockShardStrategy", ["HI_LO", "PING_PONG"]),
     "CollectivesConfig": CollectivesConfig,
     "ExpertAffinityScaleMode": Enum("ExpertAffinityScaleMode", ["NO_SCALE", "POST_SCALE"]),
@@ -89,6 +98,7 @@ ANSWERS: dict[str, Any] = {
     "get_platform_target": get_platform_target,
     "jit": jit,
     "nki_jit": jit,
+    "skip_middle_end_transformations": jit,
 }
 """The symbols that NxD asks while it is imported or training; all others only have a name."""
 
