@@ -127,8 +127,8 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
     slowest = slots.index(max(slots))
     num_micro_batches, layout = config.num_micro_batches, config.parallelism
     bubble = _BUBBLE_FRACTION.get(layout.pipeline_schedule, 1.0) / layout.stages_per_rank
-    max_numel = max(stage.numel for stage in stages)
-    reduction = _compute_reduction_time(config, mesh, max_numel, speed)
+    largest = max(stages, key=lambda stage: stage.numel)
+    reduction = _compute_reduction_time(config, mesh, largest, speed)
     backward = (compute[slowest] + tensor_parallel[slowest]) * 2 / 3
     hidden = min(reduction, backward) if get_planned_engine(config) is EngineBackend.native else 0.0
     return StepTime(
@@ -137,7 +137,7 @@ def compute_step_time(config: Config, speed: AchievedSpeed) -> StepTime:
         sends=num_micro_batches * sends,
         bubble=(sum(slots) - slots[slowest]) * bubble,
         reduction=reduction - hidden,
-        optimizer=compute_optimizer_bytes(config, mesh, max_numel) / speed.memory,
+        optimizer=compute_optimizer_bytes(config, mesh, largest.numel) / speed.memory,
         hidden=hidden,
     )
 
@@ -199,21 +199,23 @@ def compute_pipeline_bytes(config: Config, mesh: ParallelDegrees) -> float:
     return 2 * compute_hidden_bytes(config) / num_shards * layout.stages_per_rank
 
 
-def compute_data_parallel_bytes(config: Config, mesh: ParallelDegrees, numel: int) -> float:
+def compute_data_parallel_bytes(config: Config, mesh: ParallelDegrees, stage: StageShard) -> float:
     """Return the bytes that a rank sends along its data-parallel ring in a step.
 
     ZeRO stage 0 reduce-scatters and all-gathers gradients, (n - 1)/n of them each. From stage 1 on
-    weights are gathered instead; from stage 2 on each micro batch reduce-scatters; in stage 3 each
-    gathers weights twice.
+    weights are gathered instead; from stage 2 on each micro batch reduce-scatters and gathers; in
+    stage 3 each gathers the weights of layers twice.
     """
     num_micro_batches = config.num_micro_batches
-    gradients = numel * get_itemsize(config.precision.reduction)
-    weights = numel * get_itemsize(config.precision.weights)
+    gradients = stage.numel * get_itemsize(config.precision.reduction)
+    weight_itemsize = get_itemsize(config.precision.weights)
+    weights = stage.numel * weight_itemsize
+    layer_weights = stage.num_layers * stage.layer_numel * weight_itemsize
     sent = {
         0: 2 * gradients,
         1: gradients + weights,
-        2: num_micro_batches * gradients + weights,
-        3: num_micro_batches * (gradients + 2 * weights),
+        2: num_micro_batches * (gradients + weights),
+        3: num_micro_batches * (gradients + weights + layer_weights),
     }[config.parallelism.zero]
     return sent * (mesh.dp - 1) / mesh.dp
 
@@ -242,10 +244,10 @@ def count_rings_per_node(config: Config, mesh: ParallelDegrees) -> int:
 
 
 def _compute_reduction_time(
-    config: Config, mesh: ParallelDegrees, numel: int, speed: AchievedSpeed
+    config: Config, mesh: ParallelDegrees, stage: StageShard, speed: AchievedSpeed
 ) -> float:
     """Return the seconds of all data-parallel collectives of a step."""
-    sent = compute_data_parallel_bytes(config, mesh, numel)
+    sent = compute_data_parallel_bytes(config, mesh, stage)
     per_node = config.hardware.processes_per_node or config.num_processes
     if mesh.dp * mesh.tp <= per_node:
         return sent / speed.link

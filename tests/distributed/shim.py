@@ -171,15 +171,22 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     return target
 
 
+_TORCH_ALLOC_STORAGE, _TORCH_FREE_STORAGE = _fsdp_param.alloc_storage, _fsdp_param.free_storage
+
+
 def _alloc_storage(tensor: Tensor) -> None:
-    """Allocate the memory of a gathered parameter; torch resizes its storage, which is empty here."""
-    assert isinstance(tensor, ShimTensor)
-    USAGE.resize(tensor, tensor.numel() * tensor.element_size())
+    """Allocate the memory of a gathered parameter; torch would resize the wrapper, which has none."""
+    if isinstance(tensor, ShimTensor):
+        USAGE.resize(tensor, tensor.numel() * tensor.element_size())
+    else:
+        _TORCH_ALLOC_STORAGE(tensor)
 
 
 def _free_storage(tensor: Tensor) -> None:
-    assert isinstance(tensor, ShimTensor)
-    USAGE.resize(tensor, 0)
+    if isinstance(tensor, ShimTensor):
+        USAGE.resize(tensor, 0)
+    else:
+        _TORCH_FREE_STORAGE(tensor)
 
 
 class _Module(backend_registration._DummyBackendModule):
@@ -196,6 +203,9 @@ class _Module(backend_registration._DummyBackendModule):
 
     def set_rng_state(self, state: Tensor, device: torch.device) -> None:
         torch.set_rng_state(state)
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
 
 
 def plug_in() -> None:

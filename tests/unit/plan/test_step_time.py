@@ -11,7 +11,7 @@ from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.parallelism.mesh_coordinates import compute_parallel_degrees
 from hlat.plan import step_time
 from hlat.plan.hardware_efficiency import HardwareEfficiency
-from hlat.plan.stage_shards import build_stage_shards
+from hlat.plan.stage_shards import StageShard, build_stage_shards
 
 TINY = ("parallelism.dp=1",)
 PAPER = ("experiment=hlat_70b",)
@@ -89,10 +89,11 @@ def test_zero_decides_what_travels(config):
     def sent(zero):
         wanted = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
         wanted = replace(wanted, batch=replace(wanted.batch, micro_batch_size=1))
-        return _of(wanted, "compute_data_parallel_bytes", 1000)
+        stage = StageShard(((0, 2),), 450, 2, 100, 200, True, True)
+        return _of(wanted, "compute_data_parallel_bytes", stage)
 
-    # 1,000 weights of 2 bytes, sums of 4; 3/4 of each; two micro batches
-    assert [sent(zero) for zero in range(4)] == [6000, 4500, 7500, 12000]
+    # 1,000 weights of 2 bytes, 900 of them in layers, sums of 4; 3/4 of each; two micro batches
+    assert [sent(zero) for zero in range(4)] == [6000, 4500, 9000, 11700]
 
 
 def test_the_update_touches_every_copy(config):
