@@ -81,7 +81,7 @@ class Checkpointer:
         """
         self.wait()
         if graph_extraction.is_extracting_graphs():
-            self._trace_save()
+            self._trace_save_and_restore()
             return True
         start = time.perf_counter()
         if not replica_verification.verify_replicas(self._engine, self._tracker, state.step):
@@ -123,11 +123,14 @@ class Checkpointer:
                 self._pending[-1].result(timeout=_CLOSE_TIMEOUT_S)
             self.log_finished_save()
 
-    def _trace_save(self) -> None:
-        """Run the device operations of a save for graph extraction, without writing."""
+    def _trace_save_and_restore(self) -> None:
+        """Run the device operations of a save and a restore for graph extraction.
+
+        The next step uploads the chunks as after a restart.
+        """
         self._engine.find_replica_mismatches()
-        for chunk in self._engine.saved_chunks():
-            chunk.tensor.cpu()
+        for chunk in self._engine.chunks():
+            chunk.tensor.copy_(chunk.tensor)  # counts as a change
 
     def _build_state(self, state: TrainingState) -> dict[str, Any]:
         """Return state.json of the checkpoint on rank 0, else {}, and log the data ledger."""

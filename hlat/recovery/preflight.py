@@ -50,7 +50,10 @@ def run_preflight(config: Config, run_dir: Path, engine: Engine) -> bool:
         ConfigError: A check failed that would fail on every other node as well.
         SystemExit: This process has no device and cannot take part in collectives.
     """
-    if not config.recovery.preflight or graph_extraction.is_extracting_graphs():
+    if not config.recovery.preflight:
+        return True
+    if graph_extraction.is_extracting_graphs():
+        engine.run_device_checks(config)  # its results are meaningless
         return True
     start = time.perf_counter()
     report = _measure_rank(config, run_dir, engine)

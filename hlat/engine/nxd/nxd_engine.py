@@ -24,6 +24,7 @@ from hlat.engine.interface import DecodeState, DeviceReport, ReplicaMismatch, St
 from hlat.engine.mesh_process_group import build_world
 from hlat.engine.nxd.nxd_layers import (
     NxdCausalLM,
+    NxdCrossEntropy,
     NxdDecoderLayer,
     NxdRMSNorm,
     select_checkpointed_modules,
@@ -152,9 +153,11 @@ class NxdEngine:
         param_norm = self.params.compute_norm(
             {name: param.optimizer_param.detach() for name, param in params}
         )
-        values = torch.stack([metrics["loss"], metrics["grad_norm"], param_norm]).tolist()
-        loss, *norms = values
-        return StepMetrics(loss, norms[0], norms[1], int(self._num_skipped))
+        num_skipped = self._num_skipped.to(param_norm.dtype)
+        values = torch.stack([metrics["loss"], metrics["grad_norm"], param_norm, num_skipped])
+        torch_xla.sync()  # ends the chain of collectives, which the next graph would continue
+        loss, grad_norm, norm, skipped = values.tolist()  # one transfer
+        return StepMetrics(loss, grad_norm, norm, int(skipped))
 
     def peak_memory(self) -> int | None:
         """Return None: PyTorch/XLA does not report the memory of these devices."""
@@ -304,7 +307,7 @@ class NxdEngine:
             "output_loss_value_spec": True,
             "input_names": ["tokens", "targets", "weights"],
             "pipeline_cuts": [f"model.layers.{layers[-1]}" for layers in stages[:-1]],
-            "leaf_module_cls": [NxdRMSNorm.__name__],
+            "leaf_module_cls": [NxdRMSNorm.__name__, NxdCrossEntropy.__name__],
             "autowrap_modules": [mappings],
             "use_zero1_optimizer": config.parallelism.zero > 0,
             "use_optimizer_wrapper": True,
@@ -345,7 +348,10 @@ class NxdEngine:
 
     @torch.no_grad()
     def _sync_from_host(self) -> None:
-        """Copy changed chunks to the device and update the parameters of the model."""
+        """Copy changed chunks to the device and update the parameters of the model.
+
+        The graph ends here, so that a step after a restore has the graphs of every other step.
+        """
         versions, changed_keys = _get_versions(self._host_state), set()
         for (name, key), version in self._host_versions.items():
             if versions[name, key] != version:
@@ -359,6 +365,8 @@ class NxdEngine:
                 param.param.grad = torch.zeros_like(param.param)
             self.params.optimizer.optimizer.allgather_weights_and_update_full_parameter()
             self.params.optimizer.zero_grad(set_to_none=True)
+        if changed_keys:
+            torch_xla.sync()
 
     def _build_batch(
         self, sequences: PackedSequences, dp_sharded: bool = True

@@ -3,22 +3,27 @@
 Any consecutive rows of a fused weight are a shard, so that NxD's ColumnParallelLinear shards q/k/v
 and gate/up like any other matrix. NxD has a separate layer for key/value heads that several
 ranks share.
+
+All ranks of a pipeline stage have the same graph: a value of one rank is a tensor, because a Python
+number is a constant of the graph of that rank. NxD's embedding, cross entropy and split of a
+sequence use Python numbers and are therefore replaced.
 """
 
 # ruff: noqa: N812  F is the conventional name.
 
 import math
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from neuronx_distributed.modules.qkv_linear import GQAQKVColumnParallelLinear
-from neuronx_distributed.parallel_layers import mappings
+from neuronx_distributed.parallel_layers import mappings, parallel_state
 from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
     ParallelEmbedding,
     RowParallelLinear,
 )
-from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_entropy
 from torch import Tensor, nn
 
 from hlat.config.model import ModelConfig
@@ -102,12 +107,93 @@ class NxdDecoderLayer(DecoderLayer):
         return super().forward(x_BSH, cos_sin)
 
 
-class NxdCausalLM(nn.Module):
-    """Model and loss with NxD's layers, on the default device.
+class LocalVocab:
+    """Rows of the vocabulary on this tensor-parallel rank; tokens of other ranks are masked."""
 
-    NxD functions called by `forward` must be globals of this module: NxD's pipeline looks there for
-    functions that it does not trace.
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._first_row_1: Tensor | None = None
+
+    def find_rows(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the row of each token, 0 for a masked one, and True where it is on this rank."""
+        if self._first_row_1 is None:  # of one dimension, because XLA makes scalars constants
+            rank = parallel_state.get_tensor_model_parallel_rank()
+            self._first_row_1 = torch.tensor([rank * self._num_rows]).to(tokens.device)
+        rows = tokens - self._first_row_1
+        is_local = (rows >= 0) & (rows < self._num_rows)
+        return rows * is_local, is_local
+
+
+class NxdParallelEmbedding(ParallelEmbedding):  # type: ignore[misc]
+    """Embedding sharded over the vocabulary; with sequence parallelism, it returns a shard.
+
+    NxD's pipeline does not trace layers with "ParallelEmbedding" in their names.
     """
+
+    def __init__(self, weight: Tensor, sequence_parallel: bool) -> None:
+        super().__init__(*weight.shape, dtype=weight.dtype, device=weight.device)
+        self._vocab = LocalVocab(len(self.weight))
+        self._sequence_parallel = sequence_parallel
+
+    def forward(self, tokens_BS: Tensor) -> Tensor:
+        """Return the rows of tokens, summed over the ranks, of which one is not masked."""
+        rows_BS, is_local_BS = self._vocab.find_rows(tokens_BS)
+        x_BSH = F.embedding(rows_BS, self.weight)
+        x_BSH = x_BSH * is_local_BS.unsqueeze(-1).to(x_BSH.dtype)
+        reduced: Tensor
+        if self._sequence_parallel:
+            reduced = mappings.reduce_scatter_to_sequence_parallel_region(x_BSH, SEQUENCE_DIM)
+        else:
+            reduced = mappings.reduce_from_tensor_model_parallel_region(x_BSH)
+        return reduced
+
+
+class NxdCrossEntropy(nn.Module):
+    """Cross entropy of logits that are sharded over the vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._vocab: LocalVocab | None = None
+
+    def forward(self, logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+        """Return the loss of each target, in the dtype of the logits."""
+        if self._vocab is None:
+            self._vocab = LocalVocab(logits_NV.shape[-1])
+        losses: Tensor = _ShardedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            logits_NV, *self._vocab.find_rows(targets_N)
+        )
+        return losses
+
+
+class _ShardedCrossEntropy(torch.autograd.Function):
+    """Cross entropy from this rank's logits, the column of each target, and which are here."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, columns_N: Tensor, is_local_N: Tensor) -> Tensor:
+        group = parallel_state.get_tensor_model_parallel_group()
+        maximum_N = logits_NV.amax(-1)
+        dist.all_reduce(maximum_N, dist.ReduceOp.MAX, group)
+        logits_NV = logits_NV - maximum_N.unsqueeze(-1)
+        index = torch.arange(len(columns_N), device=columns_N.device), columns_N
+        is_local_N = is_local_N.to(logits_NV.dtype)
+        target_logits_N = logits_NV[index] * is_local_N
+        dist.all_reduce(target_logits_N, group=group)
+        exp_NV = logits_NV.exp()
+        sum_N = exp_NV.sum(-1)
+        dist.all_reduce(sum_N, group=group)
+        ctx.save_for_backward(exp_NV / sum_N.unsqueeze(-1), is_local_N, *index)
+        return sum_N.log() - target_logits_N
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        probabilities_NV, is_local_N, *index = ctx.saved_tensors
+        gradient_NV = probabilities_NV.clone()
+        gradient_NV[tuple(index)] -= is_local_N
+        return gradient_NV * grad_outputs[0].unsqueeze(-1), None, None
+
+
+class NxdCausalLM(nn.Module):
+    """Model and loss with NxD's layers, on the default device."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -119,6 +205,7 @@ class NxdCausalLM(nn.Module):
         dtypes = get_xla_dtypes(config.compiler, config.precision)
         self.model.to(dtypes[config.precision.weights])
         replace_with_nxd_layers(self.model, config)
+        self.cross_entropy = NxdCrossEntropy()
 
     def forward(self, tokens: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum of the loss; every argument is [batch, sequence].
@@ -133,7 +220,7 @@ class NxdCausalLM(nn.Module):
         for layer in self.model.layers.values():
             stream = layer(stream)
         logits = head(norm(stream)).to(self.loss_dtype)
-        losses: Tensor = parallel_cross_entropy(logits.flatten(0, 1), targets.flatten())
+        losses: Tensor = self.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return (losses * weights.flatten()).sum()
 
 
@@ -163,8 +250,6 @@ def replace_with_nxd_layers(model: Decoder, config: Config) -> None:
             _replace_shared_qkv_proj(model, path, config)
         else:
             model.set_submodule(path, _build_nxd_layer(path, rule, weight, config))
-    if layout.sequence_parallel and model.embed_tokens is not None:
-        model.embed_tokens.register_forward_hook(_scatter_hook)
 
 
 def _build_nxd_layer(path: str, rule: ShardingRule, weight: Tensor, config: Config) -> nn.Module:
@@ -172,10 +257,7 @@ def _build_nxd_layer(path: str, rule: ShardingRule, weight: Tensor, config: Conf
     out_features, in_features = weight.shape
     layer: nn.Module
     if path == "embed_tokens":
-        layer = ParallelEmbedding(
-            out_features, in_features, dtype=weight.dtype, device=weight.device
-        )
-        return layer
+        return NxdParallelEmbedding(weight, config.parallelism.sequence_parallel)
     kwargs = {
         "bias": False,
         "dtype": weight.dtype,
@@ -219,11 +301,6 @@ def _replace_shared_qkv_proj(model: Decoder, path: str, config: Config) -> None:
     else:
         layer.register_forward_hook(_concat_qkv_hook)
     attention.qkv_proj = layer
-
-
-def _scatter_hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    shard: Tensor = mappings.scatter_to_sequence_parallel_region(output, SEQUENCE_DIM)
-    return shard
 
 
 def _sequence_first_hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -111,10 +111,10 @@ class NxdParameters:
         self._replica_groups = _build_replica_groups(
             {param.num_replicas for param in self.local_params.values()}
         )
-        # A tensor, because a Python number would be a constant of a graph of this rank only
-        device = optimizer_params[0].device
+        # Tensors of one dimension, because a number would be a constant of this rank's graph
+        device, rank = optimizer_params[0].device, dist.get_rank()
         self._is_first_replica = {
-            count: torch.tensor(float(dist.get_group_rank(group, dist.get_rank()) == 0)).to(device)
+            count: torch.tensor([float(dist.get_group_rank(group, rank) == 0)]).to(device)
             for count, group in self._replica_groups.items()
         }
 

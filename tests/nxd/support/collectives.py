@@ -156,8 +156,8 @@ def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> 
     return [store.get(f"rendezvous/{turn}/{rank}") for rank in members(None)]
 
 
-def install() -> None:
+def install(rendezvous_only: bool = False) -> None:
     """Put them in the place of torch_xla's; its bucketized ones call these."""
     moving = (all_reduce, all_gather, reduce_scatter, all_to_all, collective_permute)
-    for function in (*moving, rendezvous):
+    for function in (rendezvous,) if rendezvous_only else (*moving, rendezvous):
         setattr(xm, function.__name__, function)

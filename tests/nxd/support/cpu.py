@@ -2,7 +2,8 @@
 
 There are two ways. `gloo`: NxD's own CPU mode, tensors of torch's CPU, process groups of gloo;
 quick, and exact about numbers. `xla`: lazy tensors of torch_xla on its CPU client, with the branches
-that NxD takes on Trainium; slow, and close to what runs there.
+that NxD takes on Trainium; slow, and close to what runs there. `graphs` is `xla` with torch_xla's own
+collectives, which can be traced and not executed (tests/nxd/support/graphs.py).
 
 NxD finishes its CPU mode for single layers only, and XLA's client knows of one process, so some
 functions of torch and torch_xla are replaced, in `gloo` a few of NxD's too, each with its reason.
@@ -24,12 +25,12 @@ from tests.nxd.support.ranks import MODES
 
 def install(mode: str) -> None:
     """Make neuronx_distributed importable and runnable; once, before a process group is formed."""
-    assert mode in MODES
+    assert mode in (*MODES, "graphs")
     os.environ |= {"NXD_CPU_MODE": str(int(mode == "gloo")), "PJRT_DEVICE": "CPU"}
     stand_ins.install()
     _count_processes()
     _begin_groups(mode)
-    collectives.install()
+    collectives.install(rendezvous_only=mode == "graphs")
     if mode == "gloo":
         importlib.import_module("tests.nxd.support.eager").install()
 

@@ -56,7 +56,7 @@ def run(
         size: Number of processes.
         function: Module in tests/nxd/on_ranks and name, such as "layers.column".
         arguments: Of the function, on every rank.
-        mode: One of MODES.
+        mode: One of MODES, or "graphs".
         seconds: After which all are ended.
         variables: Of the environment, beside torchrun's.
 

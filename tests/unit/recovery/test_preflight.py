@@ -52,6 +52,19 @@ def events(folder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
+def test_graphs_of_the_checks_are_extracted_and_results_are_not_used(
+    monkeypatch, tmp_path, compose
+) -> None:
+    monkeypatch.setenv("NEURON_EXTRACT_GRAPHS_ONLY", "1")
+    config = resolve_config(compose())
+    assert preflight.run_preflight(config, tmp_path, Fake(num_wrong=1))
+    with pytest.raises(RuntimeError, match="no graph"):
+        preflight.run_preflight(config, tmp_path, Fake(RuntimeError("no graph")))
+    assert not [*tmp_path.iterdir()]
+    off = resolve_config(compose("recovery.preflight=false"))
+    assert preflight.run_preflight(off, tmp_path, Fake(RuntimeError("not called")))
+
+
 def test_clocks_are_known_up_to_the_round_trip(monkeypatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(preflight.time, "time", lambda: now[0])
