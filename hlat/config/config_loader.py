@@ -115,7 +115,10 @@ class SafeConfigLoader(ConfigLoaderImpl):
         """Return True if an override selects a file, or is not a value of a key."""
         key = override.key_or_group
         if key not in self._groups:
-            self._groups[key] = self.repository.group_exists(key)
+            try:
+                self._groups[key] = self.repository.group_exists(key)
+            except OSError:  # the key is too long for a file name
+                self._groups[key] = False
         return self._groups[key] or override.package is not None
 
     def _process_config_searchpath(
