@@ -61,15 +61,8 @@ def test_no_configuration_names_code_to_run(file: Path) -> None:
     assert "_target_" not in file.read_text()
 
 
-@pytest.mark.parametrize(
-    "field",
-    [
-        # test_configs.py composes all models in the default suite
-        pytest.param(field, marks=[pytest.mark.slow] if field.name == "model" else [])
-        for field in dataclasses.fields(Config)
-    ],
-    ids=lambda field: field.name,
-)
+@pytest.mark.slow  # composes all choices; test_configs.py has models and experiments
+@pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
 def test_every_choice_of_a_group_fits_its_schema(
     field: "dataclasses.Field[typing.Any]", compose
 ) -> None:

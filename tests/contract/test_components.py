@@ -66,16 +66,8 @@ def test_a_document_in_a_packed_sequence_has_the_logits_that_it_has_in_its_own(
     engine.close()
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        "bf16",
-        *(
-            pytest.param(recipe, marks=pytest.mark.slow)
-            for recipe in ("mixed", "bf16_sr", "bf16_sr_master")
-        ),
-    ],
-)
+@pytest.mark.slow  # a second per case; test_recipes.py has the recipes without components
+@pytest.mark.parametrize("recipe", ["bf16", "mixed", "bf16_sr", "bf16_sr_master"])
 def test_recipes_follow_fp32(configure, settings, recipe: str) -> None:
     expected = checks.train(configure(*settings), 3)
     found = checks.train(configure(*settings, f"precision={recipe}"), 3)

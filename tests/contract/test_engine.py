@@ -278,10 +278,8 @@ def test_bf16_trains_under_both_masks(build, packed):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["fp32", *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in ("mixed", "bf16_sr"))],
-)
+@pytest.mark.slow  # 6 s per case
+@pytest.mark.parametrize("recipe", ["fp32", "mixed", "bf16_sr"])
 def test_a_closed_engine_gives_back_its_memory(compose, small, config, tokens, recipe):
     def num_held():
         gc.collect()

@@ -28,7 +28,7 @@ def pair() -> Iterator[Ranks]:
 CASES = [
     ("", "fp32"),
     pytest.param("", "bf16_sr", marks=pytest.mark.slow),
-    ("dp=2 zero=1", "mixed"),
+    pytest.param("dp=2 zero=1", "mixed", marks=pytest.mark.slow),
     ("dp=2 zero=3 activation_checkpointing=selective", "mixed"),
     ("tp=2 sequence_parallel=true", "bf16_sr_master"),
     pytest.param("pp=2", "bf16", marks=pytest.mark.slow),

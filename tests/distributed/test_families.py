@@ -23,7 +23,7 @@ COLUMNS = {
     "ZeRO": ["dp=2 zero=1", "dp=2 zero=2", "pp=2 dp=2 zero=3"],
 }
 """Layouts by column of the table; TP with more ranks than key/value heads."""
-DEFAULT_LAYOUT, DEFAULT_FAMILIES = "tp=2 pp=2 dp=2 zero=1", {"qwen2", "olmo2", "gemma3"}
+DEFAULT_LAYOUT, DEFAULT_FAMILIES = "tp=2 pp=2 dp=2 zero=1", {"gemma3"}
 STEPS = 2
 
 

@@ -26,7 +26,7 @@ LAYOUTS = {
     "tp2+pp2": "tp=2 pp=2",
     "tp2+sp+pp2+dp2": "tp=2 sequence_parallel=true pp=2 dp=2",
 }
-DEFAULT = {"dp2+zero1", "tp4, replicated heads", "tp2+sp+pp2+dp2"}
+DEFAULT = {"dp2+zero1", "tp2+sp+pp2+dp2"}
 LARGE_INIT = "model.init_std=0.1"
 
 

@@ -53,6 +53,7 @@ def test_two_runs_are_bit_identical(train_run, fp32_losses):
     assert train_run("again") == fp32_losses
 
 
+@pytest.mark.slow  # 6 s; test_resume.py has others
 def test_resumed_run_is_bit_identical(train_run, fp32_losses, monkeypatch):
     assert train_run("resumed", "run.steps=10") == fp32_losses[:10]
     monkeypatch.setattr(state_chunks, "compute_initial_values", None)  # they would be overwritten

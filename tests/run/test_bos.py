@@ -44,6 +44,7 @@ def do(runner):
     return functools.partial(call_command, export.main, runner.folder)
 
 
+@pytest.mark.slow  # 4 s; test_data_loader.py compares batches
 def test_train_and_resume_with_other_workers_bit_identically(runner, overrides, trained_once):
     losses = trained_once.losses("whole")
     assert losses[-1][1] < losses[0][1] - 0.5

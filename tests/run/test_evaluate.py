@@ -316,6 +316,7 @@ def evaluating(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow  # 8 s: three evaluations
 def test_keep_the_scores_of_finished_tasks_after_a_signal(trained, tmp_path, monkeypatch):
     """The signal arrives when the second task begins."""
     from hlat.evaluate import lm_eval_adapter

@@ -449,7 +449,7 @@ def test_quote_the_run_name_in_the_printed_command(runner) -> None:
     name = "$(touch trace); `touch trace` ' && touch trace | * ~ \" é{a,b} #"
     done = runner.run("run.name=" + json.dumps(name, ensure_ascii=False), "run.steps=1")
     assert done.returncode == 0, done.stderr
-    printed = done.stdout.rstrip().splitlines()[-1].removeprefix("resume:").strip()
+    printed = done.stdout.rstrip().splitlines()[-1].removeprefix("extend:").strip()
     script = f"for word in {printed}; do printf '%s\\0' \"$word\"; done"
     shown = subprocess.run(["sh", "-c", script], cwd=runner.folder, capture_output=True, text=True)
     words = shown.stdout.split("\0")[:-1]

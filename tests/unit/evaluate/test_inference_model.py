@@ -303,6 +303,7 @@ def test_sampling_frequencies(built, temperature, top_p):
     assert int((expected > 0).sum()) > 1
 
 
+@pytest.mark.slow  # 9 s: imports and resets the compiler
 @pytest.mark.filterwarnings("ignore")  # of torch
 def test_inference_does_not_compile(configure, built, monkeypatch):
     """Sequences of many lengths run uncompiled, and later training steps do not recompile.

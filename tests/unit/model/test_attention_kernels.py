@@ -404,9 +404,9 @@ def peak_memory(work: Callable[[], object]) -> int:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(1, 1, 2, 16, document_length=500),
-        Case(1, 1, 2, 16, window=500),
-        Case(1, 1, 2, 16, softcap=2.0, has_sinks=True),
+        pytest.param(Case(1, 1, 2, 16, document_length=500), marks=pytest.mark.slow),
+        pytest.param(Case(1, 1, 2, 16, window=500), marks=pytest.mark.slow),
+        pytest.param(Case(1, 1, 2, 16, softcap=2.0, has_sinks=True), marks=pytest.mark.slow),
         Case(1, 1, 2, 16, document_length=500, window=700, softcap=2.0),
     ],
 )
