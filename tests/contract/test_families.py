@@ -44,7 +44,15 @@ EXAMPLES = settings(
 FIXED_SEED = seed(0)
 """Examples that do not depend on the source of a test, with known rounding errors."""
 
-each_family = pytest.mark.parametrize("family", FAMILY_NAMES)
+DEFAULT = {"llama", "qwen3", "olmo2", "gemma3", "smollm3"}
+"""Families of the default suite; the others are slow."""
+each_family = pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[] if family in DEFAULT else [pytest.mark.slow])
+        for family in FAMILY_NAMES
+    ],
+)
 
 COLUMNS = {
     "test_logits_loss_gradients_and_update": ("logits", "loss", "gradients"),

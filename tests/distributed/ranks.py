@@ -78,6 +78,7 @@ def _serve(rank: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    gc.freeze()  # a collection would visit the objects of the server process, and copy their pages
     while True:
         size, port, check, arguments = pipe.recv()
         os.environ |= {

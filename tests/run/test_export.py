@@ -253,6 +253,7 @@ def test_refuse_another_init_from_under_the_same_name(runner_from_export, refuse
         refused(runner.run(f"run.name={name}", *words), sentence)
 
 
+@pytest.mark.slow  # 5 s: two runs and an export
 def test_branch_from_a_run_with_init_from(runner_from_export, refused):
     runner = runner_from_export
     start = "checkpoint.start_from=runs/y/checkpoints/step_00000002"

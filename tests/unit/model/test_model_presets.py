@@ -80,6 +80,7 @@ def test_desk_presets_train_with_the_default_settings(compose, name: str) -> Non
     assert window is None or window < config.batch.sequence_length
 
 
+@pytest.mark.slow  # 7 s; test_configs.py composes the same models
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_published_presets_are_valid(compose, name: str) -> None:
     nodes = 64 if PUBLISHED[name] > 2e9 else 1
