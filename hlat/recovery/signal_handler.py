@@ -17,6 +17,8 @@ ABORT_AFTER_S = 5.0
 operation of the step then ends first, so that the run ends within about 10 s."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Ctrl-C and the signals of schedulers."""
+_NOTICE_SIGNAL = signal.SIGUSR2
+"""Signal before the time limit, which requests a save."""
 
 
 @contextlib.contextmanager
@@ -35,7 +37,7 @@ class SignalHandler:
 
     Further signals are ignored for `duplicate_window_s` after the first, whose name is
     `signal_name`. After a Ctrl-C, KeyboardInterrupt is raised within 10 s if `can_abort` then
-    returns True.
+    returns True. After the context, SIGUSR2 has no effect, because nothing is left to save.
     """
 
     def __init__(
@@ -58,6 +60,9 @@ class SignalHandler:
     def __exit__(self, *exc_info: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._restore_handlers()
+        if signal.getsignal(_NOTICE_SIGNAL) is signal.SIG_DFL:
+            # It would kill the process before it reports a result that is already saved
+            signal.signal(_NOTICE_SIGNAL, lambda signum, frame: None)
 
     def ignore_signals(self) -> None:
         """Ignore further signals until the context ends, after the final save."""

@@ -8,7 +8,7 @@ import pytest
 from hlat.recovery.signal_handler import SignalHandler
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_remembered(number):
     before = signal.getsignal(number)
     with SignalHandler() as interruption:
@@ -16,6 +16,16 @@ def test_the_first_signal_is_remembered(number):
         signal.raise_signal(number)
         assert interruption.signal_name == number.name
     assert signal.getsignal(number) is before
+
+
+def test_a_notice_after_the_run_does_not_end_the_process():
+    with SignalHandler() as interruption:
+        signal.raise_signal(signal.SIGUSR2)
+        assert interruption.signal_name == "SIGUSR2"
+    signal.raise_signal(signal.SIGUSR2)
+    assert (
+        signal.getsignal(signal.SIGUSR2) is not signal.SIG_IGN
+    )  # child processes would inherit it
 
 
 @pytest.mark.usefixtures("_ctrl_c_acts")
