@@ -114,8 +114,8 @@ def test_submit_a_sweep_and_resubmit_its_failed_point(login):
     assert (shown["ExitCode"], shown["Restarts"]) == ("3:0", "0")
     (log,) = (login.folder / "runs").rglob(f"{complete}.log")
     assert "complete at step 20" in log.read_text()
-    resume = next(line for line in log.read_text().splitlines() if line.startswith("resume: "))
-    assert {"--config-dir", "hydra/launcher=slurm", "experiment=own"} <= {*shlex.split(resume)}
+    extend = next(line for line in log.read_text().splitlines() if line.startswith("extend: "))
+    assert {"--config-dir", "hydra/launcher=slurm", "experiment=own"} <= {*shlex.split(extend)}
     checkpoints = [path.name for path in log.parents[2].glob("checkpoints/step_*")]
     assert checkpoints == ["step_00000020"], "the experiment was deleted after the submission"
     assert "complete at step 20" in login.jobs("logs", sweep)
