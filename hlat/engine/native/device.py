@@ -6,6 +6,7 @@ import os
 import resource
 import sys
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -86,15 +87,28 @@ def read_peak_memory(device: torch.device) -> int | None:
     """Return the peak memory of this process without synchronizing with the device.
 
     Accelerators: the allocator's peak, None without an allocator of torch's. CPU: peak resident
-    memory (getrusage(2), in KiB on Linux and in bytes on macOS).
+    memory.
     """
     if device.type == "cpu":
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        return _read_peak_resident_memory()
     try:
         return int(torch.accelerator.max_memory_allocated(device))
     except (AttributeError, RuntimeError):  # XLA devices have no allocator of torch's
         return None
+
+
+def _read_peak_resident_memory() -> int:
+    """Return the peak resident memory of this process: VmHWM on Linux.
+
+    Linux adds the peak of the process that started this one to ru_maxrss, for a child that shares
+    its memory until exec, such as those of subprocess.
+    """
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def copy_to_device(array: NDArray[np.int32], device: torch.device) -> Tensor:
