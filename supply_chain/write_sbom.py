@@ -57,8 +57,14 @@ def read_licenses(python: str) -> dict[str, str]:
 
 def complete_sbom(sbom: dict[str, Any], licenses: dict[str, str]) -> dict[str, Any]:
     """Return the SBOM with hlat as its subject, without its local path, and missing licences."""
+    edges = {edge["ref"]: edge.get("dependsOn") for edge in sbom["dependencies"]}
     components = {component["name"]: component for component in sbom["components"]}
-    own = components.pop(PROJECT)
+    del components[PROJECT]
+    # A checkout on the path has further metadata (hlat.egg-info), without the dependencies
+    found = [component for component in sbom["components"] if component["name"] == PROJECT]
+    own = next((one for one in found if edges.get(one["bom-ref"])), found[0])
+    others = {one["bom-ref"] for one in found if one is not own}
+    sbom["dependencies"] = [edge for edge in sbom["dependencies"] if edge["ref"] not in others]
     own.pop("externalReferences", None)
     sbom["metadata"]["component"] = own | {"type": "application"}
     sbom["components"] = list(components.values())
