@@ -1,6 +1,6 @@
 # make train: train a small model on this machine. Installs the dependencies into .venv first, like the targets below.
 # make test: run the default tests with two workers and up to 4 GB of memory. With more cores and memory: ARGS="--numprocesses 8".
-# make test-all: run all tests with three workers. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
+# make test-all: run all tests. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
 # make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
 # make test-skypilot: validate SkyPilot tasks with the code of SkyPilot, in .venv-skypilot.
 # make test-versions: test the oldest and the newest supported Python and torch (tests/versions.txt), in .venv-versions.
@@ -63,7 +63,7 @@ test: $(VENV)/.installed-dev
 	$(PYTEST) --numprocesses 2 $(ARGS)
 
 test-all: $(VENV)/.installed-dev
-	$(PYTEST) --numprocesses 3 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
+	$(PYTEST) --numprocesses 2 -m $(ALL_TESTS) $(ARGS) || { test $$? -eq 1 && $(BIN)/python -m pytest -m $(ALL_TESTS) --last-failed; }
 
 test-versions:
 	.ci/versions
