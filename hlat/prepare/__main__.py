@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hlat.config.argument_parser import CommandLineParser, parse_positive_int, run_and_exit
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.untrusted_files import format_value
 from hlat.data import embedded_corpus
 from hlat.data.arrow_dataset import ArrowDataset
 from hlat.prepare import (
@@ -144,7 +145,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
 
 def _format_skipped_files(skipped: Counter[str], num_read: int) -> str:
     """Return the number of files that are skipped, by suffix."""
-    suffixes = ", ".join(f"{count:,} {suffix}" for suffix, count in skipped.most_common())
+    suffixes = ", ".join(
+        f"{count:,} {format_value(suffix)}" for suffix, count in skipped.most_common()
+    )
     return (
         f"{skipped.total():,} of {skipped.total() + num_read:,} files are skipped ({suffixes}); "
         f"supported: {input_files.SUPPORTED_SUFFIXES}"

@@ -8,7 +8,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,14 +61,19 @@ def acquire_run_dir(run: RunConfig, is_rank0: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def remove_if_refused(run_dir: Path) -> Iterator[None]:
-    """Remove a directory made in the context if a ConfigError ends the run before its first row."""
+    """Remove a directory made in the context if a ConfigError ends the run before its first row.
+
+    A directory that another process has locked remains: it may have been made for that process.
+    """
     existed = run_dir.exists()
     try:
         yield
     except ConfigError:
-        has_checkpoints = any(run_dir.glob("checkpoints/step_*"))
-        if not (existed or has_checkpoints or open_metrics_log(run_dir).path.exists()):
-            shutil.rmtree(run_dir, ignore_errors=True)
+        if not existed:
+            with suppress(OSError), lock_run_dir(run_dir):
+                has_checkpoints = any(run_dir.glob("checkpoints/step_*"))
+                if not (has_checkpoints or open_metrics_log(run_dir).path.exists()):
+                    shutil.rmtree(run_dir)
         raise
 
 

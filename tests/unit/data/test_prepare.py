@@ -81,18 +81,18 @@ def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> N
 
 
 def test_skipped_files_are_counted_and_most_need_a_flag(lines: Path, tmp_path: Path, run) -> None:
-    for name in ("a.py", "b.py", "c.txt.gz"):
+    for name in ("a.py", "b.py", "c.txt.gz", "d.\x1b[2J"):
         (lines / name).write_text("text")
     words = (lines, "--output", tmp_path / "data")
     code, _, errors = run(*words)
     assert code == 2
-    assert "3 of 4 files are skipped (2 .py, 1 .txt.gz); supported: .jsonl" in errors
+    assert "4 of 5 files are skipped (2 .py, 1 .txt.gz, 1 '.\\x1b[2j'); supported: .jsonl" in errors
     assert "add skip_unsupported=true to convert the others" in errors
     code, out, _ = run(*words, "--skip-unsupported")
     assert code == 0
-    assert "3 of 4 files are skipped (2 .py, 1 .txt.gz)" in out
+    assert "4 of 5 files are skipped (2 .py, 1 .txt.gz, 1 '.\\x1b[2j')" in out
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
-    assert manifest["skipped"] == {".py": 2, ".txt.gz": 1}
+    assert manifest["skipped"] == {".py": 2, ".txt.gz": 1, ".\x1b[2j": 1}
     assert "is complete already" in run(*words, "--skip-unsupported")[1]
 
 

@@ -1,11 +1,13 @@
 """Symbolic links in a run directory from others."""
 
+from contextlib import ExitStack
+
 import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.run import RunConfig
 from hlat.report.report_writer import write_report
-from hlat.tracking.run_directory import acquire_run_dir
+from hlat.tracking.run_directory import acquire_run_dir, lock_run_dir, remove_if_refused
 
 LINKS = [
     *(".lock", "metrics.jsonl", "events.jsonl", "config.yaml", "report.html", "figures"),
@@ -38,3 +40,20 @@ def test_links_of_the_launcher_and_wandb_are_allowed(tmp_path):
         link.symlink_to(tmp_path)
     with acquire_run_dir(RunConfig(name="x", root=str(tmp_path))) as run_dir:
         assert (run_dir / ".lock").is_file()
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+def test_a_refused_run_removes_its_directory_unless_another_process_uses_it(tmp_path, is_locked):
+    run_dir = tmp_path / "x"
+    with ExitStack() as locks:
+
+        def start() -> None:
+            with remove_if_refused(run_dir):
+                run_dir.mkdir()
+                if is_locked:  # by a process that starts the same run at the same time
+                    locks.enter_context(lock_run_dir(run_dir))
+                raise ConfigError("refused")
+
+        with pytest.raises(ConfigError):
+            start()
+        assert run_dir.exists() is is_locked
