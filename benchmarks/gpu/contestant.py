@@ -1,4 +1,4 @@
-"""One contestant of the step benchmark on a device, in a process of its own.
+"""One contestant of the step benchmark on a device, in a separate process.
 
 Usage: python benchmarks/gpu/contestant.py '{"name": ..., "shape": ..., "recipe": ...}'   (JSON)
 

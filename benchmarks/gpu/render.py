@@ -192,7 +192,7 @@ def render_loader(part: Json, result: Json) -> str:
     return f"{text}: {ratio:.1f} times what the fastest step of shape `{part['shape']}` consumes."
 
 
-def draw(result: Json) -> Figure:
+def draw_mfu(result: Json) -> Figure:
     """Return bars of the MFU, or of the share of the best matmul on an unknown device."""
     rows = result.get("step", {}).get("rows", [])
     peak = find_peak(result) or find_matmul(rows)
@@ -221,7 +221,7 @@ def main() -> None:
     result = json.loads((folder / "result.json").read_text())
     (folder / "page.md").write_text(render(result))
     with rc_context(STYLE):
-        draw(result).savefig(folder / "figure.svg", metadata={"Date": None})
+        draw_mfu(result).savefig(folder / "figure.svg", metadata={"Date": None})
     print("RESULT", json.dumps({"page": str(folder / "page.md")}))
 
 

@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/gpu/run.py [--device cpu] [--parts step,profile] [--output build/gpu]
 
-Parts run in the order of `PARTS`, each in processes of its own and within its time. A part that
-fails, or whose time is over, is recorded with its error, and the next one starts. result.json is
-written after each part and each contestant, so that an interrupted run keeps its results; a later
-call replaces the parts and rows that it measures. Packages that are missing are installed from a
+Parts run in the order of `PARTS`, each in separate processes and with a time limit. A part that
+fails or reaches its limit is recorded with its error, and the next one starts. result.json is
+written after each part and each contestant, so that an interruption loses no result; a later call
+replaces the parts and rows that it measures. Packages that are missing are installed from a
 folder of wheels (make gpu-wheels), without network. This file needs the standard library only.
 """
 
@@ -99,7 +99,7 @@ class Script:
             )
 
     def read_result(self, deadline: float) -> Json:
-        """Let the script start, and return its result, or its failure."""
+        """Start the script, and return its result, or its failure."""
         seconds = max(1.0, deadline - time.monotonic())
         try:
             output, _ = self._process.communicate("go\n", timeout=seconds)

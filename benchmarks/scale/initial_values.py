@@ -42,7 +42,7 @@ class Sampler:
 
 
 def measure(config: Any, tp: int, dp: int, rank: int, store: str, results: Any) -> None:
-    """Put rank, method, CPU seconds, sampled numbers, kept numbers and peak bytes."""
+    """Put rank, method, CPU seconds, numbers of sampled and needed values, and peak bytes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=tp)
     axis = MeshAxis(range(tp), rank, "gloo")

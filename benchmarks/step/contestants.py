@@ -97,11 +97,11 @@ class Settings:
 
     @cached_property
     def config(self) -> Config:
-        """The run as hlat would be told it."""
+        """Return the resolved configuration of the run."""
         return resolve_config(compose_config(self.overrides))
 
     def tokens(self) -> NDArray[np.int32]:
-        """The batch of every step, [sequences, tokens]."""
+        """Return the batch of every step, [sequences, tokens]."""
         batch = self.config.batch
         size = (batch.global_batch_size, batch.sequence_length)
         generator = np.random.default_rng(self.config.run.seed)
@@ -109,15 +109,15 @@ class Settings:
 
 
 class Trainer(Protocol):
-    """What a contestant's `open_trainer` returns."""
+    """Model and optimizer of a contestant, which its `open_trainer` returns."""
 
     num_parameters: int
 
     def step(self) -> None:
-        """Forward, backward, clipping and update; nothing waits for the device."""
+        """Run forward, backward, clipping and update, without waiting for the device."""
 
     def loss(self) -> float:
-        """Mean loss of the last step, before its update."""
+        """Return the mean loss of the last step, before its update."""
 
 
 CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -52,7 +52,7 @@ def make_weights(model: ModelConfig) -> Weights:
 def ours(
     model: ModelConfig, weights: Weights, stochastic: bool, backend: str | None = None
 ) -> Step:
-    """The engine's own, its weights rounded by lot or to nearest."""
+    """Return the update of the native engine, with stochastic rounding or rounding to nearest."""
     noise = {
         weight: build_shard_generator(
             compute_shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device

@@ -1,9 +1,9 @@
 """Loading of pretrained weights from Hugging Face directories (from_hf) and NxD checkpoints.
 
-The checkpoint store has the names and shapes of Hugging Face (model/parameter_spec.py), so that
-weights are not converted.
-Names and shapes are validated from the headers of the files, so that a login node can do it: for
-safetensors without torch, for NxD by file names. Loading never runs code from a file.
+Weights are not converted: the checkpoint store has the names and shapes of Hugging Face
+(model/parameter_spec.py). They are validated from the headers of the files, so that a login node
+can do it: for safetensors without torch, for NxD by file names. Loading never runs code from a
+file.
 """
 
 import hashlib

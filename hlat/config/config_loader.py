@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import re
 import sys
 from typing import Any
@@ -51,7 +52,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
     def load_configuration(
         self, config_name: str | None, overrides: list[str], *args: Any, **kwargs: Any
     ) -> DictConfig:
-        """Compose the configuration; one path of a source stands for a list of one.
+        """Compose the configuration; one path of a source is read as a list of one.
 
         Raises:
             ConfigError: The configuration names code that Hydra would run, or an override is an
@@ -143,8 +144,14 @@ def _rename_key(override: str) -> str:
     if name not in _RENAMED_KEYS:
         return override
     present = _RENAMED_KEYS[name]
-    print(f"hlat: {name} is now {present}; the next version rejects {name}", file=sys.stderr)
+    _print_once(f"hlat: {name} is now {present}; the next version rejects {name}")
     return f"{key.removesuffix(name)}{present}{separator}{value}"
+
+
+@functools.cache
+def _print_once(message: str) -> None:
+    """Print a message for the first of all points of a sweep."""
+    print(message, file=sys.stderr)
 
 
 def _apply_values(

@@ -131,4 +131,4 @@ def test_the_page_shows_measurements_and_failures():
     assert "10.0 times what the fastest step of shape `1b` consumes" in page
     assert "no nvidia-smi" in page
     assert page.count(render.NOT_MEASURED) == 3
-    assert len(render.draw(result).axes[0].patches) == 1
+    assert len(render.draw_mfu(result).axes[0].patches) == 1
