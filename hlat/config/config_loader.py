@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
+from hlat.config.package_dirs import list_choices
 
 _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
@@ -87,6 +88,7 @@ class SafeConfigLoader(ConfigLoaderImpl):
     ) -> DictConfig:
         """Compose the configuration of a run from a copy of the one with the same choices."""
         parsed = OverridesParser.create().parse_overrides(overrides)
+        self._validate_choices(parsed)
         values = [o for o in parsed if not (o.is_hydra_override() or self._may_be_group(o))]
         if run_mode is RunMode.RUN and values and validate_sweep_overrides:
             self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
@@ -111,6 +113,15 @@ class SafeConfigLoader(ConfigLoaderImpl):
                 self._composed.clear()
             self._composed[key] = super().load_configuration(config_name, overrides, RunMode.RUN)
         return copy.deepcopy(self._composed[key])
+
+    def _validate_choices(self, overrides: list[Override]) -> None:
+        """Raise ConfigError if a list for a group has elements other than names of its files."""
+        for override in overrides:
+            values = override.value() if self._may_be_group(override) else None
+            if isinstance(values, list) and not all(isinstance(name, str) for name in values):
+                group = override.key_or_group
+                choices = ", ".join(list_choices(group))
+                raise ConfigError(f"{override.input_line}: {group} selects one of {choices}")
 
     def _may_be_group(self, override: Override) -> bool:
         """Return True if an override selects a file, or is not a value of a key."""

@@ -84,7 +84,9 @@ def _run_action(first: str, rest: Sequence[str]) -> int:
     action, equals, value = first.partition("=")
     if action in _ACTIONS:
         return _ACTIONS[action]([value, *rest] if equals else rest)
-    near = difflib.get_close_matches(action, _ACTIONS, 1)
+    # Only from_nxdt has a value; other words with one are settings or overrides, such as figure=
+    similar = [name for name in _ACTIONS if (name == "from_nxdt") == bool(equals)]
+    near = difflib.get_close_matches(action, similar, 1)
     if not first.startswith("-") and (near or not equals):
         hint = f"did you mean {near[0]}?" if near else f"actions: {', '.join(_ACTIONS)}"
         raise ConfigError(f"{action} is not an action of hlat plan; {hint}")

@@ -84,6 +84,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
         first, *others = directories
         is_one_run = not others and (is_run_dir(first) or not first.is_dir())
+        if is_one_run and arguments.output is not None:
+            raise ConfigError(
+                f"output={arguments.output} is for comparisons; the report of one run is written "
+                f"to {first}"
+            )
         lines = _write_report(first) if is_one_run else _compare_runs(directories, arguments.output)
         if not others and is_campaign_dir(first):
             from hlat.campaign.campaign_report import write_campaign_report

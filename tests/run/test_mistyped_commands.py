@@ -9,7 +9,7 @@ CLUSTER = ["cluster", *REGION, "key=k", "scripts=s3://bucket/x", "output=c"]
 CASES = {
     "list in place of a group": (
         ["train", "optimizer=[1,2]"],
-        "the configuration cannot be composed (TypeError",
+        "optimizer=[1,2]: optimizer selects one of 1b, hlat_70b",
     ),
     "empty mapping of a group": (["train", "model={}"], "model={} has no effect"),
     "empty mapping": (["train", "data.sources={}"], "data.sources={} has no effect"),
@@ -44,6 +44,14 @@ CASES = {
     "report below a file": (
         ["report", "run", "run", "output=file/x"],
         "the report cannot be written: file/x",
+    ),
+    "output of one run": (
+        ["report", "run", "output=elsewhere"],
+        "output=elsewhere is for comparisons; the report of one run is written to run",
+    ),
+    "figure as first word": (
+        ["plan", "figure=file/x.svg"],
+        "file/x.svg: Not a directory; specify a path that you can read and write",
     ),
     "working directory below a file": (
         ["train", "hydra.run.dir=file/x"],
