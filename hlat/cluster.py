@@ -50,7 +50,7 @@ def _build_parser() -> CommandLineParser:
         takes_overrides=True,
     )
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="OVERRIDE", help="overrides of the run's configuration")
+    parser.add_overrides("overrides of the run's configuration")
     region = "AWS region, such as us-west-2"
     add("--region", required=True, type=_parse_region, metavar="NAME", help=region)
     add("--subnet", required=True, metavar="ID", help="private subnet of the compute nodes")

@@ -99,6 +99,12 @@ class CommandLineParser(argparse.ArgumentParser):
         self._takes_overrides = takes_overrides
         self._optionals.title = "settings"
 
+    def add_overrides(self, help_text: str) -> None:
+        """Add the overrides of a composed configuration, and `--config-dir` as in hlat train."""
+        self.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=help_text)
+        searched = "also search DIR for choices of groups (docs/guides/own-files.md)"
+        self.add_argument("--config-dir", metavar="DIR", help=searched)
+
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Return the parsed command line; exit with code 2 if it is wrong.
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import config_loader, redaction
 from hlat.config.config_errors import ConfigError
+from hlat.config.config_files import list_user_config_dirs
 from hlat.config.hydra_errors import convert_hydra_error
 from hlat.config.model import ModelConfig
 from hlat.config.package_dirs import find_code_snapshot, find_package_dir
@@ -49,17 +51,30 @@ def register_configs() -> None:
 def compose_config(overrides: Sequence[str], return_hydra_config: bool = False) -> DictConfig:
     """Return the configuration of hlat.train with overrides in Hydra's grammar.
 
+    As in hlat.train, directories of `--config-dir` are searched too.
+
     Raises:
-        ConfigError: An override has an invalid key, choice or value.
+        ConfigError: An override has an invalid key, choice or value, or a directory is missing.
     """
     register_configs()
     if find_code_snapshot() is not None:
         overrides = ["hydra/launcher=basic", *overrides]
     try:
         with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+            if directories := _resolve_user_config_dirs():
+                loader = GlobalHydra.instance().config_loader()
+                assert isinstance(loader, config_loader.SafeConfigLoader)
+                loader.add_config_dirs(directories)
             return compose("config", [*overrides], return_hydra_config=return_hydra_config)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise convert_hydra_error(error) from error
+
+
+def _resolve_user_config_dirs() -> list[Path]:
+    directories = [directory.absolute() for directory in list_user_config_dirs()]
+    if missing := [str(directory) for directory in directories if not directory.is_dir()]:
+        raise ConfigError(f"--config-dir: {', '.join(missing)} is not a directory")
+    return directories
 
 
 def load_model_presets() -> dict[str, dict[str, Any]]:

@@ -10,14 +10,19 @@ import yaml
 
 from hlat.config.package_dirs import find_package_dir
 
-_CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
+_CONFIG_DIR_FLAGS = ("--config-dir", "-cd", "config_dir")
 _PACKAGE_HEADER = re.compile(r"^\s*#\s*@package\s+(\S+)", re.MULTILINE)
 
 
 def list_config_dirs() -> list[Path]:
     """Return the directories of config groups: `--config-dir` of the command line, then conf/."""
+    return [*list_user_config_dirs(), find_package_dir("conf")]
+
+
+def list_user_config_dirs() -> list[Path]:
+    """Return the directories of `--config-dir` on the command line of this process."""
     typed = [word for flag in _CONFIG_DIR_FLAGS for word in _find_flag_values(flag, sys.argv)]
-    return [*map(Path, typed), find_package_dir("conf")]
+    return [Path(word) for word in typed]
 
 
 def find_config_file(name: str) -> Path | None:

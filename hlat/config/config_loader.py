@@ -5,11 +5,13 @@ import dataclasses
 import functools
 import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra._internal import hydra as hydra_internal
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
@@ -19,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.hydra_config_security import find_code_references, validate_search_path
-from hlat.config.package_dirs import list_choices
+from hlat.config.package_dirs import find_package_dir, list_choices
 
 _MAX_COMPOSED = 16
 """Number of configurations in memory, one per combination of choices."""
@@ -41,11 +43,13 @@ class SafeConfigLoader(ConfigLoaderImpl):
     """Hydra's configuration loader with checks for references to code.
 
     Raises:
-        ConfigError: The search path contains a package, which Hydra would import.
+        ConfigError: The search path contains a package, which Hydra would import, or a directory
+            with a choice that conf/ has, which Hydra would ignore.
     """
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         validate_search_path(config_search_path)
+        _refuse_hidden_choices(config_search_path)
         super().__init__(config_search_path)
         self._composed: dict[tuple[str | None, ...], DictConfig] = {}
         self._groups: dict[str, bool] = {}
@@ -77,6 +81,15 @@ class SafeConfigLoader(ConfigLoaderImpl):
         if problems := list(find_code_references(config)):
             raise ConfigError(*problems)
         return config
+
+    def add_config_dirs(self, directories: Sequence[Path]) -> None:
+        """Also search `directories` for choices, as --config-dir of hydra.main."""
+        for directory in reversed(directories):
+            self.config_search_path.prepend(
+                "command-line", f"file://{directory}", SearchPathQuery(provider="schema")
+            )
+        _refuse_hidden_choices(self.config_search_path)
+        self.repository.initialize_sources(self.config_search_path)
 
     def _compose(
         self,
@@ -146,6 +159,23 @@ class SafeConfigLoader(ConfigLoaderImpl):
                 "hydra.searchpath can name Python packages, which Hydra would import, so hlat does "
                 "not allow it; use --config-dir"
             )
+
+
+def _refuse_hidden_choices(config_search_path: ConfigSearchPath) -> None:
+    """Raise ConfigError if a directory of the user has a file with the name of one of conf/."""
+    entries = [entry for entry in config_search_path.get_path() if entry.provider == "command-line"]
+    directories = [Path((entry.path or "").removeprefix("file://")) for entry in entries]
+    if not directories:
+        return
+    conf = find_package_dir("conf")
+    names = [file.relative_to(conf) for file in conf.rglob("*.yaml")]
+    if problems := [
+        f"{directory / name} is not read, since conf/{name} has the same name; rename it"
+        for directory in directories
+        for name in names
+        if (directory / name).is_file()
+    ]:
+        raise ConfigError(*problems)
 
 
 def _rename_key(override: str) -> str:

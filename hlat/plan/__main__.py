@@ -101,11 +101,10 @@ def _run_plan(argv: Sequence[str]) -> int:
         _PLAN_EXAMPLES,
         takes_overrides=True,
     )
-    add = parser.add_argument
-    add("overrides", nargs="*", metavar="OVERRIDE", help="overrides of hlat train, or an action")
+    parser.add_overrides("overrides of hlat train, or an action")
     search = "list every valid layout of the model on these nodes, fastest first; on hardware "
     search += "without calibrated constants by memory"
-    add("--search", action="store_true", help=search)
+    parser.add_argument("--search", action="store_true", help=search)
     _add_output_settings(parser, "draw memory and step time (svg or png)")
     arguments = parser.parse(argv)
     if arguments.search and arguments.figure is not None:

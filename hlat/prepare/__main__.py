@@ -146,7 +146,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
 def _format_skipped_files(skipped: Counter[str], num_read: int) -> str:
     """Return the number of files that are skipped, by suffix."""
     suffixes = ", ".join(
-        f"{count:,} {format_value(suffix)}" for suffix, count in skipped.most_common()
+        f"{count:,} {format_value(suffix)}"
+        for suffix, count in sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
     )
     return (
         f"{skipped.total():,} of {skipped.total() + num_read:,} files are skipped ({suffixes}); "

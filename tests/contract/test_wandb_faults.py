@@ -84,6 +84,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow  # waits for W&B
 def test_its_disk_fills_up(small_disk: Path) -> None:
     seconds, _, errors = _outcome("nothing", small_disk)
     assert errors.count("is full; W&B may lack rows") == 1

@@ -32,12 +32,10 @@ RECIPES = {"mixed": 2e-3, "bf16": 1e-2, "bf16_sr": 1e-2}
 STEPS = 3
 DEFAULT_LAYOUTS = {
     "qk_norm projection": {"tp4+sp"},
-    "biases": {"tp4"},
-    "sandwich, zero-centered": {"tp4+sp"},
     "tied head": {"tp2+pp2+dp2+zero1"},
 }
-"""Layouts of the default cases by component: one for each component with a parameter of which
-tensor-parallel ranks have a part of the gradient."""
+"""Layouts of the default cases by component, each with a parameter of which tensor-parallel ranks
+have a part of the gradient."""
 CASES = [
     pytest.param(
         component,

@@ -54,7 +54,12 @@ def test_unknown_device_trains_like_the_cpu(
 
 
 @pytest.mark.parametrize(
-    ("layout", "recipe"), [("", "bf16_sr"), ("dp=2 zero=1", "mixed"), ("", "bf16_sr_master")]
+    ("layout", "recipe"),
+    [
+        ("dp=2 zero=1", "mixed"),
+        ("", "bf16_sr_master"),
+        pytest.param("", "bf16_sr", marks=pytest.mark.slow),
+    ],
 )
 def test_a_step_reads_nothing_from_the_device(
     pair: Ranks, configure, layout: str, recipe: str

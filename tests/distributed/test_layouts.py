@@ -46,7 +46,7 @@ SEVERAL_STAGES = {
 ALL = LAYOUTS | SEVERAL_STAGES
 STEPS = 4
 DEFAULT = {
-    *(("pp4", 4), ("dp2+zero2", 4), ("dp4+zero3", 4)),
+    *(("pp4", 4), ("dp2+zero2", 4)),
     *(("tp2+pp2+dp2+zero1", 4), ("tp4+sp+dp2+zero1", 1), ("tp2+sp+pp2+dp2+zero3", 1)),
     *(("interleaved+tp2+sp", 4), ("zero bubble", 2)),
 }

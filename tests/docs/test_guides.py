@@ -26,7 +26,7 @@ SLOW = {
     "first-run",
     "first-ablation",
     "own-data",
-    "own-model-size",
+    "own-files",
     "recover-a-failed-run",
     "reproduce-the-paper",
     "trn1-to-trn2",

@@ -20,7 +20,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 REGRESSIONS = Path(__file__).with_name("regressions")
 
 
-@pytest.mark.parametrize("name", TARGETS)
+DEFAULT = {
+    *("tokenizer", "documents", "checkpoint_manifest", "checkpoint_state", "checkpoint_tensors"),
+    *("hf_config", "metrics", "run_config", "overrides"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=() if x in DEFAULT else pytest.mark.slow) for x in TARGETS],
+)
 def test_replay_seeds_and_regressions(name: str) -> None:
     paths = sorted((REGRESSIONS / name).glob("*"))
     result = replay(TARGETS[name], [path.read_bytes() for path in paths])

@@ -69,6 +69,7 @@ def test_list_the_average_and_do_not_resume_from_it(trained, runner, do):
     assert torch.equal(values, ((one + 3 * two) / 4).bfloat16())
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_refuse_to_start_from_an_average(trained, runner, do, refused):
     assert do(average, "runs/whole", "last=2").code == 0
     sentence = (

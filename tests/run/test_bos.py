@@ -63,6 +63,7 @@ def test_train_and_resume_with_other_workers_bit_identically(runner, overrides, 
     assert sum(entry["tokens"] for entry in stage["sources"].values()) == STEPS * 8 * 64
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_refuse_to_resume_with_another_bos(trained, runner, overrides, refused):
     settings = [word for word in overrides if not word.startswith("data.bos_token")]
     for words, found in (

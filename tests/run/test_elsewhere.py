@@ -78,6 +78,7 @@ def test_save_to_a_directory_with_milestones(runner, uninterrupted, there):
     assert names(there / "x") == ["checkpoints", "milestones", "run_directory.txt"]
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_branch_from_a_url(runner, uninterrupted, saved):
     start = f"checkpoint.start_from={saved}/checkpoints/step_00000010"
     done = runner.run("run.name=branch", start)
@@ -174,6 +175,7 @@ def test_train_on_after_a_failed_save(runner, uninterrupted, there, monkeypatch)
     assert runner.losses("x") == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_list_verify_prune_and_average_checkpoints_at_a_url(
     runner, saved, there, monkeypatch, capsys
 ):

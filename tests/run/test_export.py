@@ -145,6 +145,7 @@ def test_export_is_bit_identical_and_starts_a_new_run(trained, runner, do):
     assert len(start["init_from_fingerprint"]) == 64
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_start_from_checkpoint_files_of_nxd(runner_from_export):
     runner = runner_from_export
     whole = load_file(runner.folder / "out/model.safetensors")
@@ -199,7 +200,8 @@ def test_train_with_the_printed_command(trained, runner, do):
     assert config.data.tokenizer == str(runner.folder / "my out/a=b/tokenizer.json")
 
 
-@pytest.mark.parametrize("name", [None, pytest.param("mine", marks=pytest.mark.slow)])
+@pytest.mark.slow  # one or more whole processes
+@pytest.mark.parametrize("name", [None, "mine"])
 def test_the_printed_command_selects_the_model(runner, do, name):
     """A preset of the exported run with another value, also under a name that is no preset."""
     model = ["model=gemma3_desk", "model.rope.sliding_theta=5000"]
@@ -242,6 +244,7 @@ def test_resume_from_own_checkpoints_without_the_exported_folder(runner_from_exp
     assert runner.losses("y") == runner.losses("z") != uninterrupted.losses("whole")[:4]
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_refuse_another_init_from_under_the_same_name(runner_from_export, refused):
     runner = runner_from_export
     for name, step, words, change in (

@@ -29,7 +29,6 @@ from tests.support.model_families import (
 
 transformers = pytest.importorskip("transformers")
 
-FAST = ("gemma3",)
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
@@ -64,10 +63,8 @@ def compute_losses(folder, model: ModelConfig) -> tuple[float, float]:
     return float(loss), float(peer.float()(tokens, labels=tokens).loss)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(x, marks=() if x in FAST else pytest.mark.slow) for x in FAMILY_NAMES],
-)
+@pytest.mark.slow  # one or more whole processes
+@pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_losses_agree_before_and_after_training(runner, record_property, family):
     record_property("family", family)
     record_property("column", "import")

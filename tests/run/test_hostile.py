@@ -254,6 +254,7 @@ def test_refuse_pickles_in_place_of_files(victim: Victim, tmp_path: Path) -> Non
     assert not trace.exists()
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_refuse_a_symbolic_link_in_a_checkpoint(victim: Victim, tmp_path: Path) -> None:
     for name in ("COMMITTED", "manifest.json", "state.json", "rank_00000.safetensors"):
         path = victim.renew()
@@ -402,6 +403,7 @@ def runner_model(runner: Any) -> Any:
     return run_identity.build_saved_model_config(saved["fixed"])
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_refuse_hostile_tokenizers(tmp_path: Path) -> None:
     document = json.loads(EMBEDDED_FILE.read_bytes())
     path = tmp_path / "tokenizer.json"

@@ -59,6 +59,7 @@ def documents(file: Path) -> tuple[dict, dict]:
     return configuration, work
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_validate_all_points_before_creating_one(runner, kubectl):
     done = runner.run("-m", *SEND, "run.name=a,b")
     assert done.returncode == 0, done.stderr
@@ -155,6 +156,7 @@ def test_escape_values_of_the_user(runner, kubectl):
     assert "bad" not in " ".join(filled_in(word, {"y": "bad"}) for word in container["command"])
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_add_fields_to_pods(runner, kubectl):
     tolerations = "+hydra.launcher.pod.tolerations=[{operator: Exists}]"
     assert runner.run(*SEND, "run.name=a", tolerations).returncode == 0
@@ -163,6 +165,7 @@ def test_add_fields_to_pods(runner, kubectl):
     assert pod["tolerations"] == [{"operator": "Exists"}]
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_set_dictionaries_with_and_without_a_plus(runner, kubectl):
     settings = (
         "hydra.launcher.env={NCCL_DEBUG: INFO}",

@@ -17,6 +17,7 @@ def test_train_with_masks_and_resume_bit_identically(runner, uninterrupted):
     assert dict(runner.losses("parts")) == losses
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_report_a_change_of_masks_at_resume(runner_at_step_10, uninterrupted):
     runner = runner_at_step_10
     again = runner.run("run.name=x", *MASKS)

@@ -76,6 +76,7 @@ def test_merge_modules_of_another_node(
     assert f"{cache}: 4 modules added, 0 already present" in done.out
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_print_failed_modules_and_compile_them_again(
     cache: Path, do: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_trace_a_run_and_keep_no_files(
     assert not [*run.glob("checkpoints/*")]
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_do_not_judge_metrics_of_a_traced_run(runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics of a traced run are often not finite."""
     words = ["run.steps=4", "optimizer.lr=1e30", "schedule.warmup_steps=0"]

@@ -95,6 +95,14 @@ def test_choices_include_those_of_the_config_dir(runner, refused):
     refused(done, "experiment=frist does not exist; did you mean first? choices: desk, first,")
 
 
+def test_refuse_a_file_with_the_name_of_a_choice(runner, refused):
+    path = runner.folder / "my/model/tiny.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text("name: tiny\n")
+    done = runner.run("--config-dir=my", "model=tiny", small=False)
+    refused(done, "tiny.yaml is not read, since conf/model/tiny.yaml has the same name; rename it")
+
+
 def test_a_refused_run_leaves_no_directory(runner, refused):
     refused(runner.run("run.name=x", "checkpoint.start_from=/nowhere"), "checkpoint.start_from=")
     refused(runner.run("run.name=x", "data.heldout_documents=1000"), "data.heldout_documents")

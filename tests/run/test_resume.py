@@ -103,6 +103,7 @@ def test_refuse_another_model_or_other_data_under_the_same_name(runner_at_step_2
     assert "name: x" in before
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_report_another_learning_rate_under_the_same_name(runner_at_step_2):
     runner = runner_at_step_2
     again = runner.run("run.name=x", "run.steps=3", "optimizer.lr=1e-4")
@@ -110,6 +111,7 @@ def test_report_another_learning_rate_under_the_same_name(runner_at_step_2):
     assert "optimizer.lr was 0.003, is 0.0001" in again.stdout
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_branch_from_a_checkpoint_and_resume_from_own_checkpoints(runner, uninterrupted):
     source = uninterrupted.folder / "runs/whole/checkpoints/step_00000015"
     branch = ("run.name=branch", f"checkpoint.start_from={source}")
@@ -137,6 +139,7 @@ def test_branch_from_the_newest_checkpoint_of_a_run_directory(runner, uninterrup
     refused(done, f"cannot start from checkpoint.start_from at {newest}: model.hidden_size was 64")
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_resume_with_another_layout_of_the_same_batch(runner_at_step_10, uninterrupted):
     runner = runner_at_step_10
     done = runner.run("run.name=x", "batch.micro_batch_size=2", "data.prefetch=0")
@@ -259,6 +262,7 @@ def test_write_interpolations_of_the_environment_unresolved(runner, corpus, monk
     assert "oc.env:CANARY" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_resume_in_the_second_phase_of_a_timeline(runner, uninterrupted):
     second = "{name: second, weights: {code: 1}, lr: 1e-3, end_lr: 0}"
     phases = ("run.name=x", f"phase.timeline=[{{name: first, tokens: 5120}}, {second}]")
@@ -279,6 +283,7 @@ def test_resume_in_the_second_phase_of_a_timeline(runner, uninterrupted):
     assert steps[-1] < steps[10] / 4
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_keep_every_nth_checkpoint_and_the_newest(runner):
     keep = ("checkpoint.keep_last=1", "checkpoint.keep_every_steps=10", "checkpoint.every_steps=5")
     done = runner.run("run.name=x", "run.steps=15", *keep)

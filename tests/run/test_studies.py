@@ -34,6 +34,7 @@ def test_train_a_point_of_a_study(runner, study, corner):
     assert len(runner.losses("x")) == 2
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_read_other_text_in_the_second_phase(runner):
     """Two runs that differ in the phase only have the same losses until its first step."""
     steps = ["run.steps=8", "batch.global_batch_size=8", "batch.sequence_length=64"]

@@ -98,12 +98,20 @@ def test_train_the_points_with_the_basic_launcher(runner):
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["parallelism.tp=1,3"], "parallelism.tp=3 does not divide"),
         (["run.name=x", "optimizer.lr=1e-3,2e-3"], "has the run directory runs/x of"),
-        (["batch.micro_batch_size=1,2"], "has the run directory runs/tiny-"),
-        (
-            ["hydra.launcher.jobs=2", "hydra.launcher.cores=1", "parallelism.tp=2", "run.name=x,y"],
-            "run.name=y] 2 processes of 1 threads need 2 cores, and hydra.launcher.cores=1",
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (["parallelism.tp=1,3"], "parallelism.tp=3 does not divide"),
+                (["batch.micro_batch_size=1,2"], "has the run directory runs/tiny-"),
+                (
+                    [
+                        *("hydra.launcher.jobs=2", "hydra.launcher.cores=1"),
+                        *("parallelism.tp=2", "run.name=x,y"),
+                    ],
+                    "run.name=y] 2 processes of 1 threads need 2 cores, and hydra.launcher.cores=1",
+                ),
+            ]
         ),
     ],
 )
@@ -131,6 +139,7 @@ def test_sigint_saves_all_parallel_points_and_starts_no_other(runner):
     assert not (runner.folder / "runs/c").exists()
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_check_the_points_before_slurm(runner, refused, monkeypatch):
     monkeypatch.setenv("PATH", str(runner.folder))
     words = ("hydra/launcher=slurm", "run.steps=1")
@@ -177,6 +186,7 @@ def test_refuse_points_with_advice(words, problem, runner, refused):
     refused(runner.run("-m", "hydra/launcher=slurm", *words), problem)
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_complete_an_interrupted_submission_to_slurm(runner, monkeypatch):
     programs, limit = runner.folder / "programs", runner.folder / "limit"
     programs.mkdir()

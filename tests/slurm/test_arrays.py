@@ -158,6 +158,7 @@ def test_a_bad_node_a_preemption_and_a_time_limit_concern_one_point(login, unint
         assert login.losses(name) == uninterrupted.losses("whole")
 
 
+@pytest.mark.slow  # waits for Slurm
 def test_cancel_and_resubmit_one_task(login):
     done = login.send("-m", "run.name=a,b,c", "+hydra.launcher.options.hold=true")
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,13 @@ def test_help_fits_one_page_and_lists_every_command(capsys) -> None:
         assert any(line.startswith(f"  {name} ") for line in lines), name
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(x, marks=() if x in ("train", "plan", "jobs") else pytest.mark.slow)
+        for x in COMMANDS
+    ],
+)
 def test_every_command_has_a_help_page_with_examples(hlat_command, command) -> None:
     done = hlat_command(command, "--help")
     assert done.returncode == 0, done.stderr

@@ -315,6 +315,7 @@ def test_global_batches_with_bos_do_not_depend_on_ranks_or_workers(
     assert merge_state_dicts([one.state_dict() for one in ranks]) == whole.state_dict()
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_a_run_with_bos_resumes_with_other_ranks_and_workers(open_loader, with_bos) -> None:
     expected = global_batches([open_loader(with_bos(), SWITCH)], 40)
     found, state = [], None

@@ -86,11 +86,11 @@ def test_skipped_files_are_counted_and_most_need_a_flag(lines: Path, tmp_path: P
     words = (lines, "--output", tmp_path / "data")
     code, _, errors = run(*words)
     assert code == 2
-    assert "4 of 5 files are skipped (2 .py, 1 .txt.gz, 1 '.\\x1b[2j'); supported: .jsonl" in errors
+    assert "4 of 5 files are skipped (2 .py, 1 '.\\x1b[2j', 1 .txt.gz); supported: .jsonl" in errors
     assert "add skip_unsupported=true to convert the others" in errors
     code, out, _ = run(*words, "--skip-unsupported")
     assert code == 0
-    assert "4 of 5 files are skipped (2 .py, 1 .txt.gz, 1 '.\\x1b[2j')" in out
+    assert "4 of 5 files are skipped (2 .py, 1 '.\\x1b[2j', 1 .txt.gz)" in out
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
     assert manifest["skipped"] == {".py": 2, ".txt.gz": 1, ".\x1b[2j": 1}
     assert "is complete already" in run(*words, "--skip-unsupported")[1]

@@ -139,6 +139,7 @@ sys.stdin.read()
         assert set(os.listdir("/dev/shm")) <= shared
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_files_that_come_while_a_run_reads_are_never_read_unawares(corpora, open_loader) -> None:
     """A worker opens the corpus when it is started and restarted."""
     whole = open_loader(corpora.data())

@@ -306,6 +306,7 @@ def test_fork_bomb_is_killed():
     assert not _list_sandboxed_processes()
 
 
+@pytest.mark.slow  # waits for the time limit
 def test_threads_count_as_processes():
     program = "import threading, time\nfor _ in range(99): threading.Thread(target=time.sleep, args=(9,)).start()"
     assert "can't start new thread" in run_program(program, SHORT_LIMITS).output
@@ -322,7 +323,6 @@ def test_memory_bomb_is_stopped(bomb):
     ("program", "limits"),
     [
         ("while True: pass", ResourceLimits(seconds=60.0, cpu_seconds=1)),
-        ("while True: pass", ResourceLimits(seconds=1.0, cpu_seconds=60)),
         ("import time; time.sleep(60)", ResourceLimits(seconds=1.0)),
         (
             "import signal, time\nfor s in range(1, 64):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ntime.sleep(60)",

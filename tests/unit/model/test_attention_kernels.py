@@ -173,6 +173,7 @@ def test_outputs_and_gradients_equal_the_reference_in_bf16(case: Case) -> None:
     assert_equals_reference(case, torch.bfloat16, tolerance, tolerance)
 
 
+@pytest.mark.slow  # computes each output twice per input element
 def test_gradients_equal_finite_differences() -> None:
     case = Case(1, 1, 2, 3, 9, document_length=5, window=4, softcap=1.5, has_sinks=True)
     assert torch.autograd.gradcheck(case.attend, case.build_inputs(torch.float64))
@@ -205,6 +206,7 @@ def test_documents_of_a_row_are_independent() -> None:
         torch.testing.assert_close(packed[:, :, begin:end], separate)
 
 
+@pytest.mark.slow  # compiles
 @compile_together
 @ignore_deprecation
 def test_document_starts() -> None:

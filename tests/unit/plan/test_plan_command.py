@@ -233,6 +233,7 @@ def nxdt(tmp_path):
     return file
 
 
+@pytest.mark.slow  # one or more whole processes
 def test_the_command_that_is_printed_composes(nxdt, capsys, compose):
     assert plan.main([f"from_nxdt={nxdt}"]) == 0
     command, *rest = capsys.readouterr().out.split("\n\n")
@@ -265,6 +266,20 @@ def test_the_sizes_of_a_megatron_model_stand_in_the_file_alone(nxdt, capsys):
     nxdt.write_text(RUN.replace("source: hf", "source: megatron"))
     assert plan.main([f"from_nxdt={nxdt}"]) == 2
     assert "config.json" not in capsys.readouterr().out
+
+
+def test_configuration_files_of_the_user_are_searched(tmp_path, monkeypatch, capsys):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/nano.yaml").write_text("defaults: [tiny, _self_]\nname: nano\n")
+    words = ["model=nano", f"config_dir={tmp_path}"]
+    monkeypatch.setattr("sys.argv", ["plan", *words])
+    assert plan.main(words) == 0
+    assert capsys.readouterr().out.startswith("nano in fp32 on 1 node of cpu")
+
+    words = ["model=nano", "run.seed=2", f"config_dir={tmp_path}/none"]
+    monkeypatch.setattr("sys.argv", ["plan", *words])
+    assert plan.main(words) == 2
+    assert f"--config-dir: {tmp_path}/none is not a directory" in capsys.readouterr().err
 
 
 def test_what_training_would_refuse_is_told(nxdt, capsys):
