@@ -1,4 +1,4 @@
-"""Precision recipe: dtype of each kind of tensor, and rounding mode.
+"""Precision recipe (mixed_precision): dtype of each kind of tensor, and rounding mode.
 
 To add a recipe, write conf/precision/<name>.yaml.
 """
