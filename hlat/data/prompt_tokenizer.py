@@ -5,6 +5,7 @@ document as ordinary text, so its prompts are encoded this way. The tokenizer_co
 model defines its use of BOS.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ class PromptTokenizer:
         Raises:
             ConfigError: If the file is unreadable or lacks one of the tokens.
         """
-        self._file = str(file)
+        self.file, self._file = file, str(file)
         try:
             content = read_bounded(file, MAX_TOKENIZER_BYTES)
             self._tokenizer: Any = parse_tokenizer(self._file, content)
         except OSError as error:
             raise ConfigError(f"{file} cannot be read ({error.strerror})") from error
+        self.sha256 = hashlib.sha256(content).hexdigest()
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
         """Largest token id plus one."""
         self.eos_token_id, self.eos_token = self._get_token_id(file, eos_token), eos_token
@@ -53,6 +55,20 @@ class PromptTokenizer:
         ids: list[int] = encoding.ids
         if is_prompt_start and self._add_bos_token and self._bos_token_id is not None:
             return [self._bos_token_id, *ids]
+        return ids
+
+    def encode_with_special_tokens(self, text: str) -> list[int]:
+        """Return the token ids of a text in which names of special tokens stand for these tokens.
+
+        Raises:
+            ConfigError: If the tokenizer cannot encode the text.
+        """
+        self._tokenizer.encode_special_tokens = False
+        try:
+            with translate_errors(self._file):
+                ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            self._tokenizer.encode_special_tokens = True
         return ids
 
     def find_added_bos_token(self) -> str | None:
@@ -98,7 +114,7 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
             raise KeyError("eos_token")
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}); evaluation needs tokenizer.json and "
+            f"{path} cannot be read ({error.strerror}); text needs tokenizer.json and "
             "tokenizer_config.json beside the weights"
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:

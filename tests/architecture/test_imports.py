@@ -20,6 +20,7 @@ LAYERS = {
     **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking", "plan"), 2),
     "engine": 3,
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
+    "generate": 4,
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
@@ -40,7 +41,7 @@ FENCES = {
     "wandb_workspaces": {"tracking"},
     "tensorboard": {"tracking"},
     "matplotlib": {"report"},
-    "jinja2": {"report"},
+    "jinja2": {"generate", "report"},
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__
     "omegaconf": {"config", *ENTRIES},

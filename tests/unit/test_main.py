@@ -18,6 +18,7 @@ COMMANDS = (
         "doctor",
         "precompile",
         "report",
+        "generate",
         "evaluate",
     ),
     *("checkpoint", "average", "export", "jobs", "cluster"),

@@ -1,0 +1,1 @@
+"""Text generation on the command line."""
