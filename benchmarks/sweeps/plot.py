@@ -5,13 +5,15 @@ Usage: python benchmarks/sweeps/plot.py STUDY --runs runs   (writes STUDY.json, 
 
 Runs of one seed start from the same weights and read the same text, so a point is compared seed by
 seed with the one that has the first value of the last axis, and its own of the others: the
-difference is not blurred by what the seeds differ in.
+difference is not blurred by what the seeds differ in. Intervals, p values and verdicts are those of
+hlat.study, for the design in the study's YAML.
 """
 
 import argparse
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,11 @@ from omegaconf import OmegaConf
 from hlat.config.compose import register_configs
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.resolve import resolve_config
+from hlat.config.study import StudyConfig
 from hlat.report.run_record import RunRecord, get_numbers, load_run_record
+from hlat.report.study_result import format_interval, format_metric, format_p_value
+from hlat.study.paired_test import PointRuns, compute_mean_interval
+from hlat.study.study_analysis import Comparison, analyze_study, format_verdict
 
 HERE = Path(__file__).resolve().parent
 BLOCKS = 50
@@ -145,11 +151,61 @@ def finished(runs: Json) -> Json:
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Mean and standard deviation over seeds."""
+    """Mean over seeds with its 95% confidence interval."""
     if not values:
         return ""
-    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{deviation}"
+    mean, low, high = compute_mean_interval(values)
+    interval = f" ({low:.{digits}f} to {high:.{digits}f})" if len(values) > 1 else ""
+    return f"{mean:.{digits}f}{interval}"
+
+
+def design_of(study: str) -> StudyConfig:
+    """The design in a study's YAML."""
+    register_configs()
+    with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
+        return resolve_config(compose("config", [f"+sweep={study}"])).study
+
+
+def metric_of(run: Json, metric: str) -> float:
+    """The metric of a finished run."""
+    _, _, source = metric.partition(".")
+    return float(run["sources"][source] if source else run["bits_per_byte"])
+
+
+def analyze(result: Json, design: StudyConfig) -> list[Comparison]:
+    """Each point with its baseline."""
+    points = {}
+    for name, runs in result["points"].items():
+        point = tuple(tuple(word.split("=")) for word in name.split(", "))
+        values = {seed: metric_of(run, design.metric) for seed, run in finished(runs).items()}
+        diverged = [seed for seed, run in runs.items() if run.get("ended") == "diverge"]
+        points[point] = PointRuns(values, frozenset(diverged))
+    baseline = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in design.baseline.items()
+    }
+    return analyze_study(points, replace(design, baseline=baseline))
+
+
+def effects(result: Json, design: StudyConfig) -> list[list[str]]:
+    """Rows of the effects with verdicts."""
+    lines = [
+        [design.metric, "seeds", "difference", "95% interval", "p (Holm)", "effect size", "verdict"]
+    ]
+    for one in analyze(result, design):
+        difference = one.difference
+        lines.append(
+            [
+                one.label,
+                str(difference.num_pairs),
+                format_metric(difference.mean, signed=True),
+                format_interval(difference.low, difference.high),
+                format_p_value(one.p_value),
+                format_metric(difference.effect_size, signed=True, decimals=1),
+                format_verdict(one, design),
+            ]
+        )
+    return lines
 
 
 def compared_with(result: Json) -> str:
@@ -163,14 +219,8 @@ def reference(result: Json, point: str) -> str:
     return f"{others}{comma}{compared_with(result)}"
 
 
-def differences(runs: Json, first: Json) -> list[float]:
-    """Bits per byte less those of the reference, seed by seed."""
-    shared = [seed for seed in runs if seed in first]
-    return [runs[seed]["bits_per_byte"] - first[seed]["bits_per_byte"] for seed in shared]
-
-
 def source_differences(runs: Json, first: Json, source: str) -> list[float]:
-    """The same for one source of the held-out text."""
+    """Bits per byte of a source of the held-out text less those of the reference, by seed."""
     shared = [seed for seed in runs if seed in first]
     return [runs[seed]["sources"][source] - first[seed]["sources"][source] for seed in shared]
 
@@ -183,7 +233,7 @@ def in_markdown(lines: list[list[str]]) -> str:
 
 
 def render(result: Json) -> str:
-    """The tables, in Markdown: mean and standard deviation over seeds."""
+    """The tables, in Markdown: effects with verdicts, and means with 95% intervals over seeds."""
     points = {point: finished(runs) for point, runs in result["points"].items()}
     every = [run for runs in points.values() for run in runs.values()]
     counted = all("spikes" in run for run in every)
@@ -192,7 +242,6 @@ def render(result: Json) -> str:
         "finished",
         "training loss, last tenth",
         "held-out bits per byte",
-        f"less those of {compared_with(result)}, seed by seed",
         "variance of the loss, last quarter",
         *(["spikes of the gradient norm"] if counted else []),
     ]
@@ -201,12 +250,10 @@ def render(result: Json) -> str:
         columns = [[run[key] for run in done.values()] for key in ("loss", "bits_per_byte")]
         variances = [run["loss_variance"] for run in done.values()]
         count = f"{len(done)} of {len(result['points'][point])}"
-        other = reference(result, point)
-        less = "" if point == other else spread(differences(done, points[other]), 4)
-        cells = [point, count, *(spread(c, 4) for c in columns), less, spread(variances, 5)]
+        cells = [point, count, *(spread(c, 4) for c in columns), spread(variances, 5)]
         spikes = [spread([run["spikes"] for run in done.values()], 1)] if counted else []
         lines.append([*cells, *spikes])
-    table = in_markdown(lines)
+    table = in_markdown(effects(result, design_of(result["study"]))) + "\n" + in_markdown(lines)
     if all("sources" in run for run in every):
         table += "\n" + in_markdown(by_source(result, points))
     return table

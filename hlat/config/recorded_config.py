@@ -6,18 +6,27 @@ remain unresolved, also where other keys refer to them.
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from hlat.config import redaction
+from hlat.config.bounds import find_bounds_violations
 from hlat.config.config_errors import ConfigError
+from hlat.config.config_json import parse_section
 from hlat.config.resolve import resolve_config
 from hlat.config.run import Config
+from hlat.config.study import StudyConfig
 
 _KEY_INTERPOLATION = re.compile(r"\$\{[\w.\[\]]+\}")
 """Reference to another key by its name; any other interpolation may call a resolver."""
+_SPECIAL_YAML = re.compile(r"\$\{|[&*!]")
+"""Interpolations, anchors and tags: OmegaConf reads texts with them, ten times slower."""
+_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def load_recorded_settings(run_dir: Path, *keys: str) -> list[Any]:
@@ -67,6 +76,28 @@ def redact(config_yaml: str) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()} if isinstance(tree, dict) else {}
 
 
+def load_flat_settings(config_yaml: str) -> dict[str, Any]:
+    """Return the redacted settings of a run, given in YAML, by full key.
+
+    Raises:
+        ConfigError: As for `redact`.
+    """
+    if not _SPECIAL_YAML.search(config_yaml):
+        with suppress(yaml.YAMLError, RecursionError, ValueError):
+            return _flatten(yaml.load(config_yaml, _YAML_LOADER))  # noqa: S506 (is safe)
+    return _flatten(redact(config_yaml))
+
+
+def load_study_design(config_yaml: str) -> StudyConfig:
+    """Return the design that a run records; the default one if it records none that is valid."""
+    try:
+        section = redact(config_yaml).get("study")
+        design = parse_section(StudyConfig, section if isinstance(section, dict) else {})
+    except (ConfigError, OmegaConfBaseException):
+        return StudyConfig()
+    return StudyConfig() if any(find_bounds_violations(design)) else design
+
+
 def parse_run_config(config_yaml: str) -> Config:
     """Return the redacted configuration of a run, given in YAML, as validated dataclasses.
 
@@ -82,6 +113,15 @@ def parse_run_config(config_yaml: str) -> Config:
     except Exception as error:  # of the parser and its types
         first_line = str(error).partition("\n")[0]
         raise ConfigError(f"not the configuration of a run: {first_line}") from error
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        return {prefix: value} if prefix else {}
+    leaves: dict[str, Any] = {}
+    for key, item in value.items():
+        leaves |= _flatten(item, f"{prefix}.{key}".lstrip("."))
+    return leaves
 
 
 def _escape_resolvers(config_yaml: str) -> DictConfig | ListConfig:

@@ -17,6 +17,7 @@ from hlat.config.phase import PhaseConfig
 from hlat.config.precision import PrecisionConfig
 from hlat.config.recovery import RecoveryConfig
 from hlat.config.schedule import ScheduleConfig
+from hlat.config.study import StudyConfig
 from hlat.config.tracking import TrackingConfig
 
 
@@ -36,6 +37,8 @@ class RunConfig:
     and phase."""
     log_every: int = bounded(1, min=1)
     """Steps between rows of metrics.jsonl; the device is synchronized only then."""
+    repeat: bool = False
+    """Train although another run in run.root has finished with the same settings, code and data."""
     force: bool = False
     """Train although the planner predicts that the devices run out of memory (docs/planning.md)."""
 
@@ -60,6 +63,7 @@ class Config:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    study: StudyConfig = field(default_factory=StudyConfig)
 
     @property
     def num_processes(self) -> int:

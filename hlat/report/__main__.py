@@ -130,13 +130,16 @@ def _write_report(run_dir: Path) -> list[str]:
 def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[str]:
     from hlat.report import run_comparison
     from hlat.report.report_writer import write_comparison
+    from hlat.report.study_result import build_study_result, format_study
     from hlat.report.text_format import format_table
 
     records = run_comparison.load_run_records(directories)
     skipped = run_comparison.list_skipped_points(directories)
     lines = format_table(*run_comparison.build_comparison_table(records))
     if seed_table := run_comparison.build_seed_table(records):
-        lines += ["\nover seeds, mean ± standard deviation:", *format_table(*seed_table)]
+        lines += ["\nover seeds, mean and 95% interval:", *format_table(*seed_table)]
+    if result := build_study_result(records):
+        lines += format_study(result)
     if skipped:
         lines += ["\nskipped, because they cannot run:", *skipped]
     output = output_dir or (directories[0] if len(directories) == 1 else Path())

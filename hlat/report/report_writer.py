@@ -18,6 +18,8 @@ from hlat.report import (
     plan_figure,
     run_comparison,
     spike_figure,
+    study_figures,
+    study_result,
     summary_tables,
 )
 from hlat.report.figures import (
@@ -75,6 +77,7 @@ def write_comparison(
     `skipped_points` are the points of their sweep that cannot run.
     """
     figures = [*map(build_panel_figure, run_comparison.build_comparison_panels(records))]
+    study = study_result.build_study_result(records)
     costs = cost_figure.compute_measured_costs(records)
     baseline = cost_figure.get_baseline_usd(costs)
     if baseline is not None:
@@ -84,9 +87,13 @@ def write_comparison(
         )
         figure = cost_figure.build_cost_figure(costs, baseline)
         figures.append(replace(figure, title=cost_figure.TITLE, caption=caption))
+    if study is not None:
+        figures += study_figures.build_study_figures(records, study)
     _write_figures(output_dir / "comparison", figures)
     headers, rows = run_comparison.build_comparison_table(records)
     seed_headers, seed_rows = run_comparison.build_seed_table(records) or ([], [])
+    effects = study_result.build_effect_table(study) if study else ([], [])
+    points = study_result.build_point_table(study) if study else ([], [])
     content = render_page(
         "comparison.html.j2",
         title="Comparison",
@@ -95,6 +102,11 @@ def write_comparison(
         rows=rows,
         seed_columns=_build_columns(seed_headers, "row name"),
         seed_rows=seed_rows,
+        study=study,
+        effect_columns=_build_columns(effects[0], "row name"),
+        effect_rows=effects[1],
+        point_columns=_build_columns(points[0], "row name"),
+        point_rows=points[1],
         skipped_points=skipped_points,
         figures=figures,
     )

@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.recorded_config import redact
+from hlat.config.recorded_config import load_flat_settings
 from hlat.report.figures import METRIC_PANELS, Panel, has_values
 from hlat.report.metric_curves import build_heldout_curves, build_metric_curve
 from hlat.report.run_record import RunRecord, is_run_dir, load_run_record
@@ -25,11 +24,14 @@ from hlat.report.text_format import (
     format_percent,
     format_value,
 )
+from hlat.study.paired_test import compute_mean_interval
 from hlat.tracking import sweep_log
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
 _IDENTITY_KEYS = ("run.name", "run.root")
 """Keys that differ between any two runs."""
+_DESIGN_PREFIX = "study."
+"""Prefix of settings without effect on a run."""
 _RESULT_COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
     "Step": ("step", format_count),
     "Final loss": ("final_loss", format_decimal),
@@ -83,7 +85,12 @@ def find_config_differences(records: Iterable[RunRecord]) -> dict[str, list[str]
     Keys that are determined by the preset of their group, such as precision, are omitted.
     """
     trees = [_load_flat_config(record) for record in records]
-    keys = dict.fromkeys(key for tree in trees for key in tree if key not in _IDENTITY_KEYS)
+    keys = dict.fromkeys(
+        key
+        for tree in trees
+        for key in tree
+        if key not in _IDENTITY_KEYS and not key.startswith(_DESIGN_PREFIX)
+    )
     values = {key: [format_value(tree.get(key)) for tree in trees] for key in keys}
     differing = {key: column for key, column in values.items() if len(set(column)) > 1}
     return {
@@ -133,7 +140,7 @@ def build_comparison_panels(records: Sequence[RunRecord]) -> list[Panel]:
 def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]] | None:
     """Return the headers, and a row per configuration; None if there is one run of each.
 
-    A cell contains the mean and standard deviation over the finished runs.
+    A cell contains the mean over the finished runs and its 95% confidence interval.
     """
     axes = find_config_differences(records)
     seeds = axes.pop("run.seed", [])
@@ -154,18 +161,19 @@ def _format_seed_results(runs: Sequence[RunRecord]) -> list[str]:
         if state == "finish"
     ]
     cells = [
-        _format_mean_and_std([one[key] for one in summaries if key in one], decimals)
+        _format_mean_and_interval([one[key] for one in summaries if key in one], decimals)
         for key, decimals in _SEED_COLUMNS.values()
     ]
     counts = (f"{format_count(count)} {state}" for state, count in Counter(states).items())
     return [*cells, ", ".join(counts)]
 
 
-def _format_mean_and_std(values: Sequence[float], decimals: int) -> str:
+def _format_mean_and_interval(values: Sequence[float], decimals: int) -> str:
     if not values:
         return UNKNOWN
-    deviation = f" ± {stdev(values):,.{decimals}f}" if len(values) > 1 else ""
-    return f"{mean(values):,.{decimals}f}{deviation}"
+    mean, low, high = compute_mean_interval(values)
+    interval = f" ({low:,.{decimals}f} to {high:,.{decimals}f})" if len(values) > 1 else ""
+    return f"{mean:,.{decimals}f}{interval}"
 
 
 def _format_results(record: RunRecord) -> list[str]:
@@ -180,14 +188,5 @@ def _format_results(record: RunRecord) -> list[str]:
 def _load_flat_config(record: RunRecord) -> dict[str, Any]:
     """Return the settings of a run by full key; empty if its configuration is invalid."""
     with suppress(ConfigError):
-        return _flatten(redact(record.config))
+        return load_flat_settings(record.config)
     return {}
-
-
-def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
-        return {prefix: value} if prefix else {}
-    leaves: dict[str, Any] = {}
-    for key, item in value.items():
-        leaves |= _flatten(item, f"{prefix}.{key}".lstrip("."))
-    return leaves

@@ -196,16 +196,14 @@ def test_runs_that_differ_in_their_seed_only_are_one_point(
     heads, rows = found
     first, second = (dict(zip(heads, row, strict=True)) for row in rows)
     assert first == {
-        "optimizer.lr": "0.1", "Seeds": "3", "Final loss": "12.0000 ± 2.8284", "Best loss": "3.0000 ± 0.7071",
-        "Held-out bits per byte": "1.2000 ± 0.2828", "Spikes": "3.0 ± 0.0", "Tokens/s": "100 ± 0", "MFU": "0.2500 ± 0.0000",
-        "Cost (USD)": "6.00 ± 0.00", "States": "2 finish, 1 diverge",
+        "optimizer.lr": "0.1", "Seeds": "3", "Final loss": "12.0000 (-13.4124 to 37.4124)", "Best loss": "3.0000 (-3.3531 to 9.3531)",
+        "Held-out bits per byte": "1.2000 (-1.3412 to 3.7412)", "Spikes": "3.0 (3.0 to 3.0)", "Tokens/s": "100 (100 to 100)", "MFU": "0.2500 (0.2500 to 0.2500)",
+        "Cost (USD)": "6.00 (6.00 to 6.00)", "States": "2 finish, 1 diverge",
     }  # fmt: skip
-    assert second["Final loss"] == "8.0000 ± 0.0000"
+    assert second["Final loss"] == "8.0000 (8.0000 to 8.0000)"
     assert report.main([str(tmp_path)]) == 0
-    assert (
-        "\nover seeds, mean ± standard deviation:\noptimizer.lr  Seeds" in capsys.readouterr().out
-    )
-    assert "12.0000 ± 2.8284" in (tmp_path / "comparison.html").read_text()
+    assert "\nover seeds, mean and 95% interval:\noptimizer.lr  Seeds" in capsys.readouterr().out
+    assert "12.0000 (-13.4124 to 37.4124)" in (tmp_path / "comparison.html").read_text()
 
 
 def test_without_seeds_there_is_nothing_to_sum_up(sweep: Path) -> None:

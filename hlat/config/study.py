@@ -1,0 +1,52 @@
+"""Design of an experiment: question, baseline, metric and budget."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from hlat.config.bounds import bounded
+
+
+class Direction(Enum):
+    """Directions in which a metric improves."""
+
+    minimize = "minimize"
+    """Lower values are better."""
+    maximize = "maximize"
+    """Higher values are better."""
+
+
+@dataclass
+class StudyConfig:
+    """Design of a sweep, stated before its runs; the sweep has the factors and seeds as its axes.
+
+    `hlat plan +sweep=NAME` prints what the design can detect, and `hlat report` the verdicts.
+    """
+
+    question: str | None = None
+    """Question that the study answers."""
+    baseline: dict[str, Any] = field(default_factory=dict)
+    """Value of each factor, by key, with which the others are compared. A factor that is not listed
+    keeps its value: runs are compared within it. Empty: the first value of the last factor."""
+    metric: str = "heldout_bits_per_byte"
+    """Metric of a run: a column of `hlat runs`, `heldout_bits_per_byte.SOURCE`, or
+    `scores.TASK`."""
+    direction: Direction = Direction.minimize
+    """Direction in which the metric improves."""
+    smallest_difference: float | None = bounded(None, above=0)
+    """Smallest difference of the metric that matters. A smaller one counts as none, and the seeds
+    of an undecided comparison are computed for it; null: for the observed difference."""
+    alpha: float = bounded(0.05, above=0, below=1)
+    """Probability of at least one wrong verdict if no point differs from its baseline."""
+    power: float = bounded(0.8, above=0, below=1)
+    """Probability with which a difference that the study can detect is found."""
+    spread: float | None = bounded(None, above=0)
+    """Standard deviation over seeds of the difference between two points, for the plan of a study
+    without earlier runs of this size; null: from the runs in run.root."""
+    stop_worse: bool = False
+    """Train no further seeds of a point that is worse than its baseline, tested after each seed.
+    The p values account for the repeated tests. With `hydra/launcher=local` only."""
+    budget_hours: float | None = bounded(None, above=0)
+    """Hours of all runs, one after the other, that the plan compares with; null: no limit."""
+    budget_usd: float | None = bounded(None, above=0)
+    """Price of all runs that the plan compares with; null: no limit."""

@@ -1,0 +1,268 @@
+"""Figures of a study: effects with intervals, bands over seeds, heat map, parallel coordinates."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from hlat.report.figures import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
+from hlat.report.metric_curves import Curve, build_metric_curve, downsample_mean
+from hlat.report.run_record import RunRecord
+from hlat.report.study_result import StudyResult, format_interval, format_metric
+from hlat.report.text_format import format_short
+from hlat.study.paired_test import compute_mean_interval
+from hlat.study.study_analysis import Comparison, Point, Verdict, format_point
+
+_MARKERS = {Verdict.better: "o", Verdict.worse: "o", Verdict.equal: "s", Verdict.undecided: "o"}
+_MAX_LABEL = 44
+_GRID_POINTS = 200
+"""Positions at which the curves of several runs are averaged."""
+
+
+def build_study_figures(records: Sequence[RunRecord], result: StudyResult) -> list[ReportFigure]:
+    """Return the figures that a study has values for."""
+    figures = [build_forest_figure(result)] if result.comparisons else []
+    factors = _list_factors(result)
+    if len(factors) == 2 and all(len(values) > 1 for values in factors.values()):
+        figures.append(build_heat_map(result))
+    if len(factors) > 2:
+        figures.append(build_parallel_coordinates(result))
+    return figures + build_band_figures(records, result)
+
+
+def build_forest_figure(result: StudyResult) -> ReportFigure:
+    """Return the effects with their confidence intervals, one row per comparison."""
+    rows = [one for one in result.comparisons if math.isfinite(one.difference.mean)]
+    title = f"Difference to the baseline, {result.design.metric}"
+    lines = [
+        f"{one.label} {format_metric(one.difference.mean, signed=True)}"
+        f" ({format_interval(one.difference.low, one.difference.high)}), {one.verdict.value}"
+        for one in rows
+    ]
+
+    def draw() -> Figure:
+        figure = Figure(
+            figsize=(FIGURE_SIZE[0] * 1.4, 1.0 + 0.45 * len(rows)), layout="constrained"
+        )
+        axes = figure.add_subplot()
+        axes.axvline(0, color=MUTED, linewidth=0.8)
+        margin = result.design.smallest_difference
+        if margin is not None:
+            axes.axvspan(-margin, margin, color=MUTED, alpha=0.15, linewidth=0)
+        for y, one in enumerate(reversed(rows)):
+            difference = one.difference
+            decided = one.verdict is not Verdict.undecided
+            colour = SERIES[0] if decided else MUTED
+            if math.isfinite(difference.low):
+                axes.plot([difference.low, difference.high], [y, y], color=colour, linewidth=1.5)
+            face = colour if decided else "none"
+            axes.plot(difference.mean, y, _MARKERS[one.verdict], color=colour, markerfacecolor=face)
+        labels = [_format_label(one) for one in reversed(rows)]
+        axes.set_yticks(range(len(rows)), labels, fontsize=9)
+        axes.set_ylim(-0.6, len(rows) - 0.4)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.set_xlabel(f"difference in {result.metric_label}")
+        axes.grid(axis="y", visible=False)
+        return figure
+
+    caption = (
+        f"Mean over seeds and {100 * (1 - result.design.alpha):.3g}% interval of the difference, "
+        "paired by seed. Filled: a verdict is supported. "
+    )
+    if result.design.smallest_difference is not None:
+        caption += "Shaded: differences that do not matter."
+    return ReportFigure("effects", f"{title}: {'; '.join(lines)}.", draw, title, caption.strip())
+
+
+def build_heat_map(result: StudyResult) -> ReportFigure:
+    """Return the mean of the metric for each combination of two factors."""
+    (row_key, rows), (column_key, columns) = _list_factors(result).items()
+    means = np.full((len(rows), len(columns)), np.nan)
+    for point, one in result.points.items():
+        by_key = dict(point)
+        position = rows.index(by_key[row_key]), columns.index(by_key[column_key])
+        means[position] = compute_mean_interval([*one.runs.values.values()])[0]
+    title = f"{result.design.metric} by {row_key} and {column_key}"
+
+    def draw() -> Figure:
+        figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        low, high = np.nanmin(means), np.nanmax(means)
+        for (i, j), value in np.ndenumerate(means):
+            share = 0.5 if high == low else (value - low) / (high - low)
+            alpha = 0.0 if math.isnan(value) else 0.08 + 0.5 * share
+            cell = Rectangle((j - 0.5, i - 0.5), 1, 1, facecolor=SERIES[0], alpha=alpha)
+            axes.add_patch(cell)
+            axes.text(j, i, format_metric(value), ha="center", va="center", color=INK, fontsize=9)
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_xlabel(column_key)
+        axes.set_ylabel(row_key)
+        axes.grid(visible=False)
+        return figure
+
+    cells = [
+        f"{rows[i]}, {columns[j]}: {format_metric(value)}"
+        for (i, j), value in np.ndenumerate(means)
+    ]
+    caption = f"Mean over the finished runs of each point. {result.metric_label}."
+    return ReportFigure("heat_map", f"{title}: {'; '.join(cells)}.", draw, title, caption)
+
+
+def build_parallel_coordinates(result: StudyResult) -> ReportFigure:
+    """Return a line per point over its factors, and the metric as the last axis."""
+    factors = _list_factors(result)
+    means = {
+        point: compute_mean_interval([*one.runs.values.values()])[0]
+        for point, one in result.points.items()
+    }
+    means = {point: mean for point, mean in means.items() if math.isfinite(mean)}
+    title = f"{result.design.metric} over {len(factors)} factors"
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(FIGURE_SIZE[0] * 1.4, FIGURE_SIZE[1]), layout="constrained")
+        axes = figure.add_subplot()
+        low, high = min(means.values()), max(means.values())
+        for point, mean in means.items():
+            heights = [_place(factors[key].index(value), len(factors[key])) for key, value in point]
+            share = 0.5 if high == low else (mean - low) / (high - low)
+            colour = SERIES[0] if share < 0.25 else MUTED
+            alpha = 0.9 if share < 0.25 else 0.35
+            axes.plot([*heights, share], color=colour, alpha=alpha, marker="o", markersize=3)
+        for x, (_, values) in enumerate(factors.items()):
+            for i, value in enumerate(values):
+                axes.text(x, _place(i, len(values)), f" {value}", fontsize=8, color=INK)
+        for height, mean in ((0, low), (1, high)):
+            axes.text(len(factors), height, f" {format_metric(mean)}", fontsize=8, color=INK)
+        axes.set_xticks(range(len(factors) + 1), [*factors, result.design.metric], fontsize=8)
+        axes.set_yticks([])
+        axes.set_xlim(-0.1, len(factors) + 0.4)
+        return figure
+
+    lines = [f"{format_point(point)}: {format_metric(mean)}" for point, mean in means.items()]
+    caption = "A line per point; the quarter of the range with the lowest values is highlighted."
+    alt_text = f"{title}: {'; '.join(lines)}."
+    return ReportFigure("parallel_coordinates", alt_text, draw, title, caption)
+
+
+def build_band_figures(records: Sequence[RunRecord], result: StudyResult) -> list[ReportFigure]:
+    """Return the loss over tokens, compute and time, with the range over the seeds of a point."""
+    by_name = {record.name: record for record in records}
+    axes: list[tuple[str, str, Callable[[RunRecord, Curve], NDArray[np.float64]]]] = [
+        ("tokens", "tokens", lambda _, curve: curve.tokens),
+        ("compute", "FLOPs", _compute_flops),
+        ("time", "hours", lambda _, curve: curve.hours),
+    ]
+    figures = []
+    for name, unit, get_positions in axes:
+        bands: dict[Point, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+        for point, one in result.points.items():
+            runs = [by_name[run] for run in one.run_names if run in by_name]
+            if (band := _build_band(runs, get_positions)) is not None:
+                bands[point] = band
+        if bands:
+            figures.append(_build_band_figure(name, unit, bands))
+    return figures
+
+
+def _build_band(
+    records: Sequence[RunRecord], get_positions: Callable[[RunRecord, Curve], NDArray[np.float64]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return common positions [n] and the losses of runs there [runs, n]; None without values."""
+    lines = []
+    for record in records:
+        curve = downsample_mean(build_metric_curve(record, "loss"), 2 * _GRID_POINTS)
+        positions, values = get_positions(record, curve), curve.values
+        known = np.isfinite(positions) & np.isfinite(values)
+        if known.sum() > 1:
+            lines.append((positions[known], values[known]))
+    if not lines:
+        return None
+    start = max(positions[0] for positions, _ in lines)
+    end = min(positions[-1] for positions, _ in lines)
+    if end <= start:
+        return None
+    grid = np.linspace(start, end, _GRID_POINTS)
+    return grid, np.array([np.interp(grid, *line) for line in lines])
+
+
+def _build_band_figure(
+    name: str, unit: str, bands: dict[Point, tuple[NDArray[np.float64], NDArray[np.float64]]]
+) -> ReportFigure:
+    def draw() -> Figure:
+        figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+        axes: Axes = figure.add_subplot()
+        for i, (point, (grid, losses)) in enumerate(bands.items()):
+            label = _shorten(_format_short_point(point))
+            colour, style = get_line_style(i, label)
+            axes.plot(grid, losses.mean(axis=0), color=colour, linestyle=style, label=label)
+            if len(losses) > 1:
+                low, high = losses.min(axis=0), losses.max(axis=0)
+                axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_xlabel(unit)
+        axes.set_ylabel("nats per token")
+        figure.legend(loc="outside upper left", fontsize=7, ncols=1 if len(bands) < 4 else 2)
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_short(value)))
+        return figure
+
+    ends = [
+        f"{format_point(point)}: {format_short(float(losses[:, -1].mean()))} at the end"
+        for point, (_, losses) in bands.items()
+    ]
+    title = f"Training loss over {name}"
+    caption = "Mean and range over the seeds of each point."
+    return ReportFigure(f"loss_{name}", f"{title}; {'; '.join(ends)}.", draw, title, caption)
+
+
+def _compute_flops(record: RunRecord, curve: Curve) -> NDArray[np.float64]:
+    """Return the FLOPs of training at each position; NaN for an unknown model."""
+    from hlat.config.config_errors import ConfigError
+    from hlat.config.recorded_config import parse_run_config
+    from hlat.model.decoder_spec import compute_flops_per_token
+
+    try:
+        config = parse_run_config(record.config)
+    except ConfigError:
+        return np.full(len(curve.tokens), np.nan)
+    return curve.tokens * compute_flops_per_token(config.model, config.batch.sequence_length)
+
+
+def _list_factors(result: StudyResult) -> dict[str, list[str]]:
+    """Return the values of each factor in the order of the points."""
+    factors: dict[str, dict[str, None]] = {}
+    for point in result.points:
+        for key, value in point:
+            factors.setdefault(key, {})[value] = None
+    return {key: [*values] for key, values in factors.items()}
+
+
+def _format_label(comparison: Comparison) -> str:
+    """Return what is compared, with the common factors in a second line."""
+    pairs = [*zip(comparison.point, comparison.baseline, strict=True)]
+    changed = [(one, other) for one, other in pairs if one != other]
+    common = tuple(one for one, other in pairs if one == other)
+    one, other = (_format_short_point(tuple(side)) for side in zip(*changed, strict=True))
+    label = _shorten(f"{one} - {other}")
+    return f"{label}\n{_shorten(_format_short_point(common))}" if common else label
+
+
+def _format_short_point(point: Point) -> str:
+    """Return the factors of a point with the last word of their keys."""
+    names = [(key.removesuffix(".name").rpartition(".")[2], value) for key, value in point]
+    return " ".join(f"{name}={value}" for name, value in names)
+
+
+def _place(index: int, count: int) -> float:
+    return 0.5 if count == 1 else index / (count - 1)
+
+
+def _shorten(label: str) -> str:
+    return label if len(label) <= _MAX_LABEL else f"{label[: _MAX_LABEL - 1]}…"

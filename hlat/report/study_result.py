@@ -1,0 +1,250 @@
+"""Study of several runs: points, comparisons with their baselines, and verdicts.
+
+`build_study_result` is the interface for tables, pages and figures.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import stdev
+from typing import Any
+
+from hlat.config.recorded_config import load_study_design
+from hlat.config.study import Direction, StudyConfig
+from hlat.report.run_comparison import find_config_differences
+from hlat.report.run_record import RunRecord, get_number, get_numbers
+from hlat.report.summary_tables import get_run_state
+from hlat.report.text_format import UNKNOWN, format_short, format_table, format_value
+from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
+from hlat.study.paired_test import PointRuns, compute_mean_interval
+from hlat.study.study_analysis import (
+    Comparison,
+    Point,
+    analyze_study,
+    format_point,
+    format_verdict,
+)
+from hlat.tracking.summary_metrics import compute_summary_metrics
+
+_SEED_KEY = "run.seed"
+_IGNORED_PREFIX = "tracking."
+"""Prefix of settings that runs of several studies differ in, without effect on the metric."""
+_EVALUATED_METRICS = {"heldout_bits_per_byte": "bits_per_byte", "scores": "scores"}
+"""Prefixes of metrics by source or task, and their fields in events."""
+_INTERVAL_LIMIT = 1000
+
+
+@dataclass(frozen=True)
+class StudyPoint:
+    """Runs of a point with its noise: over the last evaluations of a run, pooled over its runs."""
+
+    runs: PointRuns
+    run_names: tuple[str, ...]
+    noise: float
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """Points of a study in the order of the runs, and each point with its baseline."""
+
+    design: StudyConfig
+    points: dict[Point, StudyPoint]
+    comparisons: list[Comparison]
+
+    @cached_property
+    def verdicts(self) -> list[str]:
+        """One line per comparison: what is compared, the verdict in words, and its numbers."""
+        return [
+            f"{one.label}: {format_verdict(one, self.design)} ({_format_numbers(one)})"
+            for one in self.comparisons
+        ]
+
+    @property
+    def metric_label(self) -> str:
+        """Metric with its direction."""
+        better = "higher" if self.design.direction is Direction.maximize else "lower"
+        return f"{self.design.metric}, {better} is better"
+
+
+def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> StudyResult | None:
+    """Return the study of several runs; None if they have neither a design nor several seeds.
+
+    `num_planned` is the number of seeds of a study that has not ended.
+    """
+    axes = find_config_differences(records)
+    axes = {key: axes[key] for key in axes if not key.startswith(_IGNORED_PREFIX)}
+    seeds = axes.pop(_SEED_KEY, None)
+    design = _find_design(records, axes)
+    if not axes or (seeds is None and not design.baseline):
+        return None
+    members: dict[Point, dict[str, RunRecord]] = {}
+    for i, record in enumerate(records):
+        point = tuple((key, values[i]) for key, values in axes.items())
+        runs = members.setdefault(point, {})
+        runs[_find_unused_seed(seeds[i] if seeds else "", runs)] = record
+    points = {point: _build_point(runs, design.metric) for point, runs in members.items()}
+    outcomes = {point: one.runs for point, one in points.items()}
+    comparisons = analyze_study(outcomes, design, num_planned)
+    return StudyResult(design, points, comparisons)
+
+
+def get_metric(record: RunRecord, metric: str) -> float:
+    """Return the metric of a run: of its summary, or of its last evaluation; NaN if missing."""
+    prefix, _, name = metric.partition(".")
+    if name and prefix in _EVALUATED_METRICS:
+        values = _list_evaluated_values(record, metric)
+        return values[-1] if values else math.nan
+    return compute_summary_metrics(record.metrics, record.events).get(metric, math.nan)
+
+
+def build_point_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
+    """Return the headers, and a row for each point: runs, mean, interval and noise."""
+    confidence = f"{100 * (1 - result.design.alpha):.3g}% interval"
+    headers = ["Point", "Finished", "Diverged", "Mean", confidence, "SD over seeds"]
+    rows = []
+    for point, one in result.points.items():
+        values = list(one.runs.values.values())
+        mean, low, high = compute_mean_interval(values, 1 - result.design.alpha)
+        rows.append(
+            [
+                format_point(point),
+                f"{len(values)} of {len(one.run_names)}",
+                str(len(one.runs.diverged)),
+                format_metric(mean),
+                format_interval(low, high),
+                format_metric(_compute_std(values)),
+                format_metric(one.noise),
+            ]
+        )
+    return [*headers, "SD over the last evaluations"], rows
+
+
+def build_effect_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
+    """Return the headers, and a row for each comparison: difference, test and verdict."""
+    confidence = f"{100 * (1 - result.design.alpha):.3g}% interval"
+    headers = [
+        "Comparison",
+        "Seeds",
+        "Difference",
+        confidence,
+        "p (Holm)",
+        "Effect size",
+        "Verdict",
+    ]
+    rows = []
+    for comparison in result.comparisons:
+        difference = comparison.difference
+        rows.append(
+            [
+                comparison.label,
+                str(difference.num_pairs),
+                format_metric(difference.mean, signed=True),
+                format_interval(difference.low, difference.high),
+                format_p_value(comparison.p_value),
+                format_metric(difference.effect_size, signed=True, decimals=2),
+                format_verdict(comparison, result.design),
+            ]
+        )
+    return headers, rows
+
+
+def format_study(result: StudyResult) -> list[str]:
+    """Return the question, tables and verdicts for a terminal."""
+    lines = [f"\nquestion: {result.design.question}"] if result.design.question else []
+    lines += [f"\npoints: {result.metric_label}", *format_table(*build_point_table(result))]
+    if not result.comparisons:
+        return [*lines, "\nno point has a baseline; set study.baseline"]
+    lines += ["\neffects, paired by seed:", *format_table(*build_effect_table(result))]
+    return [*lines, "\nverdicts:", *result.verdicts]
+
+
+def format_metric(value: float, signed: bool = False, decimals: int = 4) -> str:
+    """Return a value of a metric or a difference."""
+    if not math.isfinite(value):
+        return UNKNOWN
+    if abs(value) >= _INTERVAL_LIMIT:
+        return ("+" if signed and value > 0 else "") + format_short(value)
+    return f"{value:+.{decimals}f}" if signed else f"{value:.{decimals}f}"
+
+
+def format_interval(low: float, high: float) -> str:
+    """Return a confidence interval."""
+    return UNKNOWN if math.isnan(low) else f"{format_metric(low)} to {format_metric(high)}"
+
+
+def format_p_value(value: float) -> str:
+    """Return a p value with two digits."""
+    if math.isnan(value):
+        return UNKNOWN
+    return "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def _find_design(records: Sequence[RunRecord], axes: dict[str, list[str]]) -> StudyConfig:
+    """Return the design that most runs record, with the names of the axes in its baseline.
+
+    A run may have been trained for another study, whose baseline has other factors.
+    """
+    found: dict[str, StudyConfig] = {}
+    designs = [load_study_design(record.config) for record in records]
+    for design in designs:
+        baseline = _name_baseline(design.baseline, axes)
+        if len(baseline) == len(design.baseline):
+            found.setdefault(repr(design), replace(design, baseline=baseline))
+    counts = Counter(map(repr, designs))
+    return found[max(found, key=lambda text: counts[text])] if found else StudyConfig()
+
+
+def _format_numbers(comparison: Comparison) -> str:
+    difference = comparison.difference
+    return (
+        f"difference {format_metric(difference.mean, signed=True)}, interval "
+        f"{format_interval(difference.low, difference.high)}, "
+        f"p {format_p_value(comparison.p_value)}"
+    )
+
+
+def _build_point(runs: dict[str, RunRecord], metric: str) -> StudyPoint:
+    states = {seed: get_run_state(record) for seed, record in runs.items()}
+    values = {seed: get_metric(runs[seed], metric) for seed in runs if states[seed] == "finish"}
+    outcomes = PointRuns(
+        {seed: value for seed, value in values.items() if math.isfinite(value)},
+        frozenset(seed for seed, state in states.items() if state == "diverge"),
+    )
+    noises = [
+        estimate_checkpoint_noise(_list_evaluated_values(runs[seed], metric))
+        for seed in outcomes.values
+    ]
+    names = tuple(record.name for record in runs.values())
+    return StudyPoint(outcomes, names, pool_noise(noises))
+
+
+def _list_evaluated_values(record: RunRecord, metric: str) -> list[float]:
+    """Return the values of a metric at the evaluations of a run; empty for other metrics."""
+    prefix, _, name = metric.partition(".")
+    field = _EVALUATED_METRICS.get(prefix)
+    if field is None:
+        return []
+    rows = record.scores if field == "scores" else record.evaluations
+    values = [get_number(get_numbers(row, field), name or "mean") for row in rows.values()]
+    return [value for value in values if math.isfinite(value)]
+
+
+def _compute_std(values: Sequence[float]) -> float:
+    return stdev(values) if len(values) > 1 else math.nan
+
+
+def _name_baseline(baseline: dict[str, Any], axes: dict[str, list[str]]) -> dict[str, Any]:
+    """Return the baseline with the keys and texts of the axes; a group has the key of its name."""
+    named = {}
+    for key, value in baseline.items():
+        axis = key if key in axes else f"{key}.name"
+        if axis in axes:
+            named[axis] = format_value(value)
+    return named
+
+
+def _find_unused_seed(seed: str, runs: dict[str, RunRecord]) -> str:
+    """Return the seed; a second run with the same one, as of other code, is not paired."""
+    return seed if seed not in runs else f"{seed}#{len(runs)}"

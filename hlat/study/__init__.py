@@ -1,0 +1,1 @@
+"""Statistics of studies: comparisons paired by seed, power, and sequential tests."""

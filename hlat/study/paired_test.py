@@ -1,0 +1,192 @@
+"""Comparison of two points of a study, paired by seed.
+
+Runs of one seed have the same initial weights and data order, so their difference varies less than
+the runs themselves (common random numbers). A run that diverged has no value of the metric. It
+still counts: a test by ranks takes it as worse than every run that finished. If diverged runs and
+the mean difference point in the same direction, the smaller of the two p values is doubled
+(Bonferroni), so that they never weaken the evidence beyond this; otherwise the ranks decide.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hlat.study.sequential_test import are_equal, compute_sequential_p_value
+
+
+@dataclass(frozen=True)
+class PointRuns:
+    """Runs of a point by seed: metric of each finished run, and seeds that diverged."""
+
+    values: Mapping[str, float]
+    diverged: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def num_ended(self) -> int:
+        """Number of runs that finished or diverged."""
+        return len(self.values) + len(self.diverged)
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Difference of a point to its baseline; numbers without enough pairs are NaN.
+
+    Attributes:
+        num_pairs: Seeds with which both runs finished.
+        mean: Mean difference over these seeds.
+        std: Standard deviation of the differences.
+        low: Lower end of the confidence interval of the mean.
+        high: Upper end.
+        p_value: Two-sided p value of no difference, with diverged runs, before the correction for
+            several comparisons.
+        effect_size: Mean over standard deviation, corrected for few pairs (Hedges 1981).
+        num_diverged: Diverged runs of the point, among seeds that ended with both.
+        num_baseline_diverged: Diverged runs of the baseline.
+    """
+
+    num_pairs: int
+    mean: float
+    std: float
+    low: float
+    high: float
+    p_value: float
+    effect_size: float
+    num_diverged: int = 0
+    num_baseline_diverged: int = 0
+
+
+def compare_paired(
+    point: PointRuns,
+    baseline: PointRuns,
+    *,
+    higher_is_better: bool = False,
+    confidence: float = 0.95,
+    num_planned: int | None = None,
+) -> PairedDifference:
+    """Return the difference of a point to its baseline.
+
+    Args:
+        point: Runs of the point.
+        baseline: Runs of the baseline.
+        higher_is_better: Direction of the metric, which ranks diverged runs.
+        confidence: Probability that the interval contains the true mean difference.
+        num_planned: Number of seeds of a study that tests after each seed, in ascending order;
+            None: the study tests once.
+    """
+    seeds = sorted(point.values.keys() & baseline.values.keys(), key=_get_seed_order)
+    differences = np.array([point.values[seed] - baseline.values[seed] for seed in seeds])
+    only_point = len(point.diverged & baseline.values.keys())
+    only_baseline = len(baseline.diverged & point.values.keys())
+    both = len(point.diverged & baseline.diverged)
+    oriented = -differences if higher_is_better else differences
+    mean = float(differences.mean()) if len(differences) else math.nan
+    std = float(differences.std(ddof=1)) if len(differences) > 1 else math.nan
+    margin = _compute_margin(std, len(differences), confidence)
+    return PairedDifference(
+        num_pairs=len(differences),
+        mean=mean,
+        std=std,
+        low=mean - margin,
+        high=mean + margin,
+        p_value=_compute_p_value(oriented, only_point, only_baseline, num_planned),
+        effect_size=_compute_effect_size(mean, std, len(differences)),
+        num_diverged=only_point + both,
+        num_baseline_diverged=only_baseline + both,
+    )
+
+
+def compute_mean_interval(
+    values: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """Return the mean, and the ends of its confidence interval; NaN without enough values."""
+    if not values:
+        return math.nan, math.nan, math.nan
+    mean = float(np.mean(values))
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    margin = _compute_margin(std, len(values), confidence)
+    return mean, mean - margin, mean + margin
+
+
+def adjust_p_values(p_values: Sequence[float]) -> list[float]:
+    """Return p values corrected for several comparisons (Holm 1979); NaN stays NaN.
+
+    The probability of at least one wrong rejection is at most the level of the test.
+    """
+    known = [i for i, value in enumerate(p_values) if not math.isnan(value)]
+    adjusted, largest = list(p_values), 0.0
+    for rank, i in enumerate(sorted(known, key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(known) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def _compute_p_value(
+    losses: NDArray[np.float64],
+    num_diverged: int,
+    num_baseline_diverged: int,
+    num_planned: int | None,
+) -> float:
+    """Return the p value of differences that are positive if the point is worse.
+
+    The numbers are those of runs that diverged with one of the two only.
+    """
+    if num_planned is None:
+        p_value = _compute_t_test_p_value(losses)
+    else:
+        p_value = compute_sequential_p_value(losses, num_planned)
+    if not num_diverged and not num_baseline_diverged:
+        return p_value
+    worst, best = [math.inf] * num_diverged, [-math.inf] * num_baseline_diverged
+    # The ranks have no sequential test: Bonferroni's correction over the looks
+    num_looks = 1 if num_planned is None else max(1, num_planned - 1)
+    rank_p_value = num_looks * _compute_signed_rank_p_value(np.concatenate([losses, worst, best]))
+    total = float(losses.sum())
+    contradicts = (total > 0 and num_baseline_diverged) or (total < 0 and num_diverged)
+    if contradicts or math.isnan(p_value):
+        return min(1.0, rank_p_value)
+    return min(1.0, 2 * min(p_value, rank_p_value))
+
+
+def _compute_t_test_p_value(differences: NDArray[np.float64]) -> float:
+    from scipy import special  # scipy.stats takes most of a second to import
+
+    if len(differences) < 2:
+        return math.nan
+    if are_equal(differences):
+        return 1.0 if differences[0] == 0 else 0.0
+    error = differences.std(ddof=1) / math.sqrt(len(differences))
+    return float(2 * special.stdtr(len(differences) - 1, -abs(differences.mean()) / error))
+
+
+def _compute_signed_rank_p_value(differences: NDArray[np.float64]) -> float:
+    """Return the p value of Wilcoxon's signed-rank test; infinite differences rank last."""
+    from scipy import stats
+
+    finite = np.abs(differences[np.isfinite(differences)])
+    limit = 2 * finite.max(initial=1.0)
+    ranked = np.clip(differences, -limit, limit)
+    ranked = ranked[ranked != 0]
+    return float(stats.wilcoxon(ranked).pvalue) if len(ranked) else 1.0
+
+
+def _compute_margin(std: float, count: int, confidence: float) -> float:
+    from scipy import special
+
+    if count < 2:
+        return math.nan
+    return float(special.stdtrit(count - 1, (1 + confidence) / 2)) * std / math.sqrt(count)
+
+
+def _compute_effect_size(mean: float, std: float, count: int) -> float:
+    """Return Hedges' g of paired differences; the correction is that of n - 1 degrees."""
+    if count < 3 or std == 0:
+        return math.nan
+    return mean / std * (1 - 3 / (4 * (count - 1) - 1))
+
+
+def _get_seed_order(seed: str) -> tuple[int, str]:
+    """Return a key that sorts seeds as numbers."""
+    return (int(seed), seed) if seed.isdecimal() else (0, seed)

@@ -1,0 +1,96 @@
+"""Power of the paired t-test: what a number of seeds can detect.
+
+The statistic of n differences with mean d and standard deviation s has a noncentral t distribution
+with n - 1 degrees of freedom and noncentrality d sqrt(n) / s.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
+from statistics import variance
+
+import numpy as np
+
+MAX_SEEDS = 1000
+"""Largest number of seeds that `compute_required_seeds` returns."""
+
+
+def compute_power(difference: float, std: float, num_seeds: int, alpha: float = 0.05) -> float:
+    """Return the probability that a two-sided paired t-test finds a difference.
+
+    Args:
+        difference: True mean difference.
+        std: Standard deviation of the differences over seeds.
+        num_seeds: Number of pairs, at least 2.
+        alpha: Level of the test.
+    """
+    from scipy import special
+
+    degrees = num_seeds - 1
+    critical = float(special.stdtrit(degrees, 1 - alpha / 2))
+    shift = abs(difference) * math.sqrt(num_seeds) / std
+    # Where the distribution function is almost 0, some versions of SciPy return NaN
+    low, high = np.nan_to_num(special.nctdtr(degrees, shift, [-critical, critical]))
+    return float(np.clip(1 - high + low, 0.0, 1.0))
+
+
+def compute_detectable_difference(
+    std: float, num_seeds: int, alpha: float = 0.05, power: float = 0.8
+) -> float:
+    """Return the smallest difference that is found with probability `power`; inf below 2 seeds."""
+    if num_seeds < 2:
+        return math.inf
+    return std * find_smallest_difference(
+        lambda ratio: compute_power(ratio, 1.0, num_seeds, alpha), power
+    )
+
+
+def compute_required_seeds(
+    difference: float, std: float, alpha: float = 0.05, power: float = 0.8
+) -> int | None:
+    """Return the smallest number of seeds that finds a difference with probability `power`.
+
+    None: more than `MAX_SEEDS`.
+    """
+    if difference == 0 or compute_power(difference, std, MAX_SEEDS, alpha) < power:
+        return None
+    low, high = 1, MAX_SEEDS
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = compute_power(difference, std, middle, alpha) >= power
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def estimate_difference_std(points: Iterable[Mapping[str, float]]) -> tuple[float, int]:
+    """Return the standard deviation over seeds of the difference between two points.
+
+    The variances of all pairs of points with common seeds are pooled.
+
+    Args:
+        points: Metric by seed of each point.
+
+    Returns:
+        The standard deviation, NaN if no two points have two common seeds, and the number of runs
+        that it is from.
+    """
+    squares, degrees, used = 0.0, 0, set[tuple[int, str]]()
+    for (i, one), (j, other) in combinations(enumerate(points), 2):
+        seeds = one.keys() & other.keys()
+        if len(seeds) > 1:
+            squares += variance([one[s] - other[s] for s in seeds]) * (len(seeds) - 1)
+            degrees += len(seeds) - 1
+            used |= {(index, seed) for index in (i, j) for seed in seeds}
+    return (math.sqrt(squares / degrees) if degrees else math.nan), len(used)
+
+
+def find_smallest_difference(compute: Callable[[float], float], power: float) -> float:
+    """Return the smallest difference at which the increasing function `compute` reaches `power`."""
+    high = 1.0
+    while compute(high) < power:
+        high *= 2
+    low = 0.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (low, middle) if compute(middle) >= power else (middle, high)
+    return high

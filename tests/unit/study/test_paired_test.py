@@ -1,0 +1,89 @@
+"""Paired comparisons, their correction, and what diverged runs count."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from hlat.study.paired_test import PointRuns, adjust_p_values, compare_paired, compute_mean_interval
+
+BASELINE = PointRuns({"1": 2.0, "2": 2.5, "3": 2.2, "4": 2.4})
+POINT = PointRuns({"1": 2.1, "2": 2.7, "3": 2.25, "5": 9.0})
+
+
+def test_the_difference_is_that_of_common_seeds() -> None:
+    found = compare_paired(POINT, BASELINE)
+    ones, others = [2.1, 2.7, 2.25], [2.0, 2.5, 2.2]
+    expected = stats.ttest_rel(ones, others)
+    interval = expected.confidence_interval(0.95)
+    assert found.num_pairs == 3
+    assert found.mean == pytest.approx(np.mean(ones) - np.mean(others))
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert found.effect_size == pytest.approx(found.mean / found.std * (1 - 3 / 7))
+
+
+def test_one_pair_decides_nothing() -> None:
+    found = compare_paired(PointRuns({"1": 1.0}), BASELINE)
+    assert found.mean == -1.0
+    assert math.isnan(found.p_value)
+    assert math.isnan(found.low)
+
+
+def test_equal_differences_have_a_p_value() -> None:
+    assert compare_paired(BASELINE, BASELINE).p_value == 1.0
+    shifted = PointRuns({seed: value + 0.5 for seed, value in {"1": 1.0, "2": 2.0}.items()})
+    assert compare_paired(shifted, PointRuns({"1": 1.0, "2": 2.0})).p_value == 0.0
+
+
+@pytest.mark.parametrize("higher_is_better", [False, True])
+def test_a_diverged_run_is_worse_than_every_other(higher_is_better: bool) -> None:
+    """Eight better runs and one diverged one are weaker evidence than the eight alone."""
+    sign = 1 if higher_is_better else -1
+    seeds = [str(seed) for seed in range(9)]
+    baseline = PointRuns(dict.fromkeys(seeds, 2.0))
+    finished = {seed: 2.0 + sign * (0.1 + 0.01 * int(seed)) for seed in seeds[:8]}
+    eight = compare_paired(PointRuns(finished), baseline, higher_is_better=higher_is_better)
+    nine = compare_paired(
+        PointRuns(finished, frozenset(["8"])), baseline, higher_is_better=higher_is_better
+    )
+    ranks = [1, 2, 3, 4, 5, 6, 7, 8, -9]
+    assert nine.p_value == pytest.approx(stats.wilcoxon(ranks).pvalue)
+    assert eight.p_value < 0.05 < nine.p_value
+    assert (nine.num_pairs, nine.num_diverged, nine.num_baseline_diverged) == (8, 1, 0)
+    assert nine.mean == eight.mean
+
+
+def test_diverged_runs_of_the_worse_point_are_further_evidence() -> None:
+    values = {str(seed): 2.0 + 0.01 * seed for seed in range(4)}
+    worse = {seed: value + 0.1 + 0.003 * int(seed) for seed, value in values.items()}
+    baseline = PointRuns(values | {"4": 2.0})
+    three = compare_paired(PointRuns(worse), baseline)
+    found = compare_paired(PointRuns(worse, frozenset(["4"])), baseline)
+    assert found.p_value == pytest.approx(2 * three.p_value)
+
+
+def test_runs_that_diverged_with_both_do_not_decide() -> None:
+    both = frozenset(["8", "9"])
+    point, baseline = PointRuns(POINT.values, both), PointRuns(BASELINE.values, both)
+    found = compare_paired(point, baseline)
+    assert found.p_value == compare_paired(POINT, BASELINE).p_value
+    assert (found.num_diverged, found.num_baseline_diverged) == (2, 2)
+
+
+def test_holm_multiplies_the_smallest_by_the_number_of_tests() -> None:
+    """The example of Holm (1979): levels alpha / m, alpha / (m - 1), ..., increasing."""
+    adjusted = adjust_p_values([0.03, math.nan, 0.01, 0.025, 0.9])
+    assert adjusted[2] == pytest.approx(0.04)
+    assert adjusted[3] == pytest.approx(0.075)
+    assert adjusted[0] == pytest.approx(0.075), "never below a smaller p value"
+    assert adjusted[4] == pytest.approx(0.9)
+    assert math.isnan(adjusted[1])
+
+
+def test_interval_of_a_mean() -> None:
+    values = [1.0, 2.0, 4.0]
+    low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
+    assert compute_mean_interval(values) == pytest.approx((np.mean(values), low, high))
+    assert math.isnan(compute_mean_interval([1.0])[1])
