@@ -57,6 +57,7 @@ _ACTIONS = (
     ("report", "tables"),
 )
 PUBLIC_MODULES = {
+    "Runs": ("hlat.api",),
     "Configuration": (
         "hlat.config.compose",
         "hlat.config.resolve",

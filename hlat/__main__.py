@@ -39,6 +39,7 @@ _SECTIONS = {
     },
     "After a run": {
         "report": _CommandSpec("hlat.report", "Write the report page; compare runs."),
+        "runs": _CommandSpec("hlat.run_index", "List, filter, compare and export runs."),
         "generate": _CommandSpec("hlat.generate", "Continue a prompt with a model, or chat.", True),
         "evaluate": _CommandSpec("hlat.evaluate", "Evaluate a model on benchmarks.", True),
         "checkpoint": _CommandSpec("hlat.checkpoint", "List, verify, prune or sign checkpoints."),

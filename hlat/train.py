@@ -38,6 +38,10 @@ def main(composed: DictConfig) -> ExitCode:
         print_preview(config.data, config.phase, config.batch, config.run.seed)
         return ExitCode.FINISHED
     validate_feasibility(config)
+    from hlat.tracking import finished_runs
+
+    if finished_runs.print_finished_run(config):
+        return ExitCode.FINISHED
     neuron_packages.validate_torch_release()
     composed.run.name = redact_text(str(config.run.name))
     if launch_environment.must_launch_workers(config):
@@ -57,7 +61,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
     from hlat.recovery.fault_tolerance import FaultTolerance
     from hlat.recovery.resume import resume
     from hlat.report.report_writer import try_write_report
-    from hlat.tracking import provenance, run_directory
+    from hlat.tracking import finished_runs, provenance, run_directory
     from hlat.tracking.run_summary import print_summary
     from hlat.tracking.tracker import Tracker
 
@@ -80,10 +84,13 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
             state = replace(state, config=config_yaml, code_revision=revision or "")
             if is_rank0 and state.step < compute_total_steps(config):
                 metadata = provenance.collect_provenance(engine.device, loader.fingerprint)
-                tracker.write_metadata(overrides, metadata)
+                identity = finished_runs.build_identity(run_dir, config, loader.fingerprint)
+                tracker.write_metadata(overrides, metadata | {"identity": identity})
             with FaultTolerance(config, run_dir, engine, loader, tracker) as fault_tolerance:
                 exit_code, step = train(config, state, engine, loader, tracker, fault_tolerance)
                 tracker.close()
+                if is_rank0 and exit_code is ExitCode.FINISHED:
+                    finished_runs.record_finished_run(run_dir)
                 uptime = try_write_report(run_dir) if is_rank0 else ""
         if is_rank0:
             print_summary(run_dir, config, overrides, exit_code, step, uptime)

@@ -58,8 +58,13 @@ class SchedulerLauncher(Launcher):
         """Store the context of the sweep.
 
         Raises:
-            ConfigError: The entry point is not hlat.train.
+            ConfigError: The entry point is not hlat.train, or the study stops points early.
         """
+        if OmegaConf.select(config, "study.stop_worse", default=False):
+            raise ConfigError(
+                "study.stop_worse=true needs hydra/launcher=local, since a job of "
+                f"{self.name} does not wait for the results of others; remove it"
+            )
         if (name := get_entry_point(task_function)) != "train":
             raise ConfigError(f"hydra/launcher={self.name} runs hlat.train, not hlat.{name}")
         self.context, self.config = hydra_context, config

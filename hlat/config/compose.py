@@ -56,18 +56,37 @@ def compose_config(overrides: Sequence[str], return_hydra_config: bool = False) 
     Raises:
         ConfigError: An override has an invalid key, choice or value, or a directory is missing.
     """
+    (config,) = compose_points([overrides], return_hydra_config)
+    if isinstance(config, ConfigError):
+        raise config
+    return config
+
+
+def compose_points(
+    points: Sequence[Sequence[str]], return_hydra_config: bool = False
+) -> list[DictConfig | ConfigError]:
+    """Return the configuration of each point of a sweep, or the error of its overrides.
+
+    Points with the same choices of groups share a composition, which is most of the time.
+    """
     register_configs()
-    if find_code_snapshot() is not None:
-        overrides = ["hydra/launcher=basic", *overrides]
+    first = [] if find_code_snapshot() is None else ["hydra/launcher=basic"]
+    composed: list[DictConfig | ConfigError] = []
     try:
         with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
             if directories := _resolve_user_config_dirs():
                 loader = GlobalHydra.instance().config_loader()
                 assert isinstance(loader, config_loader.SafeConfigLoader)
                 loader.add_config_dirs(directories)
-            return compose("config", [*overrides], return_hydra_config=return_hydra_config)
+            for overrides in points:
+                try:
+                    words = [*first, *overrides]
+                    composed.append(compose("config", words, return_hydra_config))
+                except (HydraException, OmegaConfBaseException, ValueError) as error:
+                    composed.append(convert_hydra_error(error))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise convert_hydra_error(error) from error
+    return composed
 
 
 def _resolve_user_config_dirs() -> list[Path]:

@@ -38,6 +38,7 @@ actions:
 examples:
   hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=4
   hlat plan model=70b precision=mixed hardware=trn1_32xl hardware.nodes=256 search=true
+  hlat plan +sweep=beta2                      runs, cost and power of a study
   hlat plan failures nodes=256
   hlat plan from_nxdt=hf_llama3_8B_config.yaml
 
@@ -109,10 +110,31 @@ def _run_plan(argv: Sequence[str]) -> int:
     arguments = parser.parse(argv)
     if arguments.search and arguments.figure is not None:
         raise ConfigError(f"figure={arguments.figure} shows one layout; remove search=true")
+    if _is_sweep(arguments.overrides):
+        return _plan_study(arguments)
     config, problems = _load_config(arguments.overrides)
     if arguments.search:
         return _print_ranking(config, arguments)
     return _print_plan(config, problems, arguments)
+
+
+def _is_sweep(overrides: Sequence[str]) -> bool:
+    """Return True for a study, or for overrides with several values."""
+    from hlat.config.sweep_axes import is_sweep
+
+    return is_sweep(overrides)
+
+
+def _plan_study(arguments: argparse.Namespace) -> ExitCode:
+    """Print runs, cost and power of a study; fail if it exceeds its budget."""
+    from hlat.run_index import study_forecast
+
+    if arguments.search or arguments.figure is not None:
+        raise ConfigError("search= and figure= plan one run; remove them, or the sweep")
+    forecast = study_forecast.forecast_study(arguments.overrides)
+    lines = study_forecast.format_forecast(forecast)
+    _print_result(arguments, study_forecast.summarize_forecast(forecast), lines)
+    return ExitCode.CONFIGURATION if forecast.budget_problems else ExitCode.FINISHED
 
 
 def _add_output_settings(parser: CommandLineParser, figure_help: str) -> None:

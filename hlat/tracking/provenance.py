@@ -4,6 +4,7 @@ The uncommitted changes are recorded with the revision, as research code is rare
 a run. A code archive for a job contains both in revision.json.
 """
 
+import hashlib
 import json
 import platform
 import socket
@@ -12,6 +13,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from hlat import __version__
 
 _PACKAGE_DIR = Path(__file__).resolve().parent.parent
 REVISION_FILE = "revision.json"
@@ -37,6 +40,13 @@ def collect_provenance(device: str, data: dict[str, Any]) -> dict[str, Any]:
 def get_git_revision() -> str | None:
     """Return the git revision of the code; None without git or a checkout."""
     return _get_code_revision()["git_revision"]
+
+
+def compute_code_digest() -> str:
+    """Return a digest of the code: revision and uncommitted changes, or version without git."""
+    revision = _get_code_revision()
+    text = json.dumps(revision if revision["git_revision"] else __version__, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def format_revision() -> str:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.bounds import bounded, find_bounds_violations
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.tracking import sweep_log
 
 from .._sweep_points import (
     PruningConfig,
@@ -100,8 +101,19 @@ class LocalLauncher(Launcher):
             record_point(sweep_dir, number, point, point.run_dir)
         environment = build_group_environment(sweep_dir, points)
         pool = ProcessPool(self.command, environment, budget, SweepConsole())
-        codes = pool.run([*zip(tasks, requests, strict=True)])
-        if unfinished := _format_unfinished(codes, len(tasks)):
+        work = [*zip(tasks, requests, strict=True)]
+        if points[0].config.study.stop_worse:
+            from ._worse_points import run_until_worse  # reads reports, which are slow to import
+
+            codes, stopped = run_until_worse(pool, work)
+            for task in tasks:
+                if task.number in stopped:
+                    overrides, reason = task.point.overrides, stopped[task.number]
+                    print(f"not trained: [{' '.join(overrides)}] {reason}")
+                    sweep_log.log_skipped_point(sweep_dir, overrides, [reason])
+        else:
+            codes, stopped = pool.run(work), {}
+        if unfinished := _format_unfinished(codes, len(tasks) - len(stopped)):
             print(f"hlat: of {len(tasks)} points {unfinished}", file=sys.stderr)
             sys.exit(next((codes[i] for i in sorted(codes) if codes[i]), ExitCode.PREEMPTED))
         return [build_job_return(task.point, task.number, str(task.number)) for task in tasks]

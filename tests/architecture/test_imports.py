@@ -17,11 +17,12 @@ LAYERS = {
     **dict.fromkeys(("storage", "parallelism", "phase_steps", "mfu", "training_state"), 1),
     **dict.fromkeys(("launch_environment", "neuron_environment", "neuron_compile_cache"), 1),
     "neuron_packages": 1,
-    **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking", "plan"), 2),
+    **dict.fromkeys(("model", "precision", "optim", "data", "checkpoint", "tracking"), 2),
+    **dict.fromkeys(("plan", "study"), 2),
     "engine": 3,
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
-    "generate": 4,
-    **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster"), 5),
+    **dict.fromkeys(("generate", "run_index"), 4),
+    **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
 FENCES = {
@@ -32,7 +33,7 @@ FENCES = {
     "torch_xla": {"engine.nxd"},
     "neuronx_distributed": {"engine.nxd"},
     "fsspec": {"prepare", "storage"},
-    "pyarrow": {"data", "prepare"},
+    "pyarrow": {"api", "data", "prepare", "run_index"},
     "tokenizers": {"data", "prepare"},
     "gigatoken": {"data"},
     "safetensors": {"checkpoint", "model"},
@@ -42,10 +43,11 @@ FENCES = {
     "tensorboard": {"tracking"},
     "matplotlib": {"report"},
     "jinja2": {"generate", "report"},
+    "scipy": {"study"},
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__
     "omegaconf": {"config", *ENTRIES},
-    "orjson": {"report"},
+    "orjson": {"report", "run_index"},
     "psutil": {"recovery", "tracking"},
     "yaml": {"config"},
     "lm_eval": {"evaluate"},

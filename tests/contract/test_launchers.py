@@ -30,6 +30,7 @@ from omegaconf import OmegaConf
 from hlat import train
 from hlat.config import compose as composition
 from hlat.config import hydra_config_security
+from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -301,3 +302,9 @@ def quote(text: str) -> str:
 def write(path: str, text: str) -> None:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(text)
+
+
+@pytest.mark.parametrize("launcher", [name for name in LAUNCHERS if name != "local"], indirect=True)
+def test_only_the_local_launcher_stops_points_early(sweep, base):
+    with pytest.raises(ConfigError, match=r"study.stop_worse=true needs hydra/launcher=local"):
+        sweep(*base, "study.stop_worse=true", "run.seed=1,2")

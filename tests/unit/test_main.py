@@ -18,6 +18,7 @@ COMMANDS = (
         "doctor",
         "precompile",
         "report",
+        "runs",
         "generate",
         "evaluate",
     ),

@@ -1,0 +1,234 @@
+"""Python API: `hlat.runs(root)` and `hlat.load_run(path)`, for notebooks and scripts.
+
+Tables are those of pyarrow; `.to_pandas()` converts them. docs/studies.md has examples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from hlat.config import recorded_config
+from hlat.config.config_errors import ConfigError
+from hlat.config.run import Config
+from hlat.report.run_record import RunRecord, load_run_record
+from hlat.tracking.summary_metrics import compute_summary_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hlat.data.prompt_tokenizer import PromptTokenizer
+    from hlat.engine.interface import Engine
+
+__all__ = ["Run", "TextModel", "load_run", "runs"]
+
+
+def runs(root: str | PathLike[str] = "runs", where: str | None = None) -> pa.Table:
+    """Return the runs below a root, one per row.
+
+    Columns are the state, results, code and data of each run, and its settings as `config.KEY`.
+    Missing values are null.
+
+    Args:
+        root: Directory of runs.
+        where: Filter such as `config.optimizer.beta2=0.99 and step>=500`.
+
+    Raises:
+        ConfigError: The root does not exist, or the filter is invalid.
+    """
+    from hlat.run_index.index_file import load_run_list
+    from hlat.run_index.run_filter import filter_runs
+    from hlat.run_index.run_table import build_run_table
+
+    run_list = load_run_list(Path(root))
+    return build_run_table(run_list if where is None else filter_runs(run_list, where))
+
+
+def load_run(path: str | PathLike[str]) -> "Run":
+    """Return a run by its directory.
+
+    Raises:
+        ConfigError: The directory contains no run.
+    """
+    return Run(Path(path), load_run_record(Path(path)))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory; `record` is the content of its files."""
+
+    path: Path
+    record: RunRecord
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.record.name
+
+    @cached_property
+    def config(self) -> Config:
+        """Configuration of the run.
+
+        Raises ConfigError if it is not valid in this version of hlat; `settings` always works.
+        """
+        return recorded_config.parse_run_config(self.record.config)
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Settings by full key, such as `optimizer.lr`."""
+        return recorded_config.load_flat_settings(self.record.config)
+
+    @cached_property
+    def metrics(self) -> pa.Table:
+        """Rows of metrics.jsonl: one per logged step."""
+        return pa.Table.from_pylist(_unify_keys(self.record.metrics))
+
+    @cached_property
+    def heldout(self) -> pa.Table:
+        """Bits per byte of each held-out source, and their mean, at each evaluation."""
+        rows = [
+            {"step": step, **(row.get("bits_per_byte") or {})}
+            for step, row in self.record.evaluations.items()
+        ]
+        return pa.Table.from_pylist(_unify_keys(rows))
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Rows of events.jsonl."""
+        return self.record.events
+
+    @cached_property
+    def summary(self) -> dict[str, float]:
+        """Last step, losses, throughput, cost and counts of events."""
+        return compute_summary_metrics(self.record.metrics, self.record.events)
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of the checkpoints and milestones."""
+        from hlat.checkpoint import checkpoint_directory, checkpoint_lookup
+
+        root = checkpoint_lookup.find_checkpoint_root(self.path)
+        directories = (root / "milestones", root / "checkpoints")
+        return sorted(
+            {step for each in directories for step in checkpoint_directory.list_steps(each)}
+        )
+
+    def load_tensors(
+        self, step: int | None = None, names: Sequence[str] | None = None
+    ) -> "dict[str, Tensor]":
+        """Return tensors of a verified checkpoint by name, such as `weights/embedding.weight`.
+
+        Args:
+            step: Step of the checkpoint; None: the newest.
+            names: Names of the tensors; None: all weights.
+
+        Raises:
+            ConfigError: The run has no such checkpoint or tensor, or it is damaged.
+        """
+        from hlat.checkpoint import checkpoint_lookup, checkpoint_store
+        from hlat.checkpoint.safetensors_file import SafetensorsReader
+        from hlat.checkpoint.tensor_slice import build_full_slice
+
+        path, _ = checkpoint_lookup.find_checkpoint(self.path, step)
+        records = checkpoint_store.load_manifest(path).tensors
+        chosen = [n for n in records if n.startswith("weights/")] if names is None else names
+        if missing := [name for name in chosen if name not in records]:
+            raise ConfigError(f"{path} has no tensor {missing[0]}")
+        with SafetensorsReader(path, records) as reader:
+            return {
+                name: reader.read(name, build_full_slice(records[name].shape)) for name in chosen
+            }
+
+    def load_model(self, step: int | None = None, overrides: Sequence[str] = ()) -> "TextModel":
+        """Return the model of a verified checkpoint for inference in this process.
+
+        Args:
+            step: Step of the checkpoint; None: the newest.
+            overrides: Settings of the groups hardware, engine, compiler and precision.
+
+        Raises:
+            ConfigError: The run has no such checkpoint, it is damaged, or an override is invalid.
+        """
+        from hlat.engine.engine_factory import create_engine
+        from hlat.evaluate.inference_config import build_inference_config
+        from hlat.evaluate.model_source import find_model
+
+        source = find_model(str(self.path), step)
+        config = build_inference_config(source, overrides)
+        engine = create_engine(config)
+        engine.build(config, training=False, initialize=False)
+        source.load_weights(engine.chunks())
+        return TextModel(engine, source.tokenizer)
+
+
+class TextModel:
+    """A model with its tokenizer; close it, or use it in a `with` statement."""
+
+    def __init__(self, engine: "Engine", tokenizer: "PromptTokenizer") -> None:
+        from hlat.evaluate.inference_model import InferenceModel
+
+        self.tokenizer = tokenizer
+        """Tokenizer of the run."""
+        self.model = InferenceModel(engine)
+        """Log-probabilities and generation for token ids."""
+        self._engine = engine
+
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 64,
+        *,
+        stop: Sequence[str] = (),
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> str:
+        """Return the continuation of a text; `temperature` 0 is greedy decoding."""
+        from hlat.evaluate.inference_model import build_stop_check
+
+        ids = self._encode(prompt)
+        (generated,) = self.model.generate(
+            [ids],
+            max_new_tokens,
+            is_finished=build_stop_check(self.tokenizer, stop),
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+        )
+        return self.tokenizer.decode(generated)
+
+    def score(self, context: str, continuation: str) -> float:
+        """Return the log-probability of a continuation in nats."""
+        ids = self.tokenizer.encode(continuation, is_prompt_start=False)
+        ((log_prob, _),) = self.model.score([(self._encode(context), ids)])
+        return log_prob
+
+    def close(self) -> None:
+        """Release the memory of the model."""
+        self._engine.close()
+
+    def __enter__(self) -> "TextModel":
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _encode(self, text: str) -> list[int]:
+        """Return the ids of a prompt, at least one."""
+        return self.tokenizer.encode(text) or [self.tokenizer.prefix_token_id]
+
+
+def _unify_keys(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows that all have the keys of every row, with None for missing values."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key) for key in keys} for row in rows]

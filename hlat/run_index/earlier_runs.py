@@ -1,0 +1,83 @@
+"""Earlier runs of the size of a planned run: their spread over seeds and their speed."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from hlat.config.run import Config
+from hlat.config.run_identity import flatten_model
+from hlat.run_index.index_file import load_run_list
+from hlat.run_index.run_row import RunRow, Settings
+from hlat.study.power import estimate_difference_std
+from hlat.training_state import compute_total_steps
+
+_IGNORED_GROUPS = ("run", "study", "tracking", "checkpoint", "recovery")
+"""Groups of settings that do not distinguish the points of a study."""
+_TOKEN_TOLERANCE = 0.01
+"""Relative difference of the tokens of runs of one size."""
+
+
+@dataclass(frozen=True)
+class EarlierRuns:
+    """Finished runs of one size; NaN for a value that they do not have.
+
+    `spread` is the standard deviation over seeds of the difference between two points, from
+    `num_runs` runs.
+    """
+
+    spread: float
+    num_runs: int
+    tokens_per_second: float
+
+
+def summarize_earlier_runs(config: Config, metric: str) -> EarlierRuns:
+    """Return the spread of a metric and the speed of finished runs in the root of a run."""
+    root = Path(config.run.root)
+    if not root.is_dir():
+        return EarlierRuns(math.nan, 0, math.nan)
+    runs = load_run_list(root)
+    similar = [
+        (row, settings)
+        for row, settings in zip(runs.rows, runs.settings, strict=True)
+        if _has_size(row, settings, config)
+    ]
+    points: dict[str, dict[str, float]] = {}
+    for row, settings in similar:
+        value = row.get(metric)
+        if isinstance(value, int | float):
+            values = points.setdefault(_get_point(settings), {})
+            values.setdefault(str(settings.get("run.seed")), float(value))
+    spread, num_runs = estimate_difference_std(points.values())
+    speeds = [
+        row["median_tokens_per_second"]
+        for row, settings in similar
+        if settings.get("hardware.name") == config.hardware.name
+        and "median_tokens_per_second" in row
+    ]
+    return EarlierRuns(spread, num_runs, median(speeds) if speeds else math.nan)
+
+
+def _has_size(row: RunRow, settings: Settings, config: Config) -> bool:
+    tokens = compute_total_steps(config) * config.batch.tokens_per_step
+    model = flatten_model(config.model)
+    return (
+        row["state"] == "finish"
+        and abs(row.get("tokens", 0) - tokens) <= _TOKEN_TOLERANCE * tokens
+        and all(settings.get(key, value) == value for key, value in model.items() if _is_size(key))
+    )
+
+
+def _is_size(key: str) -> bool:
+    """Return True for a setting of the model that determines its number of parameters."""
+    names = ("num_layers", "hidden_size", "intermediate_size", "vocab_size")
+    return key.removeprefix("model.") in names
+
+
+def _get_point(settings: Settings) -> str:
+    kept = [
+        (key, settings[key])
+        for key in sorted(settings)
+        if key.partition(".")[0] not in _IGNORED_GROUPS
+    ]
+    return repr(kept)

@@ -1,0 +1,197 @@
+"""Index of the runs below a root: a SQLite file that repeats the content of run directories.
+
+The file is a cache. It is replaced as a whole, like every other file of a run, so that several
+processes and machines can read and write it on a shared file system without locks, which network
+file systems do not guarantee. Of two writers at the same time, one wins; the runs that only the
+other one had read are read again the next time. A damaged file is ignored and replaced.
+"""
+
+import difflib
+import json
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from hlat.config.config_errors import ConfigError
+from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, Settings, build_run_row, is_ended
+
+INDEX_NAME = ".hlat_runs.sqlite"
+"""Name of the index in the root."""
+_SCHEMA_VERSION = 1
+_TABLES = """
+CREATE TABLE run (path TEXT PRIMARY KEY, version TEXT, fields BLOB) WITHOUT ROWID;
+CREATE TABLE settings (path TEXT PRIMARY KEY, fields BLOB) WITHOUT ROWID;
+"""
+_RUN_FILES = ("events.jsonl", "metrics.jsonl", "config.yaml", "provenance.json")
+_MAX_DEPTH = 3
+"""Levels of directories in which runs are searched; a run.name may contain slashes."""
+
+
+@dataclass(frozen=True)
+class RunList:
+    """Runs below a root in the order of their paths; settings are loaded when they are needed."""
+
+    root: Path
+    rows: list[RunRow]
+    fresh_settings: dict[str, Settings] = field(default_factory=dict)
+
+    @cached_property
+    def settings(self) -> list[Settings]:
+        """Settings of each run by full key."""
+        paths = [row["run"] for row in self.rows]
+        missing = [path for path in paths if path not in self.fresh_settings]
+        stored = _load_table(self.root / INDEX_NAME, "settings") if missing else {}
+        loaded = {path: orjson.loads(fields) for path, (fields,) in stored.items()}
+        loaded |= self.fresh_settings
+        for path in paths:
+            if path not in loaded:  # another process has replaced the index since
+                loaded[path] = build_run_row(self.root / path, self.root)[1]
+        return [loaded[path] for path in paths]
+
+    def select(self, indices: Iterable[int]) -> "RunList":
+        """Return the runs at `indices`."""
+        return RunList(self.root, [self.rows[i] for i in indices], self.fresh_settings)
+
+
+def load_run_list(root: Path, rebuild: bool = False) -> RunList:
+    """Return the runs below a root; read those that are not in the index, and add them to it.
+
+    Args:
+        root: Directory of runs.
+        rebuild: Ignore the index, and write it again.
+
+    Raises:
+        ConfigError: The root does not exist.
+    """
+    if not root.is_dir():
+        raise ConfigError(f"{root} is not a directory; give the root of the runs, such as runs")
+    stored = {} if rebuild else _load_table(root / INDEX_NAME, "run")
+    rows: list[RunRow] = []
+    fresh: dict[str, tuple[str, RunRow, Settings]] = {}
+    for path, version in sorted(_find_runs(str(root))):
+        if path in stored and stored[path][0] == version:
+            rows.append(orjson.loads(stored[path][1]))
+            continue
+        with suppress(ConfigError):  # without a readable row, or removed since
+            row, settings = build_run_row(root / path, root)
+            rows.append(row)
+            fresh[path] = version, row, settings
+    ended = {path: item for path, item in fresh.items() if is_ended(item[1])}
+    removed = stored.keys() - {row["run"] for row in rows}
+    if ended or removed or rebuild:
+        _replace_index(root, ended, removed, from_scratch=not stored)
+    return RunList(root, rows, {path: settings for path, (_, _, settings) in fresh.items()})
+
+
+def validate_columns(runs: RunList, columns: Iterable[str]) -> None:
+    """Raise ConfigError if no run has one of the columns; `config.KEY` is a setting."""
+    known = {key for row in runs.rows for key in row}
+    missing = [column for column in columns if column not in known]
+    if not missing or not runs.rows:
+        return
+    known |= {f"{CONFIG_PREFIX}{key}" for settings in runs.settings for key in settings}
+    for column in missing:
+        if column not in known:
+            near = [key for key in sorted(known) if key.endswith(f".{column}")]
+            near = near or difflib.get_close_matches(column, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(sorted(known))}"
+            raise ConfigError(f"{column}: no run has this column; {hint}")
+
+
+def _find_runs(directory: str, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the path of each run below a directory, with the version of its files."""
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir():
+                continue
+            path = f"{prefix}{entry.name}"
+            if version := _get_version(entry.path):
+                yield path, version
+            elif depth + 1 < _MAX_DEPTH:
+                yield from _find_runs(entry.path, f"{path}/", depth + 1)
+
+
+def _get_version(run_dir: str) -> str:
+    """Return modification time and size of the files of a run; empty if it has none."""
+    parts = []
+    for name in _RUN_FILES:
+        try:
+            status = os.stat(f"{run_dir}/{name}")
+        except OSError:
+            continue
+        parts.append(f"{name[0]}{status.st_mtime_ns}:{status.st_size}")
+    return " ".join(parts)
+
+
+def _load_table(file: Path, table: str) -> dict[str, tuple[Any, ...]]:
+    """Return the rows of a table by path; empty if the file is missing, old or damaged."""
+    if not file.exists():
+        return {}
+    try:
+        # Immutable: SQLite takes no lock, since the file is replaced and never changed
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as index:
+            if index.execute("PRAGMA user_version").fetchone() != (_SCHEMA_VERSION,):
+                return {}
+            rows = {path: tuple(rest) for path, *rest in index.execute(f"SELECT * FROM {table}")}  # noqa: S608
+            for fields in list(rows.values())[:1]:
+                orjson.loads(fields[-1])
+            return rows
+    except (sqlite3.Error, ValueError, OSError) as error:
+        print(f"hlat: {file} is damaged ({error}); it is written again", file=sys.stderr)
+        return {}
+
+
+def _replace_index(
+    root: Path,
+    fresh: dict[str, tuple[str, RunRow, Settings]],
+    removed: Iterable[str],
+    from_scratch: bool,
+) -> None:
+    """Replace the index with a copy that has the fresh runs; keep it if the root is read-only."""
+    file = root / INDEX_NAME
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f"{INDEX_NAME}.", dir=root)
+        os.close(descriptor)
+    except OSError:
+        return
+    try:
+        if not from_scratch:
+            shutil.copyfile(file, name)
+        with closing(sqlite3.connect(name)) as index:
+            index.execute("PRAGMA journal_mode=OFF")  # the file is private until it is complete
+            index.execute("PRAGMA synchronous=OFF")
+            if from_scratch:
+                index.executescript(_TABLES)
+                index.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+            gone = [(path,) for path in removed]
+            index.executemany("DELETE FROM run WHERE path=?", gone)
+            index.executemany("DELETE FROM settings WHERE path=?", gone)
+            runs = [(path, v, _serialize(row)) for path, (v, row, _) in fresh.items()]
+            settings = [(path, _serialize(each)) for path, (_, _, each) in fresh.items()]
+            index.executemany("REPLACE INTO run VALUES (?, ?, ?)", runs)
+            index.executemany("REPLACE INTO settings VALUES (?, ?)", settings)
+            index.commit()
+        os.chmod(name, (root.stat().st_mode & 0o666) | 0o600)  # for all users of the root
+        os.replace(name, file)
+    except (OSError, sqlite3.Error) as error:
+        print(f"hlat: {file} cannot be written ({error})", file=sys.stderr)
+        with suppress(OSError):
+            os.unlink(name)
+
+
+def _serialize(fields: dict[str, Any]) -> bytes:
+    """Return JSON, also of values of a foreign configuration that orjson rejects."""
+    try:
+        return orjson.dumps(fields)
+    except TypeError:
+        return json.dumps(fields, default=str).encode()

@@ -1,0 +1,139 @@
+"""Runs as an Arrow table, as files, and as text: list, groups and differences."""
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from hlat.report.text_format import (
+    UNKNOWN,
+    format_count,
+    format_decimal,
+    format_timestamp,
+    format_value,
+)
+from hlat.run_index.index_file import RunList, validate_columns
+from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, get_value
+from hlat.study.paired_test import compute_mean_interval
+
+FILE_SUFFIXES = (".csv", ".parquet")
+"""Formats of `export_runs`."""
+_COLUMNS = {
+    "state": format_value,
+    "step": format_count,
+    "final_loss": format_decimal,
+    "heldout_bits_per_byte": format_decimal,
+    "median_tokens_per_second": format_count,
+    "started": format_timestamp,
+}
+"""Columns of the list with their formats."""
+_GROUP_METRICS = ("final_loss", "heldout_bits_per_byte", "median_tokens_per_second")
+_ORIGIN_COLUMNS = ("code", "changed_code", "data", "host", "state", "step")
+"""Columns that a comparison of runs has beside the settings."""
+
+
+def build_run_table(runs: RunList) -> pa.Table:
+    """Return all columns, with settings as `config.KEY`; missing values are null.
+
+    A column with values of several types, such as lists and numbers, contains texts.
+    """
+    keys = dict.fromkeys(key for row in runs.rows for key in row)
+    setting_keys = sorted({key for settings in runs.settings for key in settings})
+    columns = {key: _build_array([row.get(key) for row in runs.rows]) for key in keys}
+    columns |= {
+        f"{CONFIG_PREFIX}{key}": _build_array([settings.get(key) for settings in runs.settings])
+        for key in setting_keys
+    }
+    return pa.table(columns)
+
+
+def export_runs(runs: RunList, file: Path) -> None:
+    """Write all columns as CSV or Parquet, depending on the extension."""
+    table = build_run_table(runs)
+    if file.suffix == ".csv":
+        from pyarrow import csv
+
+        texts = [
+            pa.array(
+                [None if value is None else format_value(value) for value in column.to_pylist()]
+            )
+            if pa.types.is_nested(column.type) or pa.types.is_null(column.type)
+            else column
+            for column in table.columns
+        ]
+        csv.write_csv(pa.table(dict(zip(table.column_names, texts, strict=True))), file)
+    else:
+        from pyarrow import parquet
+
+        parquet.write_table(table, file)
+
+
+def format_run_list(runs: RunList, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows of a list with further columns."""
+    validate_columns(runs, columns)
+    headers = ["run", *_COLUMNS, *columns]
+    rows = []
+    for i, row in enumerate(runs.rows):
+        cells = [
+            format_cell(row[key]) if row.get(key) is not None else UNKNOWN
+            for key, format_cell in _COLUMNS.items()
+        ]
+        settings = runs.settings[i] if columns else {}
+        cells += [format_value(get_value(row, settings, column)) for column in columns]
+        rows.append([row["run"], *cells])
+    return headers, rows
+
+
+def format_groups(runs: RunList, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows of groups: states, and mean and 95% interval of metrics.
+
+    Metrics are those of finished runs.
+    """
+    validate_columns(runs, columns)
+    groups: dict[tuple[str, ...], list[RunRow]] = {}
+    for row, settings in zip(runs.rows, runs.settings, strict=True):
+        key = tuple(format_value(get_value(row, settings, column)) for column in columns)
+        groups.setdefault(key, []).append(row)
+    rows = []
+    for key, members in sorted(groups.items()):
+        counts = Counter(format_value(row["state"]) for row in members)
+        states = ", ".join(f"{count} {state}" for state, count in counts.items())
+        finished = [row for row in members if row["state"] == "finish"]
+        metrics = [_format_mean(finished, metric) for metric in _GROUP_METRICS]
+        rows.append([*key, states, *metrics])
+    return [*columns, "runs", *_GROUP_METRICS], rows
+
+
+def format_differences(runs: RunList) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows of what differs between runs: code, data, and settings."""
+    rows = []
+    for column in _ORIGIN_COLUMNS:
+        values = [format_value(row.get(column)) for row in runs.rows]
+        if len({*values}) > 1:
+            rows.append([column, *values])
+    for key in sorted({key for settings in runs.settings for key in settings}):
+        values = [format_value(settings.get(key)) for settings in runs.settings]
+        if len({*values}) > 1:
+            rows.append([f"{CONFIG_PREFIX}{key}", *values])
+    return ["differs", *(row["run"] for row in runs.rows)], rows
+
+
+def _format_mean(rows: Sequence[RunRow], metric: str) -> str:
+    values = [row[metric] for row in rows if isinstance(row.get(metric), int | float)]
+    if not values:
+        return UNKNOWN
+    mean, low, high = compute_mean_interval(values)
+    decimals = 0 if abs(mean) >= 1000 else 4
+    interval = "" if len(values) < 2 else f" ({low:,.{decimals}f} to {high:,.{decimals}f})"
+    return f"{mean:,.{decimals}f}{interval}"
+
+
+def _build_array(values: list[Any]) -> pa.Array:
+    """Return an Arrow array; of texts for mappings and for values of several types."""
+    if not any(isinstance(value, dict) for value in values):
+        with suppress(pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+            return pa.array(values)
+    return pa.array([None if value is None else format_value(value) for value in values])

@@ -1,0 +1,233 @@
+"""Text and JSON of the plan of a study: `hlat plan +sweep=NAME`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hlat.config.compose import compose_points
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.config.run import Config
+from hlat.config.study import Direction, StudyConfig
+from hlat.config.sweep_axes import SweepAxes, load_sweep_axes
+from hlat.plan.study_plan import (
+    SEED_KEY,
+    PowerPlan,
+    RunCost,
+    compute_run_cost,
+    count_comparisons,
+    plan_power,
+    sum_costs,
+)
+from hlat.report.text_format import (
+    UNKNOWN,
+    format_duration,
+    format_short,
+    format_table,
+    format_usd,
+    format_value,
+)
+from hlat.run_index.earlier_runs import EarlierRuns, summarize_earlier_runs
+
+
+@dataclass(frozen=True)
+class StudyForecast:
+    """Plan of a study; `power` is None without seeds or without a known spread."""
+
+    sweep: SweepAxes
+    design: StudyConfig
+    costs: list[RunCost]
+    skipped: list[str]
+    num_comparisons: int
+    earlier: EarlierRuns
+    power: PowerPlan | None
+
+    @property
+    def total(self) -> RunCost:
+        """Cost of all runs, one after the other."""
+        return sum_costs(self.costs)
+
+    @property
+    def num_seeds(self) -> int:
+        """Number of seeds of each point."""
+        return len(self.sweep.axes.get(SEED_KEY, [""]))
+
+    @property
+    def budget_problems(self) -> list[str]:
+        """Reasons why the study exceeds its budget."""
+        limits = {"budget_hours": self.total.hours, "budget_usd": self.total.usd}
+        return [
+            f"study.{key}={limit:g}: the runs need {value:.3g}"
+            for key, value in limits.items()
+            if value is not None and (limit := getattr(self.design, key)) is not None
+            if value > limit
+        ]
+
+
+def forecast_study(overrides: Sequence[str]) -> StudyForecast:
+    """Compose all points of a sweep and return its plan.
+
+    Raises:
+        ConfigError: A point is invalid, and the sweep does not skip invalid points.
+    """
+    sweep = load_sweep_axes(overrides)
+    points = sweep.list_points()
+    configs, skipped = _compose_points(sweep, points)
+    design = configs[0].study
+    earlier = summarize_earlier_runs(configs[0], design.metric)
+    speed = None if math.isnan(earlier.tokens_per_second) else earlier.tokens_per_second
+    costs = [compute_run_cost(config, speed) for config in configs]
+    if sweep.num_trials is not None:
+        costs *= sweep.num_trials
+    num_comparisons = count_comparisons(points, design)
+    num_seeds = len(sweep.axes.get(SEED_KEY, []))
+    spread = design.spread if design.spread is not None else earlier.spread
+    power = None
+    if num_seeds > 1 and num_comparisons and math.isfinite(spread) and spread > 0:
+        power = plan_power(design, spread, num_seeds, num_comparisons)
+    return StudyForecast(sweep, design, costs, skipped, num_comparisons, earlier, power)
+
+
+def format_forecast(forecast: StudyForecast) -> list[str]:
+    """Return the text of a plan."""
+    design, total = forecast.design, forecast.total
+    lines = [f"question: {design.question}", ""] if design.question else []
+    lines += [_format_headline(forecast)]
+    lines += [f"  {_format_axis(key, forecast)}" for key in forecast.sweep.axes]
+    lines += [f"  skipped: {line}" for line in forecast.skipped]
+    better = "higher" if design.direction is Direction.maximize else "lower"
+    lines += [f"metric: {design.metric}, {better} is better", ""]
+    lines += format_table(["cost", "per run", "all runs"], _build_cost_rows(forecast.costs, total))
+    lines += [_format_speed_source(forecast)]
+    lines += [f"exceeds the budget: {problem}" for problem in forecast.budget_problems]
+    return [*lines, "", *_format_power(forecast)]
+
+
+def summarize_forecast(forecast: StudyForecast) -> dict[str, Any]:
+    """Return a plan as JSON."""
+    return {
+        "question": forecast.design.question,
+        "metric": forecast.design.metric,
+        "axes": forecast.sweep.axes,
+        "runs": len(forecast.costs),
+        "skipped": forecast.skipped,
+        "comparisons": forecast.num_comparisons,
+        "total": asdict(forecast.total),
+        "earlier_runs": forecast.earlier.num_runs,
+        "power": None if forecast.power is None else asdict(forecast.power),
+        "exceeds_budget": forecast.budget_problems,
+    }
+
+
+def _compose_points(
+    sweep: SweepAxes, points: Sequence[dict[str, str]]
+) -> tuple[list[Config], list[str]]:
+    """Return the configurations of all points, and the reasons of skipped ones."""
+    configs, problems = [], []
+    words = [[f"{key}={value}" for key, value in point.items()] for point in points]
+    composed = compose_points([[*sweep.overrides, *each] for each in words])
+    for each, config in zip(words, composed, strict=True):
+        try:
+            if isinstance(config, ConfigError):
+                raise config
+            configs.append(resolve_config(config))
+        except ConfigError as error:
+            problems += [f"[{' '.join(each)}] {problem}" for problem in error.problems]
+    if problems and not (sweep.prune and configs):
+        raise ConfigError(*problems)
+    return configs, problems
+
+
+def _format_headline(forecast: StudyForecast) -> str:
+    count = len(forecast.costs)
+    if forecast.sweep.num_trials is not None:
+        return f"{count} runs of a search"
+    seeds = forecast.num_seeds
+    points = len(forecast.sweep.list_points()) // seeds
+    return f"{count} runs: {points} points with {seeds} {'seed' if seeds == 1 else 'seeds'}"
+
+
+def _format_axis(key: str, forecast: StudyForecast) -> str:
+    baseline = forecast.design.baseline.get(key)
+    text = f"{key}: {', '.join(forecast.sweep.axes[key])}"
+    return text if baseline is None else f"{text}; baseline {_format_override(baseline)}"
+
+
+def _format_override(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else format_value(value)
+
+
+def _build_cost_rows(costs: Sequence[RunCost], total: RunCost) -> list[list[str]]:
+    def format_range(values: Sequence[float | None], format_one: Any) -> str:
+        known = sorted(value for value in values if value is not None)
+        if not known or len(known) < len(values):
+            return UNKNOWN
+        low, high = format_one(known[0]), format_one(known[-1])
+        return str(low) if low == high else f"{low} to {high}"
+
+    def format_hours(hours: float) -> str:
+        return format_duration(3600 * hours)
+
+    return [
+        [
+            "tokens",
+            format_range([c.tokens for c in costs], format_short),
+            format_short(total.tokens),
+        ],
+        ["FLOPs", format_range([c.flops for c in costs], format_flops), format_flops(total.flops)],
+        [
+            "time",
+            format_range([c.hours for c in costs], format_hours),
+            UNKNOWN if total.hours is None else format_hours(total.hours),
+        ],
+        ["price", format_range([c.usd for c in costs], format_usd), format_usd(total.usd)],
+    ]
+
+
+def format_flops(value: float) -> str:
+    """Return a number of FLOPs with an exponent."""
+    return f"{value:.3g}"
+
+
+def _format_speed_source(forecast: StudyForecast) -> str:
+    speed = forecast.earlier.tokens_per_second
+    if not math.isnan(speed):
+        return f"speed: {format_short(speed)} tokens per second, median of earlier runs"
+    if forecast.total.hours is None:
+        return "speed: unknown; no earlier run of this size, and no constants of this hardware"
+    return "speed: predicted"
+
+
+def _format_power(forecast: StudyForecast) -> list[str]:
+    design, power = forecast.design, forecast.power
+    if power is None:
+        return [_explain_missing_power(forecast)]
+    count = forecast.num_comparisons
+    source = (
+        "stated in study.spread"
+        if design.spread is not None
+        else f"from {forecast.earlier.num_runs} earlier runs of this size"
+    )
+    smallest = power.differences[forecast.num_seeds]
+    lines = [
+        f"smallest difference that {forecast.num_seeds} seeds detect with {design.power:.0%} "
+        f"power: {smallest:.2g}",
+        f"spread of a difference over seeds: {power.spread:.2g}, {source}; alpha {design.alpha:g} "
+        f"over {count} {'comparison' if count == 1 else 'comparisons'}",
+    ]
+    if (wanted := design.smallest_difference) is not None and smallest > wanted:
+        lines.append(f"this is more than study.smallest_difference={wanted:g}; add seeds or steps")
+    rows = [[str(seeds), f"{value:.2g}"] for seeds, value in power.differences.items()]
+    return [*lines, "", *format_table(["seeds", "smallest difference"], rows)]
+
+
+def _explain_missing_power(forecast: StudyForecast) -> str:
+    if forecast.num_seeds < 2 or forecast.sweep.num_trials is not None:
+        return "no test: sweep at least two seeds with run.seed=1,2,3"
+    if not forecast.num_comparisons:
+        return "no test: no point has a baseline; set study.baseline"
+    return (
+        "smallest detectable difference: unknown, since run.root has no finished runs of this size "
+        "with several seeds; state study.spread, the standard deviation of a difference over seeds"
+    )

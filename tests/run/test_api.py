@@ -1,0 +1,80 @@
+"""The Python API on a trained run, and finished runs that are not trained again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import hlat
+from hlat.config.config_errors import ConfigError
+
+
+@pytest.fixture
+def root(runner_at_step_2) -> Path:
+    return runner_at_step_2.folder / "runs"
+
+
+def test_runs_are_a_table(root) -> None:
+    table = hlat.runs(root, where="config.optimizer.name=adamw")
+    assert table["run"].to_pylist() == ["x"]
+    assert table["state"].to_pylist() == ["finish"]
+    assert table["config.run.seed"].to_pylist() == [12349]
+    assert hlat.runs(root, where="step>2").num_rows == 0
+    with pytest.raises(ConfigError, match="no run has this column"):
+        hlat.runs(root, where="stepp>2")
+
+
+def test_a_run_has_configuration_metrics_tensors_and_model(root) -> None:
+    run = hlat.load_run(root / "x")
+    assert run.config.run.steps == run.settings["run.steps"] == 2
+    assert run.metrics["step"].to_pylist() == [1, 2]
+    assert run.metrics["loss"][1].as_py() == run.summary["final_loss"]
+    assert run.heldout["mean"].to_pylist()[-1] == run.summary["heldout_bits_per_byte"]
+    assert run.checkpoint_steps == [2]
+    tensors = run.load_tensors()
+    assert all(name.startswith("weights/") for name in tensors)
+    name = next(iter(tensors))
+    assert run.load_tensors(2, [name])[name].equal(tensors[name])
+    with pytest.raises(ConfigError, match="has no tensor nothing"):
+        run.load_tensors(names=["nothing"])
+    with run.load_model() as model:
+        assert model.generate("def main", 4) == model.generate("def main", 4)
+        assert model.score("def ", "main") < 0
+    with pytest.raises(ConfigError, match="is not a run directory"):
+        hlat.load_run(root)
+
+
+def test_an_equal_run_under_another_name_is_not_trained(runner_at_step_2) -> None:
+    runner = runner_at_step_2
+    equal = runner.run("run.name=y", "run.steps=2")
+    assert equal.returncode == 0
+    assert "runs/x has finished with the same settings, code and data" in equal.stdout
+    assert not (runner.folder / "runs/y").exists()
+
+
+@pytest.mark.slow  # trains two runs
+def test_another_setting_or_a_request_trains(runner_at_step_2) -> None:
+    runner = runner_at_step_2
+    other = runner.run("run.name=y", "run.steps=2", "optimizer.lr=0.004")
+    assert other.returncode == 0
+    assert len(runner.losses("y")) == 2
+    repeated = runner.run("run.name=z", "run.steps=2", "run.repeat=true")
+    assert repeated.returncode == 0
+    assert runner.losses("z") == runner.losses("x")
+
+
+@pytest.mark.slow  # trains a run
+@pytest.mark.parametrize("changed", ["code", "data", "removed"])
+def test_a_run_of_other_code_or_data_is_not_equal(runner_at_step_2, changed, monkeypatch) -> None:
+    from hlat.tracking import finished_runs
+
+    runner = runner_at_step_2
+    if changed == "code":
+        monkeypatch.setattr(finished_runs.provenance, "compute_code_digest", lambda: "other")
+    elif changed == "data":
+        (record,) = (runner.folder / "runs/.finished").iterdir()
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"data": "other"}))
+    else:
+        (runner.folder / "runs/x/provenance.json").unlink()
+    assert runner.run("run.name=y", "run.steps=2").returncode == 0
+    assert len(runner.losses("y")) == 2

@@ -1,0 +1,100 @@
+"""The index repeats the run directories: changed, removed and damaged files, several writers."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.run_index import index_file
+from hlat.run_index.index_file import INDEX_NAME, load_run_list
+
+WriteRun = Callable[..., Path]
+
+
+def _names(root: Path) -> list[str]:
+    return [row["run"] for row in load_run_list(root).rows]
+
+
+def test_only_changed_runs_are_read_again(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "group/c"):
+        write_run(name)
+    root, read = tmp_path / "runs", []
+    build = index_file.build_run_row
+    monkeypatch.setattr(
+        index_file, "build_run_row", lambda path, top: read.append(path.name) or build(path, top)
+    )
+    first = load_run_list(root)
+    assert [row["run"] for row in first.rows] == ["a", "b", "group/c"]
+    assert first.rows[0]["heldout_bits_per_byte"] == 2.0
+    assert first.rows[0]["heldout_bits_per_byte.code"] == 3.0
+    assert read == ["a", "b", "c"]
+    second = load_run_list(root)
+    assert (second.rows, second.settings) == (first.rows, first.settings)
+    assert second.settings[0]["optimizer.lr"] == 0.1
+    assert read == ["a", "b", "c"]
+    write_run("b", bits=1.25)
+    assert load_run_list(root).rows[1]["heldout_bits_per_byte"] == 1.25
+    shutil.rmtree(root / "a")
+    assert _names(root) == ["b", "group/c"]
+    assert read == ["a", "b", "c", "b"]
+
+
+def test_a_running_run_is_listed_and_not_stored(tmp_path: Path, write_run: WriteRun) -> None:
+    write_run("a", end=None)
+    (row,) = load_run_list(tmp_path / "runs").rows
+    assert row["state"] == "running or killed"
+    assert not (tmp_path / "runs" / INDEX_NAME).exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a database", None])
+def test_a_damaged_index_is_rebuilt(
+    tmp_path: Path, write_run: WriteRun, damage: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run("a")
+    root = tmp_path / "runs"
+    expected = load_run_list(root).rows
+    file = root / INDEX_NAME
+    content = file.read_bytes()
+    file.write_bytes(content[:-5000] + b"\xff" * 5000 if damage is None else damage)
+    assert load_run_list(root).rows == expected
+    capsys.readouterr()
+    assert load_run_list(root).rows == expected
+    assert capsys.readouterr().err == "", "the index was written again"
+
+
+def test_writers_at_the_same_time_leave_a_valid_index(tmp_path: Path, write_run: WriteRun) -> None:
+    root = tmp_path / "runs"
+    for number in range(6):
+        write_run(f"run{number}")
+    code = (
+        "import sys; from pathlib import Path; from hlat.run_index.index_file import load_run_list\n"
+        "for _ in range(5): assert len(load_run_list(Path(sys.argv[1]), rebuild=True).rows) == 6"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(root)]) for _ in range(2)]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    with sqlite3.connect(root / INDEX_NAME) as index:
+        assert index.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert index.execute("SELECT COUNT(*) FROM run").fetchone() == (6,)
+    assert [path.name for path in root.iterdir() if path.name.startswith(".")] == [INDEX_NAME]
+
+
+def test_a_root_that_cannot_be_written_is_listed(
+    tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run("a")
+
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, os.strerror(13))
+
+    monkeypatch.setattr(index_file.tempfile, "mkstemp", refuse)
+    assert _names(tmp_path / "runs") == ["a"]
+    with pytest.raises(ConfigError, match="is not a directory"):
+        load_run_list(tmp_path / "missing")

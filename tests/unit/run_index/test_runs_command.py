@@ -1,0 +1,109 @@
+"""`hlat runs`: list, filters, groups, comparison and export."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyarrow import csv, parquet
+
+from hlat.config.config_errors import ConfigError
+from hlat.run_index.__main__ import main
+from hlat.run_index.index_file import load_run_list
+from hlat.run_index.run_filter import filter_runs
+
+Run = Callable[..., Path]
+
+
+@pytest.fixture
+def root(tmp_path: Path, write_run: Run) -> Path:
+    for seed in (1, 2):
+        write_run(f"low-{seed}", lr=0.001, seed=seed, bits=2.0 + seed / 10)
+        write_run(f"high-{seed}", lr=0.99, seed=seed, bits=1.5 + seed / 10)
+    write_run("lost", lr=7.0, end="diverge")
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("config.optimizer.lr=0.99 and step>=5", ["high-1", "high-2"]),
+        ("config.optimizer.lr=1e-3", ["low-1", "low-2"]),
+        ("state!=finish", ["lost"]),
+        ("run='low-1' or run=high-2", ["high-2", "low-1"]),
+        ("not (state=finish) and config.optimizer.decay_norms=false", ["lost"]),
+        ("heldout_bits_per_byte < 1.65", ["high-1"]),
+        ("config.optimizer.name == adamw and config.run.seed==2", ["high-2", "low-2"]),
+        ("cost_usd=null", ["high-1", "high-2", "lost", "low-1", "low-2"]),
+        ("host>5", []),
+    ],
+)
+def test_filters(root: Path, write_run: Run, expression: str, names: list[str]) -> None:
+    runs = load_run_list(root)
+    for row in runs.rows:
+        row["cost_usd"] = None
+    assert [row["run"] for row in filter_runs(runs, expression).rows] == names
+
+
+@pytest.mark.parametrize(
+    ("expression", "message"),
+    [
+        ("config.optimizer.lrr=1", "did you mean config.optimizer.lr?"),
+        ("steps>1", "did you mean step?"),
+        ("step>", "cannot be read; example:"),
+        ("open('x')=1", "is not a comparison of a column and a value"),
+        ("step+1=2", "is not a comparison"),
+        ("(" * 300 + "step=1", "cannot be read"),
+    ],
+)
+def test_wrong_filters_are_errors(root: Path, expression: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        filter_runs(load_run_list(root), expression)
+    assert message in str(caught.value)
+
+
+def test_the_list_has_columns_and_a_count(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(root), "where=state=finish", "columns=config.optimizer.lr"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[-1] == "config.optimizer.lr"
+    assert lines[1].startswith("high-1  finish  5")
+    assert lines[-1] == f"4 runs in {root}"
+    assert main([str(root), "columns=lr"]) == 2
+    assert "did you mean config.optimizer.lr" in capsys.readouterr().err
+
+
+def test_groups_have_means_with_intervals(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(root), "group=config.optimizer.lr"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split()[:3] == ["0.99", "2", "finish"]
+    assert "1.6500 (1.0147 to 2.2853)" in lines[2]
+    assert "1 diverge" in lines[3]
+
+
+def test_comparison_names_what_differs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    provenance = root / "high-1/provenance.json"
+    provenance.write_text(json.dumps({"git_revision": "def", "data": {"x": 2}}))
+    assert main([str(root), "compare=low-1,high-1"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert rows["differs"] == ["low-1", "high-1"]
+    assert rows["code"] == ["abc", "def"]
+    assert rows["config.optimizer.lr"] == ["0.001", "0.99"]
+    assert rows.keys() == {
+        "differs",
+        "code",
+        "data",
+        "host",
+        "config.optimizer.lr",
+        "config.run.name",
+    }
+    assert main([str(root), "compare=low-1,nothing"]) == 2
+    assert "has no run nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_exports_are_read_by_other_programs(root: Path, tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"runs.{suffix}"
+    assert main([str(root), f"export={file}", "where=config.run.seed=1"]) == 0
+    table = csv.read_csv(file) if suffix == "csv" else parquet.read_table(file)
+    assert table["run"].to_pylist() == ["high-1", "lost", "low-1"]
+    assert table["config.optimizer.lr"].to_pylist() == [0.99, 7.0, 0.001]

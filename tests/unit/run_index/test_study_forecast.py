@@ -1,0 +1,104 @@
+"""`hlat plan +sweep=NAME`: runs, cost, and what the seeds detect."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from hlat.config.run import Config
+from hlat.config.sweep_axes import is_sweep, load_sweep_axes
+from hlat.plan.__main__ import main
+from hlat.report.text_format import format_short
+from hlat.run_index.study_forecast import forecast_study
+from hlat.study.power import compute_detectable_difference
+
+
+def test_axes_are_those_of_study_and_command_line() -> None:
+    words = ["+sweep=beta2", "optimizer.beta2=0.9,0.95", "run.seed=range(1,6)"]
+    swept = load_sweep_axes(words)
+    assert swept.axes == {
+        "run.seed": ["1", "2", "3", "4", "5"],
+        "precision": ["bf16_sr", "mixed"],
+        "optimizer.beta2": ["0.9", "0.95"],
+    }
+    assert swept.overrides == ["+sweep=beta2"]
+    assert len(swept.list_points()) == 20
+    assert is_sweep(["optimizer.lr=1,2"])
+    assert not is_sweep(["optimizer.lr=1", "data.sources.x.paths=[a,b]"])
+
+
+@pytest.fixture
+def write_runs(tmp_path: Path, compose: Callable[..., object]) -> Callable[[], Config]:
+    """Return a function that writes runs of two points of the default size, and of another."""
+
+    def write() -> Config:
+        config = resolve_config(compose("run.steps=5"))
+        values = {"a": [2.0, 2.1, 2.3], "b": [2.1, 2.15, 2.45], "other": [1.0, 5.0, 9.0]}
+        for name, bits in values.items():
+            for seed, value in enumerate(bits):
+                layers = 99 if name == "other" else config.model.num_layers
+                settings = {
+                    "run": {"seed": seed},
+                    "optimizer": {"lr": name},
+                    "hardware": {"name": "cpu"},
+                    "model": {"num_layers": layers},
+                }
+                run_dir = tmp_path / f"runs/{name}{seed}"
+                run_dir.mkdir(parents=True)
+                tokens = 5 * config.batch.tokens_per_step
+                row = {"step": 5, "tokens": tokens, "loss": 1.0, "time": 1.0}
+                evaluation = {"event": "evaluate", "step": 5, "time": 1.0, "attempt": 1}
+                events = [
+                    evaluation | {"bits_per_byte": {"mean": value}},
+                    {"event": "finish", "step": 5, "time": 1.0, "attempt": 1},
+                ]
+                lines = "".join(json.dumps(event) + "\n" for event in events)
+                (run_dir / "config.yaml").write_text(json.dumps(settings))
+                (run_dir / "metrics.jsonl").write_text(
+                    json.dumps(row | {"tokens_per_second": 50.0}) + "\n"
+                )
+                (run_dir / "events.jsonl").write_text(lines)
+        return config
+
+    return write
+
+
+def test_a_plan_states_runs_cost_power_and_budget(
+    tmp_path: Path,
+    write_runs: Callable[[], Config],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Spread and speed are those of earlier runs of this size."""
+    config = write_runs()
+    monkeypatch.chdir(tmp_path)
+    words = ["run.steps=5", "optimizer.beta2=0.95,0.99", "run.seed=1,2", "study.budget_hours=0.01"]
+    assert main(words) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "4 runs: 2 points with 2 seeds"
+    tokens = 4 * 5 * config.batch.tokens_per_step
+    assert lines[6].split() == ["tokens", format_short(tokens / 4), format_short(tokens)]
+    text = "\n".join(lines)
+    assert "speed: 50 tokens per second, median of earlier runs" in text
+    hours = tokens / 50 / 3600
+    assert f"exceeds the budget: study.budget_hours=0.01: the runs need {hours:.3g}" in text
+    spread = math.sqrt(sum((d - 0.1) ** 2 for d in (0.1, 0.05, 0.15)) / 2)
+    assert f"spread of a difference over seeds: {spread:.2g}, from 6 earlier runs" in text
+    detectable = compute_detectable_difference(spread, 2)
+    assert f"2 seeds detect with 80% power: {detectable:.2g}" in text
+
+
+@pytest.mark.slow  # 3 s: composes five configurations
+def test_plans_of_a_search_and_of_an_invalid_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    forecast = forecast_study(["+sweep=search"])
+    assert (len(forecast.costs), forecast.power) == (12, None)
+    assert forecast_study(["run.seed=1,2"]).num_comparisons == 0
+    with pytest.raises(ConfigError, match=r"\[optimizer.lr=-1\]"):
+        forecast_study(["optimizer.lr=1e-3,-1"])
