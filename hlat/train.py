@@ -90,7 +90,7 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
                 exit_code, step = train(config, state, engine, loader, tracker, fault_tolerance)
                 tracker.close()
                 if is_rank0 and exit_code is ExitCode.FINISHED:
-                    finished_runs.record_finished_run(run_dir)
+                    finished_runs.record_finished_run(config)
                 uptime = try_write_report(run_dir) if is_rank0 else ""
         if is_rank0:
             print_summary(run_dir, config, overrides, exit_code, step, uptime)

@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from hlat.config.study import Direction
 from hlat.report.figures import FIGURE_SIZE, INK, MUTED, SERIES, ReportFigure, get_line_style
 from hlat.report.metric_curves import Curve, build_metric_curve, downsample_mean
 from hlat.report.run_record import RunRecord
@@ -124,6 +125,7 @@ def build_parallel_coordinates(result: StudyResult) -> ReportFigure:
         for point, one in result.points.items()
     }
     means = {point: mean for point, mean in means.items() if math.isfinite(mean)}
+    higher_is_better = result.design.direction is Direction.maximize
     title = f"{result.design.metric} over {len(factors)} factors"
 
     def draw() -> Figure:
@@ -133,8 +135,8 @@ def build_parallel_coordinates(result: StudyResult) -> ReportFigure:
         for point, mean in means.items():
             heights = [_place(factors[key].index(value), len(factors[key])) for key, value in point]
             share = 0.5 if high == low else (mean - low) / (high - low)
-            colour = SERIES[0] if share < 0.25 else MUTED
-            alpha = 0.9 if share < 0.25 else 0.35
+            is_good = share > 0.75 if higher_is_better else share < 0.25
+            colour, alpha = (SERIES[0], 0.9) if is_good else (MUTED, 0.35)
             axes.plot([*heights, share], color=colour, alpha=alpha, marker="o", markersize=3)
         for x, (_, values) in enumerate(factors.items()):
             for i, value in enumerate(values):
@@ -147,7 +149,7 @@ def build_parallel_coordinates(result: StudyResult) -> ReportFigure:
         return figure
 
     lines = [f"{format_point(point)}: {format_metric(mean)}" for point, mean in means.items()]
-    caption = "A line per point; the quarter of the range with the lowest values is highlighted."
+    caption = "A line per point; the best quarter of the range is highlighted."
     alt_text = f"{title}: {'; '.join(lines)}."
     return ReportFigure("parallel_coordinates", alt_text, draw, title, caption)
 

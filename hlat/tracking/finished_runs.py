@@ -23,7 +23,7 @@ from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.run_directory import build_run_dir
 
 _DIRECTORY = ".finished"
-"""Directory in the root with one file per identity."""
+"""Directory in the root with one file per settings and code."""
 _OTHER_GROUPS = ("tracking", "study")
 """Groups of settings without effect on the result."""
 _OTHER_RUN_KEYS = ("name", "root", "force", "repeat")
@@ -40,17 +40,19 @@ def build_identity(run_dir: Path, config: Config, data: Mapping[str, Any]) -> di
     return identity if earlier is None or earlier.get("identity") == identity else None
 
 
-def record_finished_run(run_dir: Path) -> None:
-    """Record a finished run by the identity in its provenance; skip a root that is read-only."""
+def record_finished_run(config: Config) -> None:
+    """Record a finished run by the identity in its provenance, if the root is writable."""
+    run_dir, root = build_run_dir(config.run), Path(config.run.root)
     identity = (_read_json(run_dir / "provenance.json") or {}).get("identity")
     if not isinstance(identity, dict):
         return
     with suppress(OSError):
-        file = _get_file(run_dir.parent, identity)
-        file.parent.mkdir(exist_ok=True)
-        with suppress(OSError):  # the directory belongs to another user
-            os.chmod(file.parent, run_dir.parent.stat().st_mode & 0o7777)
-        content = {"run": run_dir.name, "data": identity["data"]}
+        file = _get_file(root, identity)
+        for directory in (file.parent.parent, file.parent):
+            directory.mkdir(exist_ok=True)
+            with suppress(OSError):  # the directory belongs to another user
+                os.chmod(directory, root.stat().st_mode & 0o7777)
+        content = {"run": config.run.name, "data": identity["data"]}
         replace_file(file, json.dumps(content).encode())
 
 
@@ -68,12 +70,16 @@ def print_finished_run(config: Config) -> bool:
 def _find_finished_run(config: Config) -> Path | None:
     if open_events_log(build_run_dir(config.run)).path.exists():
         return None  # a run that has started is resumed
-    root = Path(config.run.root)
-    identity = {"config": _compute_config_digest(config), "code": provenance.compute_code_digest()}
+    root, config_digest = Path(config.run.root), _compute_config_digest(config)
+    if not (root / _DIRECTORY / config_digest).is_dir():
+        return None  # without calling git
+    identity = {"config": config_digest, "code": provenance.compute_code_digest()}
     recorded = _read_json(_get_file(root, identity))
     if recorded is None or not isinstance(recorded.get("run"), str):
         return None
-    run_dir = root / Path(recorded["run"]).name
+    run_dir = root / recorded["run"]
+    if ".." in run_dir.parts or not run_dir.is_relative_to(root):
+        return None
     if not _is_finished(run_dir, identity):
         return None
     from hlat.data.training_data import open_training_data
@@ -91,7 +97,7 @@ def _is_finished(run_dir: Path, identity: Mapping[str, str]) -> bool:
 
 
 def _get_file(root: Path, identity: Mapping[str, str]) -> Path:
-    return root / _DIRECTORY / f"{identity['config']}-{identity['code']}.json"
+    return root / _DIRECTORY / identity["config"] / f"{identity['code']}.json"
 
 
 def _compute_config_digest(config: Config) -> str:

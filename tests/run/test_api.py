@@ -72,7 +72,7 @@ def test_a_run_of_other_code_or_data_is_not_equal(runner_at_step_2, changed, mon
     if changed == "code":
         monkeypatch.setattr(finished_runs.provenance, "compute_code_digest", lambda: "other")
     elif changed == "data":
-        (record,) = (runner.folder / "runs/.finished").iterdir()
+        (record,) = (runner.folder / "runs/.finished").rglob("*.json")
         record.write_text(json.dumps(json.loads(record.read_text()) | {"data": "other"}))
     else:
         (runner.folder / "runs/x/provenance.json").unlink()

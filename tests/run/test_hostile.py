@@ -458,4 +458,4 @@ def test_quote_the_run_name_in_the_printed_command(runner) -> None:
     assert words[1:3] == ["-m", "hlat.train"]
     assert f"run.name={json.dumps(name, ensure_ascii=False)}" in words
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}
-    assert {path.name for path in (runner.folder / "runs").iterdir()} == {name}
+    assert {path.name for path in (runner.folder / "runs").iterdir()} == {name, ".finished"}

@@ -184,7 +184,7 @@ def test_the_printed_command_extends_a_run_without_a_name(runner):
     command = shlex.split(done.stdout.splitlines()[-1])
     assert command[0] == "extend:"
     assert command[-1] == "run.steps=2"
-    (run_dir,) = (runner.folder / "runs").iterdir()
+    (run_dir,) = (runner.folder / "runs").glob("[!.]*")
     assert command[-2] == f"run.name={run_dir.name}"
     assert f"new run in runs/{run_dir.name}\n" in done.stdout
     done = runner.run(*command[4:], small=False)

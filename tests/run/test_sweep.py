@@ -30,7 +30,7 @@ print("Submitted batch job", job)
 
 def _folders(runner):
     root = runner.folder / "runs"
-    return [path for path in root.iterdir() if path.name != "sweeps"] if root.exists() else []
+    return [path for path in root.glob("[!.]*") if path.name != "sweeps"]
 
 
 @pytest.mark.slow  # tests/contract/test_launchers.py trains points with this launcher
