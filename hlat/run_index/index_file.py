@@ -27,11 +27,12 @@ from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, Settings, build_run_ro
 
 INDEX_NAME = ".hlat_runs.sqlite"
 """Name of the index in the root."""
-_SCHEMA_VERSION = 1
-_TABLES = """
-CREATE TABLE run (path TEXT PRIMARY KEY, version TEXT, fields BLOB) WITHOUT ROWID;
-CREATE TABLE settings (path TEXT PRIMARY KEY, fields BLOB) WITHOUT ROWID;
-"""
+_TABLES = {
+    "run": "CREATE TABLE run (path TEXT PRIMARY KEY, version TEXT, fields BLOB) WITHOUT ROWID",
+    "settings": "CREATE TABLE settings (path TEXT PRIMARY KEY, fields BLOB) WITHOUT ROWID",
+}
+"""Statement of each table. The file may come from others, so that other statements, such as a view
+that never ends, are not executed."""
 _RUN_FILES = ("events.jsonl", "metrics.jsonl", "config.yaml", "provenance.json")
 _MAX_DEPTH = 3
 """Levels of directories in which runs are searched; a run.name may contain slashes."""
@@ -51,8 +52,7 @@ class RunList:
         paths = [row["run"] for row in self.rows]
         missing = [path for path in paths if path not in self.fresh_settings]
         stored = _load_table(self.root / INDEX_NAME, "settings") if missing else {}
-        loaded = {path: orjson.loads(fields) for path, (fields,) in stored.items()}
-        loaded |= self.fresh_settings
+        loaded = {path: fields for path, (fields,) in stored.items()} | self.fresh_settings
         for path in paths:
             if path not in loaded:  # another process has replaced the index since
                 loaded[path] = build_run_row(self.root / path, self.root)[1]
@@ -79,8 +79,9 @@ def load_run_list(root: Path, rebuild: bool = False) -> RunList:
     rows: list[RunRow] = []
     fresh: dict[str, tuple[str, RunRow, Settings]] = {}
     for path, version in sorted(_find_runs(str(root))):
-        if path in stored and stored[path][0] == version:
-            rows.append(orjson.loads(stored[path][1]))
+        known_version, row = stored.get(path, (None, {}))
+        if known_version == version and row.get("run") == path and is_ended(row):
+            rows.append(row)
             continue
         with suppress(ConfigError):  # without a readable row, or removed since
             row, settings = build_run_row(root / path, root)
@@ -134,21 +135,24 @@ def _get_version(run_dir: str) -> str:
 
 
 def _load_table(file: Path, table: str) -> dict[str, tuple[Any, ...]]:
-    """Return the rows of a table by path; empty if the file is missing, old or damaged."""
-    if not file.exists():
+    """Return the rows of a table by path, with their fields parsed.
+
+    Empty if the file is missing, of another version, or damaged.
+    """
+    if not file.is_file():
         return {}
     try:
         # Immutable: SQLite takes no lock, since the file is replaced and never changed
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?immutable=1", uri=True)) as index:
-            if index.execute("PRAGMA user_version").fetchone() != (_SCHEMA_VERSION,):
+            query = "SELECT sql FROM sqlite_master WHERE name=?"
+            if index.execute(query, (table,)).fetchall() != [(_TABLES[table],)]:
                 return {}
-            rows = {path: tuple(rest) for path, *rest in index.execute(f"SELECT * FROM {table}")}  # noqa: S608
-            for fields in list(rows.values())[:1]:
-                orjson.loads(fields[-1])
-            return rows
-    except (sqlite3.Error, ValueError, OSError) as error:
+            rows = index.execute(f"SELECT * FROM {table}").fetchall()  # noqa: S608
+        parsed = {path: (*rest, orjson.loads(fields)) for path, *rest, fields in rows}
+    except (sqlite3.Error, ValueError, TypeError, OSError) as error:
         print(f"hlat: {file} is damaged ({error}); it is written again", file=sys.stderr)
         return {}
+    return {path: row for path, row in parsed.items() if isinstance(row[-1], dict)}
 
 
 def _replace_index(
@@ -171,8 +175,8 @@ def _replace_index(
             index.execute("PRAGMA journal_mode=OFF")  # the file is private until it is complete
             index.execute("PRAGMA synchronous=OFF")
             if from_scratch:
-                index.executescript(_TABLES)
-                index.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+                for statement in _TABLES.values():
+                    index.execute(statement)
             gone = [(path,) for path in removed]
             index.executemany("DELETE FROM run WHERE path=?", gone)
             index.executemany("DELETE FROM settings WHERE path=?", gone)

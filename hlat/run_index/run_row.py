@@ -10,7 +10,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.recorded_config import load_flat_settings
 from hlat.report.run_record import RunRecord, load_run_record
 from hlat.report.summary_tables import get_run_state
-from hlat.report.text_format import UNKNOWN
+from hlat.tracking.lost_work import END_EVENTS
 from hlat.tracking.summary_metrics import compute_summary_metrics
 
 RunRow = dict[str, Any]
@@ -49,7 +49,7 @@ def build_run_row(run_dir: Path, root: Path) -> tuple[RunRow, Settings]:
 
 def is_ended(row: RunRow) -> bool:
     """Return True if the run has ended, so that its files rarely change."""
-    return str(row["state"]) != "running or killed" and str(row["state"]) != UNKNOWN
+    return row.get("state") in END_EVENTS
 
 
 def get_value(row: RunRow, settings: Settings, column: str) -> Any:

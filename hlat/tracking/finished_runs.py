@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hlat.config.run import Config
+from hlat.storage.bounded_files import load_json
 from hlat.storage.durable_files import replace_file
 from hlat.tracking import provenance
 from hlat.tracking.jsonl_log import open_events_log
@@ -116,7 +117,7 @@ def _compute_digest(value: Any) -> str:
 
 def _read_json(file: Path) -> dict[str, Any] | None:
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = load_json(file)
+    except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None

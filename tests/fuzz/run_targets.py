@@ -19,6 +19,7 @@ from hlat.report import run_comparison
 from hlat.report.figures import ReportFigure
 from hlat.report.report_writer import render_report
 from hlat.report.run_record import load_run_record
+from hlat.run_index.index_file import INDEX_NAME, load_run_list
 from hlat.tracking import sweep_log
 from hlat.tracking.tracker import Tracker
 from tests.fuzz.data_targets import serialize_rows
@@ -183,7 +184,24 @@ def _build_compressed_problems(directory: Path) -> list[bytes]:
     return [gzip.compress(content) for content in _build_problems(directory)]
 
 
+def _build_index(directory: Path) -> list[bytes]:
+    root = directory / "root"
+    (root / "x").mkdir(parents=True)
+    (root / "x" / EVENTS).write_bytes(serialize_rows(EVENT_ROWS))
+    (root / "x/config.yaml").write_text("run: {seed: 1}\n")
+    load_run_list(root)
+    return [(root / INDEX_NAME).read_bytes()]
+
+
+def _read_index(directory: Path, content: bytes) -> object:
+    (directory / "root" / INDEX_NAME).write_bytes(content)
+    runs = load_run_list(directory / "root")
+    assert [row["run"] for row in runs.rows] == ["x"]
+    return runs.settings
+
+
 TARGETS = [
+    Target("run_index", _build_index, _read_index, mutate_bytes, INDEX_NAME),
     *(
         Target(
             name.partition(".")[0],
