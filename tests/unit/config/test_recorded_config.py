@@ -2,9 +2,10 @@
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.recorded_config import redact
+from hlat.config.recorded_config import load_flat_settings, redact
 
 
 def test_references_are_resolved_and_the_environment_is_not(monkeypatch):
@@ -43,3 +44,12 @@ def test_a_resolver_whose_name_is_a_reference_is_one_too(name, monkeypatch):
 def test_what_is_no_configuration_is_refused(text):
     with pytest.raises(ConfigError, match="not a configuration"):
         redact(text)
+
+
+def test_settings_are_those_that_omegaconf_reads(compose) -> None:
+    """Texts without special YAML are read by another parser."""
+    text = OmegaConf.to_yaml(compose("model=7b", "optimizer.lr=1e-05", "run.name='2024-01-01'"))
+    settings = load_flat_settings(text)
+    assert settings == load_flat_settings(f"{text}# &")
+    assert settings["optimizer.lr"] == 1e-5
+    assert settings["run.name"] == "2024-01-01"
