@@ -407,7 +407,8 @@ def _build_metrics_page() -> str:
     text += (
         "\nThe `neuron` columns exist only if `neuron-monitor` is installed. In W&B and "
         "TensorBoard the columns are named `train/loss`, `train/grad_norm`, `train/param_norm` "
-        "and `train/learning_rate`, and `speed/NAME` for the others.\n\n"
+        "and `train/learning_rate`, and `perf/NAME` for the others; an evaluation is "
+        "`eval/SET/METRIC`.\n\n"
         "## Events of events.jsonl\n\n"
         "Every event has `event`, `step`, `attempt` and `time`, and the fields below. Fields that "
         "do not apply are omitted.\n\n| event | meaning | fields |\n|---|---|---|\n"

@@ -78,7 +78,8 @@ def run_worker(config: Config, config_yaml: str, overrides: list[str]) -> ExitCo
             config.data, config.phase, config.batch, config.run.seed, *engine.world.data_shard
         )
         validate_vocab_size(config.model, loader.vocab_size)
-        with closing(loader), closing(Tracker(run_dir, config, is_rank0, config_yaml)) as tracker:
+        tracker = Tracker(run_dir, config, is_rank0, config_yaml, overrides)
+        with closing(loader), closing(tracker):
             state = resume(config, run_dir, engine, loader, tracker)
             revision = provenance.get_git_revision() if is_rank0 else None
             state = replace(state, config=config_yaml, code_revision=revision or "")

@@ -24,6 +24,15 @@ class TrackingService(Enum):
     """Event files in the run directory, for `tensorboard --logdir`."""
 
 
+class CheckpointArtifact(Enum):
+    """Content of the W&B artifact of a checkpoint."""
+
+    reference = "reference"
+    """The path of the checkpoint; its files are not uploaded."""
+    upload = "upload"
+    """The files of the checkpoint, weights and optimizer state."""
+
+
 @dataclass
 class WandbConfig:
     """Arguments of wandb.init; null: the settings and environment variables of W&B apply."""
@@ -40,6 +49,9 @@ class WandbConfig:
     """Tags of the run."""
     notes: str | None = None
     """Description of the run."""
+    checkpoints: CheckpointArtifact | None = None
+    """Log each checkpoint as a version of a model artifact, as `reference` or `upload`; null: do
+    not."""
 
 
 @dataclass

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     runs = "directory of a run, of a sweep, or of several runs; `tables` first: the paper's tables"
     add("runs", nargs="+", type=Path, metavar="RUN", help=runs)
-    output = "directory of a comparison (default: the only RUN, or the working directory)"
+    output = "directory of a comparison (default: the only RUN, or the directory of the first run)"
     add("--output", type=Path, metavar="DIR", help=output)
     serve = "serve the page of one run to this machine's browser (0: any free port)"
     add("--serve", type=_parse_port, nargs="?", const=0, metavar="PORT", help=serve)
@@ -142,8 +142,17 @@ def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[
         lines += format_study(result)
     if skipped:
         lines += ["\nskipped, because they cannot run:", *skipped]
-    output = output_dir or (directories[0] if len(directories) == 1 else Path())
+    output = output_dir or _choose_output(directories)
     return [*lines, str(write_comparison(records, output, skipped))]
+
+
+def _choose_output(directories: Sequence[Path]) -> Path:
+    """Return the only directory, or the one that contains the first run or sweep."""
+    from hlat.report.run_record import is_run_dir
+    from hlat.tracking.sweep_log import is_sweep_dir
+
+    first, *others = directories
+    return first.parent if others and (is_run_dir(first) or is_sweep_dir(first)) else first
 
 
 if __name__ == "__main__":

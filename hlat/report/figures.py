@@ -7,7 +7,7 @@ panel is a separate figure, which stays legible on a phone.
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
 from hlat.report.metric_curves import (
     Curve,
@@ -31,6 +32,7 @@ from hlat.report.metric_curves import (
     downsample_min_max,
     locate_marks,
 )
+from hlat.report.robust_range import compute_robust_range
 from hlat.report.run_record import RunRecord
 from hlat.report.text_format import format_count, format_short
 
@@ -39,6 +41,7 @@ _PALETTE = {
     "ink": ("#1c2024", "#e8eaed"),
     "muted": ("#5a6470", "#a3adb8"),
     "grid": ("#dfe3e8", "#31373d"),
+    "surface": ("#f5f7f9", "#1c2126"),
     "series-1": ("#0072b2", "#56b4e9"),
     "series-2": ("#c04f00", "#f5843c"),
     "series-3": ("#007a5a", "#2fc79b"),
@@ -55,7 +58,7 @@ PALETTE_CSS = (
     f"@media (prefers-color-scheme: dark) {{ :root {{ {_DARK} }} }}\n"
 )
 """CSS variables of a page."""
-PAPER, INK, MUTED, _GRID, *SERIES = (light for light, _ in _PALETTE.values())
+PAPER, INK, MUTED, _GRID, _SURFACE, *SERIES = (light for light, _ in _PALETTE.values())
 CSS_VARIABLES = {light: f"--{name}" for name, (light, _) in _PALETTE.items()}
 _LINE_STYLES = ["solid", "dashed", "dashdot", "dotted"]
 _MARKS = {
@@ -83,7 +86,7 @@ MATPLOTLIB_STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.3,
     "legend.frameon": False,
 }
-_MAX_POINTS_WITH_MARKERS = 40
+_MAX_POINTS_WITH_MARKERS, _MAX_OUTLIER_MARKS = 40, 80
 _DPI = 200
 
 
@@ -175,6 +178,18 @@ class Panel:
     can_smooth: bool = False
     note: str = ""
 
+    @property
+    def curves_with_values(self) -> list[Curve]:
+        """Curves that have a value to draw."""
+        return [curve for curve in self.curves if has_values(curve)]
+
+    @property
+    def static_curves(self) -> list[tuple[int, Curve]]:
+        """Curves of a static figure with their index: bands over seeds, or else all curves."""
+        curves = [*enumerate(self.curves_with_values)]
+        bands = [(index, curve) for index, curve in curves if curve.kind == "band"]
+        return bands or curves
+
 
 METRIC_PANELS = (
     ("loss", "Training loss", "nats per token"),
@@ -207,7 +222,7 @@ def build_run_panels(record: RunRecord) -> list[Panel]:
 
 def _format_alt_text(panel: Panel) -> str:
     """Return the alternative text of a panel: first, last, smallest and largest values."""
-    curves = [curve for curve in panel.curves if has_values(curve)]
+    curves = [curve for _, curve in panel.static_curves]
     lines = []
     for curve in curves:
         values = curve.values[~np.isnan(curve.values)]
@@ -231,12 +246,18 @@ def _format_caption(panel: Panel) -> str:
             f"{format_count(rows)} rows, drawn as the smallest and largest value"
             f" of each of {format_count(max_points // 2)} windows."
         )
-    missing = sum(int(np.isnan(curve.values).sum()) for curve in panel.curves)
+    single = [curve for curve in panel.curves if curve.kind != "band"]
+    missing = sum(int(np.isnan(curve.values).sum()) for curve in single)
     if missing:
         notes.append(f"Not drawn, as missing or not finite: {format_count(missing)}.")
     errors = [curve.errors for curve in panel.curves if curve.errors is not None]
     if any(np.isfinite(error).any() for error in errors):
         notes.append("Error bars: one standard error in each direction.")
+    values = np.concatenate([curve.values for _, curve in panel.static_curves])
+    if compute_robust_range(values[~np.isnan(values)]) is not None:
+        notes.append("Triangles at the edge: values outside of the axis.")
+    if any(curve.lows is not None for curve in panel.curves):
+        notes.append("Line: mean of the seeds. Band: from their smallest to their largest value.")
     return " ".join(notes)
 
 
@@ -253,15 +274,16 @@ def build_panel_figure(panel: Panel, record: RunRecord | None = None) -> ReportF
         figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
         axes = figure.add_subplot()
         max_points = compute_max_points(len(panel.curves))
-        curves = [downsample_min_max(c, max_points) for c in panel.curves if has_values(c)]
-        lines = [_draw_curve(axes, i, curve) for i, curve in enumerate(curves)]
+        curves = [(i, downsample_min_max(c, max_points)) for i, c in panel.static_curves]
+        lines = [_draw_curve(axes, i, curve) for i, curve in curves]
         if len(panel.curves) > 1:
-            labels = [curve.label for curve in curves]
+            labels = [curve.label for _, curve in curves]
             # Not wider than the figure
             columns = max(1, min(4, 60 // (6 + max(map(len, labels)))))
             figure.legend(lines, labels, loc="outside upper left", ncols=columns, fontsize=9)
         if record is not None:
             _draw_marks(axes, record)
+        _draw_outliers(axes, curves)
         _label_axes(axes, panel)
         return figure
 
@@ -275,14 +297,24 @@ def has_values(curve: Curve) -> bool:
 
 
 def get_line_style(index: int, label: str) -> tuple[str, str]:
-    """Return the colour and the line style of a curve."""
+    """Return the colour and the line style of a curve without its own style."""
     if label == "mean":
         return INK, "solid"
     return SERIES[index % len(SERIES)], _LINE_STYLES[index % len(_LINE_STYLES)]
 
 
+def get_curve_style(index: int, curve: Curve) -> tuple[str, str]:
+    """Return the colour and the line style of a curve."""
+    if curve.style is None:
+        return get_line_style(index, curve.label)
+    colour, line = curve.style
+    return SERIES[colour % len(SERIES)], _LINE_STYLES[line % len(_LINE_STYLES)]
+
+
 def _draw_curve(axes: Axes, index: int, curve: Curve) -> Line2D:
-    colour, style = get_line_style(index, curve.label)
+    colour, style = get_curve_style(index, curve)
+    if curve.lows is not None and curve.highs is not None:
+        axes.fill_between(curve.tokens, curve.lows, curve.highs, color=colour, alpha=0.2, lw=0)
     if curve.errors is not None:
         low, high = curve.values - curve.errors, curve.values + curve.errors
         axes.vlines(curve.tokens, low, high, colors=colour, linewidth=1)
@@ -296,6 +328,36 @@ def _draw_curve(axes: Axes, index: int, curve: Curve) -> Line2D:
         markersize=3,
     )
     return line
+
+
+def _draw_outliers(axes: Axes, curves: Sequence[tuple[int, Curve]]) -> None:
+    """Limit the vertical axis to values that are not outliers; mark the others at its edge."""
+    values = np.concatenate([curve.values for _, curve in curves])
+    limits = compute_robust_range(values[~np.isnan(values)])
+    if limits is None:
+        return
+    bottom, top = limits
+    margin = 0.05 * (top - bottom)
+    axes.set_ylim(bottom - margin, top + margin)
+    for index, curve in curves:
+        colour, _ = get_curve_style(index, curve)
+        sides = (
+            (curve.values > top + margin, 1.02, "^"),
+            (curve.values < bottom - margin, -0.02, "v"),
+        )
+        for outside, edge, marker in sides:
+            if not outside.any():
+                continue
+            tokens = _thin(curve.tokens[outside], np.nanmax(curve.tokens) / _MAX_OUTLIER_MARKS)
+            style: Any = {"color": colour, "linestyle": "none", "markersize": 3, "clip_on": False}
+            transform = axes.get_xaxis_transform()
+            axes.plot(tokens, np.full(len(tokens), edge), marker, transform=transform, **style)
+
+
+def _thin(positions: NDArray[np.float64], spacing: float) -> NDArray[np.float64]:
+    """Return the first position in each interval of a length."""
+    _, indices = np.unique(np.floor(positions / spacing), return_index=True)
+    return positions[indices]
 
 
 def _draw_marks(axes: Axes, record: RunRecord) -> None:

@@ -1,8 +1,8 @@
-"""Data of the interactive figures: read-out, zoom, other axes, and a table for screen readers.
+"""Script of the pages, and data of their interactive figures.
 
 A page contains each figure as SVG, for print and browsers without scripts, and as JSON, which the
-script of the page draws. The content security policy allows only this script, by its digest, so
-that text which is not escaped could not run.
+script of the page draws. The script also makes tables sortable. The content security policy allows
+only this script, by its digest, so that text which is not escaped could not run.
 """
 
 import base64
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from hlat.report.figures import (
     CSS_VARIABLES,
     Panel,
-    get_line_style,
-    has_values,
+    get_curve_style,
 )
 from hlat.report.metric_curves import (
     Curve,
@@ -30,7 +29,10 @@ from hlat.report.metric_curves import (
 from hlat.report.run_record import RunRecord
 from hlat.report.text_format import format_count, format_short
 
-SCRIPT = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
+SCRIPT = "".join(
+    Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
+    for name in ("page_tools", "sortable_tables", "interactive_figures")
+)
 _SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = (
     f"default-src 'none'; script-src 'sha256-{_SCRIPT_DIGEST}'; style-src 'unsafe-inline'; "
@@ -43,7 +45,7 @@ MAX_TABLE_ROWS = 12
 
 def build_figure_data(panel: Panel, record: RunRecord | None) -> dict[str, Any]:
     """Return the data of a panel for the script; mark the restarts and phases of `record`."""
-    curves = filter(has_values, panel.curves)
+    curves = panel.curves_with_values
     max_points = compute_max_points(len(panel.curves))
     marks = {} if record is None else locate_marks(record)
     return {
@@ -78,13 +80,13 @@ def build_table_rows(panel: Panel) -> list[list[str]]:
             format_short(curve.hours[i]),
             _format_value(curve, i),
         ]
-        for curve in filter(has_values, panel.curves)
+        for curve in panel.curves_with_values
         for i in _sample_indices(curve)
     ]
 
 
 def _build_series(index: int, curve: Curve, max_points: int, can_smooth: bool) -> dict[str, Any]:
-    colour, dashes = get_line_style(index, curve.label)
+    colour, dashes = get_curve_style(index, curve)
     shown = downsample_min_max(curve, max_points)
     series: dict[str, Any] = {
         "label": curve.label,
@@ -93,20 +95,26 @@ def _build_series(index: int, curve: Curve, max_points: int, can_smooth: bool) -
         **_serialize_positions(shown),
         "values": _serialize_values(shown.values),
     }
-    if shown.errors is not None:
-        series["errors"] = _serialize_values(shown.errors)
+    for name in ("errors", "lows", "highs"):
+        if (column := getattr(shown, name)) is not None:
+            series[name] = _serialize_values(column)
+    if curve.kind:
+        series["kind"] = curve.kind
     if can_smooth and shown is not curve:
         mean = downsample_mean(curve, max_points)
         series["means"] = _serialize_positions(mean) | {"values": _serialize_values(mean.values)}
     return series
 
 
-def _serialize_positions(curve: Curve) -> dict[str, list[float | None]]:
-    return {
+def _serialize_positions(curve: Curve) -> dict[str, Any]:
+    positions: dict[str, Any] = {
         "tokens": _serialize_values(curve.tokens, 15),
         "steps": _serialize_values(curve.steps, 15),
         "hours": _serialize_values(curve.hours),
     }
+    if math.isfinite(curve.flops_per_token):
+        positions["flopsPerToken"] = curve.flops_per_token
+    return positions
 
 
 def _serialize_values(values: NDArray[np.float64], digits: int = 7) -> list[float | None]:

@@ -4,7 +4,7 @@ A long run logs more rows than a figure has pixels. As means would hide spikes, 
 curve keeps its smallest and largest value.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,9 @@ class Curve:
 
     `tokens`, `steps` (optimizer steps) and `hours` (since the start of the run) are positions.
     Values are NaN if missing or not finite. `errors` are standard errors; None if the values have
-    none.
+    none. `lows` and `highs` are the limits of a band over seeds. `flops_per_token` is NaN if it is
+    unknown. `kind` is "run" for one run and "band" for all seeds of a comparison. `style` contains
+    the indices of the colour and of the line style; None: the index of the curve.
     """
 
     label: str
@@ -31,11 +33,16 @@ class Curve:
     steps: NDArray[np.float64]
     hours: NDArray[np.float64]
     errors: NDArray[np.float64] | None = None
+    lows: NDArray[np.float64] | None = None
+    highs: NDArray[np.float64] | None = None
+    flops_per_token: float = float("nan")
+    kind: str = ""
+    style: tuple[int, int] | None = None
 
     def select(self, indices: NDArray[np.intp]) -> "Curve":
         """Return a curve of the points at `indices`."""
         selected: dict[str, Any] = {
-            name: value if name == "label" or value is None else value[indices]
+            name: value[indices] if isinstance(value, np.ndarray) else value
             for name, value in vars(self).items()
         }
         return Curve(**selected)
@@ -44,7 +51,8 @@ class Curve:
 def build_metric_curve(record: RunRecord, key: str) -> Curve:
     """Return the curve of a column of metrics.jsonl."""
     tokens, values, steps, times = map(record.get_column, ("tokens", key, "step", "time"))
-    return Curve(key, tokens, values, steps, (times - record.start_time) / 3600)
+    hours = (times - record.start_time) / 3600
+    return Curve(key, tokens, values, steps, hours, flops_per_token=record.flops_per_token)
 
 
 def build_data_wait_curve(record: RunRecord) -> Curve:
@@ -81,6 +89,26 @@ def build_score_curves(record: RunRecord) -> list[Curve]:
     ]
 
 
+def build_band_curve(label: str, curves: Sequence[Curve]) -> Curve:
+    """Return the mean over seeds, with the smallest and largest value at each step as band.
+
+    The positions are those of the seed with the most steps; other seeds are interpolated up to
+    their last step. A single curve has no band.
+    """
+    longest = max(curves, key=lambda curve: np.nanmax(curve.steps, initial=-np.inf))
+    if len(curves) == 1:
+        return replace(longest, label=label, kind="band")
+    values = np.array([_interpolate(curve, longest.steps) for curve in curves])
+    known = ~np.isnan(values)
+    num_known = known.sum(axis=0)
+    with np.errstate(invalid="ignore"):
+        mean = np.where(known, values, 0).sum(axis=0) / num_known
+    lows = np.where(known, values, np.inf).min(axis=0)
+    highs = np.where(known, values, -np.inf).max(axis=0)
+    lows, highs = (np.where(num_known > 0, limit, np.nan) for limit in (lows, highs))
+    return replace(longest, label=label, kind="band", values=mean, lows=lows, highs=highs)
+
+
 def locate_rows(record: RunRecord, rows: Iterable[Row]) -> Curve:
     """Return the positions of events as a curve without values."""
     rows = list(rows)
@@ -88,7 +116,8 @@ def locate_rows(record: RunRecord, rows: Iterable[Row]) -> Curve:
     tokens = np.array([get_number(row, "tokens") for row in rows])
     hours = (np.array([get_number(row, "time") for row in rows]) - record.start_time) / 3600
     tokens = np.where(np.isnan(tokens), steps * compute_tokens_per_step(record), tokens)
-    return Curve("", tokens, np.full(len(rows), np.nan), steps, hours)
+    missing = np.full(len(rows), np.nan)
+    return Curve("", tokens, missing, steps, hours, flops_per_token=record.flops_per_token)
 
 
 def locate_marks(record: RunRecord) -> dict[str, Curve]:
@@ -133,6 +162,14 @@ def downsample_mean(curve: Curve, max_points: int = MAX_POINTS_PER_CURVE) -> Cur
         mean = np.where(known, values, 0).sum(axis=1) / known.sum(axis=1)
     middle = np.arange(len(values)) * values.shape[1] + values.shape[1] // 2
     return replace(curve.select(np.minimum(middle, len(curve.values) - 1)), values=mean)
+
+
+def _interpolate(curve: Curve, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the values of a curve at other steps; NaN before its first and after its last step."""
+    known = ~np.isnan(curve.values) & ~np.isnan(curve.steps)
+    if not known.any():
+        return np.full(len(steps), np.nan)
+    return np.interp(steps, curve.steps[known], curve.values[known], left=np.nan, right=np.nan)
 
 
 def _get_standard_errors(curve: Curve, score_rows: Mapping[int, Row]) -> NDArray[np.float64]:

@@ -7,16 +7,19 @@ a report may be open while it is written again.
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hlat.report import (
+    comparison_curves,
     cost_figure,
     goodput_section,
     plan_figure,
     run_comparison,
+    run_header,
     spike_figure,
     study_figures,
     study_result,
@@ -30,9 +33,12 @@ from hlat.report.figures import (
 )
 from hlat.report.report_templates import render_page
 from hlat.report.run_record import RunRecord, load_run_record
-from hlat.report.text_format import format_value
+from hlat.report.text_format import UNKNOWN, format_value
 from hlat.storage.durable_files import replace_file
 from hlat.tracking.run_directory import validate_no_symlinks
+
+_MAX_UNBROKEN = 24
+"""Characters of a cell that is not broken into lines."""
 
 
 def write_report(run_dir: Path, record: RunRecord | None = None) -> Path:
@@ -76,7 +82,7 @@ def write_comparison(
 
     `skipped_points` are the points of their sweep that cannot run.
     """
-    figures = [*map(build_panel_figure, run_comparison.build_comparison_panels(records))]
+    figures = [*map(build_panel_figure, comparison_curves.build_comparison_panels(records))]
     study = study_result.build_study_result(records)
     costs = cost_figure.compute_measured_costs(records)
     baseline = cost_figure.get_baseline_usd(costs)
@@ -87,9 +93,9 @@ def write_comparison(
         )
         figure = cost_figure.build_cost_figure(costs, baseline)
         figures.append(replace(figure, title=cost_figure.TITLE, caption=caption))
-    if study is not None:
-        figures += study_figures.build_study_figures(records, study)
-    _write_figures(output_dir / "comparison", figures)
+    effect_figures = study_figures.build_study_figures(study) if study else []
+    bands = study_figures.build_band_figures(records, study) if study else []
+    _write_figures(output_dir / "comparison", [*figures, *effect_figures, *bands])
     headers, rows = run_comparison.build_comparison_table(records)
     seed_headers, seed_rows = run_comparison.build_seed_table(records) or ([], [])
     effects = study_result.build_effect_table(study) if study else ([], [])
@@ -98,14 +104,16 @@ def write_comparison(
         "comparison.html.j2",
         title="Comparison",
         name=f"{len(records)} runs",
-        columns=_build_columns(headers, "row name"),
+        facts=run_header.build_shared_facts(records),
+        columns=_detect_columns(headers, rows),
         rows=rows,
-        seed_columns=_build_columns(seed_headers, "row name"),
+        seed_columns=_detect_columns(seed_headers, seed_rows),
         seed_rows=seed_rows,
         study=study,
-        effect_columns=_build_columns(effects[0], "row name"),
+        study_figures=effect_figures,
+        effect_columns=_detect_columns(*effects),
         effect_rows=effects[1],
-        point_columns=_build_columns(points[0], "row name"),
+        point_columns=_detect_columns(*points),
         point_rows=points[1],
         skipped_points=skipped_points,
         figures=figures,
@@ -153,6 +161,7 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
         "run_report.html.j2",
         title="Run report",
         name=record.name,
+        facts=run_header.build_run_facts(record),
         figures=[figure for figure in figures if figure.title],
         legend=format_mark_legend(record),
         summary_rows=summary_tables.build_summary_table(record),
@@ -166,7 +175,7 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
         plan_rows=plan_figure.build_plan_comparison_table(comparisons),
         plan_error=plan_error,
         data_rows=summary_tables.build_data_table(record),
-        event_rows=summary_tables.build_event_table(record),
+        event_tables=summary_tables.build_event_tables(record),
         provenance_rows=provenance,
         details=details,
     )
@@ -175,3 +184,24 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
 def _build_columns(headers: Sequence[str], first_style: str) -> list[tuple[str, str]]:
     """Return header and style of the columns of a table of numbers."""
     return [(header, "number" if i else first_style) for i, header in enumerate(headers)]
+
+
+def _detect_columns(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
+    """Return header and style of the columns; those that contain texts are aligned to the left."""
+    cells = zip(*rows, strict=True) if rows else [()] * len(headers)
+    styles = [
+        "number" if all(map(_is_number, column)) else "event" if _is_short(column) else ""
+        for column in cells
+    ]
+    return [
+        (header, style if i else "row name")
+        for i, (header, style) in enumerate(zip(headers, styles, strict=True))
+    ]
+
+
+def _is_short(cells: Sequence[str]) -> bool:
+    return all(len(cell) <= _MAX_UNBROKEN for cell in cells)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == UNKNOWN or re.match(r"-?\d", cell) is not None

@@ -6,15 +6,10 @@ sweep and runs that were started separately are compared in the same way.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from itertools import compress
 from pathlib import Path
-from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.config.recorded_config import load_flat_settings
-from hlat.report.figures import METRIC_PANELS, Panel, has_values
-from hlat.report.metric_curves import build_heldout_curves, build_metric_curve
 from hlat.report.run_record import RunRecord, is_run_dir, load_run_record
 from hlat.report.summary_tables import get_run_state
 from hlat.report.text_format import (
@@ -84,7 +79,7 @@ def find_config_differences(records: Iterable[RunRecord]) -> dict[str, list[str]
 
     Keys that are determined by the preset of their group, such as precision, are omitted.
     """
-    trees = [_load_flat_config(record) for record in records]
+    trees = [record.flat_config for record in records]
     keys = dict.fromkeys(
         key
         for tree in trees
@@ -109,32 +104,18 @@ def _is_implied_by_preset(key: str, differing: dict[str, list[str]]) -> bool:
 
 
 def build_comparison_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]]:
-    """Return the headers, and a row with differing settings and results for each run."""
+    """Return the headers, and a row with results and differing settings for each run.
+
+    Results that no run has are omitted.
+    """
     axes = find_config_differences(records)
     rows = [
-        [record.name, *(values[i] for values in axes.values()), *_format_results(record)]
+        [record.name, *_format_results(record), *(values[i] for values in axes.values())]
         for i, record in enumerate(records)
     ]
-    return ["Run", *axes, *_RESULT_COLUMNS, "Goodput", "State"], rows
-
-
-def build_comparison_panels(records: Sequence[RunRecord]) -> list[Panel]:
-    """Return the panels with curves of all runs that have values."""
-
-    def build_panel(key: str, title: str, unit: str) -> Panel:
-        curves = [replace(build_metric_curve(run, key), label=run.name) for run in records]
-        return Panel(key, title, unit, curves, can_smooth=key == "loss")
-
-    loss, *others = [build_panel(*panel) for panel in METRIC_PANELS]
-    means = [
-        replace(curve, label=record.name)
-        for record in records
-        for curve in build_heldout_curves(record)[-1:]
-    ]
-    heldout = Panel("heldout", "Held-out text, mean", "bits per byte", means)
-    throughput = build_panel("tokens_per_second", "Throughput", "tokens per second")
-    panels = [loss, heldout, *others, throughput]
-    return [panel for panel in panels if any(map(has_values, panel.curves))]
+    headers = ["Run", "State", *_RESULT_COLUMNS, "Goodput", *axes]
+    used = [any(row[i] != UNKNOWN for row in rows) for i in range(len(headers))]
+    return [*compress(headers, used)], [[*compress(row, used)] for row in rows]
 
 
 def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]] | None:
@@ -142,15 +123,28 @@ def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list
 
     A cell contains the mean over the finished runs and its 95% confidence interval.
     """
+    groups = group_seeds(records)
+    if not groups:
+        return None
+    axes = [key for key in find_config_differences(records) if key != "run.seed"]
+    rows = [
+        [*point, str(len(runs)), *_format_seed_results([records[i] for i in runs])]
+        for point, runs in groups.items()
+    ]
+    return [*axes, "Seeds", *_SEED_COLUMNS, "States"], rows
+
+
+def group_seeds(records: Sequence[RunRecord]) -> dict[tuple[str, ...], list[int]]:
+    """Return the indices of the runs by the settings that differ besides the seed.
+
+    The result is empty if no two runs differ in their seed only.
+    """
     axes = find_config_differences(records)
     seeds = axes.pop("run.seed", [])
-    points: dict[tuple[str, ...], list[RunRecord]] = {}
-    for index, record in enumerate(records):
-        points.setdefault(tuple(values[index] for values in axes.values()), []).append(record)
-    if not seeds or len(points) == len(records):
-        return None
-    rows = [[*point, str(len(runs)), *_format_seed_results(runs)] for point, runs in points.items()]
-    return [*axes, "Seeds", *_SEED_COLUMNS, "States"], rows
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for index in range(len(records)):
+        groups.setdefault(tuple(values[index] for values in axes.values()), []).append(index)
+    return groups if seeds and len(groups) < len(records) else {}
 
 
 def _format_seed_results(runs: Sequence[RunRecord]) -> list[str]:
@@ -182,11 +176,4 @@ def _format_results(record: RunRecord) -> list[str]:
         format_cell(summary[key]) if key in summary else UNKNOWN
         for key, format_cell in _RESULT_COLUMNS.values()
     ]
-    return [*cells, format_percent(100 * record.time_ledger.goodput), get_run_state(record)]
-
-
-def _load_flat_config(record: RunRecord) -> dict[str, Any]:
-    """Return the settings of a run by full key; empty if its configuration is invalid."""
-    with suppress(ConfigError):
-        return load_flat_settings(record.config)
-    return {}
+    return [get_run_state(record), *cells, format_percent(100 * record.time_ledger.goodput)]

@@ -18,7 +18,10 @@ import orjson
 from numpy.typing import NDArray
 
 from hlat.config.config_errors import ConfigError
+from hlat.config.recorded_config import load_flat_settings, parse_run_config
 from hlat.config.redaction import record_expressions, redact_text
+from hlat.config.run import Config
+from hlat.model.decoder_spec import compute_flops_per_token
 from hlat.recovery import goodput
 from hlat.tracking.row_validation import has_valid_event_fields
 
@@ -65,6 +68,28 @@ class RunRecord:
     @cached_property
     def _columns(self) -> dict[str, NDArray[np.float64]]:
         return {}
+
+    @cached_property
+    def flat_config(self) -> dict[str, Any]:
+        """Settings by full key; empty if the configuration is invalid."""
+        with suppress(ConfigError):
+            return load_flat_settings(self.config)
+        return {}
+
+    @cached_property
+    def parsed_config(self) -> Config | None:
+        """Typed configuration; None if it is missing or this version cannot parse it."""
+        with suppress(ConfigError):
+            return parse_run_config(self.config) if self.config else None
+        return None
+
+    @property
+    def flops_per_token(self) -> float:
+        """FLOPs of a training token, forward and backward; NaN if the model is unknown."""
+        config = self.parsed_config
+        if config is None:
+            return math.nan
+        return compute_flops_per_token(config.model, config.batch.sequence_length)
 
     @property
     def last_attempt_events(self) -> list[Row]:

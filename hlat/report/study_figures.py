@@ -25,15 +25,15 @@ _GRID_POINTS = 200
 """Positions at which the curves of several runs are averaged."""
 
 
-def build_study_figures(records: Sequence[RunRecord], result: StudyResult) -> list[ReportFigure]:
-    """Return the figures that a study has values for."""
+def build_study_figures(result: StudyResult) -> list[ReportFigure]:
+    """Return the figures of effects and factors that a study has values for."""
     figures = [build_forest_figure(result)] if result.comparisons else []
     factors = _list_factors(result)
     if len(factors) == 2 and all(len(values) > 1 for values in factors.values()):
         figures.append(build_heat_map(result))
     if len(factors) > 2:
         figures.append(build_parallel_coordinates(result))
-    return figures + build_band_figures(records, result)
+    return figures
 
 
 def build_forest_figure(result: StudyResult) -> ReportFigure:

@@ -1,6 +1,7 @@
 """Tables of a run: summary, held-out text, data and events."""
 
 import math
+from collections import Counter
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from hlat.tracking.lost_work import END_EVENTS, exclude_scores
 
 _POSITION_KEYS = {"time", "attempt", "step", "event"}
 _LEDGER_KEYS = {"began", "lost_by_attempt"}
+_MAX_RARE = 3
+"""Maximum number of events of a kind that are listed between those of other kinds."""
 
 
 def build_summary_table(record: RunRecord) -> list[tuple[str, str]]:
@@ -85,19 +88,28 @@ def build_data_table(record: RunRecord) -> list[tuple[str, ...]]:
     return rows
 
 
-def build_event_table(record: RunRecord) -> list[tuple[str, ...]]:
-    """Return UTC time, attempt, step, name and further fields of each event."""
-    return [
-        (
-            format_timestamp(get_number(row, "time")),
-            format_value(row.get("attempt")),
-            format_count(row["step"]),
-            format_value(row.get("event")),
-            _format_details(row),
+def build_event_tables(record: RunRecord) -> dict[str, list[tuple[str, ...]]]:
+    """Return tables of events by title.
+
+    The first one, without title, contains the rare kinds; each kind of more than `_MAX_RARE` events
+    has its own table. A row contains UTC time, attempt, step, kind and further fields.
+    """
+    rows = [row for row in record.events if row.get("event") != "ledger"]  # see build_data_table
+    kinds = [format_value(row.get("event")) for row in rows]
+    counts = Counter(kinds)
+    tables: dict[str, list[tuple[str, ...]]] = {"": []}
+    for row, kind in zip(rows, kinds, strict=True):
+        title = f"{kind}: {format_count(counts[kind])}" if counts[kind] > _MAX_RARE else ""
+        tables.setdefault(title, []).append(
+            (
+                format_timestamp(get_number(row, "time")),
+                format_value(row.get("attempt")),
+                format_count(row["step"]),
+                kind,
+                _format_details(row),
+            )
         )
-        for row in record.events
-        if row.get("event") != "ledger"  # see build_data_table
-    ]
+    return {title: table for title, table in tables.items() if table}
 
 
 def _get_finite_values(rows: list[Row], key: str) -> list[float]:

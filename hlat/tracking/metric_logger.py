@@ -29,7 +29,8 @@ class RunInfo:
     """Description of an attempt when it starts.
 
     `service_run_id` is the same in all attempts. Rows of earlier attempts after `step` are logged
-    again. The configuration is redacted (`hlat.config.recorded_config`).
+    again. The configuration is redacted (`hlat.config.recorded_config`); `overrides` are those of
+    the user.
     """
 
     run_dir: Path
@@ -40,6 +41,7 @@ class RunInfo:
     total_steps: int
     config: dict[str, Any]
     code_revision: str | None
+    overrides: tuple[str, ...] = ()
 
 
 class MetricLogger:
@@ -65,23 +67,26 @@ class MetricLogger:
 
 
 def extract_scalars(row: Row) -> dict[str, float]:
-    """Return the finite numbers of a row of metrics.jsonl, named `train/...` or `speed/...`."""
+    """Return the finite numbers of a row of metrics.jsonl, named `train/...` or `perf/...`."""
     return {
-        f"{'train' if key in MODEL_METRICS else 'speed'}/{key}": float(value)
+        f"{'train' if key in MODEL_METRICS else 'perf'}/{key}": float(value)
         for key, value in row.items()
         if key not in _POSITION_KEYS and is_finite_number(value)
     }
 
 
 def extract_event_scalars(row: Row) -> dict[str, float]:
-    """Return the finite numbers of an event: held-out metrics, scores, tokens read per source."""
+    """Return the finite numbers of an event, as `eval/SET/METRIC` or `data/tokens/SOURCE`.
+
+    A set is a held-out source, their `mean`, a probe, or a task of `hlat evaluate`.
+    """
     scalars: dict[str, float] = {}
     if row["event"] == "evaluate":
         for metric in ("bits_per_byte", "loss", "accuracy"):
             values = row.get(metric, {}).items()
-            scalars |= {f"heldout/{metric}/{name}": value for name, value in values}
+            scalars |= {f"eval/{name}/{metric}": value for name, value in values}
     elif row["event"] == "score":
-        scalars |= {f"eval/{name}": value for name, value in row["scores"].items()}
+        scalars |= {f"eval/{name}/score": value for name, value in row["scores"].items()}
     elif row["event"] == "ledger":
         for stage in row["stages"]:
             for source, counts in stage["sources"].items():

@@ -5,7 +5,7 @@ passed to the configured tracking services.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,13 +35,19 @@ class Tracker:
     """Writer of metrics.jsonl and events.jsonl for one attempt; discards rows if not rank 0.
 
     `attempt` is its number, from 1; `service_run_ids` is set by `start_attempt`. `config_yaml` is
-    the composed configuration, for tracking services.
+    the composed configuration and `overrides` are those of the user, for tracking services.
     """
 
     def __init__(
-        self, run_dir: Path, config: Config, is_rank0: bool = True, config_yaml: str = "{}"
+        self,
+        run_dir: Path,
+        config: Config,
+        is_rank0: bool = True,
+        config_yaml: str = "{}",
+        overrides: Sequence[str] = (),
     ) -> None:
         self._is_rank0, self._run_dir, self._config_yaml = is_rank0, run_dir, config_yaml
+        self._overrides = tuple(overrides)
         self._metrics_log = open_metrics_log(run_dir) if is_rank0 else NullLog(run_dir)
         self._events_log = open_events_log(run_dir) if is_rank0 else NullLog(run_dir)
         self._config = config
@@ -245,6 +251,7 @@ class Tracker:
                     total_steps=compute_total_steps(config),
                     config=redact(self._config_yaml) if services else {},
                     code_revision=provenance.get_git_revision() if services else None,
+                    overrides=self._overrides,
                 )
             )
             for row in missed_events:

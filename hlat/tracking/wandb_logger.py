@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +30,7 @@ from hlat.tracking.metric_logger import (
     needs_alert,
 )
 from hlat.tracking.row_validation import Row
+from hlat.tracking.setting_labels import build_display_name
 
 if TYPE_CHECKING:
     import wandb
@@ -41,10 +42,13 @@ _Mode = Literal["online", "offline", "disabled"]
 _CONNECT_TIMEOUT_S = 30.0
 """Timeout of the connection to W&B's servers; after it the run is stored offline."""
 _STEP_METRICS = {
-    **dict.fromkeys(("train/*", "heldout/*", "eval/*"), "tokens"),
-    **dict.fromkeys(("speed/*", "data/*"), "step"),
+    **dict.fromkeys(("train/*", "eval/*"), "tokens"),
+    **dict.fromkeys(("perf/*", "data/*"), "step"),
 }
 """Horizontal axis of each group of metrics."""
+_TAGGED_GROUPS = ("model", "optimizer", "precision", "schedule", "hardware")
+_MAX_TAG_LENGTH = 64
+"""Characters of a tag that W&B accepts."""
 _ALERT_LEVELS = {"finish": "INFO", "interrupt": "INFO", "diverge": "ERROR", "give_up": "ERROR"}
 
 
@@ -95,6 +99,8 @@ class WandbLogger(MetricLogger):
             self._run.alert(title, format_alert(row), level, wait_duration=60)
         if name == "phase":
             self._run.summary["phase"] = row["name"]
+        if name == "checkpoint" and self._settings.checkpoints is not None:
+            self._log_checkpoint(row, self._settings.checkpoints)
 
     def rewind(self, step: int) -> None:
         """Record the rewind in the summary, as W&B cannot delete rows."""
@@ -119,6 +125,24 @@ class WandbLogger(MetricLogger):
         with suppress(Exception):  # teardown raises various errors without its service process
             _teardown()
         self._links.close()
+
+    def _log_checkpoint(self, row: Row, mode: tracking.CheckpointArtifact) -> None:
+        """Log a checkpoint as a version of the run's model artifact."""
+        import wandb
+
+        path, step = str(row["path"]), row["step"]
+        metadata = {"step": step, "tokens": step * self._tokens_per_step, "path": path}
+        artifact = wandb.Artifact(f"{self._run.id}-model", type="model", metadata=metadata)
+        try:
+            if mode is tracking.CheckpointArtifact.upload:
+                artifact.add_dir(path)
+            else:
+                uri = path if "://" in path else Path(path).absolute().as_uri()
+                artifact.add_reference(uri, checksum=False)
+        except (OSError, ValueError, wandb.Error) as error:  # for example, it was pruned
+            _LOGGER.warning(f"W&B has no artifact of {path}: {error}")
+            return
+        self._run.log_artifact(artifact, aliases=["latest", f"step-{step}"])
 
     def _check_disk_space(self) -> None:
         """Warn once if the disk is full, which W&B does not report."""
@@ -153,10 +177,11 @@ class WandbLogger(MetricLogger):
     def _init_run(self, run_info: RunInfo, mode: _Mode) -> "wandb.Run":
         import wandb
 
+        settings = {k: v for k, v in vars(self._settings).items() if k != "checkpoints"}
         return wandb.init(
-            **redact_data(vars(self._settings) | {"tags": self._settings.tags or None}),
+            **redact_data(settings | {"tags": build_tags(self._settings.tags, run_info.config)}),
             id=run_info.service_run_id,
-            name=run_info.name,
+            name=redact_text(build_display_name(run_info.name, run_info.overrides)),
             resume="allow",
             mode=mode,
             dir=self._get_public_path(run_info.run_dir),
@@ -182,6 +207,13 @@ class WandbLogger(MetricLogger):
         link = Path(parent) / "run"
         link.symlink_to(path)
         return link
+
+
+def build_tags(tags: Sequence[str], config: Mapping[str, Any]) -> list[str]:
+    """Return the user's tags, and the choices of the groups in `_TAGGED_GROUPS`."""
+    names = [config.get(group, {}).get("name") for group in _TAGGED_GROUPS]
+    known = [name[:_MAX_TAG_LENGTH] for name in names if isinstance(name, str) and name]
+    return [*dict.fromkeys([*tags, *known])]
 
 
 def _teardown() -> None:

@@ -30,17 +30,18 @@ def build_workspace(entity: str, project: str) -> "Workspace":
         return LinePlot(title=title, x=axis, y=[key])
 
     heldout = LinePlot(
-        title="held-out bits per byte", x="tokens", metric_regex="^heldout/bits_per_byte/.*"
+        title="held-out bits per byte", x="tokens", metric_regex="^eval/.*/bits_per_byte$"
     )
+    scores = LinePlot(title="scores", x="tokens", metric_regex="^eval/.*/score$")
     tokens = LinePlot(title="tokens by source", x="step", metric_regex="^data/tokens/.*")
     model = [build_plot(f"train/{key}", "tokens") for key in MODEL_METRICS]
-    speed = [build_plot(f"speed/{key}", "step") for key in (*_SPEED_METRICS, *_COST_METRICS)]
+    speed = [build_plot(f"perf/{key}", "step") for key in (*_SPEED_METRICS, *_COST_METRICS)]
     return workspaces.Workspace(
         entity=entity,
         project=project,
         name="hlat",
         sections=[
-            workspaces.Section(name="Learning", panels=[*model, heldout], is_open=True),
+            workspaces.Section(name="Learning", panels=[*model, heldout, scores], is_open=True),
             workspaces.Section(name="Machine", panels=[*speed], is_open=True),
             workspaces.Section(name="Data", panels=[tokens]),
         ],

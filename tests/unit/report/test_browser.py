@@ -252,7 +252,9 @@ def test_the_mouse_reads_what_was_logged(at: Callable[..., Tab]) -> None:
 @pytest.mark.slow  # one of many pages that Chromium draws
 def test_a_drag_enlarges_all_figures_and_escape_shows_the_whole_run(at: Callable[..., Tab]) -> None:
     tab = at()
+    tab.tell(f"document.querySelector('{LOSS} .everything').click()")
     whole = {name: tab.ticks(f"figure[data-plot={name}]") for name in ("loss", "grad_norm")}
+    assert "6" in tab.ticks(), "the peak determines the height"
     tab.drag(0.6, 0.8)
     for name, ticks in whole.items():
         assert tab.ticks(f"figure[data-plot={name}]") != ticks
@@ -362,7 +364,7 @@ def test_a_choice_outlives_a_page_that_is_made_anew(
         before = tab.ticks()
         write_run(folder, STEPS + 20)
         tab("Page.reload")
-        tab.wait("document.body?.innerText.includes('Steps\\t80')")
+        tab.wait("document.body?.innerText.includes('Steps\\n80')")
         assert tab.ticks() == before
         assert (
             tab.tell("document.querySelectorAll('figure[data-plot=heldout] path.curve').length")

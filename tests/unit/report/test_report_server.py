@@ -62,10 +62,10 @@ def test_the_page_is_made_anew_for_each_look_and_nothing_is_written(
     before = sorted(folder.parent.rglob("*"))
     status, body, headers = _ask(serving)
     assert status == 200
-    assert "<td>7</td>" in body
+    assert "<dd>7</dd>" in body
     assert int(headers["Refresh"]) > 0
     _log(folder, 8)
-    assert "<td>8</td>" in _ask(serving)[1]
+    assert "<dd>8</dd>" in _ask(serving)[1]
     assert sorted(folder.parent.rglob("*")) == before
 
 

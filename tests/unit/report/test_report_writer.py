@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from matplotlib import image
+from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.config_errors import ConfigError
 from hlat.report import __main__ as report
@@ -307,7 +309,7 @@ def test_scores_of_checkpoints_lie_over_tokens_with_their_errors(run: Path) -> N
 def test_tables_can_be_read_aloud(finished: Path) -> None:
     page = parse_page(finished)
     curves = len(FIGURES) - 1  # where the time went has a table of its own
-    assert len(page.attributes("caption")) == len(page.attributes("table")) == 6 + curves
+    assert len(page.attributes("caption")) == len(page.attributes("table")) == 5 + curves
     assert all("scope" in attributes for attributes in page.attributes("th"))
 
 
@@ -381,6 +383,26 @@ def test_a_run_that_never_stepped_has_a_page_that_says_so(tmp_path: Path) -> Non
 def test_a_single_evaluation_before_the_first_step_is_shown(tmp_path: Path) -> None:
     write_lines(tmp_path / "events.jsonl", [event_row("start", 0), evaluation(0, 3.9)])
     assert "code 7.800 7.800 3.900 3.900" in read_page(tmp_path).text
+
+
+def test_frequent_events_are_folded_and_rare_ones_stay_in_order(run: Path) -> None:
+    spikes = [event_row("spike", step, grad_norm=9.0) for step in range(10, 50, 10)]
+    write_lines(run / "events.jsonl", [event_row("start", 0), *spikes, event_row("finish", 50)])
+    page = read_page(run)
+    assert "spike: 4, steps 10 to 40 Events of the kind spike" in page.text
+    in_order = page.text.split("Events in order")[1].split("Events of the kind")[0]
+    assert in_order.index(" start ") < in_order.index(" finish ")
+    assert " spike " not in in_order
+
+
+def test_the_header_names_size_learning_rate_and_batch(
+    run: Path, compose: Callable[..., DictConfig]
+) -> None:
+    config = OmegaConf.to_yaml(compose("optimizer.lr=2e-3", "batch.global_batch_size=4"))
+    (run / "config.yaml").write_text(config)
+    text = read_page(run).text
+    assert re.search(r"Model tiny Parameters [\d.]+[kM] Learning rate 0.002, ", text)
+    assert "Batch 4 x 256 = 1,024 tokens" in text
 
 
 def test_a_killed_run_is_not_called_finished(run: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hlat.report import __main__ as report
-from hlat.report import run_comparison
+from hlat.report import comparison_curves, run_comparison
 from hlat.report.run_record import load_run_record
 from hlat.tracking import sweep_log as record
 
@@ -84,10 +84,12 @@ def test_the_table_tells_what_came_of_each(sweep: Path) -> None:
     heads, rows = run_comparison.build_comparison_table(run_comparison.load_run_records([sweep]))
     first, second = (dict(zip(heads, row, strict=True)) for row in rows)
     assert first == {
-        "Run": "a", "optimizer.lr": "0.1", "Step": "5", "Final loss": "10.000", "Best loss": "2.500",
+        "Run": "a", "State": "finish", "Step": "5", "Final loss": "10.000", "Best loss": "2.500",
         "Held-out bits per byte": "1.000", "Spikes": "3", "Tokens/s, median": "100", "MFU, median": "25 %",
-        "Cost (USD)": "6.00", "Goodput": first["Goodput"], "State": "finish",
+        "Cost (USD)": "6.00", "Goodput": first["Goodput"], "optimizer.lr": "0.1",
     }  # fmt: skip
+    assert heads[0] == "Run"
+    assert heads[-1] == "optimizer.lr", "results are before settings"
     assert first["Goodput"].endswith(" %")
     assert second["State"] == "running or killed"
     assert second["Best loss"] == "2.000"
@@ -128,7 +130,7 @@ def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str
     *lines, page = capsys.readouterr().out.splitlines()
     assert page == str(sweep / "comparison.html")
     assert len(lines) == 3
-    assert lines[0].index("optimizer.lr") == lines[1].index("0.1 ")
+    assert lines[0].index("optimizer.lr") == lines[1].rindex("0.1")
     text = Path(page).read_text()
     assert "b&lt;i&gt;" in text
     assert "<i>" not in text
@@ -146,8 +148,8 @@ def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str
     }
     for file in (sweep / "comparison").glob("*.svg"):
         label = ElementTree.parse(file).getroot().get("aria-label") or ""
-        assert "a: from" in label
-        assert "b<i>: from" in label
+        assert "lr=0.1: from" in label
+        assert "lr=0.2: from" in label
     assert report.main([str(sweep)]) == 0, "what was written is no run"
 
 
@@ -158,6 +160,37 @@ def test_several_folders_go_where_one_is_told(sweep: Path, tmp_path: Path) -> No
     text = (out / "comparison.html").read_text()
     assert "2 runs" in text
     assert text.index(">b&lt;i&gt;</th>") < text.index(">a</th>")
+
+
+def test_a_comparison_is_written_beside_its_first_run(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert report.main([str(sweep / "a"), str(sweep / "b<i>")]) == 0
+    assert (sweep / "comparison.html").exists()
+    assert not [*elsewhere.iterdir()]
+
+
+def test_curves_are_labelled_by_their_settings_and_seeds_are_a_band(tmp_path: Path) -> None:
+    for lr, seed in ((0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1)):
+        folder = tmp_path / f"tiny-{lr}-{seed}"
+        _run(folder, lr, 10.0 * seed)
+        folder.joinpath("config.yaml").write_text(
+            f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
+        )
+    loss, *_ = comparison_curves.build_comparison_panels(
+        run_comparison.load_run_records([tmp_path])
+    )
+    labels = [(curve.label, curve.kind) for curve in loss.curves]
+    assert labels[:2] == [("seed=1, lr=0.1", "run"), ("seed=2, lr=0.1", "run")]
+    assert labels[4:] == [("lr=0.1 (3 seeds)", "band"), ("lr=0.2 (1 seed)", "band")]
+    band = loss.curves[4]
+    assert band.lows is not None
+    assert band.highs is not None
+    assert (band.lows[0], band.values[0], band.highs[0]) == (10, 20, 30)
+    assert [curve.label for _, curve in loss.static_curves] == [name for name, _ in labels[4:]]
 
 
 def test_a_folder_without_runs_is_refused(

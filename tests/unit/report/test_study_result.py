@@ -149,7 +149,7 @@ def test_figures_of_several_factors(num_factors: int, name: str) -> None:
         outcomes = PointRuns({"1": float("".join(values))})
         points[point] = StudyPoint(outcomes, (), math.nan)
     result = StudyResult(StudyConfig(), points, [])
-    (figure,) = build_study_figures([], result)
+    (figure,) = build_study_figures(result)
     assert figure.name == name
     assert f"{'2' * num_factors}.0000" in figure.alt_text
     assert "<svg" in figure.svg

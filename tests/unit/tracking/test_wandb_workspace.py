@@ -31,9 +31,10 @@ def test_workspace_contains_all_metrics_over_their_axes() -> None:
     assert all(panel["use_metric_regex"] for panel in panels if panel["metric_regex"])
     events = [
         {"event": "evaluate", "bits_per_byte": {"code": 1.0}, "loss": {"code": 2.0}},
+        {"event": "score", "scores": {"arc": 0.5}},
         {"event": "ledger", "stages": [{"sources": {"code": {"tokens": 3}}}]},
     ]
     names = [name for row in events for name in extract_event_scalars(row)]
     assert [name for name in names if any(re.match(one, name) for one in patterns)] == [
-        *("heldout/bits_per_byte/code", "data/tokens/code")
+        *("eval/code/bits_per_byte", "eval/arc/score", "data/tokens/code")
     ]

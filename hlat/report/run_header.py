@@ -1,0 +1,44 @@
+"""Facts in the header of a page: size of the model, learning rate, batch and hardware."""
+
+from collections.abc import Sequence
+
+from hlat.config.run import Config
+from hlat.model.decoder_spec import count_parameters
+from hlat.report.run_record import RunRecord
+from hlat.report.text_format import format_count, format_short
+
+_MAX_VALUES = 4
+"""Maximum number of different values that a comparison lists."""
+
+
+def build_run_facts(record: RunRecord) -> list[tuple[str, str]]:
+    """Return names and values; empty if the configuration cannot be parsed."""
+    return [] if record.parsed_config is None else _list_facts(record.parsed_config)
+
+
+def build_shared_facts(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """Return the facts of several runs; different values are listed, or counted."""
+    columns: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, value in build_run_facts(record):
+            columns.setdefault(name, {})[value] = None
+    return [
+        (name, " | ".join(values) if len(values) <= _MAX_VALUES else f"{len(values)} values")
+        for name, values in columns.items()
+    ]
+
+
+def _list_facts(config: Config) -> list[tuple[str, str]]:
+    batch, optimizer, hardware = config.batch, config.optimizer, config.hardware
+    sequences = f"{format_count(batch.global_batch_size)} x {format_count(batch.sequence_length)}"
+    nodes = f"{hardware.nodes} x " if hardware.nodes > 1 else ""
+    return [
+        ("Model", config.model.name),
+        ("Parameters", format_short(count_parameters(config.model))),
+        ("Learning rate", f"{format_short(optimizer.lr)}, {config.schedule.name.value}"),
+        ("Batch", f"{sequences} = {format_count(batch.tokens_per_step)} tokens"),
+        ("Optimizer", optimizer.name.value),
+        ("Precision", config.precision.name),
+        ("Hardware", f"{nodes}{hardware.name}"),
+        ("Seed", str(config.run.seed)),
+    ]
