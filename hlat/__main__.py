@@ -33,6 +33,7 @@ _SECTIONS = {
     },
     "Before a run": {
         "prepare": _CommandSpec("hlat.prepare", "Convert text files to training data."),
+        "tokenizer": _CommandSpec("hlat.tokenizer", "Train a tokenizer on text."),
         "plan": _CommandSpec("hlat.plan", "Predict memory, step time and cost.", True),
         "doctor": _CommandSpec("hlat.doctor", "Check the numerics of a configuration.", True),
         "precompile": _CommandSpec("hlat.precompile", "Compile graphs for Trainium.", True),

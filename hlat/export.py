@@ -8,7 +8,6 @@ found by its hash.
 
 import argparse
 import json
-import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hlat.config import run_identity
-from hlat.config.argument_parser import CommandLineParser, run_and_exit, run_command
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    parse_size,
+    run_and_exit,
+    run_command,
+)
 from hlat.config.config_errors import ExitCode, escape_control_characters
 from hlat.config.precision import Dtype
 
@@ -33,8 +37,6 @@ examples:
   hlat export s3://bucket/checkpoints/x output=exported
 
 Then, in Python: AutoModelForCausalLM.from_pretrained("exported"). See docs/export.md."""
-
-_SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +63,7 @@ def _build_parser() -> CommandLineParser:
     dtypes = [dtype.value for dtype in Dtype]
     add("--dtype", choices=dtypes, help="dtype of the files (default: that of the run's weights)")
     size = "maximum size of a file (default: 5GB)"
-    add("--max-shard-size", type=_parse_size, default="5GB", metavar="SIZE", help=size)
+    add("--max-shard-size", type=parse_size, default="5GB", metavar="SIZE", help=size)
     finite = "export weights that are NaN or infinite"
     add("--allow-non-finite", action="store_true", help=finite)
     trusted = "require a signature by one of the public keys in FILE"
@@ -136,13 +138,6 @@ def _print_shard(shard: "ExportShard") -> None:
     from hlat.storage.progress_bar import format_bytes
 
     print(f"  {shard.name}  {format_bytes(shard.num_bytes)}", flush=True)
-
-
-def _parse_size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)(KB|MB|GB)", text)
-    if match is None or int(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a size such as 5GB or 500MB")
-    return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
 def _serialize_json(content: dict[str, object]) -> bytes:

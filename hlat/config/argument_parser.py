@@ -27,6 +27,7 @@ _PATH_ERRORS = (
     *(errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP),
 )
 """Errors of a path that the user can correct."""
+_SIZE_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _LAUNCHER_PREFIXES = ("hydra/launcher=", "hydra.launcher.", "hydra.sweep.dir=")
 """Prefixes of overrides that choose and configure a launcher, and of its directory."""
 
@@ -249,3 +250,11 @@ def parse_number(text: str, integer: bool, positive: bool) -> float:
     if integer and value != int(value):
         raise argparse.ArgumentTypeError(f"{text} is not {expected}, such as {math.ceil(value)}")
     return int(value) if integer else value
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size such as 500MB, or raise argparse.ArgumentTypeError."""
+    match = re.fullmatch(r"([0-9]{1,12})(KB|MB|GB)", text)
+    if match is None or int(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 5GB or 500MB")
+    return int(match[1]) * _SIZE_UNITS[match[2]]

@@ -24,7 +24,7 @@ _PARQUET_SUFFIXES = (".parquet", ".pq")
 _JSON_SUFFIXES = tuple(
     f"{suffix}{compression}"
     for suffix in (".jsonl", ".ndjson", ".json")
-    for compression in ("", ".gz", ".zst", ".bz2")
+    for compression in ("", ".gz", ".zst", ".bz2", ".xz")
 )
 _DATASET_STATE_FILE = "state.json"
 _DATASET_DICT_FILE = "dataset_dict.json"

@@ -24,8 +24,15 @@ SPLIT_PATTERN = (
 """Pre-tokenization pattern of Llama 3."""
 
 
-def train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
-    """Train a lossless byte-level BPE; `vocab_size` includes EOS (id 0) and the 256 bytes."""
+def train_bpe(
+    documents: Iterator[str],
+    vocab_size: int,
+    special_tokens: Sequence[str] = (tokenizer.EMBEDDED_EOS_TOKEN,),
+) -> Tokenizer:
+    """Train a lossless byte-level BPE.
+
+    `vocab_size` includes the special tokens, which have the first ids, and the 256 bytes.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -36,7 +43,7 @@ def train_bpe(documents: Iterator[str], vocab_size: int) -> Tokenizer:
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[tokenizer.EMBEDDED_EOS_TOKEN],
+        special_tokens=list(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=sys.stderr.isatty(),
     )

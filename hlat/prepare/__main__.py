@@ -1,18 +1,25 @@
 """Convert corpora to training data, and inspect them: `hlat prepare`.
 
-A run maps Arrow files and reads single rows; corpora are compressed JSON lines and Parquet. Without
-arguments this command prepares the embedded corpus, for machines whose compute nodes have no
-network.
+A run maps Arrow files and reads single rows; corpora are text files, compressed JSON lines and
+Parquet. Without arguments this command prepares the embedded corpus, for machines whose compute
+nodes have no network.
 """
 
 import argparse
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from hlat.config.argument_parser import CommandLineParser, parse_positive_int, run_and_exit
+from hlat.config.argument_parser import (
+    CommandLineParser,
+    build_list_parser,
+    parse_number,
+    parse_positive_int,
+    run_and_exit,
+)
 from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.untrusted_files import format_value
 from hlat.data import embedded_corpus
@@ -21,22 +28,36 @@ from hlat.prepare import (
     corpus_inspection,
     corpus_layouts,
     corpus_manifest,
+    document_filters,
+    document_signatures,
     input_files,
     preparation,
+    preparation_report,
+    shard_statistics,
+    train_command,
 )
+from hlat.prepare.document_filters import FilterSettings
+from hlat.prepare.document_settings import HELDOUT, DocumentSettings
+from hlat.storage.data_file import is_remote
 from hlat.storage.progress_bar import format_bytes, print_line
 
 _EXAMPLES = """\
 examples:
   hlat prepare                                           the embedded corpus
-  hlat prepare texts/*.jsonl.zst output=data/mine        your own files
+  hlat prepare my/texts                                  your own files, to data/texts
+  hlat prepare my/texts dedup=minhash heldout=0.01 min_chars=200 language=en
+  hlat prepare my/texts filters=my_filters.py:drop_short,my_filters.py:mask_email
+  hlat prepare texts/*.jsonl.zst output=data/mine        some files
   hlat prepare s3://bucket/texts output=data/mine        a bucket (needs s3fs)
+  hlat prepare roneneldan/TinyStories                    a data set of huggingface.co
   hlat prepare RedPajama-Data-1T layout=redpajama output=data
   hlat prepare inspect=data                              counts, sizes, tokens and samples
   hlat prepare verify=data                               compare with the checksums
 
 The same command continues after Ctrl-C, a kill or a full disk. See docs/data.md."""
 
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+_MAX_HELDOUT = 0.5
 _RESUME_HINT = "finished parts are kept; the same command continues"
 
 
@@ -70,22 +91,62 @@ def _build_parser() -> CommandLineParser:
         _EXAMPLES,
     )
     add = parser.add_argument
-    suffixes = f"files, directories, URLs: {input_files.SUPPORTED_SUFFIXES}"
-    add("inputs", nargs="*", metavar="INPUT", help=suffixes)
-    add("--output", type=Path, metavar="DIR", help="directory to write; one below it per source")
+    inputs = f"files, directories, URLs, data sets: {input_files.SUPPORTED_SUFFIXES}"
+    add("inputs", nargs="*", metavar="INPUT", help=inputs)
+    output = "directory to write (default: data/NAME of INPUT)"
+    add("--output", type=Path, metavar="DIR", help=output)
     layouts = sorted(corpus_layouts.LAYOUTS)
     add("--layout", choices=layouts, help="published corpus that INPUT is a copy of")
     add("--text-column", default="text", metavar="NAME", help="field of the text (default: text)")
     cores, workers = os.cpu_count(), "processes (default: one per core)"
     add("--workers", type=parse_positive_int, default=cores, metavar="N", help=workers)
+    _add_document_settings(parser)
     add("--skip-damaged", action="store_true", help="skip and count damaged documents")
     unsupported = "convert the supported files although most others are not"
     add("--skip-unsupported", action="store_true", help=unsupported)
     add("--inspect", metavar="PATH", help="print counts, sizes, tokens and samples")
-    tokenizer = "tokenizer.json for the token counts of inspect="
+    tokenizer = "tokenizer.json for token counts and the printed command"
     add("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
     add("--verify", type=Path, metavar="DIR", help="compare prepared files with their checksums")
     return parser
+
+
+def _add_document_settings(parser: CommandLineParser) -> None:
+    add = parser.add_argument
+    separator = r"text between the documents of text files, such as \n\n (default: one per file)"
+    add("--separator", type=_parse_separator, metavar="TEXT", help=separator)
+    shortest, longest = "remove shorter documents", "remove longer documents"
+    add("--min-chars", type=parse_positive_int, metavar="N", help=shortest)
+    add("--max-chars", type=parse_positive_int, metavar="N", help=longest)
+    languages = "keep documents in these languages (ISO 639-1), such as en,de"
+    add("--language", type=build_list_parser(_parse_language), metavar="A,B", help=languages)
+    filters = "functions that return the text of a document, changed or not, or None to remove it"
+    add("--filters", type=build_list_parser(str), metavar="FILE:F,..", help=filters)
+    dedup = "remove exact copies, or near duplicates too"
+    add("--dedup", choices=("exact", "minhash"), help=dedup)
+    heldout = "fraction of documents for DIR/heldout; the others are in DIR/train"
+    add("--heldout", type=_parse_fraction, metavar="X", help=heldout)
+    add("--seed", type=int, default=0, metavar="N", help="seed of heldout= (default: 0)")
+
+
+def _parse_separator(text: str) -> str:
+    separator = re.sub(r"\\([nrt\\])", lambda m: _ESCAPES[m[1]], text)
+    if not separator:
+        raise argparse.ArgumentTypeError("is empty; omit it for one document per file")
+    return separator
+
+
+def _parse_language(text: str) -> str:
+    if not re.fullmatch(r"[a-z]{2,3}", text):
+        raise argparse.ArgumentTypeError(f"{text} is not a language code such as en")
+    return text
+
+
+def _parse_fraction(text: str) -> float:
+    fraction = parse_number(text, integer=False, positive=True)
+    if fraction > _MAX_HELDOUT:
+        raise argparse.ArgumentTypeError(f"{text} is not a fraction of {_MAX_HELDOUT} or less")
+    return fraction
 
 
 def _find_usage_error(arguments: argparse.Namespace) -> str | None:
@@ -94,15 +155,24 @@ def _find_usage_error(arguments: argparse.Namespace) -> str | None:
     given = [m for m, v in zip(("INPUT", "inspect=", "verify="), values, strict=True) if v]
     if len(given) > 1:
         return f"{' and '.join(given)} cannot be combined"
-    if bool(arguments.inputs) != bool(arguments.output):
-        return (
-            f"INPUT and output= are needed together; {'output=' if given else 'INPUT'} is missing"
-        )
-    skips = arguments.skip_damaged or arguments.skip_unsupported
-    if (arguments.layout or skips) and given != ["INPUT"]:
-        return "layout=, skip_damaged= and skip_unsupported= need INPUT and output="
-    if arguments.tokenizer and given != ["inspect="]:
-        return "tokenizer= needs inspect="
+    needs_input = [
+        *("output", "layout", "skip_damaged", "skip_unsupported", "separator", "min_chars"),
+        *("max_chars", "language", "filters", "dedup", "heldout", "seed"),
+    ]
+    if given != ["INPUT"]:
+        for name in needs_input:
+            if getattr(arguments, name):
+                return f"{name}= needs INPUT"
+    if arguments.layout and not arguments.output:
+        return "layout= needs output="
+    if arguments.layout and arguments.heldout:
+        return "layout= and heldout= cannot be combined"
+    if arguments.seed and not arguments.heldout:
+        return "seed= needs heldout="
+    if len(arguments.inputs) > 1 and not arguments.output:
+        return "several INPUTs need output="
+    if arguments.tokenizer and given == ["verify="]:
+        return "tokenizer= cannot be combined with verify="
     return None
 
 
@@ -127,28 +197,72 @@ def _prepare_embedded() -> int:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    output = arguments.output.expanduser().absolute()
+    settings = _build_settings(arguments)
+    if arguments.tokenizer:
+        shard_statistics.load_encoder(arguments.tokenizer)
+    output = (arguments.output or _choose_output(arguments.inputs[0])).expanduser().absolute()
     skipped = Counter[str]()
     files = input_files.find_input_files(arguments.inputs, output, skipped)
     problem = _format_skipped_files(skipped, len(files))
     if skipped.total() > len(files) and not (arguments.layout or arguments.skip_unsupported):
         raise ConfigError(f"{problem}; add skip_unsupported=true to convert the others")
     sources, notes = preparation.plan_sources(
-        output, files, arguments.text_column, arguments.layout, skipped
+        output, files, arguments.text_column, arguments.layout, skipped, settings
     )
     for note in [problem, *notes] if skipped else notes:
         print(note)
-    preparation.prepare_sources(sources, arguments.workers, arguments.skip_damaged, print_line)
-    print(f"train on it: {preparation.format_train_command(output, arguments.layout)}")
+    manifests = preparation.prepare_sources(
+        sources, arguments.workers, arguments.skip_damaged, print_line
+    )
+    if arguments.layout:
+        print(f"train on it: {train_command.format_layout_command(output, arguments.layout)}")
+        return ExitCode.FINISHED
+    (source,) = sources
+    report = preparation_report.write_report(
+        source, manifests, arguments.tokenizer, arguments.workers
+    )
+    for line in preparation_report.format_summary(report):
+        print_line(line)
+    print(f"report: {output / preparation_report.MARKDOWN_FILE}")
+    counts = {name: manifest.totals["documents"] for name, manifest in manifests.items()}
+    if source.settings.heldout and counts[HELDOUT] < train_command.MIN_DOCUMENTS:
+        print(f"{counts[HELDOUT]} held-out documents are too few for a run; use a larger heldout=")
+    command = train_command.format_train_command(source.targets, counts, arguments.tokenizer)
+    print(f"train on it: {command}")
     return ExitCode.FINISHED
+
+
+def _build_settings(arguments: argparse.Namespace) -> DocumentSettings:
+    if arguments.language:
+        document_filters.validate_language_library()
+    if arguments.dedup == "minhash":
+        document_signatures.validate_minhash_library()
+    filters = FilterSettings(
+        arguments.min_chars,
+        arguments.max_chars,
+        tuple(arguments.language or ()),
+        document_filters.parse_function_filters(arguments.filters or ()),
+    )
+    return DocumentSettings(
+        arguments.separator, filters, arguments.dedup, arguments.heldout, arguments.seed
+    )
+
+
+def _choose_output(location: str) -> Path:
+    """Return the directory for an input, named after it."""
+    path = (
+        location.rstrip("/") if is_remote(location) else str(Path(location).expanduser().resolve())
+    )
+    name = path.rpartition("/")[2]
+    if not Path(path).is_dir():
+        name = name.partition(".")[0]
+    return Path("data") / (re.sub(r"[^\w.-]+", "_", name).strip("._") or "texts")
 
 
 def _format_skipped_files(skipped: Counter[str], num_read: int) -> str:
     """Return the number of files that are skipped, by suffix."""
-    suffixes = ", ".join(
-        f"{count:,} {format_value(suffix)}"
-        for suffix, count in sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
-    )
+    ordered = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
+    suffixes = ", ".join(f"{count:,} {format_value(suffix)}" for suffix, count in ordered)
     return (
         f"{skipped.total():,} of {skipped.total() + num_read:,} files are skipped ({suffixes}); "
         f"supported: {input_files.SUPPORTED_SUFFIXES}"

@@ -9,7 +9,7 @@ size limit.
 import hashlib
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,6 +152,14 @@ class ArrowShardWriter:
         if self._shard is not None:
             self._records.append(self._shard.finish())
             self._shard = None
+
+
+def read_shard(path: Path) -> Iterator[list[bytes]]:
+    """Yield the documents of a shard in UTF-8, one record batch at a time."""
+    with pa.memory_map(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number).column(0).cast(pa.large_binary()).to_pylist()
 
 
 def format_shard_name(number: int) -> str:

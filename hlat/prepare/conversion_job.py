@@ -1,8 +1,8 @@
 """Conversion of some input files to the shards of one directory, atomically.
 
 The shards of a job are published by one rename to a directory named after a hash of all its
-inputs. The work of an interrupted job is discarded, a finished job is not repeated, and a changed
-input makes it a different job.
+inputs and settings. The work of an interrupted job is discarded, a finished job is not repeated,
+and a changed input makes it a different job.
 """
 
 import hashlib
@@ -10,21 +10,28 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.data import row_index
 from hlat.prepare import arrow_shards, document_reader
-from hlat.prepare.arrow_shards import ShardRecord
+from hlat.prepare.arrow_shards import ArrowShardWriter, ShardRecord
 from hlat.prepare.corpus_manifest import (
     IndexRecord,
     InputRecord,
     load_work_file,
+    parse_counts,
     parse_records,
     write_json,
 )
+from hlat.prepare.document_filters import DocumentFilter
 from hlat.prepare.document_reader import DamagedDocument
+from hlat.prepare.document_settings import DocumentSettings
+from hlat.prepare.document_signatures import SignatureWriter
 from hlat.prepare.input_files import InputReader, detect_format
 from hlat.storage import durable_files
 from hlat.storage.data_file import DataFile
@@ -38,6 +45,7 @@ COMPRESSION_RATIO = 4
 """Approximate bytes of text per byte of a compressed file."""
 TEMPORARY_PREFIX = "unfinished-"
 RECEIPT_FILE = "receipt.json"
+SIGNATURE_FILE = "signatures"
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,7 @@ class ConversionJob:
     inputs: tuple[DataFile, ...]
     column: str
     skip_damaged: bool
+    settings: DocumentSettings = field(default_factory=DocumentSettings)
 
     @property
     def output_dir(self) -> Path:
@@ -57,7 +66,9 @@ class ConversionJob:
             {"path": file.location, "bytes": file.num_bytes, "version": file.version}
             for file in self.inputs
         ]
-        key = [FORMAT_VERSION, self.column, inputs]
+        key: list[Any] = [FORMAT_VERSION, self.column, inputs]
+        if settings := self.settings.to_json():
+            key.append(settings)
         return self.work_dir / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]
 
     @property
@@ -73,33 +84,45 @@ class JobReceipt:
     inputs: tuple[InputRecord, ...]
     parts: tuple[ShardRecord, ...]
     indices: tuple[IndexRecord, ...]
+    removed: dict[str, int] = field(default_factory=dict)
+    """Number of removed documents by filter."""
+    removed_samples: dict[str, list[str]] = field(default_factory=dict)
+    """Beginnings of some of them."""
 
 
 def split_into_jobs(
-    work_dir: Path, inputs: Iterable[DataFile], column: str, skip_damaged: bool
+    work_dir: Path,
+    inputs: Iterable[DataFile],
+    column: str,
+    skip_damaged: bool,
+    settings: DocumentSettings,
 ) -> Iterator[ConversionJob]:
     """Divide input files into jobs by their sizes, which every attempt repeats exactly."""
     batch: list[DataFile] = []
     size = 0
     for file in inputs:
         batch.append(file)
-        size += file.num_bytes * (
-            1 if detect_format(file.location) == ("lines", None) else COMPRESSION_RATIO
-        )
+        size += estimate_text_bytes(file)
         if size >= TARGET_JOB_BYTES:
-            yield ConversionJob(work_dir, tuple(batch), column, skip_damaged)
+            yield ConversionJob(work_dir, tuple(batch), column, skip_damaged, settings)
             batch, size = [], 0
     if batch:
-        yield ConversionJob(work_dir, tuple(batch), column, skip_damaged)
+        yield ConversionJob(work_dir, tuple(batch), column, skip_damaged, settings)
 
 
-def load_receipt(job: ConversionJob) -> JobReceipt | None:
-    """Return the receipt of a job; None if the job is not finished.
+def estimate_text_bytes(file: DataFile) -> int:
+    """Return the approximate bytes of text in a file."""
+    is_plain = detect_format(file.location) in (("lines", None), ("text", None))
+    return file.num_bytes * (1 if is_plain else COMPRESSION_RATIO)
+
+
+def load_receipt(output_dir: Path) -> JobReceipt | None:
+    """Return the receipt in the directory of a job; None if the job is not finished.
 
     Raises:
         ConfigError: If the receipt was not written by hlat prepare.
     """
-    path = job.output_dir / RECEIPT_FILE
+    path = output_dir / RECEIPT_FILE
     try:
         content = load_work_file(path)
     except FileNotFoundError:
@@ -109,6 +132,8 @@ def load_receipt(job: ConversionJob) -> JobReceipt | None:
             parse_records(InputRecord, content["inputs"]),
             parse_records(ShardRecord, content["parts"]),
             parse_records(IndexRecord, content["indices"]),
+            parse_counts(content.get("removed", {})),
+            dict(content.get("removed_samples", {})),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: is not a receipt of hlat prepare ({error!r})") from error
@@ -123,47 +148,83 @@ def run_conversion_job(job: ConversionJob, on_progress: Callable[[int], None]) -
         ConfigError: If an input file cannot be read, or is damaged and `skip_damaged` is False.
         OSError: If writing fails.
     """
-    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=job.work_dir) as temporary:
-        directory = Path(temporary) / job.output_dir.name
+
+    def write(directory: Path, writer: ArrowShardWriter) -> JobReceipt:
+        filters = DocumentFilter(job.settings.filters)
+        with ExitStack() as stack:
+            add = writer.add
+            if job.settings.needs_signatures:
+                path, has_minhash = directory / SIGNATURE_FILE, job.settings.needs_minhash
+                signatures = stack.enter_context(SignatureWriter(path, has_minhash))
+                add = partial(_add_signed, writer, signatures)
+            records = [_convert_input(job, file, filters, add, on_progress) for file in job.inputs]
+        return JobReceipt(tuple(records), (), (), dict(filters.removed), filters.samples)
+
+    write_job_shards(job.output_dir, write)
+
+
+def write_job_shards(
+    output_dir: Path, write: Callable[[Path, ArrowShardWriter], JobReceipt]
+) -> None:
+    """Create the directory of a finished job atomically.
+
+    `write` gets the directory and its writer, and returns the receipt without shards.
+
+    Raises:
+        OSError: If writing fails.
+    """
+    parent = output_dir.parent
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=parent) as temporary:
+        directory = Path(temporary) / output_dir.name
         directory.mkdir()
-        writer = arrow_shards.ArrowShardWriter(directory)
+        writer = ArrowShardWriter(directory)
         try:
-            records = [_convert_input(job, file, writer, on_progress) for file in job.inputs]
+            receipt = write(directory, writer)
             shards = writer.finish()
         finally:
             writer.close_unfinished()
-        receipt = JobReceipt(
-            tuple(records), tuple(shards), tuple(_write_row_indices(directory, shards))
-        )
+        indices = tuple(_write_row_indices(directory, shards))
+        receipt = replace(receipt, parts=tuple(shards), indices=indices)
         write_json(directory / RECEIPT_FILE, asdict(receipt))
-        durable_files.rename_durably(directory, job.output_dir)
+        durable_files.rename_durably(directory, output_dir)
+
+
+def _add_signed(writer: ArrowShardWriter, signatures: SignatureWriter, document: bytes) -> None:
+    writer.add(document)
+    signatures.add(document)
 
 
 def _convert_input(
     job: ConversionJob,
     input_file: DataFile,
-    writer: arrow_shards.ArrowShardWriter,
+    filters: DocumentFilter,
+    add: Callable[[bytes], None],
     on_progress: Callable[[int], None],
 ) -> InputRecord:
     counts = {"documents": 0, "text_bytes": 0, "empty": 0, "damaged": 0}
-    with InputReader(input_file.location, on_progress) as reader:
-        for document in document_reader.parse_documents(reader, input_file.location, job.column):
+    path = input_file.location
+    with InputReader(path, on_progress) as reader:
+        for document in document_reader.parse_documents(
+            reader, path, job.column, job.settings.separator
+        ):
             if isinstance(document, DamagedDocument):
                 if not job.skip_damaged:
                     raise ConfigError(
-                        f"{input_file.location}, {document.location}: {document.reason}; repair "
-                        "the file and run the same command again, or skip and count such documents "
-                        "with skip_damaged=true"
+                        f"{path}, {document.location}: {document.reason}; repair the file and run "
+                        "the same command again, or skip and count such documents with "
+                        "skip_damaged=true"
                     )
                 counts["damaged"] += 1
-            elif document:
-                writer.add(document)
+                continue
+            kept = filters.apply(document, path) if document else document
+            if kept:
+                add(kept)
                 counts["documents"] += 1
-                counts["text_bytes"] += len(document)
-            else:
+                counts["text_bytes"] += len(kept)
+            elif kept is not None:
                 counts["empty"] += 1
         on_progress(input_file.num_bytes - reader.num_bytes_read)
-    return InputRecord(input_file.location, input_file.num_bytes, input_file.version, **counts)
+    return InputRecord(path, input_file.num_bytes, input_file.version, **counts)
 
 
 def _write_row_indices(directory: Path, shards: Iterable[ShardRecord]) -> Iterator[IndexRecord]:

@@ -9,6 +9,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hlat.config.config_errors import ConfigError
+from hlat.prepare.input_files import is_text_file
 from hlat.storage.data_file import DataFile
 
 
@@ -44,7 +45,7 @@ LAYOUTS = {
 def assign_sources(
     name: str, inputs: Iterable[DataFile]
 ) -> tuple[dict[str, list[DataFile]], list[DataFile]]:
-    """Return the files of each source of a layout that has any, and the unmatched files.
+    """Return the files of each source of a layout that has any, and the unmatched data files.
 
     Raises:
         ConfigError: If no file matches.
@@ -62,4 +63,5 @@ def assign_sources(
             f"layout={name}: none of {len(unmatched)} files, such as {unmatched[0].location}, "
             f"matches {patterns}; specify the directory of the corpus, or omit layout="
         )
-    return {source: files for source, files in assigned.items() if files}, unmatched
+    data = [file for file in unmatched if not is_text_file(file.location)]
+    return {source: files for source, files in assigned.items() if files}, data

@@ -63,6 +63,10 @@ class CorpusManifest:
     inputs: tuple[InputRecord, ...]
     skipped: dict[str, int] = field(default_factory=dict)
     """Number of files without documents beside the inputs, by suffix."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings that determine the documents (`DocumentSettings.to_json`)."""
+    removed: dict[str, int] = field(default_factory=dict)
+    """Number of documents removed by each filter and as duplicates."""
 
     @property
     def records(self) -> tuple[ShardRecord | IndexRecord, ...]:
@@ -71,9 +75,13 @@ class CorpusManifest:
 
     @property
     def totals(self) -> dict[str, int]:
-        """Sums of documents, text_bytes, empty and damaged over the inputs."""
-        names = ("documents", "text_bytes", "empty", "damaged")
-        return {name: sum(getattr(record, name) for record in self.inputs) for name in names}
+        """Documents and text_bytes of the shards; empty and damaged of the inputs."""
+        return {
+            "documents": sum(record.rows for record in self.files),
+            "text_bytes": sum(record.text_bytes for record in self.files),
+            "empty": sum(record.empty for record in self.inputs),
+            "damaged": sum(record.damaged for record in self.inputs),
+        }
 
 
 def write_json(path: Path, content: object) -> None:
@@ -85,11 +93,11 @@ def write_json(path: Path, content: object) -> None:
     durable_files.rename_durably(temporary, path)
 
 
-def write_corpus_manifest(directory: Path, manifest: CorpusManifest) -> None:
-    """Complete a directory that is being prepared."""
+def write_corpus_manifest(directory: Path, manifest: CorpusManifest, work_dir: Path) -> None:
+    """Complete a directory that is being prepared; `work_dir` is on the same disk."""
     content = {"format": FORMAT_VERSION, "column": "text", **manifest.totals, **asdict(manifest)}
-    write_json(directory / WORK_DIR / MANIFEST_FILE, content)
-    durable_files.rename_durably(directory / WORK_DIR / MANIFEST_FILE, directory / MANIFEST_FILE)
+    write_json(work_dir / MANIFEST_FILE, content)
+    durable_files.rename_durably(work_dir / MANIFEST_FILE, directory / MANIFEST_FILE)
 
 
 def load_work_file(path: Path) -> dict[str, Any]:
@@ -131,9 +139,10 @@ def parse_records(schema: type[_Record], records: Any) -> tuple[_Record, ...]:
     return tuple(schema(**record) for record in records)
 
 
-def _parse_counts(content: Any) -> dict[str, int]:
+def parse_counts(content: Any) -> dict[str, int]:
+    """Return a JSON object of counts, or raise TypeError."""
     if not isinstance(content, dict) or any(type(count) is not int for count in content.values()):
-        raise TypeError(f"skipped is {format_value(content)}")
+        raise TypeError(f"counts are {format_value(content)}")
     return content
 
 
@@ -155,7 +164,9 @@ def load_corpus_manifest(directory: Path) -> CorpusManifest | None:
             files=parse_records(ShardRecord, content["files"]),
             indices=parse_records(IndexRecord, content["indices"]),
             inputs=parse_records(InputRecord, content["inputs"]),
-            skipped=_parse_counts(content.get("skipped", {})),
+            skipped=parse_counts(content.get("skipped", {})),
+            settings=dict(content.get("settings", {})),
+            removed=parse_counts(content.get("removed", {})),
         )
     except (FileNotFoundError, NotADirectoryError):
         return None

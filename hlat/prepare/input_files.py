@@ -18,26 +18,48 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hlat.config.config_errors import ConfigError
 from hlat.data import source_files
+from hlat.prepare import hub_datasets
 from hlat.storage import remote_files
 from hlat.storage.bounded_files import load_json, parse_json, validate_size
-from hlat.storage.data_file import DataFile
+from hlat.storage.data_file import DataFile, is_remote
 from hlat.storage.storage_protocols import open_filesystem
 
-COMPRESSION_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+COMPRESSION_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+TEXT_SUFFIXES = frozenset(
+    {
+        *(".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex", ".html"),
+        *(".htm"),
+        *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".hh", ".cu", ".cuh"),
+        *(".java", ".kt", ".kts", ".scala", ".groovy", ".clj", ".go", ".rs", ".zig", ".nim"),
+        *(".js", ".jsx", ".mjs", ".ts", ".tsx", ".vue", ".svelte", ".css", ".scss", ".rb"),
+        *(".php", ".pl", ".pm", ".lua", ".r", ".jl", ".swift", ".m", ".mm", ".cs", ".fs"),
+        *(".vb", ".hs", ".ml", ".mli", ".ex", ".exs", ".erl", ".dart", ".lisp", ".el", ".scm"),
+        *(".f90", ".f", ".asm", ".s", ".v", ".sv", ".vhd", ".sh", ".bash", ".zsh", ".fish"),
+        *(".ps1", ".sql", ".proto", ".thrift", ".cmake", ".mk", ".gradle", ".tf", ".yaml"),
+        *(".yml", ".toml", ".ini", ".cfg"),
+    }
+)
+"""Suffixes of prose and source code."""
 FILE_FORMATS = {
+    **dict.fromkeys(TEXT_SUFFIXES, "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "lines"),
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-SUPPORTED_SUFFIXES = ".jsonl, .json or .ndjson (also .gz, .zst, .bz2), .parquet, .arrow"
+SUPPORTED_SUFFIXES = (
+    ".txt, .md, source code, .jsonl, .json, .ndjson, .parquet, .arrow (also .gz, .zst, .bz2, .xz)"
+)
 
 _METADATA_FILES = frozenset(
-    {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "manifest.json"}
+    {
+        *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
+        *("manifest.json", "prepare_report.json", "prepare_report.md"),
+    }
 )
 
 
 def detect_format(path: str) -> tuple[str, str | None] | None:
-    """Return the format (`lines`, `parquet` or `arrow`) and codec of a file by its name.
+    """Return the format (`text`, `lines`, `parquet` or `arrow`) and codec of a file by its name.
 
     Files with only the suffix of a codec are lines, as in newer versions of peS2o. Returns None for
     other files.
@@ -46,9 +68,14 @@ def detect_format(path: str) -> tuple[str, str | None] | None:
     if file_format := FILE_FORMATS.get(last.lower()):
         return file_format, None
     codec = COMPRESSION_CODECS.get(last.lower())
-    if codec and (not inner or FILE_FORMATS.get(inner.lower()) == "lines"):
-        return "lines", codec
-    return None
+    file_format = FILE_FORMATS.get(inner.lower()) if inner else "lines"
+    return (file_format, codec) if codec and file_format else None
+
+
+def is_text_file(path: str) -> bool:
+    """Return True for plain text and source code, whose files are documents as a whole."""
+    detected = detect_format(path)
+    return detected is not None and detected[0] == "text"
 
 
 def find_input_files(
@@ -56,7 +83,7 @@ def find_input_files(
     output_dir: Path | None = None,
     skipped: Counter[str] | None = None,
 ) -> list[DataFile]:
-    """Return the distinct files that match paths, directories, globs and URLs, sorted by path.
+    """Return the distinct files that match paths, directories, globs, URLs and data sets by path.
 
     The files of `output_dir`, the directory that is being prepared, are ignored. Other files that
     match and are not documents are counted by suffix in `skipped`.
@@ -103,10 +130,25 @@ def _find_duplicates(paths: Iterable[str]) -> Iterator[str]:
 
 
 def _match_pattern(pattern: str, skipped: Counter[str]) -> list[DataFile]:
+    if not detect_format(pattern) and (dataset_id := hub_datasets.find_dataset_id(pattern)):
+        return _list_dataset(pattern, dataset_id)
     with _translate_errors(pattern, "read"):
         system, path = open_filesystem(pattern)
     with _translate_errors(pattern, "listed"):
         return _list_matches(system, path, pattern, skipped)
+
+
+def _list_dataset(pattern: str, dataset_id: str) -> list[DataFile]:
+    """Return the files of a data set of huggingface.co, without cards and lists."""
+    url = f"hf://datasets/{dataset_id}"
+    label = pattern if is_remote(pattern) else f"{pattern}: is no file or directory, and {url}"
+    with _translate_errors(label, "listed"):
+        filesystem, _ = open_filesystem(url)
+        paths = hub_datasets.list_dataset_files(filesystem, dataset_id)
+        data = [path for path in paths if detect_format(path) and not is_text_file(path)]
+        files = data or [path for path in paths if is_text_file(path)]
+        names = [path for path in files if PurePosixPath(path).name not in _METADATA_FILES]
+        return [_build_data_file(filesystem, name) for name in names]
 
 
 @contextmanager
@@ -140,7 +182,7 @@ def _list_matches(system: Any, path: str, pattern: str, skipped: Counter[str]) -
         elif names == [path]:
             raise ConfigError(f"{pattern}: has an unknown suffix; supported: {SUPPORTED_SUFFIXES}")
         else:
-            skipped[_get_suffix(name)] += 1
+            skipped[get_suffix(name)] += 1
     return inputs
 
 
@@ -165,11 +207,11 @@ def _list_documents(system: Any, directory: str, skipped: Counter[str]) -> list[
             names = set(source_files.list_saved_dataset_files(parent, names, state))
         names -= _METADATA_FILES
         paths += [f"{parent}/{name}" for name in names if detect_format(name)]
-        skipped.update(_get_suffix(name) for name in names if not detect_format(name))
+        skipped.update(get_suffix(name) for name in names if not detect_format(name))
     return paths
 
 
-def _get_suffix(name: str) -> str:
+def get_suffix(name: str) -> str:
     """Return the suffix of a file name, with that before the suffix of a codec."""
     suffixes = PurePosixPath(name).suffixes
     count = 2 if suffixes and suffixes[-1].lower() in COMPRESSION_CODECS else 1

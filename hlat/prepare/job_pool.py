@@ -19,10 +19,18 @@ from hlat.config.config_errors import ConfigError
 from hlat.recovery.signal_handler import handle_signals
 from hlat.storage.progress_bar import ProgressBar
 
+MIN_WORKER_BYTES = 16 << 20
+"""Bytes of text per worker that copies or counts documents."""
+
 JobT = TypeVar("JobT")
 ProgressCallback = Callable[[int], None]
 """Function called with a number of completed bytes."""
 JobFunction = Callable[[JobT, ProgressCallback], None]
+
+
+def limit_workers(num_workers: int, num_bytes: int) -> int:
+    """Return the number of workers whose start takes less time than they save."""
+    return min(num_workers, 1 + num_bytes // MIN_WORKER_BYTES)
 
 
 def run_jobs(

@@ -21,7 +21,7 @@ LAYERS = {
     **dict.fromkeys(("plan", "study"), 2),
     "engine": 3,
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
-    **dict.fromkeys(("generate", "run_index"), 4),
+    **dict.fromkeys(("generate", "run_index", "tokenizer"), 4),
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
@@ -36,6 +36,8 @@ FENCES = {
     "pyarrow": {"api", "data", "prepare", "run_index"},
     "tokenizers": {"data", "prepare"},
     "gigatoken": {"data"},
+    "datasketch": {"prepare"},
+    "py3langid": {"prepare"},
     "safetensors": {"checkpoint", "model"},
     "cryptography": {"checkpoint"},
     "wandb": {"tracking"},

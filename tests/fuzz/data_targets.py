@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import lzma
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -145,11 +146,11 @@ def _read_corpus(directory: Path, content: bytes) -> object:
     return verify_corpus(directory / "out")
 
 
-def _read_documents_of(name: str) -> Callable[[Path, bytes], object]:
+def _read_documents_of(name: str, separator: str | None = None) -> Callable[[Path, bytes], object]:
     def read(directory: Path, content: bytes) -> object:
         path = str(directory / name)
         Path(path).write_bytes(content)
-        return [*parse_documents(InputReader(path), path, "text")]
+        return [*parse_documents(InputReader(path), path, "text", separator)]
 
     return read
 
@@ -195,6 +196,13 @@ TARGETS = [
         _read_documents_of("in.jsonl"),
         either(mutate_rows, mutate_bytes),
         "in.jsonl",
+    ),
+    Target(
+        "documents_text_xz",
+        lambda _: [lzma.compress("<|end|>".join(TEXTS).encode())],
+        _read_documents_of("in.txt.xz", "<|end|>"),
+        mutate_bytes,
+        "in.txt.xz",
     ),
     Target(
         "documents_gzip",

@@ -14,6 +14,7 @@ COMMANDS = (
         "sweep",
         "campaign",
         "prepare",
+        "tokenizer",
         "plan",
         "doctor",
         "precompile",

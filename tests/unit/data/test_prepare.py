@@ -70,8 +70,15 @@ def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> N
     manifest = json.loads((out / "manifest.json").read_text())
     what = f"20 documents, {format_bytes(manifest['text_bytes'])}"
     command = f"hlat train data=files data.sources.files.paths=[{out}]"
-    assert told.splitlines() == [f"{out}: {what}", f"train on it: {command}"]
-    assert progress == f"preparing {out}: {format_bytes((lines / 'a.jsonl').stat().st_size)}\n"
+    assert told.splitlines()[0] == f"{out}: {what}"
+    assert told.splitlines()[-2:] == [
+        f"report: {out}/prepare_report.md",
+        f"train on it: {command} data.heldout_documents=9",
+    ]
+    assert progress.splitlines() == [
+        f"preparing {out}: {format_bytes((lines / 'a.jsonl').stat().st_size)}",
+        f"counting {out}: {format_bytes(manifest['text_bytes'])}",
+    ]
     code, told, progress = run(lines, "--output", out)
     assert (code, progress) == (0, "")
     assert told.splitlines()[0] == f"{out}: is complete already; {what}"
@@ -81,18 +88,21 @@ def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> N
 
 
 def test_skipped_files_are_counted_and_most_need_a_flag(lines: Path, tmp_path: Path, run) -> None:
-    for name in ("a.py", "b.py", "c.txt.gz", "d.\x1b[2J"):
+    for name in ("a.png", "b.png", "c.doc.gz", "d.\x1b[2J"):
         (lines / name).write_text("text")
     words = (lines, "--output", tmp_path / "data")
     code, _, errors = run(*words)
     assert code == 2
-    assert "4 of 5 files are skipped (2 .py, 1 '.\\x1b[2j', 1 .txt.gz); supported: .jsonl" in errors
+    assert (
+        "4 of 5 files are skipped (2 .png, 1 '.\\x1b[2j', 1 .doc.gz); supported: .txt, .md"
+        in errors
+    )
     assert "add skip_unsupported=true to convert the others" in errors
     code, out, _ = run(*words, "--skip-unsupported")
     assert code == 0
-    assert "4 of 5 files are skipped (2 .py, 1 '.\\x1b[2j', 1 .txt.gz)" in out
+    assert "4 of 5 files are skipped (2 .png, 1 '.\\x1b[2j', 1 .doc.gz)" in out
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
-    assert manifest["skipped"] == {".py": 2, ".txt.gz": 1, ".\x1b[2j": 1}
+    assert manifest["skipped"] == {".png": 2, ".doc.gz": 1, ".\x1b[2j": 1}
     assert "is complete already" in run(*words, "--skip-unsupported")[1]
 
 
@@ -123,11 +133,14 @@ def test_a_layout_says_what_is_not_there(lines: Path, tmp_path: Path, run) -> No
     ("arguments", "told"),
     [
         (["--outptu", "x"], "unrecognized arguments: --outptu; did you mean output=?"),
-        (["in"], "INPUT and output= are needed together; output= is missing"),
-        (["--output", "x"], "INPUT and output= are needed together; INPUT is missing"),
+        (["in", "in2"], "several INPUTs need output="),
+        (["in", "--layout", "c4"], "invalid choice: 'c4'"),
+        (["in", "--layout", "redpajama"], "layout= needs output="),
+        (["--output", "x"], "output= needs INPUT"),
         (["in", "--inspect", "x"], "INPUT and inspect= cannot be combined"),
-        (["--verify", "x", "--skip-damaged"], "layout=, skip_damaged= and skip_unsupported= need"),
-        (["in", "--output", "x", "--tokenizer", "t"], "tokenizer= needs inspect="),
+        (["--verify", "x", "--skip-damaged"], "skip_damaged= needs INPUT"),
+        (["--verify", "x", "--tokenizer", "t"], "tokenizer= cannot be combined with verify="),
+        (["in", "--output", "x", "--tokenizer", "t"], "tokenizer=t: cannot be read (No such"),
         (
             ["in", "--output", "x", "--workers", "0"],
             "workers: 0 is not a whole number of 1 or more",

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import lzma
 import random
 from pathlib import Path
 
@@ -30,6 +31,7 @@ COMPRESS = {
     ".gz": gzip.compress,
     ".zst": _zstd,
     ".bz2": bz2.compress,
+    ".xz": lzma.compress,
 }
 
 
@@ -67,6 +69,47 @@ def test_blank_lines_ends_of_windows_and_a_mark_at_the_beginning(tmp_path: Path)
     path = tmp_path / "a.ndjson"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}')
     assert _texts(path) == ["a", "b"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_a_text_file_is_one_document(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.md{suffix}"
+    path.write_bytes(COMPRESS[suffix](b"\xef\xbb\xbf# Title\r\n\n  text\n"))
+    assert _texts(path) == ["# Title\r\n\n  text\n"]
+    path.write_bytes(COMPRESS[suffix](b" \n"))
+    assert _read(path) == [b""]
+    path.write_bytes(COMPRESS[suffix](b"caf\xe9"))
+    (damaged,) = _read(path)
+    assert damaged == DamagedDocument("document 1", "is not UTF-8 (byte 0xe9 at position 3)")
+
+
+def test_parts_of_a_text_are_those_of_split() -> None:
+    """Separators at every position relative to the blocks."""
+    random_ = random.Random(0)
+    for separator in (b"\n", b"ab", b"aab", b"aaa"):
+        for _ in range(200):
+            content = bytes(random_.choices(b"ab\n", k=random_.randrange(40)))
+            size = random_.randrange(1, 9)
+            blocks = (content[i : i + size] for i in range(0, len(content), size))
+            assert [*document_reader._split(blocks, separator)] == content.split(separator)
+
+
+@pytest.mark.parametrize("suffix", [one for one in COMPRESS if one])
+def test_compressed_parquet_is_read(tmp_path: Path, suffix: str) -> None:
+    pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
+    path = tmp_path / f"b.parquet{suffix}"
+    path.write_bytes(COMPRESS[suffix]((tmp_path / "a.parquet").read_bytes()))
+    assert _texts(path) == ["a", "b"]
+    path.write_bytes(path.read_bytes()[:-20])
+    assert all(isinstance(one, DamagedDocument) for one in _read(path))
+
+
+def test_a_text_above_the_limit_is_damaged(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(document_reader, "MAX_LINE_BYTES", 100)
+    path = tmp_path / "a.txt"
+    path.write_text("x" * 101)
+    (damaged,) = _read(path)
+    assert "divide the text into documents with separator=" in damaged.reason
 
 
 @pytest.mark.slow

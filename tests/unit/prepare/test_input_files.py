@@ -35,8 +35,11 @@ def _names(root: Path, *patterns: str, output: Path | None = None) -> list[str]:
         ("a.arrow", ("arrow", None)),
         ("a.tar.gz", None),
         ("a.arrow.rows.npy", None),
-        ("README.md", None),
-        ("urls.txt", None),
+        ("README.md", ("text", None)),
+        ("a.py.xz", ("text", "xz")),
+        ("a.parquet.gz", ("parquet", "gzip")),
+        ("photo.jpg", None),
+        ("LICENSE", None),
     ],
 )
 def test_names_tell_what_a_file_holds(name: str, kind: object) -> None:
@@ -44,7 +47,7 @@ def test_names_tell_what_a_file_holds(name: str, kind: object) -> None:
 
 
 def test_folders_files_and_globs_are_found_once_and_sorted(tmp_path: Path) -> None:
-    _touch(tmp_path, "b/c/2.jsonl", "b/1.jsonl.zst", "b/README.md", "a.parquet", "b/.cache/3.jsonl")
+    _touch(tmp_path, "b/c/2.jsonl", "b/1.jsonl.zst", "b/LICENSE", "a.parquet", "b/.cache/3.jsonl")
     expected = ["a.parquet", "b/1.jsonl.zst", "b/c/2.jsonl"]
     assert _names(tmp_path, "") == expected
     assert _names(tmp_path, "b", "*.parquet", "b/**/*.jsonl", "b/1.jsonl.zst") == expected
@@ -118,7 +121,7 @@ def test_the_output_is_no_input(tmp_path: Path) -> None:
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.csv", "b/readme.md", "t/x.jsonl", "t/x.jsonl.zst")
+    _touch(tmp_path, "a.csv", "b/readme.doc", "t/x.jsonl", "t/x.jsonl.zst")
     with pytest.raises(ConfigError) as error:
         input_files.find_input_files(
             [str(tmp_path / name) for name in ("no", "*.no", "a.csv", "b", "t")]
@@ -127,7 +130,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     message = "\n".join(error.value.problems)
     assert len(error.value.problems) == 7
     assert "no: there is no such file or directory" in message
-    assert "a.csv: has an unknown suffix; supported: .jsonl" in message
+    assert "a.csv: has an unknown suffix; supported: .txt, .md, source code, .jsonl" in message
     assert "b: contains no document file" in message
     assert "x.jsonl.zst: the same documents, by their names" in message
     assert "s4://x: s4 is not an allowed protocol" in message

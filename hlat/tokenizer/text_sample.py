@@ -1,0 +1,43 @@
+"""Sample of the documents of files, to train a tokenizer on."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+from hlat.prepare.conversion_job import estimate_text_bytes
+from hlat.prepare.document_reader import DamagedDocument, parse_documents
+from hlat.prepare.input_files import InputReader
+from hlat.storage.data_file import DataFile
+from hlat.storage.progress_bar import ProgressBar
+
+_MAX_MEASURED_DOCUMENTS = 256
+
+
+class TextSample:
+    """Documents of files, sampled to about `max_bytes` bytes by a hash of their text."""
+
+    def __init__(self, files: Sequence[DataFile], column: str, max_bytes: int) -> None:
+        self.measured: list[str] = []
+        """Some of the sampled documents."""
+        self._files, self._column = files, column
+        num_bytes = sum(map(estimate_text_bytes, files))
+        self._threshold = min(1.0, max_bytes / max(1, num_bytes)) * 2**64
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the sampled documents; omit empty and damaged ones."""
+        num_bytes = sum(file.num_bytes for file in self._files)
+        with closing(ProgressBar("reading", num_bytes)) as progress:
+            for file in self._files:
+                with InputReader(file.location, progress.add) as reader:
+                    for document in parse_documents(reader, file.location, self._column):
+                        if isinstance(document, DamagedDocument) or not document:
+                            continue
+                        digest = hashlib.blake2b(document, digest_size=8).digest()
+                        if int.from_bytes(digest, "little") < self._threshold:
+                            yield self._decode(document)
+
+    def _decode(self, document: bytes) -> str:
+        text = str(document, "utf-8")
+        if len(self.measured) < _MAX_MEASURED_DOCUMENTS:
+            self.measured.append(text)
+        return text
