@@ -143,13 +143,17 @@ def _interrupt_on_signal() -> Iterator[threading.Event]:
 
     The event is set after a signal; exceptions may then be caused by ranks that have exited.
     """
-    received = threading.Event()
+    received, process = threading.Event(), os.getpid()
 
-    def handle_signal(*_: object) -> None:
+    def handle_signal(signum: int, frame: object) -> None:
+        if os.getpid() != process:  # a worker of a pool, which the harness forks and terminates
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+            return
         received.set()
         is_supervised = launch_environment.RECORDS_DIR_ENV in os.environ
-        for signum in SIGNALS:
-            signal.signal(signum, signal.SIG_IGN if is_supervised else signal.SIG_DFL)
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN if is_supervised else signal.SIG_DFL)
         raise KeyboardInterrupt
 
     is_rank0 = launch_environment.read_rank_info().is_rank0
@@ -239,22 +243,31 @@ def _evaluate_locally(
     )
 
 
+_NOTES = {
+    "shortened": "prompts are longer than the context of the model and were truncated on the left",
+    "empty_contexts": "contexts have no token and were replaced by BOS, or else EOS",
+    "empty_continuations": "continuations have no token; their log-likelihood is 0",
+}
+"""Sentence for each count of unusual requests of a task."""
+
+
 def _format_scores(row: dict[str, Any]) -> list[str]:
     """Return the lines that the console shows of an evaluation."""
+    from hlat.evaluate.evaluation_results import format_metric
+
     lines = [f"{row['name']}: {row['location']}"]
     for name, task in row["tasks"].items():
         shown = {task["counts"]} if task["counts"] in task["metrics"] else set(task["metrics"])
         numbers = ", ".join(
-            f"{metric.partition(',')[0]} {100 * task['metrics'][metric]:.2f}"
-            + (f" ({100 * task['errors'][metric]:.2f})" if metric in task["errors"] else "")
+            format_metric(metric, task["metrics"][metric], task["errors"].get(metric))
             for metric in sorted(shown)
         )
         lines.append(f"  {name:<28} {numbers}  of {task['questions']}")
-        if task["shortened"]:
-            lines.append(
-                f"  {'':<28} {task['shortened']} prompts are longer than the context of the model"
-                " and were truncated on the left"
-            )
+        lines += [
+            f"  {'':<28} {task[key]:,} {sentence}"
+            for key, sentence in _NOTES.items()
+            if task.get(key)
+        ]
     if row["scores"]:
         scores = ", ".join(f"{key} {value:.1f}" for key, value in row["scores"].items())
         lines.append(f"in percent, as in the paper's tables: {scores}")

@@ -24,11 +24,31 @@ ScoreRow = dict[str, Any]
 TaskResult = dict[str, Any]
 """Result of one task, as in a scores file.
 
-`shots` are the few-shot examples, None if they differ within a group; `metrics` are fractions of 1
-by `metric,filter`, and `errors` their standard errors, where known; `counts` is the metric of the
-paper's tables, empty if there is none; `questions` is the number of questions, and `limit` their
-maximum for each task, None for all.
+`shots` are the few-shot examples, None if they differ within a group; `metrics` are the harness's
+values by `metric,filter`, and `errors` their standard errors, where known; `counts` is the metric
+of the paper's tables, empty if there is none; `questions` is the number of questions, and `limit`
+their maximum for each task, None for all.
 """
+
+
+_PROPORTIONS = {
+    *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "acc_all", "acc_greedy"),
+    *("exact_match", "em", "f1", "mc1", "mc2", "pct_stereotype"),
+}
+"""Metrics of the harness with a value from 0 to 1 that is a proportion; also pass@k."""
+
+
+def format_metric(name: str, value: float, error: float | None) -> str:
+    """Return a metric with its standard error, in percent if it is a proportion.
+
+    Other metrics, such as perplexities, have the harness's four decimals.
+    """
+    metric = name.partition(",")[0]
+    if metric in _PROPORTIONS or metric.startswith("pass@"):
+        spread = "" if error is None else f" ({100 * error:.2f})"
+        return f"{metric} {100 * value:.2f}%{spread}"
+    spread = "" if error is None else f" ({error:.4f})"
+    return f"{metric} {value:.4f}{spread}"
 
 
 def parse_task_results(

@@ -115,7 +115,12 @@ def _build_harness_task(request: EvalRequest, spec: TaskSpec, loaded: Any) -> Ev
         harness_results = run_harness(adapter, loaded, request.limit)
         results = evaluation_results.parse_task_results(spec, harness_results, request.limit)
         version = importlib.metadata.version("lm_eval")
-        return results, {"harness": version, "shortened": adapter.num_truncated}
+        return results, {
+            "harness": version,
+            "shortened": adapter.num_truncated,
+            "empty_contexts": adapter.num_empty_contexts,
+            "empty_continuations": adapter.num_empty_continuations,
+        }
 
     names = [spec.name] if spec.name in loaded["groups"] else [*loaded["tasks"]]
     return EvalTask(spec.name, names, run)

@@ -129,14 +129,17 @@ class InferenceModel:
 def build_stop_check(
     tokenizer: "PromptTokenizer", stop_sequences: Sequence[str]
 ) -> Callable[[list[int]], bool]:
-    """Return the `is_finished` of generation up to a stop sequence or the end of the document."""
+    """Return the `is_finished` of generation up to a stop sequence or the end of the document.
+
+    A stop sequence may be the name of a special token.
+    """
     # A token has at least one byte; up to three more may belong to a truncated character
     num_tail_tokens = max((len(stop.encode()) for stop in stop_sequences), default=0) + 4
 
     def is_finished(ids: list[int]) -> bool:
-        if ids[-1] == tokenizer.eos_token_id:
+        if ids[-1] in tokenizer.end_token_ids:
             return True
-        text = tokenizer.decode(ids[-num_tail_tokens:])
+        text = tokenizer.decode(ids[-num_tail_tokens:], skip_special_tokens=False)
         return any(stop in text for stop in stop_sequences)
 
     return is_finished

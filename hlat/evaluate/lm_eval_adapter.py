@@ -6,7 +6,7 @@ scores are the same.
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,22 @@ from lm_eval.models.utils import (
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from hlat.config.config_errors import ConfigError
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler, ScoreRequest
+
+_GENERATION_SETTINGS = {
+    *("until", "do_sample", "temperature", "top_p"),
+    *("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"),
+}
+_NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "top_k": (None, 0, -1),
+    "min_p": (None, 0),
+    "repetition_penalty": (None, 1),
+    "num_beams": (None, 1),
+    "num_return_sequences": (None, 1),
+    "no_repeat_ngram_size": (None, 0),
+}
+"""Values of other settings that change no text."""
 
 
 class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
@@ -33,6 +48,8 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
         self.max_length = max_length
         self.num_truncated = 0
         """Number of requests whose context was truncated on the left."""
+        self.num_empty_contexts = self.num_empty_continuations = 0
+        """Number of requests without a token in the context or the continuation."""
 
     @property
     def eot_token_id(self) -> int:
@@ -90,11 +107,29 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
         return self._score([(context, answer) for _, context, answer in requests], "answers")
 
     def _score(self, requests: Sequence[ScoreRequest], unit: str) -> list[tuple[float, bool]]:
+        """Return the scores of continuations; the score of an empty one is 0.
+
+        Raises:
+            ConfigError: A continuation has more tokens than the model has positions.
+        """
+        longest = max((len(answer) for _, answer in requests), default=0)
+        if longest > self.max_length:
+            raise ConfigError(
+                f"a continuation of {longest} tokens is longer than the {self.max_length} "
+                "positions of the model, so it has no score (lm-evaluation-harness raises an "
+                "error too); leave this task out, or set limit="
+            )
+        self.num_empty_continuations += sum(not answer for _, answer in requests)
         truncated = [
-            (self._truncate(context, self.max_length + 1 - len(answer)), answer)
+            (self._truncate(self._fill(context), self.max_length + 1 - len(answer)), answer)
             for context, answer in requests
         ]
         return self._scheduler.score(truncated, unit)
+
+    def _fill(self, ids: list[int]) -> list[int]:
+        """Return the token ids of a context, or the prefix token if there are none."""
+        self.num_empty_contexts += not ids
+        return ids or [self.prefix_token_id]
 
     def _truncate(self, ids: list[int], max_length: int) -> list[int]:
         """Return the last tokens of a context, at least one, and count a truncation."""
@@ -103,6 +138,7 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
         return shown
 
     def _generate(self, contexts: Sequence[str], gen_kwargs: dict[str, Any]) -> list[str]:
+        validate_generation_settings(gen_kwargs)
         options = normalize_gen_kwargs(gen_kwargs)
         until = handle_stop_sequences(options.get("until"), eos=self._tokenizer.eos_token)
         # The harness's adapter fails if a task may generate more tokens than the model supports
@@ -112,20 +148,33 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
         max_context = self.max_length - max_new_tokens
         sampling = {
             "max_new_tokens": max_new_tokens,
-            "temperature": options["temperature"] if options.get("do_sample") else 0.0,
-            "top_p": options.get("top_p", 1.0),
+            "temperature": options["temperature"] if options["do_sample"] else 0.0,
+            "top_p": options.get("top_p") or 1.0,
             "seed": DEFAULT_OTHER_SEED,
         }
         stop_sequences = [stop for stop in until if stop]
-        prompts = [self._truncate(self.tok_encode(text), max_context) for text in contexts]
+        prompts = [
+            self._truncate(self._fill(self.tok_encode(text)), max_context) for text in contexts
+        ]
         generated = self._scheduler.generate(prompts, stop_sequences, sampling)
         return [self._decode_until(ids, stop_sequences) for ids in generated]
 
     def _decode_until(self, ids: list[int], stop_sequences: list[str]) -> str:
-        if self.eot_token_id in ids:
-            ids = ids[: ids.index(self.eot_token_id)]
         text: str = postprocess_generated_text(self._tokenizer.decode(ids), stop_sequences, None)
         return text
+
+
+def validate_generation_settings(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings of generation that the engines do not support."""
+    problems = [
+        f"{key}={value} is not supported; supported: {', '.join(sorted(_GENERATION_SETTINGS))}"
+        for key, value in settings.items()
+        if key not in _GENERATION_SETTINGS and value not in _NEUTRAL_SETTINGS.get(key, (None,))
+    ]
+    if settings.get("do_sample") and not float(settings.get("temperature") or 0.0) > 0:
+        problems.append("do_sample=true needs a temperature above 0; set do_sample=false")
+    if problems:
+        raise ConfigError(*problems)
 
 
 def run_harness(adapter: LMEvalAdapter, tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:

@@ -7,11 +7,14 @@ subdirectory per data set, as `hf download` creates it, can replace the hub.
 import difflib
 import hashlib
 import importlib.util
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate.paper_tasks import TASK_SETS, TaskSpec, list_tasks
@@ -72,9 +75,20 @@ class TaskLoader:
         return [*specs.values()]
 
     def load_task(self, spec: TaskSpec) -> Any:
-        """Return a task or group with its data in the format of the harness's evaluator."""
-        from lm_eval.defaults import DEFAULT_OTHER_SEED
+        """Return a task or group with its data in the format of the harness's evaluator.
 
+        Some tasks shuffle their questions or choices while they load, so the random generators are
+        seeded first, as by the harness before it loads the tasks of a call.
+
+        Raises:
+            ConfigError: The data cannot be loaded, or the task sets an unsupported option.
+        """
+        from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
+
+        from hlat.evaluate.lm_eval_adapter import validate_generation_settings
+
+        random.seed(DEFAULT_RANDOM_SEED)
+        np.random.seed(DEFAULT_OTHER_SEED)
         with self._redirect_datasets(spec.name):
             loaded = self._task_manager.load([spec.name])
         for task in loaded["tasks"].values():
@@ -83,6 +97,9 @@ class TaskLoader:
             elif task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+            if task.OUTPUT_TYPE == "generate_until":
+                with _prefix_problems(spec.name):
+                    validate_generation_settings(task.get_config("generation_kwargs") or {})
         return loaded
 
     @contextmanager
@@ -118,6 +135,14 @@ class TaskLoader:
             ) from error
         finally:
             datasets.load_dataset = load_dataset
+
+
+@contextmanager
+def _prefix_problems(task: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(*(f"{task}: {problem}" for problem in error.problems)) from error
 
 
 def _compute_cache_dir(dataset_dir: Path) -> str:

@@ -23,12 +23,12 @@ class MultipleChoiceQuestion:
     Attributes:
         choices: Token ids of the context, after the token that precedes a document in training, BOS
             or else EOS, and of the continuation, by choice.
-        num_bytes: UTF-8 bytes of each continuation.
+        num_characters: Characters of each choice.
         answer: Index of the correct choice.
     """
 
     choices: list[tuple[list[int], list[int]]]
-    num_bytes: list[int]
+    num_characters: list[int]
     answer: int
 
 
@@ -51,7 +51,7 @@ def compute_accuracy(
 ) -> dict[str, float]:
     """Return the fraction of correct answers by probe.
 
-    The answer is the choice with the highest log-probability per byte, as in acc_norm of
+    The answer is the choice with the highest log-probability per character, as acc_norm of
     lm-evaluation-harness, so that long choices have no disadvantage.
     """
     accuracy = {}
@@ -59,8 +59,8 @@ def compute_accuracy(
         scores = iter(model.score([pair for question in questions for pair in question.choices]))
         num_correct = 0
         for question in questions:
-            per_byte = [next(scores)[0] / count for count in question.num_bytes]
-            num_correct += int(np.argmax(per_byte)) == question.answer
+            normalized = [next(scores)[0] / count for count in question.num_characters]
+            num_correct += int(np.argmax(normalized)) == question.answer
         accuracy[name] = num_correct / len(questions)
     return accuracy
 
@@ -87,7 +87,7 @@ def _parse_question(location: str, line: str, tokenizer: Tokenizer) -> MultipleC
         raise ConfigError(
             f"{location}: {error!r}; a question is an object with context, choices and answer"
         ) from error
-    if not isinstance(context, str) or not context:
+    if not isinstance(context, str) or not context.strip():
         raise ConfigError(f"{location}: context={context!r}; give the text before the choices")
     is_valid = isinstance(choices, list) and all(isinstance(c, str) and c for c in choices)
     if not is_valid or len(choices) < 2:
@@ -97,10 +97,12 @@ def _parse_question(location: str, line: str, tokenizer: Tokenizer) -> MultipleC
             f"{location}: answer={answer!r} and {len(choices)} choices; use the index of the "
             f"correct one, 0 to {len(choices) - 1}"
         )
-    prefix, *sequences = tokenizer.encode_chunks([context, *(context + c for c in choices)])
+    # As in the harness, spaces at the end of the context are scored as a part of the choice
+    texts = [context.rstrip(), *(context + choice for choice in choices)]
+    prefix, *sequences = tokenizer.encode_chunks(texts)
     pairs = []
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     for ids in sequences:  # a token that spans the boundary belongs to the choice
         split = min(len(prefix), len(ids) - 1)
         pairs.append(([start, *ids[:split].tolist()], ids[split:].tolist()))
-    return MultipleChoiceQuestion(pairs, [len(choice.encode()) for choice in choices], answer)
+    return MultipleChoiceQuestion(pairs, [len(choice) for choice in choices], answer)

@@ -121,9 +121,9 @@ def test_the_ids_are_those_of_training_with_a_bos(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", [*TOKENIZERS, *WITH_OTHER_TOKENS])
 @pytest.mark.parametrize("add_bos_token", [None, False, True])
 def test_find_the_bos_that_a_tokenizer_adds(
-    name: str, add_bos_token: bool | None, tmp_path: Path
+    name: str, add_bos_token: bool | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without add_bos_token in tokenizer_config.json, the post-processor of tokenizer.json applies."""
+    """The post-processor of tokenizer.json applies, as in transformers 5."""
     if (rust := (TOKENIZERS | WITH_OTHER_TOKENS)[name]) is None:
         rust = bytes_tokenizer()
     rust.save(str(tmp_path / "tokenizer.json"))
@@ -131,8 +131,12 @@ def test_find_the_bos_that_a_tokenizer_adds(
     config = {"eos_token": "</s>", "bos_token": "<s>", "add_bos_token": add_bos_token}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     is_added = name in ("bos", "bos after offsets", "bos and eos")
-    expected = is_added if add_bos_token is None else add_bos_token
-    assert find_added_bos_token(tmp_path) == ("<s>" if expected else None)
+    assert find_added_bos_token(tmp_path) == ("<s>" if is_added else None)
+    contradicts = add_bos_token not in (None, is_added)
+    assert ("WARNING" in capsys.readouterr().err) == contradicts
+    if name != "bos and eos":
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        assert theirs("a")["input_ids"] == load_hugging_face_tokenizer(tmp_path).encode("a")
 
 
 def test_the_prompt_of_a_run_without_bos_follows_eos() -> None:

@@ -56,10 +56,10 @@ def read(load, tmp_path):
     return read
 
 
-def test_answer_has_the_highest_log_prob_per_byte(read):
+def test_answer_has_the_highest_log_prob_per_character(read):
     probes = read(json.dumps(SUM), "", json.dumps(SUM | {"answer": 1}))
     assert [len(questions) for questions in probes.values()] == [2]
-    log_probs = {"2 + 2 = 4": -3.0, "2 + 2 = 1000": -8.0}  # per byte -1.5 and -1.6
+    log_probs = {"2 + 2 = 4": -3.0, "2 + 2 = 1000": -8.0}  # per character -1.5 and -1.6
     assert multiple_choice_probes.compute_accuracy(FakeModel(log_probs), probes) == {"some": 0.5}
     log_probs = {"2 + 2 = 4": -3.0, "2 + 2 = 1000": -7.0}
     (questions,) = probes.values()
@@ -68,9 +68,7 @@ def test_answer_has_the_highest_log_prob_per_byte(read):
     ) == {"first": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("context", "choice"), [("a", "b"), ("wor", "ld"), ("x ", "y"), ("é", "é")]
-)
+@pytest.mark.parametrize(("context", "choice"), [("a", "b"), ("wor", "ld"), ("é", "é")])
 def test_context_and_choice_are_tokenized_together(read, context, choice):
     """A token may span the boundary."""
     row = {"context": context, "choices": [choice, choice + "?"], "answer": 0}
@@ -81,7 +79,7 @@ def test_context_and_choice_are_tokenized_together(read, context, choice):
         assert [*prefix, *suffix] == [tokenizer.eos_token_id, *expected]
         assert prefix
         assert suffix
-    assert question.num_bytes == [len(choice.encode()), len(choice.encode()) + 1]
+    assert question.num_characters == [len(choice), len(choice) + 1]
 
 
 def test_context_starts_with_bos_if_documents_do(config, tmp_path):
@@ -107,7 +105,7 @@ BAD = {
     "{": "line 1: JSONDecodeError",
     "[]": "line 1: TypeError",
     '{"context": "a"}': "line 1: KeyError('choices')",
-    json.dumps(SUM | {"context": ""}): "line 1: context=''",
+    json.dumps(SUM | {"context": " "}): "line 1: context=' '",
     json.dumps(SUM | {"choices": [" 4"]}): "choices=[' 4']; give two texts or more",
     json.dumps(SUM | {"choices": " 4"}): "choices=' 4'",
     json.dumps(
