@@ -70,7 +70,12 @@ def test_find_planted_faults(monkeypatch: pytest.MonkeyPatch, kind: str) -> None
             PLANTED[kind]()
 
     target = Target("planted", lambda _: [b'{"a": 1}'], read, mutate_json, "planted")
-    assert kind in {finding.kind for finding in fuzz(target, seconds=0.5).findings}
+    kinds: set[str] = set()
+    for seconds in (0.5, 5, 30):  # longer on a machine with other work
+        kinds |= {finding.kind for finding in fuzz(target, seconds=seconds).findings}
+        if kind in kinds:
+            break
+    assert kind in kinds
 
 
 @pytest.mark.slow  # takes --fuzz-seconds
