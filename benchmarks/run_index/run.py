@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -55,12 +56,14 @@ def write_runs(root: Path, count: int) -> None:
         (run_dir / "provenance.json").write_text(json.dumps({"git_revision": "0" * 40}))
 
 
-def measure(root: Path, *words: str) -> float:
-    """Return the wall time of the command, as a user starts it, in seconds."""
+def measure(root: Path, *words: str) -> dict[str, float]:
+    """Return wall time and CPU time of the command, as a user starts it, in seconds."""
     command = [sys.executable, "-m", "hlat", "runs", str(root), *words]
-    start = time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - start
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"wall": round(wall, 3), "cpu": round(cpu, 3)}
 
 
 def main() -> None:
@@ -73,12 +76,13 @@ def main() -> None:
         result = {
             "runs": count,
             "cores": os.cpu_count(),
+            "load": os.getloadavg()[0],
             "python": platform.python_version(),
-            "first_s": measure(root),
-            "list_s": [measure(root) for _ in range(5)],
-            "filter_s": [measure(root, "where=config.run.seed=3 and step>=50") for _ in range(3)],
-            "group_s": [measure(root, "group=config.run.seed") for _ in range(3)],
-            "export_s": [measure(root, f"export={root}/runs.parquet") for _ in range(3)],
+            "first": measure(root),
+            "list": [measure(root) for _ in range(5)],
+            "filter": [measure(root, "where=config.run.seed=3 and step>=50") for _ in range(3)],
+            "group": [measure(root, "group=config.run.seed") for _ in range(3)],
+            "export": [measure(root, f"export={root}/runs.parquet") for _ in range(3)],
             "index_bytes": (root / ".hlat_runs.sqlite").stat().st_size,
         }
     (HERE / "run.json").write_text(json.dumps(result, indent=1) + "\n")
