@@ -113,9 +113,7 @@ def build_comparison_table(records: Sequence[RunRecord]) -> tuple[list[str], lis
         [record.name, *_format_results(record), *(values[i] for values in axes.values())]
         for i, record in enumerate(records)
     ]
-    headers = ["Run", "State", *_RESULT_COLUMNS, "Goodput", *axes]
-    used = [any(row[i] != UNKNOWN for row in rows) for i in range(len(headers))]
-    return [*compress(headers, used)], [[*compress(row, used)] for row in rows]
+    return _omit_unknown(["Run", "State", *_RESULT_COLUMNS, "Goodput", *axes], rows)
 
 
 def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list[str]]] | None:
@@ -131,7 +129,15 @@ def build_seed_table(records: Sequence[RunRecord]) -> tuple[list[str], list[list
         [*point, str(len(runs)), *_format_seed_results([records[i] for i in runs])]
         for point, runs in groups.items()
     ]
-    return [*axes, "Seeds", *_SEED_COLUMNS, "States"], rows
+    return _omit_unknown([*axes, "Seeds", *_SEED_COLUMNS, "States"], rows)
+
+
+def _omit_unknown(
+    headers: list[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Return a table without the columns that have no value."""
+    used = [any(row[i] != UNKNOWN for row in rows) for i in range(len(headers))]
+    return [*compress(headers, used)], [[*compress(row, used)] for row in rows]
 
 
 def group_seeds(records: Sequence[RunRecord]) -> dict[tuple[str, ...], list[int]]:

@@ -35,7 +35,8 @@ def _list_facts(config: Config) -> list[tuple[str, str]]:
     return [
         ("Model", config.model.name),
         ("Parameters", format_short(count_parameters(config.model))),
-        ("Learning rate", f"{format_short(optimizer.lr)}, {config.schedule.name.value}"),
+        ("Learning rate", format_short(optimizer.lr)),
+        ("Schedule", config.schedule.name.value),
         ("Batch", f"{sequences} = {format_count(batch.tokens_per_step)} tokens"),
         ("Optimizer", optimizer.name.value),
         ("Precision", config.precision.name),

@@ -70,6 +70,11 @@
     const name = table.caption.textContent;
     const bar = document.createElement("div");
     bar.className = "table-tools";
+    const title = document.createElement("span");
+    title.textContent = name;
+    title.setAttribute("aria-hidden", "true");  // the caption remains for screen readers
+    bar.append(title);
+    table.classList.add("live");
     if (rows.length >= MIN_FILTERED) addFilter(bar, name, rows);
     const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
     pageTools.button("CSV", () => {

@@ -224,6 +224,17 @@ def test_wandb_run_has_settings_config_axes_and_alerts(tracker_of, tmp_path: Pat
     assert summary["spikes"] == 2
 
 
+def test_a_generated_name_is_followed_by_the_overrides(compose, tmp_path: Path) -> None:
+    run_dir = tmp_path / "tiny-0123abcd"
+    run_dir.mkdir()
+    config = OmegaConf.to_object(compose("tracking.services=[wandb]"))
+    tracker = Tracker(run_dir, config, overrides=["optimizer.lr=0.1", "tracking=wandb"])
+    tracker.start_attempt(0)
+    tracker.close()
+    names = {r.run.display_name for r in wandb_records(run_dir) if r.HasField("run")}
+    assert names == {"tiny-0123abcd: lr=0.1"}
+
+
 @pytest.mark.parametrize("mode", ["null", "reference", "upload"])
 def test_checkpoints_are_artifacts_if_configured(mode: str, tracker_of, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints/step_00000002"

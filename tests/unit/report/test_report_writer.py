@@ -401,7 +401,7 @@ def test_the_header_names_size_learning_rate_and_batch(
     config = OmegaConf.to_yaml(compose("optimizer.lr=2e-3", "batch.global_batch_size=4"))
     (run / "config.yaml").write_text(config)
     text = read_page(run).text
-    assert re.search(r"Model tiny Parameters [\d.]+[kM] Learning rate 0.002, ", text)
+    assert re.search(r"Model tiny Parameters [\d.]+[kM] Learning rate 0.002 Schedule cosine", text)
     assert "Batch 4 x 256 = 1,024 tokens" in text
 
 
