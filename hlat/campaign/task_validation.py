@@ -5,7 +5,7 @@ import importlib.util
 from hlat.campaign.campaign_file import Campaign
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate.lm_eval_tasks import TaskLoader, validate_harness_installed
-from hlat.evaluate.paper_tasks import HUMANEVAL
+from hlat.evaluate.paper_tasks import OWN_TASKS
 
 
 def validate_tasks(campaign: Campaign, is_local: bool) -> None:
@@ -16,7 +16,7 @@ def validate_tasks(campaign: Campaign, is_local: bool) -> None:
     """
     problems: list[str] = []
     for stage in campaign.stages:
-        names = [name for name in stage.tasks if name != HUMANEVAL]
+        names = [name for name in stage.tasks if name not in OWN_TASKS]
         if not names:
             continue
         try:

@@ -6,6 +6,7 @@ remain unresolved, also where other keys refer to them.
 """
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -44,15 +45,19 @@ def load_recorded_settings(run_dir: Path, *keys: str) -> list[Any]:
     return select_yaml_values(text, str(file), *keys)
 
 
-def select_yaml_values(text: str, source: str, *keys: str) -> list[Any]:
+def select_yaml_values(
+    text: str, source: str, *keys: str, overrides: Sequence[str] = ()
+) -> list[Any]:
     """Return the values of full keys in a YAML text, with None for missing keys.
+
+    `overrides` replace values of the text.
 
     Raises:
         ConfigError: As for `load_recorded_settings`; `source` is its name in the message.
     """
     redaction.install_resolver()
     try:
-        config = OmegaConf.create(text)
+        config = OmegaConf.merge(OmegaConf.create(text), OmegaConf.from_dotlist(list(overrides)))
         values = [OmegaConf.select(config, key) for key in keys]
         return [
             OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value

@@ -4,6 +4,7 @@ Loss per token depends on the tokenizer; bits per byte compare runs across token
 are spread evenly over all held-out documents of a source, so that they represent it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,17 +45,44 @@ def pack_heldout_sequences(
         ConfigError: If the held-out documents are shorter than one sequence, or the loss mask
             excludes all text.
     """
-    assert num_sequences >= 1
-    tokens = tokenizer.encode(list(source.read_heldout_documents()))
-    packed = np.concatenate([np.empty(0, np.int32), *tokens])
+    return pack_documents(
+        list(source.read_heldout_documents()),
+        tokenizer,
+        num_sequences,
+        sequence_length,
+        data,
+        f"data.heldout_documents={source.num_heldout_documents}: those of "
+        f"data.sources.{source.name}",
+        "hold out more",
+    )
+
+
+def pack_documents(
+    documents: Sequence[str],
+    tokenizer: Tokenizer,
+    num_sequences: int | None,
+    sequence_length: int,
+    data: DataConfig,
+    label: str,
+    remedy: str,
+) -> HeldoutSequences:
+    """Pack documents and select up to `num_sequences` sequences, evenly spaced; None: all.
+
+    `label` and `remedy` are parts of the messages.
+
+    Raises:
+        ConfigError: If the documents are shorter than one sequence, or the loss mask excludes all
+            text.
+    """
+    assert num_sequences is None or num_sequences >= 1
+    packed = np.concatenate([np.empty(0, np.int32), *tokenizer.encode(documents)])
     available = len(packed) // sequence_length
-    key = f"data.heldout_documents={source.num_heldout_documents}: those of"
     if available == 0:
         raise ConfigError(
-            f"{key} data.sources.{source.name} hold {len(packed)} tokens, less than one sequence "
-            f"of {sequence_length}; hold out more"
+            f"{label} hold {len(packed)} tokens, less than one sequence of {sequence_length}; "
+            f"{remedy}"
         )
-    count = min(num_sequences, available)
+    count = available if num_sequences is None else min(num_sequences, available)
     rows = packed[: available * sequence_length].reshape(available, sequence_length)
     selected = rows[np.arange(count) * available // count]
     eos_token_id, bos_token_id = tokenizer.eos_token_id, tokenizer.bos_token_id
@@ -69,7 +97,7 @@ def pack_heldout_sequences(
     )
     if num_bytes == 0:
         raise ConfigError(
-            f"{key} data.sources.{source.name} leave the loss no text in sequences of "
-            f"{sequence_length} tokens; hold out more, or set data.loss_mask=false"
+            f"{label} leave the loss no text in sequences of {sequence_length} tokens; {remedy}, "
+            "or set data.loss_mask=false"
         )
     return HeldoutSequences(sequences, int(loss_mask.sum()) / num_bytes)

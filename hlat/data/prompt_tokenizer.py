@@ -82,6 +82,11 @@ class PromptTokenizer:
             self._tokenizer.encode_special_tokens = True
         return ids
 
+    @property
+    def added_bos_token(self) -> str | None:
+        """Token that the model reads before each text; None: no token."""
+        return self.find_added_bos_token()
+
     def find_added_bos_token(self) -> str | None:
         """Return the token that `encode` adds before a text at a prompt start; None: no token."""
         with_added, plain = self.encode("a"), self.encode("a", is_prompt_start=False)

@@ -26,6 +26,7 @@ from hlat.config.argument_parser import (
     print_os_error,
 )
 from hlat.config.config_errors import ConfigError, ExitCode, escape_control_characters
+from hlat.evaluate.paper_tasks import HELDOUT
 from hlat.recovery.signal_handler import SIGNALS, handle_signals
 
 if TYPE_CHECKING:
@@ -37,11 +38,15 @@ sets of the paper's tasks:
   hlat_table5   CrowS-Pairs and TruthfulQA (Table V)
   hlat_bbh, and one for each column: hlat_mmlu hlat_cr hlat_wk hlat_rc hlat_math hlat_csp_en ...
   humaneval     HumanEval, from HumanEval.jsonl.gz in data=DIR (docs/humaneval.md)
+  heldout       loss and bits per byte on the held-out sets of the run, or on heldout=PATH
 Any other name is a task or a group of lm-evaluation-harness.
 
 examples:
   hlat evaluate runs/x tasks=hlat_table2
   hlat evaluate runs/x tasks=hlat_cr limit=200 follow=true
+  hlat evaluate runs/x tasks=heldout step=200
+  hlat evaluate exported tasks=heldout heldout=runs/x    held-out sets of a run
+  hlat evaluate runs/x tasks=heldout heldout=book.txt    a file or directory of text
   hlat evaluate exported tasks=hellaswag,lambada_openai data=~/datasets
   hlat evaluate runs/x tasks=hlat_table2 hardware=h200 parallelism.tp=8
 as a job of Slurm or Kubernetes, with the launcher settings of hlat train:
@@ -54,6 +59,10 @@ the run's record, from which curves are drawn. After a signal, scores of finishe
 the exit code is 75. `hlat report tables` prints them beside the paper's."""
 
 
+_DATA_PREFIXES = ("data.", "evaluation.")
+"""Prefixes of overrides of the recorded configuration, for tasks=heldout."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate and print the scores; return the exit code."""
     os.environ["TQDM_DISABLE"] = "1"  # before tqdm is imported: the harness has its own bars
@@ -63,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _split_overrides(parser, arguments)
     if not any(arguments.tasks or ()):
         parser.error("no tasks; give tasks=hlat_table2, for example")
+    if (arguments.heldout or arguments.data_overrides) and HELDOUT not in arguments.tasks:
+        word = arguments.data_overrides[0] if arguments.data_overrides else "heldout="
+        parser.error(f"{word} needs tasks={HELDOUT}")
     with _interrupt_on_signal() as received_signal:
         try:
             return _run_command(arguments, typed)
@@ -96,6 +108,8 @@ def _build_parser() -> CommandLineParser:
     add("--limit", type=parse_positive_int, metavar="N", help="first N questions of each task")
     add("--shots", type=_parse_shots, metavar="N", help="few-shot examples of harness tasks")
     add("--data", type=_parse_path, metavar="DIR", help="copies of data sets, by their hub name")
+    heldout = "heldout: another run, or a file or directory of text (default: the model's run)"
+    add("--heldout", metavar="PATH", help=heldout)
     follow = "every checkpoint that a run keeps, as it appears; skips tasks with scores"
     add("--follow", action="store_true", help=follow)
     samples = "humaneval: samples of each function"
@@ -115,11 +129,14 @@ def _split_overrides(parser: CommandLineParser, arguments: argparse.Namespace) -
     from hlat.evaluate.inference_config import OVERRIDABLE_GROUPS, parse_config_group
 
     given, arguments.overrides, arguments.launcher_overrides = arguments.overrides, [], []
+    arguments.data_overrides = []
     for word in given:
         if is_launcher_override(word):
             arguments.launcher_overrides.append(word)
         elif parse_config_group(word) in OVERRIDABLE_GROUPS:
             arguments.overrides.append(word)
+        elif word.startswith(_DATA_PREFIXES) and "=" in word:
+            arguments.data_overrides.append(word)
         else:
             parser.error_unknown(word)
 
@@ -192,7 +209,7 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
     from hlat.evaluate.eval_request import EvalRequest
     from hlat.evaluate.humaneval import HumanEvalSettings
 
-    names = ("source", "step", "follow", "limit", "shots", "data", "output")
+    names = ("source", "step", "follow", "limit", "shots", "data", "output", "heldout")
     return EvalRequest(
         tasks=tuple(filter(None, arguments.tasks)),
         **{name: getattr(arguments, name) for name in names},
@@ -201,6 +218,7 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
             run_generated_code=arguments.run_generated_code,
             accept_weak_sandbox=arguments.accept_weak_sandbox,
         ),
+        data_overrides=tuple(arguments.data_overrides),
         # A job may be restarted at any time
         skip_completed=arguments.follow or launch_environment.RDZV_ENDPOINT_ENV in os.environ,
     )
@@ -257,6 +275,9 @@ def _format_scores(row: dict[str, Any]) -> list[str]:
 
     lines = [f"{row['name']}: {row['location']}"]
     for name, task in row["tasks"].items():
+        if name.partition(":")[0] == HELDOUT:
+            lines += _format_heldout(name, task["metrics"])
+            continue
         shown = {task["counts"]} if task["counts"] in task["metrics"] else set(task["metrics"])
         numbers = ", ".join(
             format_metric(metric, task["metrics"][metric], task["errors"].get(metric))
@@ -271,6 +292,16 @@ def _format_scores(row: dict[str, Any]) -> list[str]:
     if row["scores"]:
         scores = ", ".join(f"{key} {value:.1f}" for key, value in row["scores"].items())
         lines.append(f"in percent, as in the paper's tables: {scores}")
+    return lines
+
+
+def _format_heldout(name: str, metrics: dict[str, float]) -> list[str]:
+    """Return a line with bits per byte by source, and one with the loss."""
+    lines = []
+    for metric, label in (("bits_per_byte", "bits per byte"), ("loss", "loss, nats per token")):
+        values = {key.partition(",")[2]: v for key, v in metrics.items() if key.startswith(metric)}
+        numbers = ", ".join(f"{source} {value:.4f}" for source, value in values.items())
+        lines.append(f"  {name:<28} {label}: {numbers}")
     return lines
 
 

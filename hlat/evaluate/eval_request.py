@@ -13,7 +13,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.evaluate import humaneval, model_metadata
 from hlat.evaluate.inference_config import build_inference_config, build_unverified_config
 from hlat.evaluate.lm_eval_tasks import TaskLoader
-from hlat.evaluate.paper_tasks import HUMANEVAL
+from hlat.evaluate.paper_tasks import HUMANEVAL, OWN_TASKS
 from hlat.jobs.command_job import CommandJob
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 
@@ -35,6 +35,8 @@ class EvalRequest:
         data: Directory of local data sets; None: the harness downloads them.
         output: Path of the scores; None: the default path of the model.
         humaneval_settings: Sampling and execution of HumanEval.
+        heldout: Run whose held-out sets are used, or text; None: the run of the model.
+        data_overrides: Overrides of the recorded data and evaluation settings, for held-out sets.
         skip_completed: Skip tasks with scores, since the job may be restarted at any time.
     """
 
@@ -49,12 +51,14 @@ class EvalRequest:
     humaneval_settings: humaneval.HumanEvalSettings = field(
         default_factory=humaneval.HumanEvalSettings
     )
+    heldout: str | None = None
+    data_overrides: tuple[str, ...] = ()
     skip_completed: bool = False
 
     @property
     def harness_tasks(self) -> list[str]:
         """Tasks of lm-evaluation-harness."""
-        return [name for name in self.tasks if name != HUMANEVAL]
+        return [name for name in self.tasks if name not in OWN_TASKS]
 
     @property
     def followed_run(self) -> Path | None:
@@ -66,6 +70,8 @@ class EvalRequest:
         num_samples = self.humaneval_settings.num_samples
         settings = (self.tasks, self.shots, self.limit, self.output, num_samples)
         key = repr((Path(self.source).name, self.step, self.follow, *map(str, settings)))
+        if self.heldout is not None or self.data_overrides:
+            key += repr((self.heldout, self.data_overrides))
         prefix = re.sub(r"[^A-Za-z0-9_]+", "_", "-".join(self.tasks))[:_MAX_NAME_LENGTH]
         return f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 

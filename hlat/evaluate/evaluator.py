@@ -21,13 +21,21 @@ from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
 from hlat.config.config_errors import ExitCode
 from hlat.config.run import Config
 from hlat.engine.engine_factory import create_engine
-from hlat.evaluate import checkpoint_watcher, evaluation_results, humaneval, model_source
+from hlat.evaluate import (
+    checkpoint_watcher,
+    evaluation_results,
+    heldout_evaluation,
+    heldout_task,
+    humaneval,
+    model_source,
+)
 from hlat.evaluate.eval_request import EvalRequest, load_humaneval_problems
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
+from hlat.evaluate.heldout_task import HeldoutData
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.lm_eval_tasks import TaskLoader
 from hlat.evaluate.model_source import ModelSource
-from hlat.evaluate.paper_tasks import HUMANEVAL, TaskSpec
+from hlat.evaluate.paper_tasks import HELDOUT, HUMANEVAL, TaskSpec
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from hlat.storage import storage_path
 
@@ -57,7 +65,13 @@ def run_evaluation(
     """
     is_rank0 = launch_environment.read_rank_info().is_rank0
     problems = load_humaneval_problems(request) if HUMANEVAL in request.tasks else []
-    tasks = _load_tasks(request, len(problems)) if is_rank0 else []
+    heldout = None
+    if HELDOUT in request.tasks:
+        heldout = heldout_task.load_heldout_data(
+            source, request.heldout, request.data_overrides, request.limit
+        )
+        config = heldout.apply_to(config)
+    tasks = _load_tasks(request, len(problems), heldout) if is_rank0 else []
     with closing(create_engine(config)) as engine:
         engine.build(config, training=False, initialize=False)
         source.load_weights(engine.chunks())
@@ -72,7 +86,12 @@ def run_evaluation(
             path, settings = Path(output_dir), request.humaneval_settings
             return humaneval.run_humaneval(model, tokenizer, problems, path, model_name, settings)
 
+        def evaluate_heldout() -> tuple[dict[str, float], dict[str, float]]:
+            assert heldout is not None
+            return heldout_evaluation.compute_heldout_loss(engine, heldout.sources)
+
         handlers: dict[str, Callable[..., Any]] = {
+            "evaluate_heldout": evaluate_heldout,
             "load_checkpoint": load_checkpoint,
             "run_humaneval": run_humaneval,
         }
@@ -96,7 +115,9 @@ def run_evaluation(
     return ExitCode.FINISHED
 
 
-def _load_tasks(request: EvalRequest, num_problems: int) -> list[EvalTask]:
+def _load_tasks(
+    request: EvalRequest, num_problems: int, heldout: HeldoutData | None
+) -> list[EvalTask]:
     tasks = []
     if request.harness_tasks:
         loader = TaskLoader(request.data)
@@ -104,6 +125,8 @@ def _load_tasks(request: EvalRequest, num_problems: int) -> list[EvalTask]:
         tasks = [_build_harness_task(request, spec, loader.load_task(spec)) for spec in specs]
     if HUMANEVAL in request.tasks:
         tasks.append(_build_humaneval_task(request, num_problems))
+    if heldout is not None:
+        tasks.append(_build_heldout_task(request, heldout))
     return tasks
 
 
@@ -147,6 +170,25 @@ def _build_humaneval_task(request: EvalRequest, num_problems: int) -> EvalTask:
         return results, {"samples": num_samples, "shortened": 0}
 
     return EvalTask(HUMANEVAL, [f"pass@{k}" for k in humaneval.list_ks(num_samples)], run)
+
+
+def _build_heldout_task(request: EvalRequest, heldout: HeldoutData) -> EvalTask:
+    name = HELDOUT if request.heldout is None else f"{HELDOUT}:{request.heldout}"
+
+    def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
+        loss, bits = scheduler.run("evaluate_heldout")
+        metrics = {f"bits_per_byte,{name}": value for name, value in bits.items()}
+        result = TaskResult(
+            shots=0,
+            metrics=metrics | {f"loss,{name}": value for name, value in loss.items()},
+            errors={},
+            counts="",
+            questions=heldout.num_sequences,
+            limit=request.limit,
+        )
+        return {name: result}, {"shortened": 0}
+
+    return EvalTask(name, [name], run)
 
 
 def _iterate_models(

@@ -33,7 +33,8 @@ _TRAINING_CHECKPOINT_DIRS = ("checkpoints", "milestones")
 class ModelSource(ModelMetadata):
     """Model with its weights, in a checkpoint or a Hugging Face directory, and its tokenizer.
 
-    `name` is that of the scores file. `step` and `run_dir` are known for training states only, in
+    `name` is that of the scores file. `config_yaml` is the configuration of the run, empty if it is
+    unknown. `step` and `run_dir` are known for training states only, in
     contrast to averages and Hugging Face models.
     """
 
@@ -43,6 +44,7 @@ class ModelSource(ModelMetadata):
     step: int | None = None
     tokens: int | None = None
     run_dir: Path | None = None
+    config_yaml: str = ""
 
     @property
     def scores_path(self) -> Path:
@@ -120,4 +122,5 @@ def open_checkpoint(
         step=state.step if is_state else None,
         tokens=state.tokens,
         run_dir=run_dir if is_state else None,
+        config_yaml=state.config,
     )

@@ -63,6 +63,10 @@ COLUMNS = (
 HUMANEVAL = "humaneval"
 """Task of pass@1 and pass@10. The harness's task of this name is not used, since it executes
 generated code in its own process."""
+HELDOUT = "heldout"
+"""Task of the loss and the bits per byte on held-out text."""
+OWN_TASKS = (HUMANEVAL, HELDOUT)
+"""Tasks that hlat implements without lm-evaluation-harness."""
 AVERAGE = "average"
 
 TASK_SETS = {

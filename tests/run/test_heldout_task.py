@@ -1,0 +1,130 @@
+"""Held-out loss of finished models: `hlat evaluate MODEL tasks=heldout`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hlat import average, export
+from hlat.evaluate import __main__ as evaluate
+from tests.run.conftest import CommandResult, Runner, call_command
+
+
+def call(folder: Path, *words: str) -> CommandResult:
+    return call_command(evaluate.main, folder, words[0], "tasks=heldout", *words[1:])
+
+
+def metrics(folder: Path, *words: str) -> dict[str, float]:
+    """Return the metrics of an evaluation by name."""
+    done = call(folder, *words, "json=true")
+    assert done.code == 0, done.err
+    [(name, task)] = [
+        (name, task)
+        for name, task in json.loads(done.out.splitlines()[-1])["tasks"].items()
+        if "heldout" in name
+    ][-1:]
+    return {key.replace(f",{name}", ""): value for key, value in task["metrics"].items()}
+
+
+def logged(runner: Runner, name: str, step: int) -> dict[str, Any]:
+    rows = runner.rows(name, "events.jsonl")
+    return next(row for row in rows if (row["event"], row["step"]) == ("evaluate", step))
+
+
+def flatten(row: dict[str, Any]) -> dict[str, float]:
+    return {
+        f"{key},{name}": value
+        for key in ("bits_per_byte", "loss")
+        for name, value in row[key].items()
+    }
+
+
+def test_the_loss_equals_that_of_training(uninterrupted: Runner) -> None:
+    folder = uninterrupted.folder
+    assert metrics(folder, "runs/whole") == flatten(logged(uninterrupted, "whole", 20))
+    row = json.loads((folder / "runs/whole/evaluations/step_00000020.json").read_text())
+    assert row["tasks"]["heldout"]["questions"] == 6
+    shown = call(folder, "runs/whole").out
+    assert (
+        f"bits per byte: code {logged(uninterrupted, 'whole', 20)['bits_per_byte']['code']:.4f}, "
+        in shown
+    )
+
+
+@pytest.mark.slow  # trains runs
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("precision=bf16_sr", "data.document_mask=true", "data.loss_mask=true"),
+        ("precision=mixed", "batch.micro_batch_size=null", "model.tie_embeddings=true"),
+    ],
+    ids=str,
+)
+def test_the_loss_equals_that_of_training_in_other_recipes(
+    runner: Runner, overrides: tuple[str, ...]
+) -> None:
+    done = runner.run("run.name=x", "evaluation.every_steps=10", *overrides)
+    assert done.returncode == 0, done.stderr
+    for step in (10, 20):
+        found = metrics(runner.folder, "runs/x", f"step={step}")
+        assert found == flatten(logged(runner, "x", step))
+
+
+@pytest.mark.slow  # evaluates several models
+def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(uninterrupted: Runner) -> None:
+    folder = uninterrupted.folder
+    assert call_command(average.main, folder, "runs/whole", "last=2", "output=mean").code == 0
+    assert call_command(export.main, folder, "runs/whole", "output=exported_for_loss").code == 0
+    expected = flatten(logged(uninterrupted, "whole", 20))
+    assert metrics(folder, "exported_for_loss", "heldout=runs/whole") == pytest.approx(
+        expected, rel=1e-5
+    )
+    mean = metrics(folder, "mean")
+    assert mean.keys() == expected.keys()
+    assert mean != expected
+    assert mean == metrics(folder, "mean", "heldout=runs/whole")
+
+
+def test_the_loss_on_other_text(uninterrupted: Runner, tmp_path: Path) -> None:
+    file = tmp_path / "book.txt"
+    file.write_text("".join(f"The cat {i} sat. " * 20 for i in range(9)))
+    found = metrics(uninterrupted.folder, "runs/whole", f"heldout={file}")
+    assert found.keys() == {
+        f"{m},{n}" for m in ("bits_per_byte", "loss") for n in ("book.txt", "mean")
+    }
+    assert 1 < found["loss,mean"] < 12
+    assert found != metrics(uninterrupted.folder, "runs/whole", f"heldout={file}", "limit=1")
+
+
+@pytest.mark.slow  # loads a model
+def test_recorded_data_settings_can_be_overridden(uninterrupted: Runner) -> None:
+    words = ("runs/whole", "evaluation.sequences_per_source=1")
+    fewer = metrics(uninterrupted.folder, *words)
+    assert fewer == metrics(uninterrupted.folder, "runs/whole", "limit=1")
+    assert fewer != metrics(uninterrupted.folder, "runs/whole")
+    done = call(uninterrupted.folder, "runs/whole", "data.root=/nowhere")
+    assert done.code == 2
+    assert "data.sources.code.paths" in done.err
+
+
+def test_wrong_settings_are_reported(uninterrupted: Runner, tmp_path: Path) -> None:
+    folder = uninterrupted.folder
+    (tmp_path / "short.jsonl").write_text('{"text": "x"}\n')
+    for words, message in {
+        ("heldout=nowhere.jsonl",): "nowhere.jsonl: there is no such file or directory",
+        (
+            f"heldout={tmp_path}/short.jsonl",
+        ): "its documents hold 2 tokens, less than one sequence of 64; give more text",
+        (
+            f"heldout={tmp_path}/short.jsonl",
+            "data.heldout_documents=2",
+        ): "data.heldout_documents=2 changes the data of a run",
+        ("data.heldout_documents=x",): "its recorded data settings are invalid",
+    }.items():
+        done = call(folder, "runs/whole", *words)
+        assert done.code == 2, words
+        assert message in done.err
+    done = call_command(evaluate.main, folder, "runs/whole", "tasks=hlat_cr", "heldout=x")
+    assert done.code == 2
+    assert "heldout= needs tasks=heldout" in done.err
