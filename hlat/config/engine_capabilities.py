@@ -117,6 +117,8 @@ def find_unsupported_settings(config: Config) -> Iterator[str]:
     if config.evaluation.probes:
         probes = f"evaluation.probes={_format_value(config.evaluation.probes)}"
         yield from _find_decoding_violations(config, probes)
+    if config.evaluation.samples.prompts:
+        yield from _find_decoding_violations(config, "evaluation.samples.prompts")
 
 
 def find_unsupported_components(config: Config, engine: EngineBackend) -> Iterator[str]:

@@ -6,6 +6,18 @@ from hlat.config.bounds import bounded
 
 
 @dataclass
+class SamplesConfig:
+    """Texts that the model writes at each evaluation, for reading its progress."""
+
+    prompts: list[str] = field(default_factory=list)
+    """Texts to continue; empty: no samples."""
+    max_tokens: int = bounded(64, min=1)
+    """Maximum number of generated tokens of each prompt."""
+    temperature: float = bounded(0.8, min=0)
+    """Divisor of the logits; 0: the most likely token."""
+
+
+@dataclass
 class EvaluationConfig:
     """Held-out loss and bits per byte, computed at least at the start and the end of a run."""
 
@@ -17,3 +29,5 @@ class EvaluationConfig:
     """Multiple-choice questions, scored at each evaluation: files, relative to data.root, by the
     name of their accuracy metric. A line is {"context": "2 + 2 =", "choices": [" 4", " 5"],
     "answer": 0}; the answer should have the highest likelihood per byte."""
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
+    """Texts that the model writes at each evaluation."""

@@ -204,7 +204,7 @@ class _AttemptRecord:
             "compile": compilation,
             "steps": float(covered @ train_seconds) - compilation,
             "data_wait": float(covered @ self.rows["data_wait_seconds"]),
-            "evaluation": stalls["evaluate"],
+            "evaluation": stalls["evaluate"] + stalls["samples"],
             "checkpoint": stalls["checkpoint"] + stalls["checkpoint_failed"],
             "lost": lost,
         }

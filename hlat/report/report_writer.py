@@ -174,6 +174,7 @@ def _render_report(record: RunRecord, figures: Sequence[ReportFigure]) -> str:
         plan_figure=by_name.get(plan_figure.FIGURE_NAME),
         plan_rows=plan_figure.build_plan_comparison_table(comparisons),
         plan_error=plan_error,
+        sample_tables=summary_tables.build_sample_tables(record),
         data_rows=summary_tables.build_data_table(record),
         event_tables=summary_tables.build_event_tables(record),
         provenance_rows=provenance,

@@ -19,6 +19,9 @@ from hlat.report.text_format import (
 from hlat.tracking.lost_work import END_EVENTS, exclude_scores
 
 _POSITION_KEYS = {"time", "attempt", "step", "event"}
+_EVENTS_WITH_TABLES = ("ledger", "samples")
+"""Events that `build_data_table` and `build_sample_tables` show."""
+_MAX_SAMPLES = 12
 _LEDGER_KEYS = {"began", "lost_by_attempt"}
 _MAX_RARE = 3
 """Maximum number of events of a kind that are listed between those of other kinds."""
@@ -88,13 +91,29 @@ def build_data_table(record: RunRecord) -> list[tuple[str, ...]]:
     return rows
 
 
+def build_sample_tables(record: RunRecord) -> dict[str, list[tuple[str, str]]]:
+    """Return step and text by prompt of the samples, at most `_MAX_SAMPLES` steps of each."""
+    rows = {row["step"]: row for row in record.events if row.get("event") == "samples"}
+    tables: dict[str, list[tuple[str, str]]] = {}
+    for step, row in sorted(rows.items()):
+        for sample in row.get("texts", []):
+            tables.setdefault(sample["prompt"], []).append((format_count(step), sample["text"]))
+    return {prompt: _select_evenly(samples) for prompt, samples in tables.items()}
+
+
+def _select_evenly(samples: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return up to `_MAX_SAMPLES` samples with the first and the last."""
+    count = min(len(samples), _MAX_SAMPLES)
+    return [samples[i * (len(samples) - 1) // max(1, count - 1)] for i in range(count)]
+
+
 def build_event_tables(record: RunRecord) -> dict[str, list[tuple[str, ...]]]:
     """Return tables of events by title.
 
     The first one, without title, contains the rare kinds; each kind of more than `_MAX_RARE` events
     has its own table. A row contains UTC time, attempt, step, kind and further fields.
     """
-    rows = [row for row in record.events if row.get("event") != "ledger"]  # see build_data_table
+    rows = [row for row in record.events if row.get("event") not in _EVENTS_WITH_TABLES]
     kinds = [format_value(row.get("event")) for row in rows]
     counts = Counter(kinds)
     tables: dict[str, list[tuple[str, ...]]] = {"": []}

@@ -21,6 +21,7 @@ SCORE_EVENT = "score"
 """Event of an evaluation outside the run, at any time; it does not belong to an attempt."""
 STALL_KEYS = {
     "evaluate": "seconds",
+    "samples": "seconds",
     "checkpoint": "stall_seconds",
     "checkpoint_failed": "stall_seconds",
 }

@@ -95,6 +95,18 @@ def extract_event_scalars(row: Row) -> dict[str, float]:
     return {name: float(value) for name, value in scalars.items() if is_finite_number(value)}
 
 
+def format_samples(row: Row) -> str:
+    """Return the texts of a `samples` event in Markdown, each in a block of code."""
+    return "\n\n".join(
+        f"prompt {number}\n\n{_indent(sample['prompt'])}\n\ntext\n\n{_indent(sample['text'])}"
+        for number, sample in enumerate(row["texts"], 1)
+    )
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
 def needs_alert(row: Row) -> bool:
     """Return True if an event triggers an alert."""
     if row["event"] != "spike":

@@ -65,6 +65,16 @@ def _are_data_stages(value: Any) -> bool:
     )
 
 
+def _are_samples(value: Any) -> bool:
+    """Return True for the texts of a `samples` event."""
+    return isinstance(value, list) and all(
+        isinstance(sample, dict)
+        and isinstance(sample.get("prompt"), str)
+        and isinstance(sample.get("text"), str)
+        for sample in value
+    )
+
+
 def _is_lost_work(value: Any) -> bool:
     """Return True for the lost work by attempt of `lost_work.compute_lost_work`."""
     return isinstance(value, dict) and all(
@@ -92,5 +102,6 @@ _EVENT_FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "attempt": _is_integer,
     "began": _is_number_or_null,
     "stages": _are_data_stages,
+    "texts": _are_samples,
     "lost_by_attempt": _is_lost_work,
 }

@@ -17,12 +17,13 @@ from hlat.tracking.metric_logger import (
     extract_event_scalars,
     extract_scalars,
     format_alert,
+    format_samples,
 )
 from hlat.tracking.row_validation import Row
 
 LOG_DIR = "tensorboard"
 """Directory of the event files in the run directory."""
-_EVENTS_WITHOUT_TEXT = ("ready", "ledger", "checkpoint", "evaluate", "score")
+_EVENTS_WITHOUT_TEXT = ("ready", "ledger", "checkpoint", "evaluate", "score", "samples")
 """Events that are logged as scalars, or not at all."""
 
 
@@ -58,6 +59,8 @@ class TensorBoardLogger(MetricLogger):
         """Write the scalars of an event, or its description as text."""
         step = row["step"]
         self._write_scalars(extract_event_scalars(row), step, row.get("time"))
+        if row["event"] == "samples":
+            self._write_text("samples", format_samples(row), step)
         if row["event"] not in _EVENTS_WITHOUT_TEXT:
             self._write_text("events", f"{row['event']}, {format_alert(row)}", step)
 

@@ -94,6 +94,8 @@ class WandbLogger(MetricLogger):
             self._exit_event = name
         if scalars := extract_event_scalars(row):
             self._run.log({"step": step, "tokens": step * self._tokens_per_step, **scalars})
+        if name == "samples":
+            self._log_samples(row)
         if needs_alert(row):
             title, level = f"{self._run.name}: {name}", _ALERT_LEVELS.get(name, "WARN")
             self._run.alert(title, format_alert(row), level, wait_duration=60)
@@ -101,6 +103,14 @@ class WandbLogger(MetricLogger):
             self._run.summary["phase"] = row["name"]
         if name == "checkpoint" and self._settings.checkpoints is not None:
             self._log_checkpoint(row, self._settings.checkpoints)
+
+    def _log_samples(self, row: Row) -> None:
+        import wandb
+
+        step, texts = row["step"], row["texts"]
+        rows = [[step, sample["prompt"], sample["text"]] for sample in texts]
+        table = wandb.Table(columns=["step", "prompt", "text"], data=rows)
+        self._run.log({"step": step, "tokens": step * self._tokens_per_step, "samples": table})
 
     def rewind(self, step: int) -> None:
         """Record the rewind in the summary, as W&B cannot delete rows."""

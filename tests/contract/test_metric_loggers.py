@@ -168,6 +168,38 @@ def test_evaluations_and_sources_are_curves(service: str, tracker_of, tmp_path: 
     assert scalars["step"] == 2
 
 
+def _log_samples(tracker: Tracker) -> None:
+    tracker.start_attempt(0)
+    for step in (1, 2):
+        texts = [{"prompt": "a\nb", "text": f"c <d>{step}"}, {"prompt": "", "text": ""}]
+        tracker.log_event("samples", step, texts=texts, seconds=0.1)
+    tracker.close()
+
+
+def test_samples_are_a_table_of_wandb(tracker_of, tmp_path: Path) -> None:
+    _log_samples(tracker_of("wandb"))
+    tables = [
+        json.loads(path.read_text())
+        for path in sorted(tmp_path.glob("wandb/offline-run-*/files/media/table/*.json"))
+    ]
+    assert {tuple(table["columns"]) for table in tables} == {("step", "prompt", "text")}
+    rows = sorted(row for table in tables for row in table["data"])
+    assert rows == [[1, "", ""], [1, "a\nb", "c <d>1"], [2, "", ""], [2, "a\nb", "c <d>2"]]
+
+
+def test_samples_are_texts_of_tensorboard(tracker_of, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _log_samples(tracker_of("tensorboard"))
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    events = read.Tensors("samples")
+    texts = [event.tensor_proto.string_val[0].decode() for event in events]
+    assert [event.step for event in events] == [1, 2]
+    assert "    a\n    b\n" in texts[1]
+    assert "    c <d>2\n" in texts[1]
+
+
 @pytest.mark.parametrize("service", [None, "wandb", "tensorboard"], ids=str)
 def test_training_continues_if_the_directory_is_not_writable(
     service: str | None, tracker_of, tmp_path: Path, capsys: pytest.CaptureFixture[str]
