@@ -42,6 +42,9 @@ _SECTIONS = {
         "report": _CommandSpec("hlat.report", "Write the report page; compare runs."),
         "runs": _CommandSpec("hlat.run_index", "List, filter, compare and export runs."),
         "generate": _CommandSpec("hlat.generate", "Continue a prompt with a model, or chat.", True),
+        "serve": _CommandSpec(
+            "hlat.serve", "Serve a model with OpenAI's API and a chat page.", True
+        ),
         "evaluate": _CommandSpec("hlat.evaluate", "Evaluate a model on benchmarks.", True),
         "checkpoint": _CommandSpec("hlat.checkpoint", "List, verify, prune or sign checkpoints."),
         "average": _CommandSpec("hlat.average", "Average the weights of checkpoints."),

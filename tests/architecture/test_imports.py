@@ -21,7 +21,7 @@ LAYERS = {
     **dict.fromkeys(("plan", "study"), 2),
     "engine": 3,
     **dict.fromkeys(("prepare", "evaluate", "jobs", "report", "recovery", "doctor", "campaign"), 4),
-    **dict.fromkeys(("generate", "run_index", "tokenizer"), 4),
+    **dict.fromkeys(("generate", "run_index", "serve", "tokenizer"), 4),
     **dict.fromkeys(("__main__", "train", "average", "export", "precompile", "cluster", "api"), 5),
 }
 ENTRIES = {name for name, layer in LAYERS.items() if layer == 5}
@@ -44,7 +44,9 @@ FENCES = {
     "wandb_workspaces": {"tracking"},
     "tensorboard": {"tracking"},
     "matplotlib": {"report"},
-    "jinja2": {"generate", "report"},
+    "jinja2": {"generate", "report", "serve"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
     "scipy": {"study"},
     "click": {"__main__"},
     "hydra": {"config", *ENTRIES},  # and every __main__

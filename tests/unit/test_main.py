@@ -21,6 +21,7 @@ COMMANDS = (
         "report",
         "runs",
         "generate",
+        "serve",
         "evaluate",
     ),
     *("checkpoint", "average", "export", "jobs", "cluster"),
