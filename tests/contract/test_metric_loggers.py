@@ -233,7 +233,7 @@ def test_wandb_run_has_settings_config_axes_and_alerts(tracker_of, tmp_path: Pat
     assert run.run_id == json.loads((tmp_path / "services.json").read_text())["wandb"]
     updates = [u for r in wandb_records(tmp_path) for u in (*r.config.update, *r.run.config.update)]
     config = {_key(update): json.loads(update.value_json) for update in updates}
-    assert config["optimizer"]["lr"] == 0.003
+    assert config["optimizer"]["lr"] == 0.002
     assert "code_revision" in config
     assert config["model"]["name"] == "tiny"
     axes = {
