@@ -267,6 +267,7 @@ def test_a_generated_name_is_followed_by_the_overrides(compose, tmp_path: Path) 
     assert names == {"tiny-0123abcd: lr=0.1"}
 
 
+@pytest.mark.slow  # W&B's service starts for each mode
 @pytest.mark.parametrize("mode", ["null", "reference", "upload"])
 def test_checkpoints_are_artifacts_if_configured(mode: str, tracker_of, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoints/step_00000002"
