@@ -8,7 +8,8 @@
 # make docs: generate the reference and build the documentation site in build/site. Requires Python 3.11 or newer; the site needs no server.
 # make studies: run the studies of sweeps/ and write their tables and figures. Takes hours on one core. Repeat the command to resume. A diverged run does not stop it.
 # make studies JOBS=2: run two runs concurrently, except in the study that measures throughput.
-# make test-nxd NXD_SOURCE=<checkout>: run the tests with neuronx-distributed on the CPU, in .venv-nxd with the torch version that it requires.
+# make test-nxd NXD_SOURCE=<checkout> [NXD=0.17]: run the tests with neuronx-distributed on the CPU, in .venv-nxd with the torch version that it
+#   requires; with the files of the checkout, or with those of release NXD in its history.
 # make install-locked: install the dependencies into .venv with verified hashes, and no others. LOCK=requirements-dev also installs the tools for tests.
 # make lock: write the lock files of supply_chain/ for pyproject.toml and constraints.txt, with the hashes of pypi.org.
 # make sbom: write the wheel and an SBOM of .venv (CycloneDX) to dist.
@@ -24,6 +25,9 @@ ALL_TESTS := "slow or not slow"
 MANIFEST := pyproject.toml setup.cfg constraints.txt
 NXD_VENV := .venv-nxd
 NXD_MANIFEST := pyproject.toml setup.cfg constraints-nxd.txt
+NXD_COMMIT_0.17 := v2.28.0
+NXD_COMMIT_0.18 := fbac349
+NXD_TREE = $(if $(NXD),$(NXD_VENV)/nxd-$(NXD),$(NXD_SOURCE))
 NXD_NEEDS := boto3 einops packaging pytest tenacity torch_xla transformers
 
 SUPPLY_CHAIN_VENV := .venv-supply-chain
@@ -68,8 +72,8 @@ test-all: $(VENV)/.installed-dev
 test-versions:
 	.ci/versions
 
-test-nxd: nxd-source $(NXD_VENV)/.installed
-	PYTHONPATH="$$(cd "$(NXD_SOURCE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
+test-nxd: nxd-source $(NXD_VENV)/.installed $(NXD:%=$(NXD_VENV)/nxd-%)
+	PYTHONPATH="$$(cd "$(NXD_TREE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
 		$(NXD_VENV)/bin/python -m pytest -m nxd tests/nxd $(ARGS)
 
 test-schemas: $(VENV)/.installed-dev $(SCHEMAS_VENV)/.installed
@@ -145,6 +149,11 @@ $(VENV)/.installed-docs: $(VENV)/bin/python $(MANIFEST)
 $(NXD_VENV)/.installed: $(NXD_VENV)/bin/python $(NXD_MANIFEST) | nxd-source
 	$(NXD_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-nxd.txt --editable . $(NXD_NEEDS)
 	@touch $@
+
+$(NXD_VENV)/nxd-%: | nxd-source $(NXD_VENV)/bin/python
+	rm -rf $@.part && mkdir $@.part
+	git -C "$(NXD_SOURCE)" archive $(or $(NXD_COMMIT_$*),$(error NXD=$* is not one of 0.17 and 0.18)) src examples/training/llama | tar -x -C $@.part
+	test -f $@.part/src/neuronx_distributed/__init__.py && mv $@.part $@
 
 $(SCHEMAS_VENV)/.installed: $(SCHEMAS_VENV)/bin/python constraints-schemas.txt
 	$(SCHEMAS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-schemas.txt $(SCHEMAS_NEEDS)

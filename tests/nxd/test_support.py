@@ -71,6 +71,10 @@ def test_the_last_words_of_a_rank_that_fails_are_told() -> None:
     assert "ValueError: on purpose" in str(error.value)
 
 
+def test_ranks_that_work_have_more_time() -> None:
+    assert run(1, "support.works_for", 12.0, seconds=6) == [True]
+
+
 def test_ranks_that_hang_are_ended_and_tell_where_they_were() -> None:
     with pytest.raises(RankError, match=r"ranks \[0\] have not answered in time") as error:
         run(2, "support.one_hangs", seconds=30)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 import torch.distributed as dist
 import torch_xla.core.xla_model as xm
 import torch_xla.debug.metrics
@@ -103,18 +104,26 @@ def copies(config: Config, steps: int) -> list[Any]:
     return engine.find_replica_mismatches()
 
 
-def compilations(config: Config, steps: int) -> list[int]:
-    """How many graphs XLA has compiled after each step, at another learning rate each."""
+def compilations(config: Config, steps: int) -> list[tuple[int, int]]:
+    """How many graphs XLA has compiled after each step, at another learning rate each, and how many
+    operators have run on the host, as what XLA does not have; at the end after such a one."""
     engine, counts = _built(config), []
     for number, batch in enumerate(batches(config, steps)):
         pending = engine.train_step(own(batch, engine), RATE / (1 + number))
         if number < 2 or number > 9:
             engine.read(pending)
         metric = torch_xla.debug.metrics.metric_data("CompileTime")
-        counts.append(0 if metric is None else metric[0])
+        counts.append((0 if metric is None else metric[0], _count_operators_on_host()))
         if number == 4:
             engine.find_replica_mismatches()
-    return counts
+    engine._num_skipped.item()
+    return [*counts, (counts[-1][0], _count_operators_on_host())]
+
+
+def _count_operators_on_host() -> int:
+    names = torch_xla.debug.metrics.counter_names()
+    counters = (name for name in names if name.startswith("aten::"))
+    return sum(torch_xla.debug.metrics.counter_value(name) for name in counters)
 
 
 def _rest(engine: NxdEngine, every: list[NDArray[Any]]) -> list[tuple[float, ...]]:
@@ -232,7 +241,8 @@ def fetches(config: Config, folder: Path) -> list[tuple[int, int]]:
     to = Tensor.to
 
     def listen(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
-        if arguments[:1] == ("cpu",) and tensor.dim() and options.get("copy"):
+        is_count = tensor.dtype is torch.int32
+        if arguments[:1] == ("cpu",) and not is_count and options.get("copy"):
             copied.append(tensor)
         return to(tensor, *arguments, **options)
 

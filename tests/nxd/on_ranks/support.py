@@ -74,3 +74,10 @@ def one_hangs() -> None:
     if os.environ["RANK"] == "0":
         print("the first rank speaks", flush=True)
         time.sleep(600)
+
+
+def works_for(seconds: float) -> bool:
+    """Compute until so many seconds of the processor are used."""
+    while time.process_time() < seconds:
+        pass
+    return True

@@ -27,6 +27,10 @@ from hlat.recovery.rendezvous import LocalRendezvous
 MODES = ("gloo", "xla")
 """Ways of running NxD on a CPU; tests/nxd/support/cpu.py tells them apart."""
 SECONDS = 300
+"""Without an answer and without work: ranks on a loaded machine are slow, but compute."""
+_CHECK_INTERVAL_S = 5.0
+_MIN_CORES = 0.01
+"""Cores that ranks use together at least, on average, unless they wait for each other forever."""
 LAST_WORDS = 3000
 """Characters of each rank's output in the message of a failure."""
 
@@ -57,7 +61,7 @@ def run(
         function: Module in tests/nxd/on_ranks and name, such as "layers.column".
         arguments: Of the function, on every rank.
         mode: One of MODES, or "graphs".
-        seconds: After which all are ended.
+        seconds: Without work, after which all are ended.
         variables: Of the environment, beside torchrun's.
 
     Raises:
@@ -73,7 +77,8 @@ def run(
             for rank, log in enumerate(logs)
         ]
         try:
-            return _results([pipe for pipe, _ in started], time.monotonic() + seconds)
+            pipes, processes = zip(*started, strict=True)
+            return _results([*pipes], [process.pid for process in processes], seconds)
         except RankError as error:
             words = [f"rank {i}: {_end(log)}" for i, log in enumerate(logs)]
             raise RankError("\n\n".join([f"{function}: {error}", *words])) from None
@@ -111,12 +116,17 @@ def _start(
     return ours, process
 
 
-def _results(pipes: list[Connection], deadline: float) -> list[Any]:
+def _results(pipes: list[Connection], pids: list[int], seconds: float) -> list[Any]:
     results: dict[Connection, Any] = {}
+    used = dict.fromkeys(pids, 0.0)
+    since, worked = time.monotonic(), 0.0
     while len(results) < len(pipes):
         waiting = [pipe for pipe in pipes if pipe not in results]
-        ready = wait(waiting, max(0.0, deadline - time.monotonic()))
-        if not ready:
+        ready = wait(waiting, min(_CHECK_INTERVAL_S, seconds))
+        used = {pid: max(before, _cpu_seconds(pid)) for pid, before in used.items()}
+        if ready or sum(used.values()) - worked > _MIN_CORES * seconds:
+            since, worked = time.monotonic(), sum(used.values())
+        elif time.monotonic() - since > seconds:
             silent = [pipes.index(pipe) for pipe in waiting]
             raise RankError(f"ranks {silent} have not answered in time")
         for pipe in ready:
@@ -125,6 +135,15 @@ def _results(pipes: list[Connection], deadline: float) -> list[Any]:
             except EOFError:
                 raise RankError(f"rank {pipes.index(pipe)} has failed") from None
     return [results[pipe] for pipe in pipes]
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a process and its threads; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _end(log: Path) -> str:
@@ -140,7 +159,7 @@ def _serve(
     said = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(said, 1)
     os.dup2(said, 2)
-    faulthandler.dump_traceback_later(patience)
+    faulthandler.dump_traceback_later(patience, repeat=True)
     os.environ |= variables
     code = 1
     try:
