@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
+from hlat.config.engine import EngineBackend
 from hlat.config.parallelism import PipelineSchedule
 from hlat.config.run import Config
 
@@ -133,6 +134,25 @@ def validate_compressed_groups(config: Config) -> Iterator[str]:
         )
 
 
+def validate_spread_groups(config: Config) -> Iterator[str]:
+    """Reject tp=4 on trn1 if the data-parallel ranks of a node are not of one pipeline stage.
+
+    NxD spreads each tensor-parallel group over a node there, so that a stage consists of whole
+    nodes (initialize_model_parallel in its parallel_state.py).
+    """
+    hardware, layout = config.hardware, config.parallelism
+    is_spread = config.engine.name is EngineBackend.nxd and hardware.name.startswith("trn1")
+    if not is_spread or layout.tp != 4 or not hardware.processes_per_node or layout.pp < 1:
+        return
+    dp, multiple = config.num_processes // (4 * layout.pp), hardware.processes_per_node // 4
+    if dp % multiple:
+        yield (
+            f"parallelism.tp=4 on {hardware.name} with engine=nxd needs a multiple of {multiple} "
+            f"data-parallel ranks, and parallelism.pp={layout.pp} leaves {dp}; use "
+            f"hardware.nodes={layout.pp}, or another parallelism.tp"
+        )
+
+
 PARALLELISM_VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_tensor_parallel,
     validate_sequence_parallel,
@@ -140,6 +160,7 @@ PARALLELISM_VALIDATORS: tuple[Callable[[Config], Iterable[str]], ...] = (
     validate_world_size,
     validate_batch_size,
     validate_compressed_groups,
+    validate_spread_groups,
 )
 
 

@@ -65,6 +65,14 @@ REFUSED = [
         "consecutive ranks",
     ),
     (
+        [
+            *("engine=nxd", "hardware=trn1_32xl", "compiler=neuron_2_28", "parallelism.tp=4"),
+            *("parallelism.pp=2", "batch.global_batch_size=16", "batch.micro_batch_size=2"),
+        ],
+        "parallelism.tp=4 on trn1.32xlarge with engine=nxd needs a multiple of 8 data-parallel "
+        "ranks, and parallelism.pp=2 leaves 4; use hardware.nodes=2",
+    ),
+    (
         ["parallelism.sequence_parallel=true", "parallelism.tp=4", "batch.sequence_length=254"],
         "parallelism.tp=4 does not divide batch.sequence_length=254",
     ),
