@@ -109,8 +109,9 @@ def _load_text(
     data = DataConfig(name="text", sources={}, tokenizer="", eos_token=source.tokenizer.eos_token)
     if source.config_yaml:
         recorded, *_ = _parse_settings(source.config_yaml, str(source.location), ())
-        masks = {"document_mask": recorded.document_mask, "loss_mask": recorded.loss_mask}
-        data = dataclasses.replace(data, **masks)
+        data = dataclasses.replace(
+            data, document_mask=recorded.document_mask, loss_mask=recorded.loss_mask
+        )
     sequences = pack_documents(
         list(_read_documents(location)),
         _build_tokenizer(source),
