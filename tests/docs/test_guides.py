@@ -25,6 +25,7 @@ INSTALL = ("make ", "source .venv/")
 SLOW = {
     "first-run",
     "first-ablation",
+    "first-day",
     "own-data",
     "own-files",
     "recover-a-failed-run",
