@@ -167,8 +167,8 @@ REFUSED = [
     ),
     (
         ["schedule=wsd", "schedule.decay_steps=240"],
-        "schedule.decay_steps=240 exceeds the 231 steps between schedule.warmup_steps=25 and "
-        "schedule.total_steps=256; use 231 or less",
+        "schedule.decay_steps=240 exceeds the 192 steps between schedule.warmup_steps=64 and "
+        "schedule.total_steps=256; use 192 or less",
     ),
     (["schedule=wsd", "schedule.decay_steps=0"], "schedule.decay_steps=0 is too small; use 1"),
     (
@@ -377,7 +377,7 @@ def test_every_violation_is_told_at_once(compose: Compose) -> None:
         [],
         *([f"precision={name}"] for name in ("fp32", "bf16", "bf16_sr", "bf16_sr_master", "mixed")),
         *([f"schedule={name}"] for name in ("constant", "linear", "wsd", "small", "hlat")),
-        ["schedule=wsd", "schedule.decay_steps=231"],
+        ["schedule=wsd", "schedule.decay_steps=192"],
         ["phase.timeline=[{name: a, tokens: 4096},{name: b, lr: 0, end_lr: 1e-4}]"],
         ["parallelism.activation_checkpointing=selective"],
         ["compiler=inductor"],
