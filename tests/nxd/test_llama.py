@@ -34,7 +34,7 @@ def test_hlats_llama_on_nxds_layers_is_hlats_llama(
     size: int, tp: int, sequence_parallel: bool, mode: str
 ) -> None:
     """Its coalesced weights are cut by consecutive rows, its activations along dimension 1, and NxD's
-    pipeline traces it as it is. Loss, gradients and their norm agree to 1e-5; until step() the
+    pipeline traces its layers. Loss, gradients and their norm agree to 1e-5; until step() the
     gradients of norms are parts of a sum where sequences are cut."""
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, 64, (2, 4, 8), generator=generator)

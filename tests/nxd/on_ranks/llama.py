@@ -19,6 +19,7 @@ from hlat.config.model import ModelConfig
 from hlat.model.decoder import Decoder, DecoderLayer
 from hlat.model.linear import Embedding, Linear
 from hlat.model.norm import RMSNorm
+from hlat.model.rope import compute_rope_cos_sin
 from tests.nxd.on_ranks.start import filled_with, host
 
 SEQUENCE = 1
@@ -32,14 +33,28 @@ class CutEmbedding(ParallelEmbedding):
         return mappings.reduce_scatter_to_sequence_parallel_region(super().forward(ids), SEQUENCE)
 
 
+class Layer(DecoderLayer):
+    """A layer whose only input is the activation, which is what NxD's pipeline passes on."""
+
+    def __init__(self, shape: ModelConfig, layer: int, length: int) -> None:
+        super().__init__(shape, layer, fp32_norms=False)
+        self.shape, self.length = shape, length
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(self.length, device=x.device)
+        return super().forward(x, compute_rope_cos_sin(self.shape, positions, x.dtype))
+
+
 class LlamaWithLoss(nn.Module):
     """What NxD's pipeline cuts: its functions must be names of this module to stay whole."""
 
     def __init__(
-        self, shape: ModelConfig, weights: dict[str, Tensor], sequence_parallel: bool
+        self, shape: ModelConfig, weights: dict[str, Tensor], sequence_parallel: bool, length: int
     ) -> None:
         super().__init__()
         self.model = Decoder(shape)
+        for name in self.model.layers:
+            self.model.layers[name] = Layer(shape, int(name), length)
         for name, module in list(self.model.named_modules()):
             if isinstance(module, RMSNorm):
                 filled_with(weights[f"{name}.weight"])(module.weight)
@@ -49,7 +64,10 @@ class LlamaWithLoss(nn.Module):
                 self.model.set_submodule(name, _parallel(name, module, fill, sequence_parallel))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model.lm_head(self.model(tokens))
+        stream = self.model.embed_tokens(tokens)
+        for layer in self.model.layers.values():
+            stream = layer(stream)
+        logits = self.model.lm_head(self.model.norm(stream))
         return parallel_cross_entropy(logits, targets).mean()
 
 
@@ -74,7 +92,7 @@ def _configuration(num_layers: int, tp: int, sequence_parallel: bool) -> dict[st
     """NxD's: ranks beyond tp are stages of equally many layers."""
     stages = dist.get_world_size() // tp
     pipeline = {
-        "transformer_layer_cls": DecoderLayer,
+        "transformer_layer_cls": Layer,
         "num_microbatches": 2,
         "output_loss_value_spec": True,
         "input_names": ["tokens", "targets"],
@@ -104,7 +122,7 @@ def train(
     dist.init_process_group("xla", init_method="xla://")
     config = _configuration(shape.num_layers, tp, sequence_parallel)
     model = nxd.initialize_parallel_model(
-        config, lambda: LlamaWithLoss(shape, weights, sequence_parallel)
+        config, lambda: LlamaWithLoss(shape, weights, sequence_parallel, batch[0].shape[1])
     )
     if config["pipeline_parallel_size"] > 1:
         named = dict(model.local_named_parameters())
