@@ -19,11 +19,9 @@ def metrics(folder: Path, *words: str) -> dict[str, float]:
     """Return the metrics of an evaluation by name."""
     done = call(folder, *words, "json=true")
     assert done.code == 0, done.err
-    [(name, task)] = [
-        (name, task)
-        for name, task in json.loads(done.out.splitlines()[-1])["tasks"].items()
-        if "heldout" in name
-    ][-1:]
+    path = next((word for word in words if word.startswith("heldout=")), "")
+    name = path.replace("=", ":") or "heldout"
+    task = json.loads(done.out.splitlines()[-1])["tasks"][name]
     return {key.replace(f",{name}", ""): value for key, value in task["metrics"].items()}
 
 
@@ -74,16 +72,21 @@ def test_the_loss_equals_that_of_training_in_other_recipes(
 @pytest.mark.slow  # evaluates several models
 def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(uninterrupted: Runner) -> None:
     folder = uninterrupted.folder
-    assert call_command(average.main, folder, "runs/whole", "last=2", "output=mean").code == 0
+    assert (
+        call_command(
+            average.main, folder, "runs/whole", "last=2", "output=runs/whole/averages/mean"
+        ).code
+        == 0
+    )
     assert call_command(export.main, folder, "runs/whole", "output=exported_for_loss").code == 0
     expected = flatten(logged(uninterrupted, "whole", 20))
     assert metrics(folder, "exported_for_loss", "heldout=runs/whole") == pytest.approx(
         expected, rel=1e-5
     )
-    mean = metrics(folder, "mean")
+    mean = metrics(folder, "runs/whole/averages/mean")
     assert mean.keys() == expected.keys()
     assert mean != expected
-    assert mean == metrics(folder, "mean", "heldout=runs/whole")
+    assert mean == metrics(folder, "runs/whole/averages/mean", "heldout=runs/whole")
 
 
 def test_the_loss_on_other_text(uninterrupted: Runner, tmp_path: Path) -> None:
