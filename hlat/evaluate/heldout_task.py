@@ -17,6 +17,7 @@ from hlat.config.run import Config
 from hlat.data.data_source import open_data_sources
 from hlat.data.heldout_sequences import HeldoutSequences, pack_documents, pack_heldout_sequences
 from hlat.data.tokenizer import Tokenizer
+from hlat.evaluate.inference_model import MAX_BATCH_TOKENS
 from hlat.evaluate.model_source import ModelSource
 from hlat.prepare.document_reader import DamagedDocument, parse_documents
 from hlat.prepare.input_files import InputReader, find_input_files
@@ -121,7 +122,8 @@ def _load_text(
         f"heldout={location}: its documents",
         "give more text",
     )
-    return HeldoutData({Path(location).name or location: sequences}, data, 1)
+    micro_batch_size = max(1, MAX_BATCH_TOKENS // source.sequence_length)
+    return HeldoutData({Path(location).name or location: sequences}, data, micro_batch_size)
 
 
 def _read_documents(location: str) -> Iterator[str]:
