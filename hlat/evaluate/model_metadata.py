@@ -27,7 +27,8 @@ _CONFIG_KEYS = ("model", "batch.sequence_length", "precision.weights", "precisio
 class ModelMetadata:
     """Metadata of a model without its weights.
 
-    The directory `base_dir` contains the scores in `evaluations`. `sequence_length` is that of the
+    The directory `base_dir` contains the scores in `evaluations`: that of the run or model, or the
+    parent of a checkpoint without a run, whose files are fixed. `sequence_length` is that of the
     training, and `dtype` that of the weights in the forward pass.
     """
 
@@ -60,7 +61,7 @@ def load_metadata(location: str) -> ModelMetadata | None:
         if not isinstance(text, str):
             raise ConfigError(f"{state_file} has no configuration; give another checkpoint")
         values = recorded_config.select_yaml_values(text, str(state_file), *_CONFIG_KEYS)
-        return _build_metadata(path, values)
+        return _build_metadata(path.parent, values)
     problem = (
         "is no run, checkpoint or Hugging Face directory" if path.exists() else "does not exist"
     )

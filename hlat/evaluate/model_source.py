@@ -111,7 +111,7 @@ def open_checkpoint(
     return ModelSource(
         location=checkpoint_dir,
         name=format_step_name(state.step) if is_state else checkpoint_dir.name,
-        base_dir=run_dir or (checkpoint_dir if isinstance(checkpoint_dir, Path) else Path()),
+        base_dir=run_dir or (checkpoint_dir.parent if isinstance(checkpoint_dir, Path) else Path()),
         model=model,
         sequence_length=settings.sequence_length,
         dtype=settings.dtype,

@@ -72,21 +72,17 @@ def test_the_loss_equals_that_of_training_in_other_recipes(
 @pytest.mark.slow  # evaluates several models
 def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(uninterrupted: Runner) -> None:
     folder = uninterrupted.folder
-    assert (
-        call_command(
-            average.main, folder, "runs/whole", "last=2", "output=runs/whole/averages/mean"
-        ).code
-        == 0
-    )
+    assert call_command(average.main, folder, "runs/whole", "last=2", "output=mean").code == 0
     assert call_command(export.main, folder, "runs/whole", "output=exported_for_loss").code == 0
     expected = flatten(logged(uninterrupted, "whole", 20))
     assert metrics(folder, "exported_for_loss", "heldout=runs/whole") == pytest.approx(
         expected, rel=1e-5
     )
-    mean = metrics(folder, "runs/whole/averages/mean")
+    mean = metrics(folder, "mean")
     assert mean.keys() == expected.keys()
     assert mean != expected
-    assert mean == metrics(folder, "runs/whole/averages/mean", "heldout=runs/whole")
+    assert mean == metrics(folder, "mean", "heldout=runs/whole")
+    assert metrics(folder, "mean") == mean  # the scores are beside the checkpoint, not in it
 
 
 def test_the_loss_on_other_text(uninterrupted: Runner, tmp_path: Path) -> None:
