@@ -98,7 +98,6 @@ def small(corpus: Path) -> list[str]:
         "data.heldout_documents=8",
         "data.workers=0",
         "evaluation.sequences_per_source=2",
-        "optimizer.lr=3e-3",
         "schedule.total_steps=20",
         "schedule.warmup_steps=5",
         "checkpoint.every_steps=5",

@@ -96,6 +96,6 @@ def test_other_commands_compose(guide: str, command: str, compose) -> None:
         assert not find_config_problems(command, compose), guide
 
 
-def test_there_are_eight_guides() -> None:
-    assert len(GUIDES) == 8
+def test_there_are_nine_guides() -> None:
+    assert len(GUIDES) == 9
     assert {path.stem for path in GUIDES} >= SLOW

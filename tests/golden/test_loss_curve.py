@@ -25,7 +25,9 @@ def train_run(compose, small, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
 
     def run(name, *overrides):
-        composed = compose(*small, f"run.root={root}", f"run.name={name}", *overrides)
+        composed = compose(
+            *small, "optimizer.lr=3e-3", f"run.root={root}", f"run.name={name}", *overrides
+        )
         train.run_worker(resolve_config(composed), OmegaConf.to_yaml(composed), [])
         rows = [
             json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()

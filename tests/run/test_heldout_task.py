@@ -1,6 +1,7 @@
 """Held-out loss of finished models: `hlat evaluate MODEL tasks=heldout`."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,14 @@ def flatten(row: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def test_the_loss_equals_that_of_training(uninterrupted: Runner) -> None:
-    folder = uninterrupted.folder
+@pytest.fixture
+def folder(uninterrupted: Runner, tmp_path: Path) -> Path:
+    """Return a folder with a copy of the small run."""
+    shutil.copytree(uninterrupted.folder / "runs/whole", tmp_path / "runs/whole")
+    return tmp_path
+
+
+def test_the_loss_equals_that_of_training(uninterrupted: Runner, folder: Path) -> None:
     assert metrics(folder, "runs/whole") == flatten(logged(uninterrupted, "whole", 20))
     row = json.loads((folder / "runs/whole/evaluations/step_00000020.json").read_text())
     assert row["tasks"]["heldout"]["questions"] == 6
@@ -70,8 +77,9 @@ def test_the_loss_equals_that_of_training_in_other_recipes(
 
 
 @pytest.mark.slow  # evaluates several models
-def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(uninterrupted: Runner) -> None:
-    folder = uninterrupted.folder
+def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(
+    uninterrupted: Runner, folder: Path
+) -> None:
     assert call_command(average.main, folder, "runs/whole", "last=2", "output=mean").code == 0
     assert call_command(export.main, folder, "runs/whole", "output=exported_for_loss").code == 0
     expected = flatten(logged(uninterrupted, "whole", 20))
@@ -85,30 +93,29 @@ def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(uninterrupted: 
     assert metrics(folder, "mean") == mean  # the scores are beside the checkpoint, not in it
 
 
-def test_the_loss_on_other_text(uninterrupted: Runner, tmp_path: Path) -> None:
+def test_the_loss_on_other_text(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "book.txt"
     file.write_text("".join(f"The cat {i} sat. " * 20 for i in range(9)))
-    found = metrics(uninterrupted.folder, "runs/whole", f"heldout={file}")
+    found = metrics(folder, "runs/whole", f"heldout={file}")
     assert found.keys() == {
         f"{m},{n}" for m in ("bits_per_byte", "loss") for n in ("book.txt", "mean")
     }
     assert 1 < found["loss,mean"] < 12
-    assert found != metrics(uninterrupted.folder, "runs/whole", f"heldout={file}", "limit=1")
+    assert found != metrics(folder, "runs/whole", f"heldout={file}", "limit=1")
 
 
 @pytest.mark.slow  # loads a model
-def test_recorded_data_settings_can_be_overridden(uninterrupted: Runner) -> None:
+def test_recorded_data_settings_can_be_overridden(folder: Path) -> None:
     words = ("runs/whole", "evaluation.sequences_per_source=1")
-    fewer = metrics(uninterrupted.folder, *words)
-    assert fewer == metrics(uninterrupted.folder, "runs/whole", "limit=1")
-    assert fewer != metrics(uninterrupted.folder, "runs/whole")
-    done = call(uninterrupted.folder, "runs/whole", "data.root=/nowhere")
+    fewer = metrics(folder, *words)
+    assert fewer == metrics(folder, "runs/whole", "limit=1")
+    assert fewer != metrics(folder, "runs/whole")
+    done = call(folder, "runs/whole", "data.root=/nowhere")
     assert done.code == 2
     assert "data.sources.code.paths" in done.err
 
 
-def test_wrong_settings_are_reported(uninterrupted: Runner, tmp_path: Path) -> None:
-    folder = uninterrupted.folder
+def test_wrong_settings_are_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "short.jsonl").write_text('{"text": "x"}\n')
     for words, message in {
         ("heldout=nowhere.jsonl",): "nowhere.jsonl: there is no such file or directory",
