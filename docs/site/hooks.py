@@ -16,7 +16,7 @@ from mkdocs.structure.pages import Page
 
 _LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-_COPIED = {".json", ".png", ".svg"}
+_COPIED = {".json", ".png", ".svg", ".ipynb"}
 _ROOT = "repository"
 _NOT_SEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
 

@@ -133,6 +133,11 @@ def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[
     from hlat.report.study_result import build_study_result, format_study
     from hlat.report.text_format import format_table
 
+    if output_dir is not None and output_dir.suffix == ".html":
+        raise ConfigError(
+            f"output={output_dir} is a directory, to which comparison.html and its figures are "
+            f"written; use output={output_dir.with_suffix('')}"
+        )
     records = run_comparison.load_run_records(directories)
     skipped = run_comparison.list_skipped_points(directories)
     lines = format_table(*run_comparison.build_comparison_table(records))

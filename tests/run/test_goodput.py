@@ -98,4 +98,4 @@ def test_print_and_report_the_uptime(killed, hlat):
     assert done.stdout.splitlines() == [line, str(runner.folder / "runs/x/report.html")]
     page = (runner.folder / "runs/x/report.html").read_text()
     assert "<h2>Wall time</h2>" in page
-    assert f"<td>{line.split()[1]} %</td>" in page
+    assert f"<dd>{line.split()[1]} %</dd>" in page

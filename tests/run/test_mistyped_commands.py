@@ -49,6 +49,10 @@ CASES = {
         ["report", "run", "output=elsewhere"],
         "output=elsewhere is for comparisons; the report of one run is written to run",
     ),
+    "page as output": (
+        ["report", "run", "run", "output=page.html"],
+        "output=page.html is a directory, to which comparison.html and its figures are written",
+    ),
     "figure as first word": (
         ["plan", "figure=file/x.svg"],
         "file/x.svg: Not a directory; specify a path that you can read and write",
