@@ -23,12 +23,15 @@ def test_reject_outputs_before_the_evaluation(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:This process")  # of a fork with threads
 def test_workers_that_a_library_forks_do_not_handle_the_signals_of_the_evaluation() -> None:
+    ready, write = os.pipe()
     with evaluate._interrupt_on_signal() as received:
         if (child := os.fork()) == 0:
             try:
+                os.write(write, b"x")
                 time.sleep(60)
             finally:  # with the handler of the parent, an exception
                 os._exit(1)
+        assert os.read(ready, 1) == b"x"
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGTERM
