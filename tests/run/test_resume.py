@@ -108,7 +108,7 @@ def test_report_another_learning_rate_under_the_same_name(runner_at_step_2):
     runner = runner_at_step_2
     again = runner.run("run.name=x", "run.steps=3", "optimizer.lr=1e-4")
     assert again.returncode == 0, again.stderr
-    assert "optimizer.lr was 0.003, is 0.0001" in again.stdout
+    assert "optimizer.lr was 0.002, is 0.0001" in again.stdout
 
 
 @pytest.mark.slow  # one or more whole processes

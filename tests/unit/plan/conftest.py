@@ -16,11 +16,11 @@ def _composed_once() -> Iterator[None]:
     compose_config = composition.compose_config
 
     @functools.lru_cache(100)
-    def composed(overrides: tuple[str, ...]) -> DictConfig:
-        return compose_config(overrides)
+    def composed(overrides: tuple[str, ...], return_hydra_config: bool) -> DictConfig:
+        return compose_config(overrides, return_hydra_config)
 
-    def compose_copy(overrides: Sequence[str]) -> DictConfig:
-        return copy.deepcopy(composed(tuple(overrides)))
+    def compose_copy(overrides: Sequence[str], return_hydra_config: bool = False) -> DictConfig:
+        return copy.deepcopy(composed(tuple(overrides), return_hydra_config))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(composition, "compose_config", compose_copy)
