@@ -20,7 +20,7 @@ class Direction(Enum):
 class StudyConfig:
     """Design of a sweep, stated before its runs; the sweep has the factors and seeds as its axes.
 
-    `hlat plan +sweep=NAME` prints what the design can detect, and `hlat report` the verdicts.
+    `hlat plan +sweep=beta2` prints what the design can detect, and `hlat report` the verdicts.
     """
 
     question: str | None = None
