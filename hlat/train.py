@@ -41,7 +41,7 @@ def main(composed: DictConfig) -> ExitCode:
     from hlat.tracking import finished_runs
 
     if finished_runs.print_finished_run(config):
-        return ExitCode.FINISHED
+        return launch_environment.run_with_exit_record(lambda: ExitCode.FINISHED)
     neuron_packages.validate_torch_release()
     composed.run.name = redact_text(str(config.run.name))
     if launch_environment.must_launch_workers(config):

@@ -1,11 +1,13 @@
 """The Python API on a trained run, and finished runs that are not trained again."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import hlat
+from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
 
 
@@ -50,6 +52,16 @@ def test_an_equal_run_under_another_name_is_not_trained(runner_at_step_2) -> Non
     assert equal.returncode == 0
     assert "runs/x has finished with the same settings, code and data" in equal.stdout
     assert not (runner.folder / "runs/y").exists()
+
+
+def test_an_equal_run_of_a_job_ends_as_finished(runner_at_step_2, tmp_path) -> None:
+    """A process under a supervisor has to record how it ended."""
+    runner = runner_at_step_2
+    names = (launch_environment.RECORDS_DIR_ENV, launch_environment.PARENT_PID_ENV)
+    runner.environment |= dict(zip(names, (str(tmp_path), str(os.getpid())), strict=True))
+    done = runner.run_process("run.name=y", "run.steps=2")
+    assert "nothing to do" in done.stdout
+    assert json.loads((tmp_path / "0.json").read_text()) == {"exit": 0}
 
 
 @pytest.mark.slow  # trains two runs

@@ -90,8 +90,10 @@ def test_each_point_of_an_array_is_restarted_for_itself(login, uninterrupted):
     names = ["plain", "diverged", "killed", "wait", "last"]
     (login.folder / "mine/experiment").mkdir(parents=True)
     for name in names:
-        value = "1e9" if name == "diverged" else "3e-3"
-        text = f"# @package _global_\nrun:\n  name: {name}\noptimizer:\n  lr: {value}\n"
+        value = "1e9" if name == "diverged" else "2e-3"
+        # Equal runs, which hlat trains once otherwise
+        run = f"run:\n  name: {name}\n  repeat: true\n"
+        text = f"# @package _global_\n{run}optimizer:\n  lr: {value}\n"
         (login.folder / f"mine/experiment/{name}.yaml").write_text(text)
     done = login.send(
         *("-m", f"--config-dir={login.folder}/mine", f"experiment={','.join(names)}"),
