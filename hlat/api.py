@@ -4,6 +4,7 @@ Tables are those of pyarrow; `.to_pandas()` converts them. docs/studies.md has e
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -22,8 +23,7 @@ from hlat.tracking.summary_metrics import compute_summary_metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hlat.data.prompt_tokenizer import PromptTokenizer
-    from hlat.engine.interface import Engine
+    from hlat.evaluate.model_source import ModelSource
 
 __all__ = ["Run", "TextModel", "load_run", "runs"]
 
@@ -154,29 +154,25 @@ class Run:
         Raises:
             ConfigError: The run has no such checkpoint, it is damaged, or an override is invalid.
         """
-        from hlat.engine.engine_factory import create_engine
         from hlat.evaluate.inference_config import build_inference_config
         from hlat.evaluate.model_source import find_model
 
         source = find_model(str(self.path), step)
-        config = build_inference_config(source, overrides)
-        engine = create_engine(config)
-        engine.build(config, training=False, initialize=False)
-        source.load_weights(engine.chunks())
-        return TextModel(engine, source.tokenizer)
+        return TextModel(source, build_inference_config(source, overrides))
 
 
 class TextModel:
     """A model with its tokenizer; close it, or use it in a `with` statement."""
 
-    def __init__(self, engine: "Engine", tokenizer: "PromptTokenizer") -> None:
-        from hlat.evaluate.inference_model import InferenceModel
+    def __init__(self, source: "ModelSource", config: Config) -> None:
+        from hlat.generate.text_generator import open_text_generator
 
-        self.tokenizer = tokenizer
+        self._stack = ExitStack()
+        self._generator = self._stack.enter_context(open_text_generator(source, config))
+        self.tokenizer = self._generator.tokenizer
         """Tokenizer of the run."""
-        self.model = InferenceModel(engine)
+        self.model = self._generator.model
         """Log-probabilities and generation for token ids."""
-        self._engine = engine
 
     def generate(
         self,
@@ -188,29 +184,25 @@ class TextModel:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> str:
-        """Return the continuation of a text; `temperature` 0 is greedy decoding."""
-        from hlat.evaluate.inference_model import build_stop_check
+        """Return the continuation of a text, up to a stop string or the end of the document.
 
-        ids = self._encode(prompt)
-        (generated,) = self.model.generate(
-            [ids],
-            max_new_tokens,
-            is_finished=build_stop_check(self.tokenizer, stop),
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-        )
-        return self.tokenizer.decode(generated)
+        With `temperature` 0, each token is the most likely one.
+        """
+        from hlat.generate.text_generator import SamplingSettings
+
+        settings = SamplingSettings(max_new_tokens, temperature, top_p, seed, tuple(stop))
+        (completion,) = self._generator.generate([self._generator.encode(prompt)], settings)
+        return completion.text
 
     def score(self, context: str, continuation: str) -> float:
         """Return the log-probability of a continuation in nats."""
         ids = self.tokenizer.encode(continuation, is_prompt_start=False)
-        ((log_prob, _),) = self.model.score([(self._encode(context), ids)])
+        ((log_prob, _),) = self.model.score([(self._generator.encode(context), ids)])
         return log_prob
 
     def close(self) -> None:
         """Release the memory of the model."""
-        self._engine.close()
+        self._stack.close()
 
     def __enter__(self) -> "TextModel":
         return self
@@ -222,10 +214,6 @@ class TextModel:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _encode(self, text: str) -> list[int]:
-        """Return the ids of a prompt, at least one."""
-        return self.tokenizer.encode(text) or [self.tokenizer.prefix_token_id]
 
 
 def _unify_keys(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

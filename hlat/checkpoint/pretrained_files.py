@@ -1,6 +1,6 @@
-"""Generation settings and chat template of model.init_from, for the export of a run.
+"""Generation settings and chat template of a Hugging Face directory.
 
-They apply to a model that continues the training of another one with the same tokenizer.
+Those of model.init_from apply to a run that continues its training with the same tokenizer.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _CHAT_TEMPLATE = "chat_template.jinja"
 
 @dataclass(frozen=True)
 class PretrainedFiles:
-    """Settings of the initial model that apply to an export.
+    """Settings of a Hugging Face directory beside its weights.
 
     Attributes:
         generation_config: Content of generation_config.json.
@@ -31,6 +31,13 @@ class PretrainedFiles:
     documents: dict[str, bytes] = field(default_factory=dict)
     warning: str = ""
 
+    @property
+    def end_token_ids(self) -> list[int]:
+        """Tokens that end a text: eos_token_id of generation_config.json, one or several."""
+        ends = self.generation_config.get("eos_token_id")
+        ends = ends if isinstance(ends, list) else [ends]
+        return [token_id for token_id in ends if type(token_id) is int]
+
     def build_generation_config(
         self, eos_token_id: int, bos_token_id: int | None = None
     ) -> dict[str, Any]:
@@ -39,9 +46,7 @@ class PretrainedFiles:
         The initial model may have several end tokens, such as that of a chat message. The BOS of
         the run replaces that of the initial model.
         """
-        source = self.generation_config
-        ends = source.get("eos_token_id")
-        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        source, ends = self.generation_config, self.end_token_ids
         if eos_token_id not in ends:
             ends = [eos_token_id, *ends]
         pad_token_id = source.get("pad_token_id")

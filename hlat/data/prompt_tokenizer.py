@@ -7,7 +7,6 @@ tokenizer.json of another model defines its use of BOS, as in transformers 5.
 
 import hashlib
 import sys
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,9 @@ class PromptTokenizer:
     """A tokenizer with the BOS rule of its model."""
 
     def __init__(
-        self,
-        file: Path,
-        eos_token: str,
-        bos_token: str | None,
-        add_bos_token: bool | None,
-        end_token_ids: Collection[int] = (),
+        self, file: Path, eos_token: str, bos_token: str | None, add_bos_token: bool | None
     ) -> None:
         """Load a tokenizer.json; `add_bos_token` of None applies its post-processor to prompts.
-
-        `end_token_ids` end a generated text, as EOS does.
 
         Raises:
             ConfigError: If the file is unreadable or lacks one of the tokens.
@@ -51,8 +43,8 @@ class PromptTokenizer:
         self.prefix_token_id = self.eos_token_id if bos_token_id is None else bos_token_id
         """Id before the first token of a text: BOS, or else EOS, which most documents follow."""
         self._add_bos_token = add_bos_token
-        self.end_token_ids = frozenset({self.eos_token_id, *end_token_ids})
-        """Ids that end a generated text: EOS, and eos_token_id of generation_config.json."""
+        self.end_token_ids = frozenset({self.eos_token_id})
+        """Ids that end a generated text; a model may have others besides EOS."""
 
     def encode(self, text: str, is_prompt_start: bool = True) -> list[int]:
         """Return the token ids of a text, with BOS at a prompt start if the model uses it.
@@ -120,7 +112,7 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
     A warning is printed if its two files contradict each other about BOS.
 
     Raises:
-        ConfigError: If its tokenizer or its generation_config.json is unreadable.
+        ConfigError: If its tokenizer is unreadable.
     """
     path = directory / "tokenizer_config.json"
     try:
@@ -137,9 +129,7 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
         ) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{path} does not say which token ends a document ({error!r})") from error
-    tokenizer = PromptTokenizer(
-        directory / "tokenizer.json", eos_token, bos_token, None, _load_end_token_ids(directory)
-    )
+    tokenizer = PromptTokenizer(directory / "tokenizer.json", eos_token, bos_token, None)
     adds_bos = tokenizer.find_added_bos_token() is not None
     if add_bos_token is not None and add_bos_token != adds_bos:
         rule = "a BOS" if adds_bos else "no BOS"
@@ -149,19 +139,6 @@ def load_hugging_face_tokenizer(directory: Path) -> PromptTokenizer:
             file=sys.stderr,
         )
     return tokenizer
-
-
-def _load_end_token_ids(directory: Path) -> list[int]:
-    """Return `eos_token_id` of generation_config.json, one id or several; [] without the file."""
-    path = directory / "generation_config.json"
-    try:
-        ids = load_json(path).get("eos_token_id")
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error})") from error
-    ids = ids if isinstance(ids, list) else [ids]
-    return [token_id for token_id in ids if type(token_id) is int]
 
 
 def find_added_bos_token(directory: Path) -> str | None:

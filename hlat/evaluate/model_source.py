@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hlat.checkpoint import (
@@ -13,6 +13,7 @@ from hlat.checkpoint import (
     training_settings,
 )
 from hlat.checkpoint.checkpoint_directory import format_step_name
+from hlat.checkpoint.pretrained_files import PretrainedFiles, load_pretrained_files
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config import run_identity
 from hlat.config.config_errors import ConfigError
@@ -34,8 +35,9 @@ class ModelSource(ModelMetadata):
     """Model with its weights, in a checkpoint or a Hugging Face directory, and its tokenizer.
 
     `name` is that of the scores file. `config_yaml` is the configuration of the run, empty if it is
-    unknown. `step` and `run_dir` are known for training states only, in
-    contrast to averages and Hugging Face models.
+    unknown. `step` and `run_dir` are known for training states only, in contrast to averages and
+    Hugging Face models. `pretrained_files` are those of the Hugging Face directory, or of
+    model.init_from of a run.
     """
 
     location: StoragePath
@@ -45,6 +47,7 @@ class ModelSource(ModelMetadata):
     tokens: int | None = None
     run_dir: Path | None = None
     config_yaml: str = ""
+    pretrained_files: PretrainedFiles = field(default_factory=PretrainedFiles)
 
     @property
     def scores_path(self) -> Path:
@@ -52,6 +55,7 @@ class ModelSource(ModelMetadata):
         return self.base_dir / EVALUATIONS_DIR / f"{self.name}.json"
 
     def __post_init__(self) -> None:
+        self.tokenizer.end_token_ids |= {*self.pretrained_files.end_token_ids}
         if self.tokenizer.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 f"{self.location}: its tokenizer has {self.tokenizer.vocab_size} ids, and the "
@@ -82,7 +86,13 @@ def find_model(
         metadata = model_metadata.load_hugging_face_metadata(source)
         pretrained_weights.validate_pretrained(str(source), metadata.model)
         tokenizer = prompt_tokenizer.load_hugging_face_tokenizer(source)
-        return ModelSource(**vars(metadata), location=source, name="scores", tokenizer=tokenizer)
+        return ModelSource(
+            **vars(metadata),
+            location=source,
+            name="scores",
+            tokenizer=tokenizer,
+            pretrained_files=load_pretrained_files(str(source), None, tokenizer.sha256),
+        )
     checkpoint_dir, warnings = checkpoint_lookup.find_checkpoint(source, step)
     for warning in warnings:
         print(f"WARNING: {warning}", file=sys.stderr)
@@ -123,4 +133,5 @@ def open_checkpoint(
         tokens=state.tokens,
         run_dir=run_dir if is_state else None,
         config_yaml=state.config,
+        pretrained_files=load_pretrained_files(model.init_from, run_dir, settings.tokenizer_sha256),
     )

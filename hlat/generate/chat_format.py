@@ -1,4 +1,4 @@
-"""Chat template and end tokens of a model in Hugging Face format, or of a run that continues one.
+"""Chat template of a model in Hugging Face format, or of a run that continues one.
 
 A template is a program of another author. It is rendered in Jinja's immutable sandbox, as in
 transformers, so that it can access the messages and special tokens only.
@@ -9,16 +9,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hlat.checkpoint import pretrained_files
+from hlat.checkpoint.pretrained_files import PretrainedFiles
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate import model_metadata
 from hlat.evaluate.model_source import ModelSource
 
 _TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -27,10 +25,9 @@ _TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Chat template, None if there is none, its special tokens, and the tokens that end a text."""
+    """Chat template, None if there is none, and its special tokens."""
 
     template: str | None
-    end_token_ids: frozenset[int]
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
@@ -57,27 +54,15 @@ class ChatFormat:
 
 def load_chat_format(source: ModelSource) -> ChatFormat:
     """Return the chat format of a Hugging Face directory, or of model.init_from of a run."""
-    location, path = source.model.init_from, source.location
-    if isinstance(path, Path) and model_metadata.is_hugging_face_dir(path):
-        location = str(path)
-    files = pretrained_files.load_pretrained_files(
-        location, source.run_dir, source.tokenizer.sha256
-    )
-    ends = files.generation_config.get("eos_token_id")
-    end_token_ids = {
-        token_id
-        for token_id in (ends if isinstance(ends, list) else [ends])
-        if isinstance(token_id, int)
-    }
+    files = source.pretrained_files
     tokens = {key: _get_content(files.tokenizer_config.get(key)) for key in _TOKEN_KEYS}
     return ChatFormat(
         _find_template(files),
-        frozenset({source.tokenizer.eos_token_id, *end_token_ids}),
         {key: token for key, token in tokens.items() if token is not None},
     )
 
 
-def _find_template(files: pretrained_files.PretrainedFiles) -> str | None:
+def _find_template(files: PretrainedFiles) -> str | None:
     """Return the template in chat_template.jinja, or that in tokenizer_config.json."""
     for content in files.documents.values():
         return content.decode(errors="replace")

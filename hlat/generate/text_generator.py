@@ -58,16 +58,15 @@ class TextStream:
         tokenizer: PromptTokenizer,
         prompt: Sequence[int],
         stop: Sequence[str] = (),
-        end_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self._tokenizer, self._stop, self._end_token_ids = tokenizer, stop, end_token_ids
+        self._tokenizer, self._stop = tokenizer, stop
         self._context = list(prompt[-_NUM_CONTEXT_TOKENS:])
         self._context_length = len(tokenizer.decode(self._context))
         self.text, self.is_finished, self._decoded = "", False, ""
 
     def append(self, ids: list[int]) -> str:
         """Return the new part of the text, given all generated tokens."""
-        is_end = ids[-1] in self._end_token_ids
+        is_end = ids[-1] in self._tokenizer.end_token_ids
         tokens = ids[:-1] if is_end else ids
         self._decoded = self._tokenizer.decode([*self._context, *tokens])[self._context_length :]
         positions = [self._decoded.find(stop, len(self.text)) for stop in self._stop]
@@ -103,10 +102,9 @@ class TextGenerator:
     """
 
     def __init__(self, model: InferenceModel, source: ModelSource) -> None:
-        self._model, self.tokenizer = model, source.tokenizer
+        self.model, self.tokenizer = model, source.tokenizer
         self.context_length = source.sequence_length
         self.chat_format: ChatFormat = load_chat_format(source)
-        self._end_token_ids = self.chat_format.end_token_ids
 
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt; of an empty one, the token that precedes a document.
@@ -148,7 +146,7 @@ class TextGenerator:
             return stream.is_finished or is_cancelled()
 
         max_tokens = min(settings.max_tokens, self.context_length - len(prompt))
-        [ids] = self._model.generate(
+        [ids] = self.model.generate(
             [prompt],
             max_tokens,
             is_finished=is_finished,
@@ -165,11 +163,10 @@ class TextGenerator:
         self, prompts: Sequence[list[int]], settings: SamplingSettings, first_sample_id: int = 0
     ) -> list[Completion]:
         """Generate the texts of prompts; `first_sample_id` is the sample id of the first."""
-        check_stop = build_stop_check(self.tokenizer, settings.stop)
-        generated = self._model.generate(
+        generated = self.model.generate(
             prompts,
             min(settings.max_tokens, self.context_length - min(map(len, prompts))),
-            is_finished=lambda ids: ids[-1] in self._end_token_ids or check_stop(ids),
+            is_finished=build_stop_check(self.tokenizer, settings.stop),
             temperature=settings.temperature,
             top_p=settings.top_p,
             seed=settings.seed,
@@ -184,7 +181,7 @@ class TextGenerator:
         return completions
 
     def _create_stream(self, prompt: list[int], settings: SamplingSettings) -> TextStream:
-        return TextStream(self.tokenizer, prompt, settings.stop, self._end_token_ids)
+        return TextStream(self.tokenizer, prompt, settings.stop)
 
     def _get_room(self, prompt: list[int]) -> int:
         return self.context_length - len(prompt)

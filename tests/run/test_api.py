@@ -40,7 +40,9 @@ def test_a_run_has_configuration_metrics_tensors_and_model(root) -> None:
     with pytest.raises(ConfigError, match="has no tensor nothing"):
         run.load_tensors(names=["nothing"])
     with run.load_model() as model:
-        assert model.generate("def main", 4) == model.generate("def main", 4)
+        text = model.generate("def main", 8)
+        assert text == model.generate("def main", 8)
+        assert model.generate("def main", 8, stop=text[3:4]) == text.partition(text[3])[0]
         assert model.score("def ", "main") < 0
     with pytest.raises(ConfigError, match="is not a run directory"):
         hlat.load_run(root)

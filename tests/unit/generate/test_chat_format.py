@@ -13,7 +13,7 @@ CHATML = (
 
 
 def render(template: str) -> str:
-    return ChatFormat(template, frozenset(), {"bos_token": "<s>"}).render(MESSAGES)
+    return ChatFormat(template, {"bos_token": "<s>"}).render(MESSAGES)
 
 
 def test_render_messages_up_to_the_start_of_the_answer() -> None:

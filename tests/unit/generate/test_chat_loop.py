@@ -14,7 +14,7 @@ class FakeGenerator:
     """Generator whose tokens are words, with a context of 8 of them."""
 
     def __init__(self, template: str | None) -> None:
-        self.chat_format = ChatFormat(template, frozenset())
+        self.chat_format = ChatFormat(template)
         self.prompts: list[list[str]] = []
 
     def encode(self, prompt: str) -> list[str]:

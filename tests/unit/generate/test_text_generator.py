@@ -10,13 +10,15 @@ END = 0
 class ByteTokenizer:
     """Tokenizer whose ids are bytes; id 0 is a special token."""
 
+    end_token_ids = frozenset({END})
+
     def decode(self, ids: list[int]) -> str:
         return bytes(i for i in ids if i).decode(errors="replace")
 
 
 def stream(text: str, *stop: str, prompt: str = "ab") -> list[str]:
     """Return the parts of a text of which each byte is a token, and the rest."""
-    one = TextStream(ByteTokenizer(), list(prompt.encode()), stop, frozenset({END}))
+    one = TextStream(ByteTokenizer(), list(prompt.encode()), stop)
     ids: list[int] = []
     parts = []
     for byte in text.encode():
@@ -62,7 +64,7 @@ def test_the_first_of_several_stop_strings_counts() -> None:
 
 
 def test_an_end_token_finishes_the_text_without_being_part_of_it() -> None:
-    one = TextStream(ByteTokenizer(), [97], ("xx",), frozenset({END}))
+    one = TextStream(ByteTokenizer(), [97], ("xx",))
     assert one.append([120]) == ""
     assert one.append([120, END]) == "x"
     assert (one.text, one.is_finished) == ("x", True)

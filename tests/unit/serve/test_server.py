@@ -30,7 +30,7 @@ class FakeGenerator:
     context_length = CONTEXT_LENGTH
 
     def __init__(self) -> None:
-        self.chat_format = ChatFormat("template", frozenset())
+        self.chat_format = ChatFormat("template")
         self.may_continue = threading.Event()
         self.may_continue.set()
         self.settings: list[SamplingSettings] = []
