@@ -100,6 +100,15 @@ class CommandLineParser(argparse.ArgumentParser):
         self._takes_overrides = takes_overrides
         self._optionals.title = "settings"
 
+    def add_model(self) -> None:
+        """Add the location of a model, and its checkpoint and tokenizer as settings."""
+        model = "run, checkpoint, average or Hugging Face directory"
+        self.add_argument("source", metavar="MODEL", help=model)
+        step = "checkpoint of the run (default: the newest)"
+        self.add_argument("--step", type=int, metavar="N", help=step)
+        tokenizer = "the run's tokenizer.json, if it was moved"
+        self.add_argument("--tokenizer", type=Path, metavar="FILE", help=tokenizer)
+
     def add_overrides(self, help_text: str) -> None:
         """Add the overrides of a composed configuration, and `--config-dir` as in hlat train."""
         self.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=help_text)

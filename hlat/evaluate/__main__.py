@@ -98,7 +98,7 @@ def _build_parser() -> CommandLineParser:
         takes_overrides=True,
     )
     add = parser.add_argument
-    add("source", metavar="MODEL", help="run, checkpoint, average or Hugging Face directory")
+    parser.add_model()
     overrides = (
         "hardware, parallelism, engine, compiler, precision; hydra/launcher and its settings"
     )
@@ -117,8 +117,6 @@ def _build_parser() -> CommandLineParser:
     consent = "humaneval: consent to run, in a sandbox, code that the model wrote"
     add("--run-generated-code", action="store_true", help=consent)
     add("--accept-weak-sandbox", action="store_true", help="humaneval: see docs/humaneval.md")
-    add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
-    add("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, if it was moved")
     add("--output", type=Path, metavar="FILE", help="file to write the scores to")
     add("--json", action="store_true", help="print the scores as JSON")
     return parser

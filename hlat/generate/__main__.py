@@ -63,14 +63,12 @@ def _build_parser() -> CommandLineParser:
         takes_overrides=True,
     )
     add = parser.add_argument
-    add("source", metavar="MODEL", help="run, checkpoint, average or Hugging Face directory")
+    parser.add_model()
     add("words", nargs="*", metavar="PROMPT|OVERRIDE", help=_WORDS_HELP)
     add("--prompt", metavar="TEXT", help="the prompt, for one that looks like a setting")
     add("--prompts", type=_parse_path, metavar="FILE", help="prompts, one per line")
     add("--output", type=_parse_path, metavar="FILE", help="file for the texts of prompts=")
     add_sampling_settings(parser)
-    add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
-    add("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, if it was moved")
     return parser
 
 

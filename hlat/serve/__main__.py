@@ -65,7 +65,7 @@ def _build_parser() -> CommandLineParser:
         takes_overrides=True,
     )
     add = parser.add_argument
-    add("source", metavar="MODEL", help="run, checkpoint, average or Hugging Face directory")
+    parser.add_model()
     overrides = "hardware, parallelism, engine, compiler, precision"
     add("overrides", nargs="*", metavar="OVERRIDE", help=overrides)
     add(
@@ -80,8 +80,6 @@ def _build_parser() -> CommandLineParser:
     backend = "vllm if it is installed and the machine has a GPU (default: auto)"
     add("--backend", choices=["auto", "vllm", "hlat"], default="auto", help=backend)
     add("--name", metavar="NAME", help="name of the model in the API (default: of the directory)")
-    add("--step", type=int, metavar="N", help="checkpoint of the run (default: the newest)")
-    add("--tokenizer", type=Path, metavar="FILE", help="the run's tokenizer.json, if it was moved")
     return parser
 
 
