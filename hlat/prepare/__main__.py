@@ -33,6 +33,7 @@ from hlat.prepare import (
     input_files,
     preparation,
     preparation_report,
+    preparation_source,
     shard_statistics,
     train_command,
 )
@@ -206,7 +207,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     problem = _format_skipped_files(skipped, len(files))
     if skipped.total() > len(files) and not (arguments.layout or arguments.skip_unsupported):
         raise ConfigError(f"{problem}; add skip_unsupported=true to convert the others")
-    sources, notes = preparation.plan_sources(
+    sources, notes = preparation_source.plan_sources(
         output, files, arguments.text_column, arguments.layout, skipped, settings
     )
     for note in [problem, *notes] if skipped else notes:

@@ -18,7 +18,8 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.untrusted_files import format_value
 from hlat.prepare import input_files, job_pool, shard_statistics
 from hlat.prepare.corpus_manifest import CorpusManifest, load_work_file, write_json
-from hlat.prepare.preparation import REMOVED_FILE, REPORT_DIR, PreparationSource
+from hlat.prepare.preparation_output import REMOVED_FILE, REPORT_DIR
+from hlat.prepare.preparation_source import PreparationSource
 from hlat.prepare.shard_statistics import StatisticsJob
 from hlat.storage import durable_files
 from hlat.storage.progress_bar import ProgressBar, format_bytes

@@ -11,7 +11,7 @@ import tokenizers
 
 from hlat.config.config_errors import ConfigError
 from hlat.data.tokenizer import EMBEDDED_FILE
-from hlat.prepare import corpus_inspection, input_files, preparation
+from hlat.prepare import corpus_inspection, input_files, preparation, preparation_source
 from hlat.prepare.corpus_inspection import CorpusStatistics, Estimate
 
 
@@ -44,7 +44,7 @@ def test_a_prepared_folder_is_known_exactly(tmp_path: Path, texts: list[str]) ->
     _write_lines(tmp_path / "in/github/a.jsonl", [*texts, "", None])
     _write_lines(tmp_path / "in/arxiv/b.jsonl.gz", texts[:9])
     found = input_files.find_input_files([str(tmp_path / "in")])
-    sources, _ = preparation.plan_sources(tmp_path / "data", found, "text", "redpajama")
+    sources, _ = preparation_source.plan_sources(tmp_path / "data", found, "text", "redpajama")
     preparation.prepare_sources(sources, 1, False, lambda _: None)
     arxiv, github = corpus_inspection.inspect_corpus(str(tmp_path / "data"), "text")
     assert (arxiv.name, arxiv.num_documents, arxiv.sample_documents) == (

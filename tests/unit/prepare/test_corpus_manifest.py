@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.prepare import corpus_manifest, input_files, preparation
+from hlat.prepare import corpus_manifest, input_files, preparation, preparation_source
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def folder(tmp_path: Path, make_texts) -> Path:
         rows = [json.dumps({"text": text}) for text in make_texts(name, 20)]
         (tmp_path / "in" / name / "a.jsonl").write_text("\n".join(rows))
     found = input_files.find_input_files([str(tmp_path / "in")])
-    sources, _ = preparation.plan_sources(tmp_path / "data", found, "text", "redpajama")
+    sources, _ = preparation_source.plan_sources(tmp_path / "data", found, "text", "redpajama")
     preparation.prepare_sources(sources, 1, False, lambda _: None)
     return tmp_path / "data"
 

@@ -24,6 +24,7 @@ from hlat.prepare import (
     document_reader,
     input_files,
     preparation,
+    preparation_source,
 )
 from hlat.prepare.corpus_manifest import CorpusManifest
 
@@ -60,7 +61,7 @@ def _prepare(
     layout: str | None = None,
 ) -> dict[str, CorpusManifest]:
     found = input_files.find_input_files([str(root / "in")])
-    sources, _ = preparation.plan_sources(root / output, found, column, layout)
+    sources, _ = preparation_source.plan_sources(root / output, found, column, layout)
     return preparation.prepare_sources(sources, workers, skip, lambda _: None)
 
 
@@ -136,7 +137,7 @@ def test_a_complete_one_reads_nothing(root: Path, monkeypatch) -> None:
         document_reader, "parse_documents", lambda *_: pytest.fail("read_documents")
     )
     lines: list[str] = []
-    sources, _ = preparation.plan_sources(
+    sources, _ = preparation_source.plan_sources(
         root / "out", input_files.find_input_files([str(root / "in")]), "text", None
     )
     preparation.prepare_sources(sources, 1, False, lines.append)
@@ -372,7 +373,7 @@ def test_a_miniature_of_redpajama_is_what_its_configuration_reads(
                 file.write("\n".join(rows).encode())
     (tmp_path / "raw/urls.txt").write_text("https://...")
     found = input_files.find_input_files([str(tmp_path / "raw")])
-    sources, notes = preparation.plan_sources(tmp_path / "data", found, "text", "redpajama")
+    sources, notes = preparation_source.plan_sources(tmp_path / "data", found, "text", "redpajama")
     preparation.prepare_sources(sources, 1, False, lambda _: None)
     assert notes == []
     config = compose("data=redpajama", f"data.root={tmp_path}/data", "data.heldout_documents=3")
