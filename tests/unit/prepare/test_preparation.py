@@ -210,7 +210,7 @@ def test_names_to_take_back_stay_in_the_folder(root: Path, moves: dict[str, str]
 
 def test_a_changed_input_is_converted_again(root: Path, texts, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete_source", _interrupt)
+        patch.setattr(preparation, "complete_source", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root)
     texts["3.jsonl"] = ["changed", *texts["3.jsonl"][1:]]
@@ -225,7 +225,7 @@ def _interrupt(*_: object) -> None:
 
 def test_other_settings_are_refused_with_both(root: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete_source", _interrupt)
+        patch.setattr(preparation, "complete_source", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root, "begun")
     _prepare(root, "complete")
@@ -275,7 +275,7 @@ def test_damage_that_was_allowed_once_is_not_for_good(root: Path, monkeypatch) -
     with (root / "in/2.jsonl").open("ab") as file:
         file.write(b"{}\n")
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete_source", _interrupt)
+        patch.setattr(preparation, "complete_source", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root, skip=True)
     with pytest.raises(ConfigError, match="line 51: has no field 'text'"):
@@ -329,7 +329,7 @@ def test_two_at_once_do_not_meet(root: Path, monkeypatch) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "_complete_source", second)
+        patch.setattr(preparation, "complete_source", second)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root)
     _prepare(root)
