@@ -56,9 +56,9 @@ def write_runs(root: Path, count: int) -> None:
         (run_dir / "provenance.json").write_text(json.dumps({"git_revision": "0" * 40}))
 
 
-def measure(root: Path, *words: str) -> dict[str, float]:
+def measure(root: Path, *arguments: str) -> dict[str, float]:
     """Return wall time and CPU time of the command, as a user starts it, in seconds."""
-    command = [sys.executable, "-m", "hlat", "runs", str(root), *words]
+    command = [sys.executable, "-m", "hlat", "runs", str(root), *arguments]
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -53,11 +53,11 @@ def simulate(num_seeds: int, num_comparisons: int, stop_worse: bool, num_studies
     generator = np.random.default_rng(num_seeds + 100 * num_comparisons + 10_000 * stop_worse)
     found, wrong, wrong_studies, saved = 0, 0, 0, 0
     for _ in range(num_studies):
-        values = draw(generator, num_comparisons + 1, num_seeds)
+        values = sample_values(generator, num_comparisons + 1, num_seeds)
         verdicts, _ = run_study(values, design)
         wrong += sum(verdict is not Verdict.undecided for verdict in verdicts)
         wrong_studies += any(verdict is not Verdict.undecided for verdict in verdicts)
-        values = draw(generator, num_comparisons + 1, num_seeds)
+        values = sample_values(generator, num_comparisons + 1, num_seeds)
         values[1] += difference
         verdicts, num_runs = run_study(values, design)
         found += verdicts[0] is Verdict.worse
@@ -75,7 +75,7 @@ def simulate(num_seeds: int, num_comparisons: int, stop_worse: bool, num_studies
     )
 
 
-def draw(generator: np.random.Generator, num_points: int, num_seeds: int) -> np.ndarray:
+def sample_values(generator: np.random.Generator, num_points: int, num_seeds: int) -> np.ndarray:
     """Return values of the shape (points, seeds)."""
     shared = generator.normal(2.0, SEED_STD, num_seeds)
     return shared + generator.normal(0, RUN_STD, (num_points, num_seeds))

@@ -159,25 +159,25 @@ def spread(values: list[float], digits: int) -> str:
     return f"{mean:.{digits}f}{interval}"
 
 
-def design_of(study: str) -> StudyConfig:
-    """The design in a study's YAML."""
+def load_design(study: str) -> StudyConfig:
+    """Return the design in the YAML of a study."""
     register_configs()
     with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
         return resolve_config(compose("config", [f"+sweep={study}"])).study
 
 
-def metric_of(run: Json, metric: str) -> float:
-    """The metric of a finished run."""
+def get_metric(run: Json, metric: str) -> float:
+    """Return the metric of a finished run."""
     _, _, source = metric.partition(".")
     return float(run["sources"][source] if source else run["bits_per_byte"])
 
 
 def analyze(result: Json, design: StudyConfig) -> list[Comparison]:
-    """Each point with its baseline."""
+    """Return the comparison of each point with its baseline."""
     points = {}
     for name, runs in result["points"].items():
         point = tuple(tuple(word.split("=")) for word in name.split(", "))
-        values = {seed: metric_of(run, design.metric) for seed, run in finished(runs).items()}
+        values = {seed: get_metric(run, design.metric) for seed, run in finished(runs).items()}
         diverged = [seed for seed, run in runs.items() if run.get("ended") == "diverge"]
         points[point] = PointRuns(values, frozenset(diverged))
     baseline = {
@@ -187,8 +187,8 @@ def analyze(result: Json, design: StudyConfig) -> list[Comparison]:
     return analyze_study(points, replace(design, baseline=baseline))
 
 
-def effects(result: Json, design: StudyConfig) -> list[list[str]]:
-    """Rows of the effects with verdicts."""
+def build_effect_rows(result: Json, design: StudyConfig) -> list[list[str]]:
+    """Return the rows of the table of effects, with verdicts."""
     lines = [
         [design.metric, "seeds", "difference", "95% interval", "p (Holm)", "effect size", "verdict"]
     ]
@@ -219,8 +219,8 @@ def reference(result: Json, point: str) -> str:
     return f"{others}{comma}{compared_with(result)}"
 
 
-def source_differences(runs: Json, first: Json, source: str) -> list[float]:
-    """Bits per byte of a source of the held-out text less those of the reference, by seed."""
+def compute_source_differences(runs: Json, first: Json, source: str) -> list[float]:
+    """Return the difference in held-out bits per byte of a source to the reference, by seed."""
     shared = [seed for seed in runs if seed in first]
     return [runs[seed]["sources"][source] - first[seed]["sources"][source] for seed in shared]
 
@@ -233,7 +233,7 @@ def in_markdown(lines: list[list[str]]) -> str:
 
 
 def render(result: Json) -> str:
-    """The tables, in Markdown: effects with verdicts, and means with 95% intervals over seeds."""
+    """Return the tables in Markdown: effects with verdicts, and means with 95% intervals over seeds."""
     points = {point: finished(runs) for point, runs in result["points"].items()}
     every = [run for runs in points.values() for run in runs.values()]
     counted = all("spikes" in run for run in every)
@@ -253,7 +253,11 @@ def render(result: Json) -> str:
         cells = [point, count, *(spread(c, 4) for c in columns), spread(variances, 5)]
         spikes = [spread([run["spikes"] for run in done.values()], 1)] if counted else []
         lines.append([*cells, *spikes])
-    table = in_markdown(effects(result, design_of(result["study"]))) + "\n" + in_markdown(lines)
+    table = (
+        in_markdown(build_effect_rows(result, load_design(result["study"])))
+        + "\n"
+        + in_markdown(lines)
+    )
     if all("sources" in run for run in every):
         table += "\n" + in_markdown(by_source(result, points))
     return table
@@ -273,7 +277,7 @@ def by_source(result: Json, points: dict[str, Json]) -> list[list[str]]:
         other, cells = reference(result, point), []
         for source in sources:
             cells.append(spread([run["sources"][source] for run in done.values()], 4))
-            less = source_differences(done, points[other], source)
+            less = compute_source_differences(done, points[other], source)
             cells.append("" if point == other else spread(less, 4))
         lines.append([point, *cells])
     return lines
