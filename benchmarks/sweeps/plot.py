@@ -233,7 +233,7 @@ def in_markdown(lines: list[list[str]]) -> str:
 
 
 def render(result: Json) -> str:
-    """Return the tables in Markdown: effects with verdicts, and means with 95% intervals over seeds."""
+    """Return the tables in Markdown: effects with verdicts, and means with 95% intervals."""
     points = {point: finished(runs) for point, runs in result["points"].items()}
     every = [run for runs in points.values() for run in runs.values()]
     counted = all("spikes" in run for run in every)
