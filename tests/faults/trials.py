@@ -53,8 +53,12 @@ SMALL = (
     "schedule.warmup_steps=5",
     "checkpoint.keep_last=2",
     "run.root=runs",
+    "run.repeat=true",
 )
-"""A run of a second or two on the frozen corpus of the tests, but for steps and saves."""
+"""A run of a second or two on the frozen corpus of the tests, but for steps and saves.
+
+It is trained although the finished uninterrupted run has the same configuration.
+"""
 LAYOUTS = {
     "single": (),
     "dp2": ("parallelism.dp=2",),

@@ -145,10 +145,11 @@ class _Child:
         run(self)
         os._exit(0)  # threads of targets may be running
 
-    def fuzz(self, target: Target, deadline: float) -> None:
-        """Read mutations of the seeds until a time."""
+    def fuzz(self, target: Target, seconds: float) -> None:
+        """Read mutations of the seeds for a time after the set-up."""
         seeds = target.set_up(self._inputs)
         _limit_memory()
+        deadline = time.monotonic() + seconds
         minimized: set[str] = set()
 
         def read(content: bytes) -> None:
@@ -206,7 +207,7 @@ def fuzz(target: Target, seconds: float) -> TargetResult:
     result, start = TargetResult(target.name), time.monotonic()
     num_crashes = 0
     while (left := seconds - (time.monotonic() - start)) > 0 and num_crashes < _MAX_CRASHES:
-        num_crashes += _run_child(result, lambda child: child.fuzz(target, time.monotonic() + left))
+        num_crashes += _run_child(result, lambda child: child.fuzz(target, left))
     result.seconds = time.monotonic() - start
     return result
 

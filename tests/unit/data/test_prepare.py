@@ -188,7 +188,7 @@ def test_what_stops_it_is_told_with_how_to_go_on(
     def stop(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr(preparation, "_complete_source", stop)
+    monkeypatch.setattr(preparation, "complete_source", stop)
     found, _, said = run(lines, "--output", tmp_path / "out")
     assert found == code
     assert told in said.splitlines()[-1]
