@@ -112,6 +112,8 @@ def _build_parser() -> CommandLineParser:
     add("--heldout", metavar="PATH", help=heldout)
     follow = "every checkpoint that a run keeps, as it appears; skips tasks with scores"
     add("--follow", action="store_true", help=follow)
+    items = "write each item of harness tasks, as lm_eval --log_samples"
+    add("--log-samples", action="store_true", help=items)
     samples = "humaneval: samples of each function"
     add("--samples", type=parse_positive_int, metavar="N", help=samples)
     consent = "humaneval: consent to run, in a sandbox, code that the model wrote"
@@ -207,7 +209,10 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
     from hlat.evaluate.eval_request import EvalRequest
     from hlat.evaluate.humaneval import HumanEvalSettings
 
-    names = ("source", "step", "follow", "limit", "shots", "data", "output", "heldout")
+    names = [
+        *("source", "step", "follow", "limit", "shots", "data", "output", "heldout"),
+        "log_samples",
+    ]
     return EvalRequest(
         tasks=tuple(filter(None, arguments.tasks)),
         **{name: getattr(arguments, name) for name in names},

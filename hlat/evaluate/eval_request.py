@@ -37,6 +37,7 @@ class EvalRequest:
         humaneval_settings: Sampling and execution of HumanEval.
         heldout: Run whose held-out sets are used, or text; None: the run of the model.
         data_overrides: Overrides of the recorded data and evaluation settings, for held-out sets.
+        log_samples: Write the items of each harness task, as `lm_eval --log_samples`.
         skip_completed: Skip tasks with scores, since the job may be restarted at any time.
     """
 
@@ -53,6 +54,7 @@ class EvalRequest:
     )
     heldout: str | None = None
     data_overrides: tuple[str, ...] = ()
+    log_samples: bool = False
     skip_completed: bool = False
 
     @property
@@ -72,6 +74,8 @@ class EvalRequest:
         key = repr((Path(self.source).name, self.step, self.follow, *map(str, settings)))
         if self.heldout is not None or self.data_overrides:
             key += repr((self.heldout, self.data_overrides))
+        if self.log_samples:
+            key += "log_samples"
         prefix = re.sub(r"[^A-Za-z0-9_]+", "_", "-".join(self.tasks))[:_MAX_NAME_LENGTH]
         return f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 

@@ -27,7 +27,7 @@ TaskResult = dict[str, Any]
 `shots` are the few-shot examples, None if they differ within a group; `metrics` are the harness's
 values by `metric,filter`, and `errors` their standard errors, where known; `counts` is the metric
 of the paper's tables, empty if there is none; `questions` is the number of questions, and `limit`
-their maximum for each task, None for all.
+their maximum for each task, None for all. `HarnessFiles.save` adds the keys of harness tasks.
 """
 
 
@@ -159,10 +159,20 @@ def load_evaluated_models(directory: Path) -> list[ScoreRow]:
     return models
 
 
-def load_completed_tasks(path: Path, limit: int | None) -> dict[str, TaskResult]:
-    """Return the results in a scores file with the given limit of questions."""
+def load_completed_tasks(
+    path: Path, limit: int | None, with_samples: bool = False
+) -> dict[str, TaskResult]:
+    """Return the results in a scores file with the given limit of questions.
+
+    With `with_samples`, results of the harness without per-item output are omitted.
+    """
     rows = load_scores(path)["tasks"] if path.is_file() else {}
-    return {task: row for task, row in rows.items() if row["limit"] == limit}
+    return {
+        task: row
+        for task, row in rows.items()
+        if row["limit"] == limit
+        and not (with_samples and "harness" in row and "sample_files" not in row)
+    }
 
 
 def record_run_scores(

@@ -31,6 +31,7 @@ from hlat.evaluate import (
 )
 from hlat.evaluate.eval_request import EvalRequest, load_humaneval_problems
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
+from hlat.evaluate.harness_files import HarnessFiles
 from hlat.evaluate.heldout_task import HeldoutData
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.lm_eval_tasks import TaskLoader
@@ -39,8 +40,8 @@ from hlat.evaluate.paper_tasks import HELDOUT, HUMANEVAL, TaskSpec
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from hlat.storage import storage_path
 
-TaskOutcome = tuple[dict[str, TaskResult], ScoreRow]
-"""Results of a task, and metadata for the scores file."""
+TaskOutcome = tuple[dict[str, TaskResult], ScoreRow, dict[str, Any] | None]
+"""Results of a task, metadata for the scores file, and the results of the harness if it ran."""
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,13 @@ def _build_harness_task(request: EvalRequest, spec: TaskSpec, loaded: Any) -> Ev
         adapter = LMEvalAdapter(scheduler, source.sequence_length)
         harness_results = run_harness(adapter, loaded, request.limit)
         results = evaluation_results.parse_task_results(spec, harness_results, request.limit)
-        version = importlib.metadata.version("lm_eval")
-        return results, {
-            "harness": version,
+        metadata = {
+            "harness": importlib.metadata.version("lm_eval"),
             "shortened": adapter.num_truncated,
             "empty_contexts": adapter.num_empty_contexts,
             "empty_continuations": adapter.num_empty_continuations,
         }
+        return results, metadata, harness_results
 
     names = [spec.name] if spec.name in loaded["groups"] else [*loaded["tasks"]]
     return EvalTask(spec.name, names, run)
@@ -167,7 +168,7 @@ def _build_humaneval_task(request: EvalRequest, num_problems: int) -> EvalTask:
             )
             for name, rate in rates.items()
         }
-        return results, {"samples": num_samples, "shortened": 0}
+        return results, {"samples": num_samples, "shortened": 0}, None
 
     return EvalTask(HUMANEVAL, [f"pass@{k}" for k in humaneval.list_ks(num_samples)], run)
 
@@ -186,7 +187,7 @@ def _build_heldout_task(request: EvalRequest, heldout: HeldoutData) -> EvalTask:
             questions=heldout.num_sequences,
             limit=request.limit,
         )
-        return {name: result}, {"shortened": 0}
+        return {name: result}, {"shortened": 0}, None
 
     return EvalTask(name, [name], run)
 
@@ -236,7 +237,7 @@ def _load_completed_results(
     if not request.skip_completed:
         return {}
     saved = evaluation_results.load_completed_tasks(
-        request.output or source.scores_path, request.limit
+        request.output or source.scores_path, request.limit, request.log_samples
     )
     return {name: saved[name] for name in names & saved.keys()}
 
@@ -264,13 +265,20 @@ def _evaluate_model(
     path = request.output or source.scores_path
     if request.output is not None:  # a wrong path must not fail after hours
         _validate_output(request.output)
+    settings = {key: value for key, value in engine_info.items() if key != "time"}
+    settings["limit"] = request.limit
+    harness_files = HarnessFiles(path, source, settings) if request.harness_tasks else None
     new_results: dict[str, TaskResult] = {}
     row: ScoreRow = {}
     try:
         for task in tasks:
             since = time.perf_counter()
             print(f"{source.name}: {task.name}", flush=True)
-            results, metadata = task.run(source, scheduler)
+            results, metadata, harness_results = task.run(source, scheduler)
+            if harness_files is not None and harness_results is not None:
+                results = harness_files.save(harness_results, results, request.log_samples)
+                if request.log_samples:
+                    print(f"{source.name}: items of {task.name} in {harness_files.directory}")
             if results:  # HumanEval has none if its samples are not executed
                 new_results |= results
                 info = engine_info | metadata | {"seconds": time.perf_counter() - since}

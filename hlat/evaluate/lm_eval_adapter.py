@@ -178,9 +178,9 @@ def validate_generation_settings(settings: Mapping[str, Any]) -> None:
 
 
 def run_harness(adapter: LMEvalAdapter, tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Run the tasks of `TaskLoader.load_task`, and return the harness's results."""
+    """Run the tasks of `TaskLoader.load_task`; return the harness's results, with all items."""
     random.seed(DEFAULT_RANDOM_SEED)
     np.random.seed(DEFAULT_OTHER_SEED)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    results: dict[str, Any] = evaluator.evaluate(adapter, tasks, limit=limit, log_samples=False)
+    results: dict[str, Any] = evaluator.evaluate(adapter, tasks, limit=limit, log_samples=True)
     return results
