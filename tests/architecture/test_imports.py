@@ -44,7 +44,7 @@ FENCES = {
     "wandb_workspaces": {"tracking"},
     "tensorboard": {"tracking"},
     "matplotlib": {"report"},
-    "jinja2": {"generate", "report", "serve"},
+    "jinja2": {"evaluate", "report", "serve"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "scipy": {"study"},

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.generate.chat_format import ChatFormat
+from hlat.evaluate.chat_format import ChatFormat
 from hlat.generate.chat_loop import run_chat
 from hlat.generate.text_generator import SamplingSettings
 

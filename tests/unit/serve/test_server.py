@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 
 from hlat.config.config_errors import ConfigError
-from hlat.generate.chat_format import ChatFormat
+from hlat.evaluate.chat_format import ChatFormat
 from hlat.generate.text_generator import Completion, SamplingSettings
 from hlat.serve import generation_queue
 from hlat.serve.generation_queue import GenerationQueue

@@ -3,7 +3,7 @@
 import pytest
 
 from hlat.config.config_errors import ConfigError
-from hlat.generate.chat_format import ChatFormat
+from hlat.evaluate.chat_format import ChatFormat
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
 CHATML = (
