@@ -15,6 +15,7 @@ from typing import Any
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.untrusted_files import format_value, load_untrusted_yaml
+from hlat.evaluate.own_tasks import is_task_file
 
 KINDS = ("train", "average", "evaluate", "report")
 """Kinds of stages; the key of the kind has the overrides of a run, or the stages that it reads."""
@@ -314,6 +315,11 @@ class _StageParser:
             self.problems.append(f"{key}.{kind}: name one stage")
         if kind == "evaluate" and not parsed.get("tasks"):
             self.problems.append(f"{key}: give tasks, such as tasks: [hlat_table2]")
+        for name in filter(is_task_file, parsed.get("tasks") or ()):
+            self.problems.append(
+                f"{key}.tasks: {name} is a file, which may contain code; give it on the command "
+                f"line: hlat evaluate RUN tasks={name}"
+            )
 
     def parse_overrides(self, path: str, value: Any) -> tuple[str, ...]:
         """Return a list of strings as a tuple."""

@@ -39,7 +39,7 @@ sets of the paper's tasks:
   hlat_bbh, and one for each column: hlat_mmlu hlat_cr hlat_wk hlat_rc hlat_math hlat_csp_en ...
   humaneval     HumanEval, from HumanEval.jsonl.gz in data=DIR (docs/humaneval.md)
   heldout       loss and bits per byte on the held-out sets of the run, or on heldout=PATH
-Any other name is a task or a group of lm-evaluation-harness.
+Any other name is a task or a group of lm-evaluation-harness, or the path of a YAML file with one.
 
 examples:
   hlat evaluate runs/x tasks=hlat_table2
@@ -48,6 +48,7 @@ examples:
   hlat evaluate exported tasks=heldout heldout=runs/x    held-out sets of a run
   hlat evaluate runs/x tasks=heldout heldout=book.txt    a file or directory of text
   hlat evaluate exported tasks=hellaswag,lambada_openai data=~/datasets
+  hlat evaluate exported tasks=my_task.yaml              a task of yours
   hlat evaluate runs/x tasks=hlat_table2 hardware=h200 parallelism.tp=8
 as a job of Slurm or Kubernetes, with the launcher settings of hlat train:
   hlat evaluate runs/x tasks=hlat_table2 follow=true hydra/launcher=slurm \\
@@ -104,7 +105,9 @@ def _build_parser() -> CommandLineParser:
     )
     add("overrides", nargs="*", metavar="OVERRIDE", help=overrides)
     tasks = build_list_parser(str)
-    add("--tasks", type=tasks, metavar="A,B", help="tasks or sets of tasks (required)")
+    add("--tasks", type=tasks, metavar="A,B", help="tasks, sets or YAML files (required)")
+    include_path = "directory with YAML files of your tasks"
+    add("--include-path", type=_parse_path, metavar="DIR", help=include_path)
     add("--limit", type=parse_positive_int, metavar="N", help="first N questions of each task")
     add("--shots", type=_parse_shots, metavar="N", help="few-shot examples of harness tasks")
     add("--data", type=_parse_path, metavar="DIR", help="copies of data sets, by their hub name")
@@ -215,7 +218,7 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
     ]
     return EvalRequest(
         tasks=tuple(filter(None, arguments.tasks)),
-        **{name: getattr(arguments, name) for name in names},
+        **{name: getattr(arguments, name) for name in (*names, "include_path")},
         humaneval_settings=HumanEvalSettings(
             arguments.samples or HumanEvalSettings.num_samples,
             run_generated_code=arguments.run_generated_code,

@@ -13,6 +13,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.evaluate import humaneval, model_metadata
 from hlat.evaluate.inference_config import build_inference_config, build_unverified_config
 from hlat.evaluate.lm_eval_tasks import TaskLoader
+from hlat.evaluate.own_tasks import is_task_file
 from hlat.evaluate.paper_tasks import HUMANEVAL, OWN_TASKS
 from hlat.jobs.command_job import CommandJob
 from hlat.tracking.run_directory import EVALUATIONS_DIR
@@ -27,12 +28,13 @@ class EvalRequest:
 
     Attributes:
         source: Location of the model as given on the command line.
-        tasks: Task sets, tasks or groups of lm-evaluation-harness, and HumanEval.
+        tasks: Task sets, tasks or groups of lm-evaluation-harness, YAML files, and HumanEval.
         step: Checkpoint of a run; None: the newest.
         follow: Evaluate each permanent checkpoint of the run `source` as it appears.
         shots: Few-shot examples of tasks outside the task sets; None: the default of each task.
         limit: Maximum number of questions of each task; None: all.
         data: Directory of local data sets; None: the harness downloads them.
+        include_path: Directory with YAML files of further tasks.
         output: Path of the scores; None: the default path of the model.
         humaneval_settings: Sampling and execution of HumanEval.
         heldout: Run whose held-out sets are used, or text; None: the run of the model.
@@ -48,6 +50,7 @@ class EvalRequest:
     shots: int | None = None
     limit: int | None = None
     data: Path | None = None
+    include_path: Path | None = None
     output: Path | None = None
     humaneval_settings: humaneval.HumanEvalSettings = field(
         default_factory=humaneval.HumanEvalSettings
@@ -76,7 +79,10 @@ class EvalRequest:
             key += repr((self.heldout, self.data_overrides))
         if self.log_samples:
             key += "log_samples"
-        prefix = re.sub(r"[^A-Za-z0-9_]+", "_", "-".join(self.tasks))[:_MAX_NAME_LENGTH]
+        if self.include_path is not None:
+            key += repr(self.include_path.name)
+        names = (Path(name).stem if is_task_file(name) else name for name in self.tasks)
+        prefix = re.sub(r"[^A-Za-z0-9_]+", "_", "-".join(names))[:_MAX_NAME_LENGTH]
         return f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
@@ -139,7 +145,10 @@ def build_evaluation_job(
         config, base_dir = build_inference_config(metadata, overrides), metadata.base_dir
     # Task names are validated only where lm-evaluation-harness is installed
     names = request.harness_tasks if importlib.util.find_spec("lm_eval") is not None else []
-    TaskLoader(request.data if shares_filesystem else None).resolve_tasks(names, request.shots)
+    if not shares_filesystem:
+        names = [] if request.include_path else [n for n in names if not is_task_file(n)]
+    directories = (request.data, request.include_path) if shares_filesystem else (None, None)
+    TaskLoader(*directories).resolve_tasks(names, request.shots)
     if base_dir.is_relative_to(Path.cwd()):
         base_dir = base_dir.relative_to(Path.cwd())
     name = request.build_name()

@@ -121,7 +121,7 @@ def _load_tasks(
 ) -> list[EvalTask]:
     tasks = []
     if request.harness_tasks:
-        loader = TaskLoader(request.data)
+        loader = TaskLoader(request.data, request.include_path)
         specs = loader.resolve_tasks(request.harness_tasks, request.shots)
         tasks = [_build_harness_task(request, spec, loader.load_task(spec)) for spec in specs]
     if HUMANEVAL in request.tasks:

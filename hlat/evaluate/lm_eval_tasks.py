@@ -8,7 +8,7 @@ import difflib
 import hashlib
 import importlib.util
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hlat.config.config_errors import ConfigError
+from hlat.evaluate.own_tasks import OwnTasks, is_local_data, is_task_file
 from hlat.evaluate.paper_tasks import TASK_SETS, TaskSpec, list_tasks
 
 
@@ -32,47 +33,80 @@ def validate_harness_installed() -> None:
 class TaskLoader:
     """Loader of tasks and their data sets, from a local directory or the Hugging Face hub.
 
-    Raise ConfigError if the directory does not exist.
+    Tasks in `include_path` replace those of the harness with the same name. Raise ConfigError if a
+    directory does not exist.
     """
 
-    def __init__(self, datasets_dir: Path | None) -> None:
+    def __init__(self, datasets_dir: Path | None, include_path: Path | None = None) -> None:
         if datasets_dir is not None and not datasets_dir.is_dir():
             raise ConfigError(
                 f"data={datasets_dir} is not a directory; docs/evaluation.md lists its content"
             )
         self._datasets_dir = datasets_dir
+        self._own_tasks = OwnTasks(include_path)
 
     @cached_property
     def _task_manager(self) -> Any:
         from lm_eval.tasks import TaskManager
 
-        return TaskManager()  # slow, since it lists thousands of tasks
+        own_dir = self._own_tasks.include_path
+        if own_dir is None:
+            return TaskManager()  # slow, since it lists thousands of tasks
+        return TaskManager(include_path=str(own_dir))
 
     def resolve_tasks(self, names: Sequence[str], shots: int | None) -> list[TaskSpec]:
-        """Return the tasks of task sets, and other tasks or groups of the harness, by name.
+        """Return the tasks of task sets, and other tasks or groups, by name.
 
-        `shots` are the few-shot examples of the latter; None: the default of each task. Raise
-        ConfigError with the closest match if a task does not exist.
+        A name may be the path of a YAML file. `shots` are the few-shot examples of tasks outside
+        task sets; None: the default of each task. Raise ConfigError with the closest match if a
+        task does not exist.
         """
         specs: dict[str, TaskSpec] = {}
-        problems = []
+        problems: list[str] = []
         for name in dict.fromkeys(names):
-            if name in TASK_SETS:
-                specs.update({spec.name: spec for spec in list_tasks([name])})
-                continue
-            tasks = self._task_manager.all_tasks
-            if name in tasks:
-                specs.setdefault(name, TaskSpec(name, shots, ""))
-                continue
-            matches = difflib.get_close_matches(name, [*TASK_SETS, *tasks], 1)
-            hint = f"did you mean {matches[0]}?" if matches else f"use {', '.join(TASK_SETS)}"
-            problems.append(
-                f"tasks={name}: the harness has no such task; {hint} "
-                "(python -m lm_eval ls tasks lists all)"
-            )
+            try:
+                specs.update({spec.name: spec for spec in self._resolve_name(name, shots, specs)})
+            except ConfigError as error:
+                problems += error.problems
         if problems:
             raise ConfigError(*problems)
         return [*specs.values()]
+
+    def _resolve_name(
+        self, name: str, shots: int | None, specs: Mapping[str, TaskSpec]
+    ) -> list[TaskSpec]:
+        if name in TASK_SETS:
+            set_specs = list_tasks([name])
+            self._own_tasks.validate_unused(name, [spec.name for spec in set_specs])
+            return set_specs
+        if is_task_file(name):
+            name = self._own_tasks.add_file(name)
+        elif name not in self._own_tasks and name not in self._task_manager.all_tasks:
+            raise ConfigError(self._describe_unknown(name))
+        return [specs.get(name, TaskSpec(name, shots, ""))]
+
+    def _describe_unknown(self, name: str) -> str:
+        known = [*TASK_SETS, *self._task_manager.all_tasks]
+        matches = [
+            match
+            for names in (self._own_tasks.list_names(), known)
+            for match in difflib.get_close_matches(name, names, 1)
+        ]
+        hint = (
+            f"did you mean {' or '.join(dict.fromkeys(matches))}?"
+            if matches
+            else f"use {', '.join(TASK_SETS)}"
+        )
+        own_dir = self._own_tasks.include_path
+        problem = "the harness has no such task"
+        if own_dir is not None:
+            problem = "; ".join(
+                [
+                    f"neither the harness nor include_path={own_dir} has such a task",
+                    *self._own_tasks.find_unreadable_files(),
+                ]
+            )
+        return f"tasks={name}: {problem}; {hint} (python -m lm_eval ls tasks lists all)"
 
     def load_task(self, spec: TaskSpec) -> Any:
         """Return a task or group with its data in the format of the harness's evaluator.
@@ -89,9 +123,11 @@ class TaskLoader:
 
         random.seed(DEFAULT_RANDOM_SEED)
         np.random.seed(DEFAULT_OTHER_SEED)
-        with self._redirect_datasets(spec.name):
-            loaded = self._task_manager.load([spec.name])
-        for task in loaded["tasks"].values():
+        with self._redirect_datasets(spec.name), self._own_tasks.translate_errors(spec.name):
+            manager = self._own_tasks.get_manager(spec.name) or self._task_manager
+            loaded = manager.load([self._own_tasks.files.get(spec.name, spec.name)])
+        for name, task in loaded["tasks"].items():
+            _validate_supported(name, task)
             if spec.shots is not None and task.get_config("num_fewshot") != 0:
                 task.set_config(key="num_fewshot", value=spec.shots)
             elif task.get_config("num_fewshot") is None:
@@ -112,7 +148,7 @@ class TaskLoader:
 
         def load_local(path: str, name: str | None = None, **options: Any) -> Any:
             requested.append(path)
-            if self._datasets_dir is None:
+            if self._datasets_dir is None or is_local_data(path):
                 return load_dataset(path, name, **options)
             dataset_dir = self._datasets_dir / path
             if not dataset_dir.is_dir():
@@ -123,6 +159,8 @@ class TaskLoader:
         datasets.load_dataset = load_local
         try:
             yield
+        except ConfigError:
+            raise
         except Exception as error:  # data set loaders raise exceptions of many libraries
             if not requested:
                 raise
@@ -135,6 +173,17 @@ class TaskLoader:
             ) from error
         finally:
             datasets.load_dataset = load_dataset
+
+
+def _validate_supported(name: str, task: Any) -> None:
+    """Raise ConfigError if a task executes generated code, or has images or sound."""
+    if getattr(task, "UNSAFE_CODE", False):
+        raise ConfigError(
+            f"{name} executes code that the model wrote, without a sandbox (unsafe_code); leave it "
+            "out, or use tasks=humaneval (docs/humaneval.md)"
+        )
+    if getattr(task, "MULTIMODAL", False):
+        raise ConfigError(f"{name} has images or sound, which hlat's models cannot read; remove it")
 
 
 @contextmanager

@@ -12,9 +12,9 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.run import Config
 from hlat.data.prompt_tokenizer import PromptTokenizer
 from hlat.engine.engine_factory import create_engine
+from hlat.evaluate.chat_format import ChatFormat, load_chat_format
 from hlat.evaluate.inference_model import InferenceModel, build_stop_check
 from hlat.evaluate.model_source import ModelSource
-from hlat.evaluate.chat_format import ChatFormat, load_chat_format
 
 _NUM_CONTEXT_TOKENS = 6
 """Tokens of the prompt that are decoded with the generated ones: the decoders of some tokenizers

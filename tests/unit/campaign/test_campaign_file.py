@@ -71,6 +71,10 @@ def test_a_cycle_is_refused(tmp_path: Path) -> None:
         ("{a: {train: []}, b: {evaluate: a}}", "stages.b: give tasks"),
         ("{a: {report: all}, b: {start_from: a, train: []}}", "a trains no model"),
         ("{a: {train: x}}", "stages.a.train: x is not a list of strings"),
+        (
+            "{a: {train: []}, b: {evaluate: a, tasks: [x/t.yaml]}}",
+            "stages.b.tasks: x/t.yaml is a file",
+        ),
         ("{a: {train: []}, b: {evaluate: a, tasks: [t], steps: [0]}}", "0 is not a whole number"),
     ],
 )
