@@ -33,6 +33,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Models of tests are too small for a second thread, and other tests want the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+with contextlib.suppress(ImportError):  # the environment of tests/nxd has no Hypothesis
+    from hypothesis import HealthCheck, settings
+
+    # Without time limits, which fail beside other work
+    settings.register_profile("hlat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("hlat")
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

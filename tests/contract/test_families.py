@@ -36,7 +36,6 @@ SMALL_GRADIENT = 3e-2
 """Norm of a gradient relative to the largest one, below which rounding errors of others count."""
 EXAMPLES = settings(
     max_examples=30,
-    deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

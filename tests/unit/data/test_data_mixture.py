@@ -61,7 +61,7 @@ shares = st.lists(st.floats(0.001, 1), min_size=1, max_size=20).map(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(shares=shares, seed=st.integers(0, 99), shortest=st.sampled_from([1, 500, 1024]))
 def test_every_source_stays_within_one_segment_of_its_share(shares, seed, shortest) -> None:
     """Selecting the source with the largest deficit would exceed one segment."""

@@ -167,7 +167,6 @@ def check_run(root, drawn, workers=0) -> None:
 
 
 ANY_RUN = settings(
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 

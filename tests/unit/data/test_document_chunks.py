@@ -128,7 +128,7 @@ def test_every_family_can_be_cut(family) -> None:
     assert family[1].split_before_spaces
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     words=st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=6)), max_size=60),
     size=st.integers(1, 60),

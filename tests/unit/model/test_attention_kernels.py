@@ -161,13 +161,13 @@ cases = st.builds(
 
 
 @given(cases)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_outputs_and_gradients_equal_the_reference(case: Case) -> None:
     assert_equals_reference(case, torch.float32, *FP32_TOLERANCES)
 
 
 @given(cases)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_outputs_and_gradients_equal_the_reference_in_bf16(case: Case) -> None:
     tolerance = FUSED_BF16_TOLERANCE if case.is_causal_only else BF16_TOLERANCE
     assert_equals_reference(case, torch.bfloat16, tolerance, tolerance)
@@ -273,7 +273,7 @@ def test_operators_satisfy_the_requirements_of_torch(case: Case) -> None:
 
 
 @given(cases, st.integers(1, 4), st.booleans(), st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_decoding_equals_a_forward_pass(
     case: Case, num_queries: int, gives_positions: bool, dtype: torch.dtype
 ) -> None:
@@ -336,7 +336,7 @@ def compute_bounds(case: Case) -> tuple[Tensor, Tensor]:
 @pytest.mark.usefixtures("_eager_flex_attention")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @given(cases)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_flex_attention_equals_the_reference(case: Case) -> None:
     q, k, v, *sinks = (x.detach() for x in case.build_inputs())
     block_mask = build_block_mask(*compute_bounds(case), case.num_tokens)
@@ -345,7 +345,7 @@ def test_flex_attention_equals_the_reference(case: Case) -> None:
 
 
 @given(cases)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_block_mask_lists_the_blocks_of_the_mask(case: Case) -> None:
     """Eager FlexAttention ignores the listed blocks, so compare them with the mask."""
     block_mask = build_block_mask(*compute_bounds(case), case.num_tokens)
