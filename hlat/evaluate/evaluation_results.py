@@ -135,22 +135,25 @@ def _validate_scores(row: ScoreRow) -> None:
     if not all(value is None or is_finite_number(value) for value in counts):
         raise TypeError("step, tokens or limit is not a number")
     for task in row["tasks"].values():
-        task["metrics"].items(), task["errors"].items()
+        task["metrics"].items(), task["errors"].items(), task.get("sample_files", {}).items()
         if not isinstance(task["counts"], str):
             raise TypeError("counts is not a string")
 
 
 def load_evaluated_models(directory: Path) -> list[ScoreRow]:
-    """Return the scores of each model of a directory, with full name and question limits.
+    """Return the scores of each model of a directory, with full name, limits and path.
 
-    Raise ConfigError if there are none.
+    `directory` may also be a scores file. Raise ConfigError if there are none.
     """
     models = []
-    for path in sorted((directory / EVALUATIONS_DIR).glob("*.json")):
+    paths = sorted((directory / EVALUATIONS_DIR).glob("*.json"))
+    for path in [directory] if directory.is_file() else paths:
         row = load_scores(path)
         limits = [task["limit"] for task in row["tasks"].values() if task.get("limit") is not None]
-        name = f"{directory.resolve().name} {_format_model_name(row)}".strip()
-        models.append(row | {"name": name, "limits": limits})
+        parent = path.resolve().parent
+        base = parent.parent.name if parent.name == EVALUATIONS_DIR else path.stem
+        name = f"{base} {_format_model_name(row)}".strip()
+        models.append(row | {"name": name, "limits": limits, "scores_path": path})
     if not models:
         raise ConfigError(
             f"{directory} has no scores in {EVALUATIONS_DIR}/; give the directory of a run or a "

@@ -25,6 +25,7 @@ examples:
   hlat report runs                      a comparison of all runs in runs/
   hlat report runs/desk                 the graph, scores and runs of a campaign
   hlat report tables runs/tiny          the paper's Tables II, IV and V beside the run's scores
+  hlat report samples runs/a runs/b     prompts and answers of evaluations with log_samples=true
 
 See docs/tracking.md."""
 _MAX_PORT = 2**16 - 1
@@ -40,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _EXAMPLES,
     )
     add = parser.add_argument
-    runs = "directory of a run, of a sweep, or of several runs; `tables` first: the paper's tables"
+    runs = (
+        "directory of a run, of a sweep, or of several runs; `tables` first: the paper's tables; "
+        "`samples` first: items of evaluated models"
+    )
     add("runs", nargs="+", type=Path, metavar="RUN", help=runs)
     output = "directory of a comparison (default: the only RUN, or the directory of the first run)"
     add("--output", type=Path, metavar="DIR", help=output)
@@ -76,6 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
         models = [model for each in directories[1:] for model in load_evaluated_models(each)]
         lines = render_text("paper_tables.txt.j2", models=models)
+    elif directories[0] == Path("samples"):
+        lines = [_write_items(directories[1:], arguments.output)]
     elif arguments.serve is not None:
         return _serve(directories, arguments.serve)
     else:
@@ -115,6 +121,21 @@ def _serve(directories: Sequence[Path], port: int) -> int:
         with suppress(KeyboardInterrupt):
             server.serve_forever()
     return ExitCode.FINISHED
+
+
+def _write_items(sources: Sequence[Path], output_dir: Path | None) -> str:
+    from hlat.evaluate.evaluation_results import load_evaluated_models
+    from hlat.report.items_page import write_items_page
+
+    if not sources:
+        raise ConfigError(
+            "samples needs models; give directories of runs or models, or scores files, such as "
+            "runs/x/evaluations/step_00000100.json"
+        )
+    models = [model for source in sources for model in load_evaluated_models(source)]
+    is_directory = len(sources) == 1 and sources[0].is_dir()
+    default_dir = sources[0] if is_directory else sources[0].parent
+    return str(write_items_page(models, output_dir or default_dir))
 
 
 def _write_report(run_dir: Path) -> list[str]:

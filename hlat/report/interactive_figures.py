@@ -31,7 +31,7 @@ from hlat.report.text_format import format_count, format_short
 
 SCRIPT = "".join(
     Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
-    for name in ("page_tools", "sortable_tables", "interactive_figures")
+    for name in ("page_tools", "sortable_tables", "interactive_figures", "item_browser")
 )
 _SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 CONTENT_SECURITY_POLICY = (

@@ -15,7 +15,7 @@ from hlat.config.run import Config
 from hlat.evaluate import evaluation_results, humaneval
 from hlat.parallelism.process_group import SingleProcessGroup
 from hlat.recovery.resume import load_skipped_batches
-from hlat.report import run_comparison
+from hlat.report import evaluation_items, run_comparison
 from hlat.report.figures import ReportFigure
 from hlat.report.report_writer import render_report
 from hlat.report.run_record import load_run_record
@@ -25,6 +25,7 @@ from hlat.tracking.tracker import Tracker
 from tests.fuzz.data_targets import serialize_rows
 from tests.fuzz.fuzzer import Target
 from tests.fuzz.mutations import either, mutate_bytes, mutate_json, mutate_rows, mutate_text
+from tests.unit.report.item_files import write_model
 
 METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 ROW = {
@@ -149,6 +150,18 @@ def _read_scores(directory: Path, content: bytes) -> object:
     return render_text("paper_tables.txt.j2", models=models)
 
 
+def _build_items(directory: Path) -> list[bytes]:
+    write_model(directory, 3, 0.5, 0)
+    files = sorted((directory / "evaluations/scores_harness").glob("samples_*"))
+    return [file.read_bytes() for file in files]
+
+
+def _read_items(directory: Path, content: bytes) -> object:
+    path = directory / "samples.jsonl"
+    path.write_bytes(content)
+    return evaluation_items.load_items(path, {})
+
+
 def _build_sweep(_: Path) -> list[bytes]:
     rows = [{"number": i, "run_folder": f"/runs/{i}", "overrides": [f"a={i}"]} for i in range(3)]
     return [serialize_rows([*rows, {"overrides": ["a=9"], "problems": ["a is too large"]}])]
@@ -223,6 +236,7 @@ TARGETS = [
         either(mutate_text, mutate_bytes),
         "",
     ),
+    Target("items", _build_items, _read_items, either(mutate_rows, mutate_bytes), "samples.jsonl"),
     Target("scores", _build_scores, _read_scores, either(mutate_json, mutate_bytes), "x.json"),
     Target("sweep", _build_sweep, _read_sweep, either(mutate_rows, mutate_bytes), "sweep.jsonl"),
     Target(
