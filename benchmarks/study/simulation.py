@@ -3,7 +3,8 @@
 Usage: python benchmarks/study/simulation.py [--studies 1000]   (writes simulation.json)
 
 A study has a baseline and points with normal values. Runs of a seed share a part of their value, as
-in training. The true difference is the one that the plan states as detectable.
+in training. The true difference is the one that the plan states as detectable. In some cases a run
+diverges with a probability that depends on its point.
 """
 
 import argparse
@@ -25,12 +26,29 @@ SEED_STD, RUN_STD = 0.03, 0.01
 
 
 @dataclass(frozen=True)
-class Case:
-    """A design, and the rates that were found."""
+class Design:
+    """Design of simulated studies.
+
+    Attributes:
+        num_seeds: Runs of each point.
+        num_comparisons: Points beside the baseline.
+        stop_worse: Test after each seed.
+        divergence: Probability that a run diverges.
+        worse_divergence: The same, of the worse point. If it is larger, the finished runs of this
+            point equal those of the baseline.
+    """
 
     num_seeds: int
     num_comparisons: int
     stop_worse: bool
+    divergence: float = 0.0
+    worse_divergence: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates that were found."""
+
     difference: float
     stated_power: float
     power: float
@@ -39,46 +57,68 @@ class Case:
     runs_saved: float
 
 
-def simulate(num_seeds: int, num_comparisons: int, stop_worse: bool, num_studies: int) -> Case:
+def simulate(design: Design, num_studies: int) -> Rates:
     """Return the rates over `num_studies` studies with, and as many without, a difference.
 
     With one, the first point is worse than the baseline, and the others equal it.
     """
-    design = StudyConfig(stop_worse=stop_worse, baseline={"point": "0"})
-    std, alpha = RUN_STD * 2**0.5, design.alpha / num_comparisons
-    detect = (
-        compute_sequential_detectable_difference if stop_worse else compute_detectable_difference
+    study = StudyConfig(stop_worse=design.stop_worse, baseline={"point": "0"})
+    difference = compute_difference(design, study)
+    num_points = design.num_comparisons + 1
+    generator = np.random.default_rng(
+        design.num_seeds
+        + 100 * design.num_comparisons
+        + 10_000 * design.stop_worse
+        + round(1e6 * design.divergence)
+        + round(1e8 * design.worse_divergence)
     )
-    difference = detect(std, num_seeds, alpha, design.power)
-    generator = np.random.default_rng(num_seeds + 100 * num_comparisons + 10_000 * stop_worse)
+    equal = np.full(num_points, design.divergence)
+    worse = equal.copy()
+    worse[1] = design.worse_divergence
     found, wrong, wrong_studies, saved = 0, 0, 0, 0
     for _ in range(num_studies):
-        values = sample_values(generator, num_comparisons + 1, num_seeds)
-        verdicts, _ = run_study(values, design)
+        values = sample_values(generator, design.num_seeds, equal)
+        verdicts, _ = run_study(values, study)
         wrong += sum(verdict is not Verdict.undecided for verdict in verdicts)
         wrong_studies += any(verdict is not Verdict.undecided for verdict in verdicts)
-        values = sample_values(generator, num_comparisons + 1, num_seeds)
+        values = sample_values(generator, design.num_seeds, worse)
         values[1] += difference
-        verdicts, num_runs = run_study(values, design)
+        verdicts, num_runs = run_study(values, study)
         found += verdicts[0] is Verdict.worse
         saved += values.size - num_runs
-    return Case(
-        num_seeds,
-        num_comparisons,
-        stop_worse,
+    return Rates(
         difference,
-        design.power,
+        study.power,
         found / num_studies,
-        wrong / num_studies / num_comparisons,
+        wrong / num_studies / design.num_comparisons,
         wrong_studies / num_studies,
-        saved / num_studies / ((num_comparisons + 1) * num_seeds),
+        saved / num_studies / (num_points * design.num_seeds),
     )
 
 
-def sample_values(generator: np.random.Generator, num_points: int, num_seeds: int) -> np.ndarray:
-    """Return values of the shape (points, seeds)."""
+def compute_difference(design: Design, study: StudyConfig) -> float:
+    """Return the difference that the plan of a study without diverged runs states."""
+    if design.worse_divergence > design.divergence:
+        return 0.0
+    std, alpha = RUN_STD * 2**0.5, study.alpha / design.num_comparisons
+    detect = (
+        compute_sequential_detectable_difference
+        if design.stop_worse
+        else compute_detectable_difference
+    )
+    return detect(std, design.num_seeds, alpha, study.power)
+
+
+def sample_values(
+    generator: np.random.Generator, num_seeds: int, divergence: np.ndarray
+) -> np.ndarray:
+    """Return values of the shape (points, seeds), NaN for diverged runs."""
+    shape = (len(divergence), num_seeds)
     shared = generator.normal(2.0, SEED_STD, num_seeds)
-    return shared + generator.normal(0, RUN_STD, (num_points, num_seeds))
+    values = shared + generator.normal(0, RUN_STD, shape)
+    if divergence.any():
+        values[generator.random(shape) < divergence[:, None]] = np.nan
+    return values
 
 
 def run_study(values: np.ndarray, design: StudyConfig) -> tuple[list[Verdict], int]:
@@ -88,10 +128,7 @@ def run_study(values: np.ndarray, design: StudyConfig) -> tuple[list[Verdict], i
     num_trained = [num_seeds] * num_points
     for look in looks:
         seeds = [min(look, trained) for trained in num_trained]
-        points = {
-            (("point", str(i)),): PointRuns({str(s): row[s] for s in range(seeds[i])})
-            for i, row in enumerate(values)
-        }
+        points = {(("point", str(i)),): build_runs(row[: seeds[i]]) for i, row in enumerate(values)}
         comparisons = analyze_study(points, design, num_seeds)
         for i, comparison in enumerate(comparisons, start=1):
             if comparison.verdict is Verdict.worse and design.stop_worse:
@@ -99,20 +136,35 @@ def run_study(values: np.ndarray, design: StudyConfig) -> tuple[list[Verdict], i
     return [comparison.verdict for comparison in comparisons], sum(num_trained)
 
 
+def build_runs(values: np.ndarray) -> PointRuns:
+    """Return the runs of a point; NaN is a diverged run."""
+    finished = {str(seed): value for seed, value in enumerate(values) if not np.isnan(value)}
+    diverged = frozenset(str(seed) for seed in range(len(values)) if str(seed) not in finished)
+    return PointRuns(finished, diverged)
+
+
+def list_designs() -> list[Design]:
+    """Return all designs: first without diverged runs."""
+    return [
+        Design(num_seeds, num_comparisons, stop_worse, *divergence)
+        for counts, divergences in (((3, 5, 8), [()]), ((5, 8, 12), [(0.2, 0.2), (0.1, 0.9)]))
+        for divergence in divergences
+        for num_seeds in counts
+        for num_comparisons in (1, 3)
+        for stop_worse in (False, True)
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--studies", type=int, default=1000)
     num_studies = parser.parse_args().studies
-    cases = [
-        simulate(num_seeds, num_comparisons, stop_worse, num_studies)
-        for num_seeds in (3, 5, 8)
-        for num_comparisons in (1, 3)
-        for stop_worse in (False, True)
-    ]
-    result = {"studies": num_studies, "cases": [asdict(case) for case in cases]}
+    cases = []
+    for design in list_designs():
+        cases.append(asdict(design) | asdict(simulate(design, num_studies)))
+        print(cases[-1], flush=True)
+    result = {"studies": num_studies, "cases": cases}
     (HERE / "simulation.json").write_text(json.dumps(result, indent=1) + "\n")
-    for case in cases:
-        print(case)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Runs of one seed have the same initial weights and data order, so their difference varies less than
 the runs themselves (common random numbers). A run that diverged has no value of the metric. It
-still counts: a test by ranks takes it as worse than every run that finished. If diverged runs and
-the mean difference point in the same direction, the smaller of the two p values is doubled
-(Bonferroni), so that they never weaken the evidence beyond this; otherwise the ranks decide.
+still counts: a test by ranks takes it as worse than every run that finished. The smaller of the
+two p values is doubled (Bonferroni), so that diverged runs never weaken the evidence beyond this.
+If the side with the better mean diverged more often, the ranks decide.
 """
 
 import math
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from hlat.study.rank_test import compute_sequential_rank_p_value, compute_signed_rank_p_value
 from hlat.study.sequential_test import are_equal, compute_sequential_p_value
 
 
@@ -76,12 +77,9 @@ def compare_paired(
         num_planned: Number of seeds of a study that tests after each seed, in ascending order;
             None: the study tests once.
     """
-    seeds = sorted(point.values.keys() & baseline.values.keys(), key=_get_seed_order)
-    differences = np.array([point.values[seed] - baseline.values[seed] for seed in seeds])
-    only_point = len(point.diverged & baseline.values.keys())
-    only_baseline = len(baseline.diverged & point.values.keys())
-    both = len(point.diverged & baseline.diverged)
-    oriented = -differences if higher_is_better else differences
+    losses = _list_losses(point, baseline, higher_is_better)
+    finite = losses[np.isfinite(losses)]
+    differences = -finite if higher_is_better else finite
     mean = float(differences.mean()) if len(differences) else math.nan
     std = float(differences.std(ddof=1)) if len(differences) > 1 else math.nan
     margin = _compute_margin(std, len(differences), confidence)
@@ -91,10 +89,10 @@ def compare_paired(
         std=std,
         low=mean - margin,
         high=mean + margin,
-        p_value=_compute_p_value(oriented, only_point, only_baseline, num_planned),
+        p_value=_compute_p_value(losses, num_planned),
         effect_size=_compute_effect_size(mean, std, len(differences)),
-        num_diverged=only_point + both,
-        num_baseline_diverged=only_baseline + both,
+        num_diverged=len(point.diverged & (baseline.values.keys() | baseline.diverged)),
+        num_baseline_diverged=len(baseline.diverged & (point.values.keys() | point.diverged)),
     )
 
 
@@ -123,30 +121,39 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _compute_p_value(
-    losses: NDArray[np.float64],
-    num_diverged: int,
-    num_baseline_diverged: int,
-    num_planned: int | None,
-) -> float:
-    """Return the p value of differences that are positive if the point is worse.
+def _list_losses(
+    point: PointRuns, baseline: PointRuns, higher_is_better: bool
+) -> NDArray[np.float64]:
+    """Return the differences of all seeds that ended with both, positive if the point is worse.
 
-    The numbers are those of runs that diverged with one of the two only.
+    They are infinite if one of the two diverged. Seeds that diverged with both are omitted.
     """
+    losses = {
+        seed: (baseline.values[seed] - value if higher_is_better else value - baseline.values[seed])
+        for seed, value in point.values.items()
+        if seed in baseline.values
+    }
+    losses |= dict.fromkeys(point.diverged & baseline.values.keys(), math.inf)
+    losses |= dict.fromkeys(baseline.diverged & point.values.keys(), -math.inf)
+    return np.array([losses[seed] for seed in sorted(losses, key=_get_seed_order)], np.float64)
+
+
+def _compute_p_value(losses: NDArray[np.float64], num_planned: int | None) -> float:
+    """Return the p value of differences that are positive if the point is worse."""
+    finite = losses[np.isfinite(losses)]
     if num_planned is None:
-        p_value = _compute_t_test_p_value(losses)
+        p_value = _compute_t_test_p_value(finite)
     else:
-        p_value = compute_sequential_p_value(losses, num_planned)
-    if not num_diverged and not num_baseline_diverged:
+        p_value = compute_sequential_p_value(finite, num_planned)
+    if len(finite) == len(losses):
         return p_value
-    worst, best = [math.inf] * num_diverged, [-math.inf] * num_baseline_diverged
-    # The ranks have no sequential test: Bonferroni's correction over the looks
-    num_looks = 1 if num_planned is None else max(1, num_planned - 1)
-    rank_p_value = num_looks * _compute_signed_rank_p_value(np.concatenate([losses, worst, best]))
-    total = float(losses.sum())
-    contradicts = (total > 0 and num_baseline_diverged) or (total < 0 and num_diverged)
-    if contradicts or math.isnan(p_value):
-        return min(1.0, rank_p_value)
+    if num_planned is None:
+        rank_p_value = compute_signed_rank_p_value(losses)
+    else:
+        rank_p_value = compute_sequential_rank_p_value(losses, num_planned)
+    num_more_diverged = (losses == math.inf).sum() - (losses == -math.inf).sum()
+    if finite.sum() * num_more_diverged < 0 or math.isnan(p_value):
+        return rank_p_value
     return min(1.0, 2 * min(p_value, rank_p_value))
 
 
@@ -159,17 +166,6 @@ def _compute_t_test_p_value(differences: NDArray[np.float64]) -> float:
         return 1.0 if differences[0] == 0 else 0.0
     error = differences.std(ddof=1) / math.sqrt(len(differences))
     return float(2 * special.stdtr(len(differences) - 1, -abs(differences.mean()) / error))
-
-
-def _compute_signed_rank_p_value(differences: NDArray[np.float64]) -> float:
-    """Return the p value of Wilcoxon's signed-rank test; infinite differences rank last."""
-    from scipy import stats
-
-    finite = np.abs(differences[np.isfinite(differences)])
-    limit = 2 * finite.max(initial=1.0)
-    ranked = np.clip(differences, -limit, limit)
-    ranked = ranked[ranked != 0]
-    return float(stats.wilcoxon(ranked).pvalue) if len(ranked) else 1.0
 
 
 def _compute_margin(std: float, count: int, confidence: float) -> float:

@@ -39,16 +39,14 @@ def compute_sequential_p_value(differences: NDArray[np.float64], num_planned: in
     if are_equal(differences):
         return 1.0 if differences[0] == 0 else 0.0
     observed = _compute_statistics(differences[None, :], num_planned)[0]
-    null = _simulate_null_statistics(num_planned)
-    num_larger = len(null) - int(np.searchsorted(null, observed))
-    return (1 + num_larger) / (1 + len(null))
+    return compute_rate_at_least(observed, _simulate_null_statistics(num_planned))
 
 
 def compute_sequential_power(
     difference: float, std: float, num_seeds: int, alpha: float = 0.05
 ) -> float:
     """Return the probability that a difference is found at one of the looks."""
-    samples = _sample_differences(num_seeds, 1)[:_NUM_POWER_SAMPLES] + abs(difference) / std
+    samples = sample_differences(num_seeds, 1)[:_NUM_POWER_SAMPLES] + abs(difference) / std
     null = _simulate_null_statistics(num_seeds)
     critical = null[min(len(null) - 1, math.ceil((1 - alpha) * len(null)))]
     return float((_compute_statistics(samples, num_seeds) > critical).mean())
@@ -63,6 +61,19 @@ def compute_sequential_detectable_difference(
     return std * find_smallest_difference(
         lambda ratio: compute_sequential_power(ratio, 1.0, num_seeds, alpha), power
     )
+
+
+def compute_rate_at_least(observed: float, null: NDArray[np.float64]) -> float:
+    """Return the p value of a statistic: the rate of sorted simulated ones that are as large."""
+    limit = observed - 1e-9 * abs(observed)  # statistics of ranks are often equal up to rounding
+    num_larger = len(null) - int(np.searchsorted(null, limit))
+    return (1 + num_larger) / (1 + len(null))
+
+
+def sample_differences(num_seeds: int, stream: int) -> NDArray[np.float64]:
+    """Return differences of many studies without an effect, shape (studies, seeds)."""
+    generator = np.random.default_rng((_SEED, stream))
+    return generator.standard_normal((_NUM_SAMPLES, num_seeds))
 
 
 def are_equal(differences: NDArray[np.float64]) -> bool:
@@ -93,9 +104,4 @@ def _compute_statistics(differences: NDArray[np.float64], num_planned: int) -> N
 @cache
 def _simulate_null_statistics(num_planned: int) -> NDArray[np.float64]:
     """Return sorted statistics of studies without a difference."""
-    return np.sort(_compute_statistics(_sample_differences(num_planned, 0), num_planned))
-
-
-def _sample_differences(num_seeds: int, stream: int) -> NDArray[np.float64]:
-    generator = np.random.default_rng((_SEED, stream))
-    return generator.standard_normal((_NUM_SAMPLES, num_seeds))
+    return np.sort(_compute_statistics(sample_differences(num_planned, 0), num_planned))

@@ -32,7 +32,8 @@ class Comparison:
     """A point with its baseline.
 
     `p_value` is corrected for all comparisons of the study. `num_more_seeds` would detect
-    `detectable`; None: more than can be computed.
+    `detectable`, or are the fewest that can decide if `detectable` is NaN; None: more than can be
+    computed.
     """
 
     point: Point
@@ -121,8 +122,8 @@ def format_verdict(comparison: Comparison, design: StudyConfig) -> str:
 
 
 def _format_missing_seeds(comparison: Comparison) -> str:
-    if math.isnan(comparison.difference.std):
-        missing = 2 - comparison.difference.num_pairs
+    if math.isnan(comparison.detectable):
+        missing = comparison.num_more_seeds or 2 - comparison.difference.num_pairs
         return f"a test needs {_format_seeds(missing, 'more ')} with the baseline"
     difference = _format_number(comparison.detectable)
     if comparison.num_more_seeds is None:
@@ -140,10 +141,10 @@ def _decide(comparison: Comparison, design: StudyConfig, num_comparisons: int) -
     is_within = margin is not None and -margin < difference.low and difference.high < margin
     if is_within and not has_diverged:
         return replace(comparison, verdict=Verdict.equal)
-    if math.isnan(difference.std):
-        return comparison
     # Holm's smallest level: enough whatever the other comparisons show
     alpha = design.alpha / num_comparisons
+    if math.isnan(difference.std):
+        return replace(comparison, num_more_seeds=_count_missing_ranks(difference, alpha))
     candidates = [abs(difference.mean)] if margin is None else [margin, abs(difference.mean)]
     for detectable in candidates:
         required = compute_required_seeds(detectable, difference.std, alpha, design.power)
@@ -151,6 +152,15 @@ def _decide(comparison: Comparison, design: StudyConfig, num_comparisons: int) -
             break
     more = None if required is None else max(1, required - difference.num_pairs)
     return replace(comparison, detectable=detectable, num_more_seeds=more)
+
+
+def _count_missing_ranks(difference: PairedDifference, alpha: float) -> int | None:
+    """Return the seeds that a test by ranks needs at least; None without diverged runs."""
+    num_diverged = difference.num_diverged + difference.num_baseline_diverged
+    if not num_diverged:
+        return None
+    required = math.floor(1 - math.log2(alpha)) + 1  # the smallest p value is 2 ** (1 - seeds)
+    return max(1, required - num_diverged - difference.num_pairs)
 
 
 def _get_direction(difference: PairedDifference, design: StudyConfig) -> Verdict:

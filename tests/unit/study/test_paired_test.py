@@ -1,12 +1,14 @@
 """Paired comparisons, their correction, and what diverged runs count."""
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from hlat.study.paired_test import PointRuns, adjust_p_values, compare_paired, compute_mean_interval
+from hlat.study.rank_test import compute_sequential_rank_p_value, compute_signed_rank_p_value
 
 BASELINE = PointRuns({"1": 2.0, "2": 2.5, "3": 2.2, "4": 2.4})
 POINT = PointRuns({"1": 2.1, "2": 2.7, "3": 2.25, "5": 9.0})
@@ -50,6 +52,10 @@ def test_a_diverged_run_is_worse_than_every_other(higher_is_better: bool) -> Non
     )
     ranks = [1, 2, 3, 4, 5, 6, 7, 8, -9]
     assert nine.p_value == pytest.approx(stats.wilcoxon(ranks).pvalue)
+    ties = np.array([1.0, 1, 2, -3, math.inf, math.inf])
+    sums = [np.dot(signs, [1.5, 1.5, 3, 4, 5.5, 5.5]) for signs in product([0, 1], repeat=6)]
+    exact = 2 * np.mean([each >= 17 for each in sums])
+    assert compute_signed_rank_p_value(ties) == pytest.approx(exact)
     assert eight.p_value < 0.05 < nine.p_value
     assert (nine.num_pairs, nine.num_diverged, nine.num_baseline_diverged) == (8, 1, 0)
     assert nine.mean == eight.mean
@@ -62,6 +68,36 @@ def test_diverged_runs_of_the_worse_point_are_further_evidence() -> None:
     three = compare_paired(PointRuns(worse), baseline)
     found = compare_paired(PointRuns(worse, frozenset(["4"])), baseline)
     assert found.p_value == pytest.approx(2 * three.p_value)
+
+
+def test_equally_many_diverged_runs_do_not_hide_the_difference() -> None:
+    values = {str(seed): 2.0 + 0.01 * seed for seed in range(6)}
+    worse = {seed: value + 0.1 + 0.003 * int(seed) for seed, value in values.items()}
+    alone = compare_paired(PointRuns(worse), PointRuns(values))
+    point = PointRuns(worse | {"6": 2.0}, frozenset(["7"]))
+    found = compare_paired(point, PointRuns(values | {"7": 2.0}, frozenset(["6"])))
+    assert found.p_value == pytest.approx(2 * alone.p_value)
+
+
+def test_ranks_of_several_looks_reject_at_the_nominal_rate() -> None:
+    """The statistic of ranks is discrete, so that the rate is at most the nominal one."""
+    generator = np.random.default_rng(3)
+    differences = generator.standard_normal((300, 8))
+    differences[generator.random(differences.shape) < 0.3] = math.inf
+    differences *= generator.choice([-1, 1], differences.shape)
+    p_values = [compute_sequential_rank_p_value(row, 8) for row in differences]
+    assert 0.01 < np.mean(np.array(p_values) < 0.05) < 0.05 + 0.038
+    looks = [compute_sequential_rank_p_value(differences[0, :k], 8) for k in range(1, 9)]
+    assert looks == sorted(looks, reverse=True), "a later look never withdraws a verdict"
+
+
+def test_a_point_that_always_diverges_is_stopped() -> None:
+    """With eight planned seeds, seven decide; one test per look with Bonferroni never would."""
+    seeds = [str(seed) for seed in range(7)]
+    found = compare_paired(
+        PointRuns({}, frozenset(seeds)), PointRuns(dict.fromkeys(seeds, 2.0)), num_planned=8
+    )
+    assert 2**-6 < found.p_value < 0.05 < 7 * 2**-6
 
 
 def test_runs_that_diverged_with_both_do_not_decide() -> None:

@@ -79,6 +79,15 @@ def test_one_seed_is_not_enough() -> None:
     assert format_verdict(found, StudyConfig()) == expected
 
 
+def test_diverged_seeds_that_are_too_few_name_the_missing_ones() -> None:
+    """Five of five runs that diverge have a p value of 1/16 in a test by ranks."""
+    points = {LOW: _runs([2.0] * 5), HIGH: _runs([], diverged=tuple(SEEDS[:5]))}
+    (found,) = analyze_study(points, StudyConfig())
+    assert found.difference.p_value == pytest.approx(1 / 16)
+    expected = "not decided: a test needs 1 more seed with the baseline; diverged with 5 seeds"
+    assert format_verdict(found, StudyConfig()).startswith(expected)
+
+
 def test_several_comparisons_share_the_level() -> None:
     """Of 20 points that do not differ, an uncorrected test finds one."""
     generator = np.random.default_rng(10)
