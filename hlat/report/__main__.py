@@ -160,16 +160,19 @@ def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[
             f"written; use output={output_dir.with_suffix('')}"
         )
     records = run_comparison.load_run_records(directories)
-    skipped = run_comparison.list_skipped_points(directories)
+    untrained = run_comparison.load_untrained_points(directories)
     lines = format_table(*run_comparison.build_comparison_table(records))
     if seed_table := run_comparison.build_seed_table(records):
         lines += ["\nover seeds, mean and 95% interval:", *format_table(*seed_table)]
-    if result := build_study_result(records):
+    result = build_study_result(records, untrained.num_seeds)
+    if result:
         lines += format_study(result)
-    if skipped:
-        lines += ["\nskipped, because they cannot run:", *skipped]
+    if untrained.skipped:
+        lines += ["\nskipped, because they cannot run:", *untrained.skipped]
+    if untrained.stopped:
+        lines += ["\nnot trained, because they are worse than the baseline:", *untrained.stopped]
     output = output_dir or _choose_output(directories)
-    return [*lines, str(write_comparison(records, output, skipped))]
+    return [*lines, str(write_comparison(records, output, untrained))]
 
 
 def _choose_output(directories: Sequence[Path]) -> Path:

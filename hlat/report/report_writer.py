@@ -76,14 +76,17 @@ def render_report(record: RunRecord) -> str:
 
 
 def write_comparison(
-    records: Sequence[RunRecord], output_dir: Path, skipped_points: Sequence[str] = ()
+    records: Sequence[RunRecord],
+    output_dir: Path,
+    untrained: run_comparison.UntrainedPoints | None = None,
 ) -> Path:
     """Write `comparison.html` and `comparison/` of several runs; return the page.
 
-    `skipped_points` are the points of their sweep that cannot run.
+    `untrained` are the points of their sweep without a run.
     """
+    untrained = untrained or run_comparison.UntrainedPoints()
     figures = [*map(build_panel_figure, comparison_curves.build_comparison_panels(records))]
-    study = study_result.build_study_result(records)
+    study = study_result.build_study_result(records, untrained.num_seeds)
     costs = cost_figure.compute_measured_costs(records)
     baseline = cost_figure.get_baseline_usd(costs)
     if baseline is not None:
@@ -115,7 +118,7 @@ def write_comparison(
         effect_rows=effects[1],
         point_columns=_detect_columns(*points),
         point_rows=points[1],
-        skipped_points=skipped_points,
+        untrained=untrained,
         figures=figures,
     )
     page = output_dir / "comparison.html"

@@ -6,6 +6,7 @@ sweep and runs that were started separately are compared in the same way.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
@@ -52,6 +53,11 @@ _SEED_COLUMNS = {
 
 def load_run_records(directories: Sequence[Path]) -> list[RunRecord]:
     """Load the runs of run directories, sweep directories and directories that contain runs."""
+    return [load_run_record(run_dir) for run_dir in list_run_dirs(directories)]
+
+
+def list_run_dirs(directories: Sequence[Path]) -> list[Path]:
+    """Return run directories, and those in sweep directories and in directories of runs."""
     run_dirs: dict[Path, None] = {}
     for directory in directories:
         candidates = [directory] if is_run_dir(directory) else _list_run_dirs(directory)
@@ -59,13 +65,32 @@ def load_run_records(directories: Sequence[Path]) -> list[RunRecord]:
         if not found:
             raise ConfigError(f"{directory} is not a run directory and contains none")
         run_dirs |= dict.fromkeys(found)
-    return [load_run_record(run_dir) for run_dir in run_dirs]
+    return [*run_dirs]
 
 
-def list_skipped_points(directories: Sequence[Path]) -> list[str]:
-    """Return a line with overrides and reason for each skipped point of sweeps."""
-    sweep_dirs = filter(sweep_log.is_sweep_dir, directories)
-    return [line for sweep_dir in sweep_dirs for line in sweep_log.list_skipped_points(sweep_dir)]
+@dataclass(frozen=True)
+class UntrainedPoints:
+    """Points of sweeps without a run.
+
+    Attributes:
+        skipped: Overrides and reason of each point that cannot run.
+        stopped: Overrides and reason of each point that sequential stopping omitted.
+        num_seeds: Seeds that the sweeps list; 0 without a sweep.
+    """
+
+    skipped: Sequence[str] = ()
+    stopped: Sequence[str] = ()
+    num_seeds: int = 0
+
+
+def load_untrained_points(directories: Sequence[Path]) -> UntrainedPoints:
+    """Return the points of sweeps without a run; directories of runs have none."""
+    sweep_dirs = [*filter(sweep_log.is_sweep_dir, directories)]
+    return UntrainedPoints(
+        [line for each in sweep_dirs for line in sweep_log.list_skipped_points(each)],
+        [line for each in sweep_dirs for line in sweep_log.list_stopped_points(each)],
+        max(map(sweep_log.count_seeds, sweep_dirs), default=0),
+    )
 
 
 def _list_run_dirs(directory: Path) -> list[Path]:

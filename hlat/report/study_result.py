@@ -23,6 +23,7 @@ from hlat.study.study_analysis import (
     Comparison,
     Point,
     analyze_study,
+    Verdict,
     format_point,
     format_verdict,
 )
@@ -47,7 +48,10 @@ class StudyPoint:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """Points of a study in the order of the runs, and each point with its baseline."""
+    """Points of a study in the order of the runs, and each point with its baseline.
+
+    `num_planned` is the number of seeds of the sweep; 0: unknown.
+    """
 
     design: StudyConfig
     points: dict[Point, StudyPoint]
@@ -56,6 +60,7 @@ class StudyResult:
     @cached_property
     def verdicts(self) -> list[str]:
         """One line per comparison: what is compared, the verdict in words, and its numbers."""
+    num_planned: int = 0
         return [
             f"{one.label}: {format_verdict(one, self.design)} ({_format_numbers(one)})"
             for one in self.comparisons
@@ -87,7 +92,7 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     points = {point: _build_point(runs, design.metric) for point, runs in members.items()}
     outcomes = {point: one.runs for point, one in points.items()}
     comparisons = analyze_study(outcomes, design, num_planned)
-    return StudyResult(design, points, comparisons)
+    return StudyResult(design, points, comparisons, num_planned)
 
 
 def get_metric(record: RunRecord, metric: str) -> float:
@@ -108,9 +113,10 @@ def build_point_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
         values = list(one.runs.values.values())
         mean, low, high = compute_mean_interval(values, 1 - result.design.alpha)
         rows.append(
+    stops = _format_stops(result)
             [
                 format_point(point),
-                f"{len(values)} of {len(one.run_names)}",
+                f"{len(values)} of {len(one.run_names)}{stops.get(point, '')}",
                 str(len(one.runs.diverged)),
                 format_metric(mean),
                 format_interval(low, high),
@@ -202,6 +208,18 @@ def _format_numbers(comparison: Comparison) -> str:
         f"difference {format_metric(difference.mean, signed=True)}, interval "
         f"{format_interval(difference.low, difference.high)}, "
         f"p {format_p_value(comparison.p_value)}"
+def _format_stops(result: StudyResult) -> dict[Point, str]:
+    """Return the points that got fewer seeds than others because they are worse, with a text."""
+    num_seeds = max((len(one.run_names) for one in result.points.values()), default=0)
+    num_seeds = max(num_seeds, result.num_planned)
+    return {
+        one.point: f", stopped; {num_seeds} planned"
+        for one in result.comparisons
+        if result.design.stop_worse and one.verdict is Verdict.worse
+        if len(result.points[one.point].run_names) < num_seeds
+    }
+
+
     )
 
 

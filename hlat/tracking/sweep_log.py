@@ -3,6 +3,8 @@
     number run_folder overrides     a point that was started or submitted, with the planner's
                                     prediction and the job id of a submitted point
     overrides problems              a point that was skipped
+    overrides stopped               a point that was not started, since its settings are worse than
+                                    their baseline; also in a row of the first kind
 
 A run has no reference to its sweep and may belong to several sweeps.
 """
@@ -33,6 +35,27 @@ def list_skipped_points(sweep_dir: Path) -> list[str]:
     return [*dict.fromkeys(lines)]
 
 
+def list_stopped_points(sweep_dir: Path) -> list[str]:
+    """Return a line with overrides and reason for each point that sequential stopping omitted.
+
+    Points that have been trained since are omitted.
+    """
+    rows = [row for row in _open_log(sweep_dir).read_rows() if "stopped" in row]
+    reasons = {tuple(row["overrides"]): row["stopped"] for row in rows}
+    run_dirs = {words: find_run_dir(sweep_dir, words) for words in reasons}
+    return [
+        f"[{' '.join(words)}] {reason}"
+        for words, reason in reasons.items()
+        if (run_dir := run_dirs[words]) is None or not run_dir.is_dir()
+    ]
+
+
+def count_seeds(sweep_dir: Path) -> int:
+    """Return the number of seeds among the overrides of all points."""
+    words = {word for row in _open_log(sweep_dir).read_rows() for word in row["overrides"]}
+    return sum(word.startswith("run.seed=") for word in words)
+
+
 def find_run_dir(sweep_dir: Path, overrides: Sequence[str]) -> Path | None:
     """Return the run directory of a point; None if the point is unknown or was skipped."""
     for row in reversed(_open_log(sweep_dir).read_rows()):
@@ -58,6 +81,11 @@ def log_skipped_point(sweep_dir: Path, overrides: Sequence[str], problems: Seque
     _append(sweep_dir, {"overrides": [*overrides], "problems": redact_data([*problems])})
 
 
+def log_stopped_point(sweep_dir: Path, overrides: Sequence[str], reason: str) -> None:
+    """Append a point that sequential stopping omitted to the log, with the reason."""
+    _append(sweep_dir, {"overrides": [*overrides], "stopped": redact_data(reason)})
+
+
 def _append(sweep_dir: Path, row: dict[str, Any]) -> None:
     sweep_dir.mkdir(parents=True, exist_ok=True)
     _open_log(sweep_dir).append(row)
@@ -73,4 +101,4 @@ def _is_point(row: dict[str, Any]) -> bool:
     is_text = all(
         isinstance(words, list) and all(isinstance(word, str) for word in words) for words in lists
     )
-    return is_text and isinstance(row.get("run_folder", ""), str)
+    return is_text and all(isinstance(row.get(key, ""), str) for key in ("run_folder", "stopped"))

@@ -108,9 +108,8 @@ class LocalLauncher(Launcher):
             codes, stopped = run_until_worse(pool, work)
             for task in tasks:
                 if task.number in stopped:
-                    overrides, reason = task.point.overrides, stopped[task.number]
-                    print(f"not trained: [{' '.join(overrides)}] {reason}")
-                    sweep_log.log_skipped_point(sweep_dir, overrides, [reason])
+                    reason = stopped[task.number]
+                    sweep_log.log_stopped_point(sweep_dir, task.point.overrides, reason)
         else:
             codes, stopped = pool.run(work), {}
         if unfinished := _format_unfinished(codes, len(tasks) - len(stopped)):

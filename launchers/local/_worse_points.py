@@ -18,7 +18,7 @@ Work = tuple[SweepTask, ResourceRequest]
 def run_until_worse(
     pool: ProcessPool, work: Sequence[Work]
 ) -> tuple[dict[int, int], dict[int, str]]:
-    """Run points seed by seed, in ascending order of the seeds.
+    """Run points seed by seed, in ascending order of the seeds; print the points that are omitted.
 
     Returns:
         The exit codes of the started points, and the reasons of the points that were not started
@@ -30,11 +30,11 @@ def run_until_worse(
     for seed in seeds:
         worse = _find_worse_settings([task for task, _ in work], len(seeds)) if codes else {}
         current = [item for item in work if item[0].point.config.run.seed == seed]
-        skipped = {
-            task.number: worse[key] for task, _ in current if (key := _get_settings(task)) in worse
-        }
-        stopped |= skipped
-        codes = pool.run([item for item in current if item[0].number not in skipped])
+        for task, _ in current:
+            if (reason := worse.get(_get_settings(task))) is not None:
+                stopped[task.number] = reason
+                print(f"not trained: [{' '.join(task.point.overrides)}] {reason}", flush=True)
+        codes = pool.run([item for item in current if item[0].number not in stopped])
     return codes, stopped
 
 

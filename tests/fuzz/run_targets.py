@@ -170,6 +170,8 @@ def _build_sweep(_: Path) -> list[bytes]:
 def _read_sweep(directory: Path, content: bytes) -> object:
     (directory / "sweep.jsonl").write_bytes(content)
     sweep_log.find_run_dir(directory, ["a=7"])
+    sweep_log.count_seeds(directory)
+    sweep_log.list_stopped_points(directory)
     return sweep_log.list_run_dirs(directory), sweep_log.list_skipped_points(directory)
 
 

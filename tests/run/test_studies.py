@@ -1,11 +1,15 @@
 """Every study trains: two steps of its first and last point, with a small model."""
 
 import itertools
+import json
+import signal
+import time
 
 import pytest
 from omegaconf import OmegaConf
 
 from hlat.config.package_dirs import find_package_dir
+from hlat.report import __main__ as report
 
 GRIDS = sorted(
     file.stem for file in find_package_dir("sweeps").glob("*.yaml") if file.stem != "search"
@@ -49,3 +53,43 @@ def test_read_other_text_in_the_second_phase(runner):
     assert all(a != b for a, b in zip(one[4:], two[4:], strict=True))
     told = [row for row in runner.rows("upsampled", "events.jsonl") if row["event"] == "phase"]
     assert [(row["step"], row["name"]) for row in told] == [(4, "upsampled")]
+
+
+@pytest.mark.slow  # eight whole runs, one after the other
+def test_stop_a_worse_point_of_a_sweep_that_was_interrupted(runner, without_figures, capfd):
+    """The same command continues: it trains no finished run again, and omits the worse point."""
+    words = (
+        *("-m", "run.name='x-${optimizer.lr}-${run.seed}'", "hydra.sweep.dir=runs/sweeps/s"),
+        *("optimizer.lr=1e-2,1e-7", "run.seed=1,2,3,4,5", "+study.baseline={optimizer.lr: 1e-2}"),
+        *("study.metric=final_loss", "study.stop_worse=true"),
+    )
+    sweep = runner.start(*words)
+    while sweep.poll() is None and not runner.rows("x-0.01-2", "metrics.jsonl"):
+        time.sleep(0.02)
+    sweep.send_signal(signal.SIGINT)
+    _, err = sweep.communicate()
+    assert sweep.returncode == 75, err
+    assert "were not started" in err
+    capfd.readouterr()
+
+    done = runner.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("not trained: ") == 2
+    runs = {path.name for path in (runner.folder / "runs").glob("x-*")}
+    expected = {f"x-0.01-{seed}" for seed in range(1, 6)} | {
+        f"x-1e-07-{seed}" for seed in (1, 2, 3)
+    }
+    assert runs == expected
+    for name in expected:
+        steps = [step for step, _ in runner.losses(name)]
+        assert sorted(set(steps)) == [*range(1, 21)]
+        assert len(steps) == 20 or name == "x-0.01-2", "no finished run is trained again"
+    rows = map(json.loads, (runner.folder / "runs/sweeps/s/sweep.jsonl").read_text().splitlines())
+    stopped = [row for row in rows if "stopped" in row]
+    assert [row["overrides"][-4] for row in stopped] == ["run.seed=4", "run.seed=5"]
+
+    assert report.main([str(runner.folder / "runs/sweeps/s")]) == 0
+    shown = capfd.readouterr().out
+    assert "3 of 3, stopped; 5 planned" in shown
+    assert "\noptimizer.lr=1e-7 - optimizer.lr=0.01: worse (difference +" in shown
+    assert "not trained, because they are worse than the baseline:\n" in shown

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from hlat.config.study import StudyConfig
@@ -21,7 +22,9 @@ from hlat.report.study_result import (
     build_study_result,
 )
 from hlat.study.paired_test import PointRuns
+from hlat.study.sequential_test import compute_sequential_p_value
 from hlat.study.study_analysis import Verdict
+from hlat.tracking import sweep_log
 
 WriteRun = Callable[..., None]
 DESIGN = {"question": "Is y better?", "baseline": {"precision": "x"}, "smallest_difference": 0.01}
@@ -61,6 +64,37 @@ def _load(directory: Path) -> StudyResult:
     result = build_study_result(load_run_records([directory]))
     assert result is not None
     return result
+
+
+def test_a_stopped_point_is_reported_with_its_runs(
+    tmp_path: Path, write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The p value is that of the planned seeds, of which the last ones have no run yet."""
+    design = DESIGN | {"stop_worse": True}
+    sweep_dir = tmp_path / "sweeps/s"
+    for seed in range(1, 7):
+        for precision in "xy":
+            name, words = f"{precision}{seed}", [f"precision={precision}", f"run.seed={seed}"]
+            sweep_log.log_point(sweep_dir, 0, tmp_path / name, words, {})
+            if precision == "x" and seed < 6:
+                write_run(name, "x", seed, 2.0 + seed / 10, **design)
+            elif seed < 4:
+                write_run(name, "y", seed, 2.5 + seed / 10 + seed / 100, **design)
+    sweep_log.log_stopped_point(sweep_dir, ["precision=y", "run.seed=4"], "worse <by> 0.5")
+    assert report.main([str(sweep_dir)]) == 0
+    shown = capsys.readouterr().out
+    assert "3 of 3, stopped; 6 planned" in shown
+    assert "\nprecision.name=y - precision.name=x: worse (difference +0.5200" in shown
+    assert (
+        "\nnot trained, because they are worse than the baseline:\n"
+        "[precision=y run.seed=4] worse <by> 0.5\n"
+    ) in shown
+    differences = np.array([0.51, 0.52, 0.53])
+    p_value = compute_sequential_p_value(differences, 6)
+    assert p_value > 1.5 * compute_sequential_p_value(differences, 5)
+    assert f"p {p_value:.2g}" in shown
+    page = (sweep_dir / "comparison.html").read_text()
+    assert "<li>[precision=y run.seed=4] worse &lt;by&gt; 0.5</li>" in page
 
 
 def test_points_are_paired_by_seed_and_diverged_runs_are_counted(
