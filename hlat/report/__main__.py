@@ -24,6 +24,7 @@ examples:
   hlat report runs/tiny serve=8080      the same page in a browser, while the run trains
   hlat report runs                      a comparison of all runs in runs/
   hlat report runs/desk                 the graph, scores and runs of a campaign
+  hlat report runs/sweeps/beta2 wandb=my-team/hlat      also as a report in W&B
   hlat report tables runs/tiny          the paper's Tables II, IV and V beside the run's scores
   hlat report samples runs/a runs/b     prompts and answers of evaluations with log_samples=true
 
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = "directory of a comparison (default: the only RUN, or the directory of the first run)"
     add("--output", type=Path, metavar="DIR", help=output)
     serve = "serve the page of one run to this machine's browser (0: any free port)"
+    wandb = "save the tables and verdicts of a study as a W&B report in this project"
+    add("--wandb", metavar="[ENTITY/]PROJECT", help=wandb)
     add("--serve", type=_parse_port, nargs="?", const=0, metavar="PORT", help=serve)
     typed = list(sys.argv[1:] if argv is None else argv)
     arguments = parser.parse(typed)
@@ -95,7 +98,12 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"output={arguments.output} is for comparisons; the report of one run is written "
                 f"to {first}"
             )
-        lines = _write_report(first) if is_one_run else _compare_runs(directories, arguments.output)
+        if is_one_run and arguments.wandb is not None:
+            raise ConfigError(f"wandb={arguments.wandb} is for studies, and {first} is one run")
+        if is_one_run:
+            lines = _write_report(first)
+        else:
+            lines = _compare_runs(directories, arguments.output, arguments.wandb)
         if not others and is_campaign_dir(first):
             from hlat.campaign.campaign_report import write_campaign_report
 
@@ -148,10 +156,12 @@ def _write_report(run_dir: Path) -> list[str]:
     return [*filter(None, [format_goodput_summary(record.time_ledger)]), page]
 
 
-def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[str]:
+def _compare_runs(
+    directories: Sequence[Path], output_dir: Path | None, project: str | None
+) -> list[str]:
     from hlat.report import run_comparison
     from hlat.report.report_writer import write_comparison
-    from hlat.report.study_result import build_study_result, format_study
+    from hlat.report.study_result import build_study_report, build_study_result, format_study
     from hlat.report.text_format import format_table
 
     if output_dir is not None and output_dir.suffix == ".html":
@@ -172,7 +182,17 @@ def _compare_runs(directories: Sequence[Path], output_dir: Path | None) -> list[
     if untrained.stopped:
         lines += ["\nnot trained, because they are worse than the baseline:", *untrained.stopped]
     output = output_dir or _choose_output(directories)
-    return [*lines, str(write_comparison(records, output, untrained))]
+    lines.append(str(write_comparison(records, output, untrained)))
+    if project is not None:
+        from hlat.tracking.wandb_report import save_report
+
+        if result is None:
+            raise ConfigError(f"wandb={project}: the runs are no study, with seeds and a baseline")
+        print("\n".join(lines))
+        study = build_study_report(result, run_comparison.list_run_dirs(directories))
+        entity, _, name = project.rpartition("/")
+        lines = [save_report(study, name, entity or None)]
+    return lines
 
 
 def _choose_output(directories: Sequence[Path]) -> Path:

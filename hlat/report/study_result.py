@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import stdev
 from typing import Any
 
@@ -22,12 +23,14 @@ from hlat.study.paired_test import PointRuns, compute_mean_interval
 from hlat.study.study_analysis import (
     Comparison,
     Point,
-    analyze_study,
     Verdict,
+    analyze_study,
     format_point,
     format_verdict,
 )
 from hlat.tracking.summary_metrics import compute_summary_metrics
+from hlat.tracking.tracking_services import read_wandb_run_id
+from hlat.tracking.wandb_report import StudyReport
 
 _SEED_KEY = "run.seed"
 _IGNORED_PREFIX = "tracking."
@@ -35,6 +38,7 @@ _IGNORED_PREFIX = "tracking."
 _EVALUATED_METRICS = {"heldout_bits_per_byte": "bits_per_byte", "scores": "scores"}
 """Prefixes of metrics by source or task, and their fields in events."""
 _INTERVAL_LIMIT = 1000
+_NO_BASELINE = "no point has a baseline; set study.baseline"
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,11 @@ class StudyResult:
     design: StudyConfig
     points: dict[Point, StudyPoint]
     comparisons: list[Comparison]
+    num_planned: int = 0
 
     @cached_property
     def verdicts(self) -> list[str]:
         """One line per comparison: what is compared, the verdict in words, and its numbers."""
-    num_planned: int = 0
         return [
             f"{one.label}: {format_verdict(one, self.design)} ({_format_numbers(one)})"
             for one in self.comparisons
@@ -109,11 +113,11 @@ def build_point_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
     confidence = f"{100 * (1 - result.design.alpha):.3g}% interval"
     headers = ["Point", "Finished", "Diverged", "Mean", confidence, "SD over seeds"]
     rows = []
+    stops = _format_stops(result)
     for point, one in result.points.items():
         values = list(one.runs.values.values())
         mean, low, high = compute_mean_interval(values, 1 - result.design.alpha)
         rows.append(
-    stops = _format_stops(result)
             [
                 format_point(point),
                 f"{len(values)} of {len(one.run_names)}{stops.get(point, '')}",
@@ -161,9 +165,26 @@ def format_study(result: StudyResult) -> list[str]:
     lines = [f"\nquestion: {result.design.question}"] if result.design.question else []
     lines += [f"\npoints: {result.metric_label}", *format_table(*build_point_table(result))]
     if not result.comparisons:
-        return [*lines, "\nno point has a baseline; set study.baseline"]
+        return [*lines, f"\n{_NO_BASELINE}"]
     lines += ["\neffects, paired by seed:", *format_table(*build_effect_table(result))]
     return [*lines, "\nverdicts:", *result.verdicts]
+
+
+def build_study_report(result: StudyResult, run_dirs: Sequence[Path]) -> StudyReport:
+    """Return the same tables and verdicts for a report in W&B."""
+    factors = [key for key, _ in next(iter(result.points))]
+    run_ids = [*filter(None, map(read_wandb_run_id, run_dirs))]
+    return StudyReport(
+        title=result.design.question or f"Study of {', '.join(factors)}",
+        verdicts=result.verdicts or [_NO_BASELINE],
+        tables={
+            f"Effects: {result.metric_label}; paired by seed": build_effect_table(result),
+            "Points": build_point_table(result),
+        },
+        metric=result.design.metric,
+        factors=factors,
+        run_ids=run_ids,
+    )
 
 
 def format_metric(value: float, signed: bool = False, decimals: int = 4) -> str:
@@ -187,6 +208,18 @@ def format_p_value(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
+def _format_stops(result: StudyResult) -> dict[Point, str]:
+    """Return the points that got fewer seeds than others because they are worse, with a text."""
+    num_seeds = max((len(one.run_names) for one in result.points.values()), default=0)
+    num_seeds = max(num_seeds, result.num_planned)
+    return {
+        one.point: f", stopped; {num_seeds} planned"
+        for one in result.comparisons
+        if result.design.stop_worse and one.verdict is Verdict.worse
+        if len(result.points[one.point].run_names) < num_seeds
+    }
+
+
 def _find_design(records: Sequence[RunRecord], axes: dict[str, list[str]]) -> StudyConfig:
     """Return the design that most runs record, with the names of the axes in its baseline.
 
@@ -208,18 +241,6 @@ def _format_numbers(comparison: Comparison) -> str:
         f"difference {format_metric(difference.mean, signed=True)}, interval "
         f"{format_interval(difference.low, difference.high)}, "
         f"p {format_p_value(comparison.p_value)}"
-def _format_stops(result: StudyResult) -> dict[Point, str]:
-    """Return the points that got fewer seeds than others because they are worse, with a text."""
-    num_seeds = max((len(one.run_names) for one in result.points.values()), default=0)
-    num_seeds = max(num_seeds, result.num_planned)
-    return {
-        one.point: f", stopped; {num_seeds} planned"
-        for one in result.comparisons
-        if result.design.stop_worse and one.verdict is Verdict.worse
-        if len(result.points[one.point].run_names) < num_seeds
-    }
-
-
     )
 
 

@@ -57,6 +57,15 @@ def load_service_run_ids(
     return run_ids
 
 
+def read_wandb_run_id(run_dir: Path) -> str | None:
+    """Return the id of a run in W&B; None if it has none."""
+    try:
+        run_id = json.loads((run_dir / _RUN_IDS_FILE).read_text())[TrackingService.wandb.value]
+    except (OSError, ValueError, LookupError, TypeError):  # missing or damaged
+        return None
+    return run_id if isinstance(run_id, str) else None
+
+
 def build_metric_loggers(
     config: Config, print_message: Callable[[str], None]
 ) -> dict[str, MetricLogger]:

@@ -92,6 +92,7 @@ class WandbLogger(MetricLogger):
         name, step = row["event"], row["step"]
         if name in END_EVENTS:
             self._exit_event = name
+            self._run.summary["state"] = name
         if scalars := extract_event_scalars(row):
             self._run.log({"step": step, "tokens": step * self._tokens_per_step, **scalars})
         if name == "samples":
@@ -220,10 +221,27 @@ class WandbLogger(MetricLogger):
 
 
 def build_tags(tags: Sequence[str], config: Mapping[str, Any]) -> list[str]:
-    """Return the user's tags, and the choices of the groups in `_TAGGED_GROUPS`."""
+    """Return the user's tags, the choices of the groups in `_TAGGED_GROUPS`, and the study's."""
     names = [config.get(group, {}).get("name") for group in _TAGGED_GROUPS]
     known = [name[:_MAX_TAG_LENGTH] for name in names if isinstance(name, str) and name]
-    return [*dict.fromkeys([*tags, *known])]
+    return [*dict.fromkeys([*tags, *known, *_list_study_tags(config)])]
+
+
+def _list_study_tags(config: Mapping[str, Any]) -> list[str]:
+    """Return factors with their values and the seed of a run that belongs to a study.
+
+    The choice of a group, such as `precision`, is a tag of all runs.
+    """
+    baseline = config.get("study", {}).get("baseline") or {}
+    tags = []
+    for key in (*baseline, "run.seed") if baseline else ():
+        group, _, name = key.partition(".")
+        value: Any = config.get(group)
+        for part in name.split(".") if name else ():
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if isinstance(value, str | int | float) and "${" not in str(value):
+            tags.append(f"{key}={value}"[:_MAX_TAG_LENGTH])
+    return tags
 
 
 def _teardown() -> None:
