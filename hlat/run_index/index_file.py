@@ -4,9 +4,13 @@ The file is a cache. It is replaced as a whole, like every other file of a run, 
 processes and machines can read and write it on a shared file system without locks, which network
 file systems do not guarantee. Of two writers at the same time, one wins; the runs that only the
 other one had read are read again the next time. A damaged file is ignored and replaced.
+
+A user who may not write to the root has a second file in the cache directory, with the runs that
+the first one lacks.
 """
 
 import difflib
+import hashlib
 import json
 import os
 import shutil
@@ -23,6 +27,7 @@ from typing import Any
 import orjson
 
 from hlat.config.config_errors import ConfigError
+from hlat.data.data_cache import get_cache_dir
 from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, Settings, build_run_row, is_ended
 
 INDEX_NAME = ".hlat_runs.sqlite"
@@ -51,7 +56,7 @@ class RunList:
         """Settings of each run by full key."""
         paths = [row["run"] for row in self.rows]
         missing = [path for path in paths if path not in self.fresh_settings]
-        stored = _load_table(self.root / INDEX_NAME, "settings") if missing else {}
+        stored = _load_tables(self.root, "settings") if missing else {}
         loaded = {path: fields for path, (fields,) in stored.items()} | self.fresh_settings
         for path in paths:
             if path not in loaded:  # another process has replaced the index since
@@ -75,23 +80,42 @@ def load_run_list(root: Path, rebuild: bool = False) -> RunList:
     """
     if not root.is_dir():
         raise ConfigError(f"{root} is not a directory; give the root of the runs, such as runs")
-    stored = {} if rebuild else _load_table(root / INDEX_NAME, "run")
+    tables = [{} if rebuild else _load_table(file, "run") for file in list_index_files(root)]
+    stored = tables[0] | tables[1]
     rows: list[RunRow] = []
     fresh: dict[str, tuple[str, RunRow, Settings]] = {}
-    for path, version in sorted(_find_runs(str(root))):
+    unreadable: list[str] = []
+    for path, version in sorted(_find_runs(str(root), unreadable)):
         known_version, row = stored.get(path, (None, {}))
         if known_version == version and row.get("run") == path and is_ended(row):
             rows.append(row)
             continue
-        with suppress(ConfigError):  # without a readable row, or removed since
+        try:
             row, settings = build_run_row(root / path, root)
-            rows.append(row)
-            fresh[path] = version, row, settings
+        except ConfigError:  # without a readable row, or removed since
+            if _is_unreadable(root / path):
+                unreadable.append(str(root / path))
+            continue
+        rows.append(row)
+        fresh[path] = version, row, settings
     ended = {path: item for path, item in fresh.items() if is_ended(item[1])}
-    removed = stored.keys() - {row["run"] for row in rows}
-    if ended or removed or rebuild:
-        _replace_index(root, ended, removed, from_scratch=not stored)
+    if unreadable:
+        text = f"unreadable directories ({len(unreadable):,}), such as {min(unreadable)}"
+        print(f"hlat: skipped {text}", file=sys.stderr)
+    paths = {row["run"] for row in rows}
+    for file, table in zip(list_index_files(root), tables, strict=True):
+        removed = {path for path in table.keys() - paths if not os.path.lexists(root / path)}
+        if not (ended or removed or rebuild):
+            break
+        if _replace_index(file, root, ended, removed, from_scratch=not table):
+            break
     return RunList(root, rows, {path: settings for path, (_, _, settings) in fresh.items()})
+
+
+def list_index_files(root: Path) -> tuple[Path, Path]:
+    """Return the index in the root, and that of users who may not write to the root."""
+    digest = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    return root / INDEX_NAME, get_cache_dir() / "runs" / f"{digest}.sqlite"
 
 
 def validate_columns(runs: RunList, columns: Iterable[str]) -> None:
@@ -109,8 +133,16 @@ def validate_columns(runs: RunList, columns: Iterable[str]) -> None:
             raise ConfigError(f"{column}: no run has this column; {hint}")
 
 
-def _find_runs(directory: str, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield the path of each run below a directory, with the version of its files."""
+def _find_runs(
+    directory: str, unreadable: list[str], prefix: str = "", depth: int = 0
+) -> Iterator[tuple[str, str]]:
+    """Yield the path of each run below a directory, with the version of its files.
+
+    Directories that this user may not read are added to `unreadable`.
+    """
+    if not os.access(directory, os.R_OK | os.X_OK):
+        unreadable.append(directory)
+        return
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.name.startswith(".") or not entry.is_dir():
@@ -119,7 +151,7 @@ def _find_runs(directory: str, prefix: str = "", depth: int = 0) -> Iterator[tup
             if version := _get_version(entry.path):
                 yield path, version
             elif depth + 1 < _MAX_DEPTH:
-                yield from _find_runs(entry.path, f"{path}/", depth + 1)
+                yield from _find_runs(entry.path, unreadable, f"{path}/", depth + 1)
 
 
 def _get_version(run_dir: str) -> str:
@@ -134,12 +166,23 @@ def _get_version(run_dir: str) -> str:
     return " ".join(parts)
 
 
+def _is_unreadable(run_dir: Path) -> bool:
+    """Return True if this user may not read one of the files of a run."""
+    files = [run_dir / name for name in _RUN_FILES]
+    return any(os.path.exists(file) and not os.access(file, os.R_OK) for file in files)
+
+
+def _load_tables(root: Path, table: str) -> dict[str, tuple[Any, ...]]:
+    shared, private = (_load_table(file, table) for file in list_index_files(root))
+    return shared | private
+
+
 def _load_table(file: Path, table: str) -> dict[str, tuple[Any, ...]]:
     """Return the rows of a table by path, with their fields parsed.
 
-    Empty if the file is missing, of another version, or damaged.
+    Empty if the file is missing, of another version, damaged, or unreadable for this user.
     """
-    if not file.is_file():
+    if not file.is_file() or not os.access(file, os.R_OK):
         return {}
     try:
         # Immutable: SQLite takes no lock, since the file is replaced and never changed
@@ -156,18 +199,21 @@ def _load_table(file: Path, table: str) -> dict[str, tuple[Any, ...]]:
 
 
 def _replace_index(
+    file: Path,
     root: Path,
     fresh: dict[str, tuple[str, RunRow, Settings]],
     removed: Iterable[str],
     from_scratch: bool,
-) -> None:
-    """Replace the index with a copy that has the fresh runs; keep it if the root is read-only."""
-    file = root / INDEX_NAME
+) -> bool:
+    """Replace an index with a copy that has the fresh runs; return False if it is not writable."""
+    is_shared = file.parent == root
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f"{INDEX_NAME}.", dir=root)
+        if not is_shared:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f"{INDEX_NAME}.", dir=file.parent)
         os.close(descriptor)
     except OSError:
-        return
+        return False
     try:
         if not from_scratch:
             shutil.copyfile(file, name)
@@ -185,12 +231,20 @@ def _replace_index(
             index.executemany("REPLACE INTO run VALUES (?, ?, ?)", runs)
             index.executemany("REPLACE INTO settings VALUES (?, ?)", settings)
             index.commit()
-        os.chmod(name, (root.stat().st_mode & 0o666) | 0o600)  # for all users of the root
+        if is_shared:
+            os.chmod(name, (root.stat().st_mode & 0o666) | 0o600)  # for all users of the root
         os.replace(name, file)
+    except PermissionError:  # the file of another user, in a directory with the sticky bit
+        os.unlink(name)
+        return False
     except (OSError, sqlite3.Error) as error:
         print(f"hlat: {file} cannot be written ({error})", file=sys.stderr)
         with suppress(OSError):
             os.unlink(name)
+        return False
+    if not is_shared:
+        print(f"hlat: {root} is not writable; the index is {file}", file=sys.stderr)
+    return True
 
 
 def _serialize(fields: dict[str, Any]) -> bytes:

@@ -69,8 +69,10 @@ def print_finished_run(config: Config) -> bool:
 
 
 def _find_finished_run(config: Config) -> Path | None:
-    if open_events_log(build_run_dir(config.run)).path.exists():
-        return None  # a run that has started is resumed
+    own_dir = build_run_dir(config.run)
+    has_started = os.path.exists(open_events_log(own_dir).path)  # False if it is not readable
+    if has_started and os.access(own_dir, os.W_OK):
+        return None  # it is resumed, unless it belongs to another user
     root, config_digest = Path(config.run.root), _compute_config_digest(config)
     if not (root / _DIRECTORY / config_digest).is_dir():
         return None  # without calling git

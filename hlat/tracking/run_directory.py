@@ -6,6 +6,7 @@ directory is therefore locked until the process exits.
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -135,6 +136,12 @@ def write_run_metadata(
 
 
 def _build_unwritable_error(run_dir: Path, error: OSError) -> ConfigError:
+    is_refused = isinstance(error, PermissionError) and run_dir.is_dir()
+    if is_refused and run_dir.stat().st_uid != os.geteuid():
+        return ConfigError(
+            f"run.name={run_dir.name}: {run_dir} belongs to another user ({error.strerror}); "
+            "choose another run.name"
+        )
     return ConfigError(
         f"run.root={run_dir.parent}: cannot write to {run_dir} ({error.strerror}); "
         "set run.root to a writable directory with free space"

@@ -3,12 +3,15 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import hlat
 from hlat import launch_environment
 from hlat.config.config_errors import ConfigError
+from hlat.config.resolve import resolve_config
+from tests.support.other_user import act_as_nobody, needs_root
 
 
 @pytest.fixture
@@ -54,6 +57,38 @@ def test_an_equal_run_under_another_name_is_not_trained(runner_at_step_2) -> Non
     assert equal.returncode == 0
     assert "runs/x has finished with the same settings, code and data" in equal.stdout
     assert not (runner.folder / "runs/y").exists()
+
+
+@needs_root
+def test_the_run_of_another_user_is_found_or_refused(
+    runner_at_step_2, small, compose, monkeypatch, capsys
+) -> None:
+    """The same command has the same run directory, which is not writable for this user."""
+    from hlat.data import training_data
+    from hlat.tracking import finished_runs, provenance, run_directory
+
+    os.chmod(runner_at_step_2.folder, 0o755)
+    monkeypatch.chdir(runner_at_step_2.folder)
+    recorded = json.loads(Path("runs/x/provenance.json").read_text())
+    code = recorded["identity"]["code"]
+    monkeypatch.setattr(provenance, "compute_code_digest", lambda: code)
+    data = SimpleNamespace(fingerprint=recorded["data"])  # this user may not read the corpus
+    monkeypatch.setattr(training_data, "open_training_data", lambda *_: data)
+    equal, other = (
+        resolve_config(compose(*small, "run.name=x", f"run.steps={steps}")) for steps in (2, 3)
+    )
+    with act_as_nobody():
+        assert finished_runs.print_finished_run(equal)
+        assert "runs/x has finished with the same settings" in capsys.readouterr().out
+        assert not finished_runs.print_finished_run(other)
+        with (
+            pytest.raises(ConfigError, match=r"run.name=x: runs/x belongs to another user"),
+            run_directory.acquire_run_dir(other.run),
+        ):
+            pass
+    os.chmod("runs/x", 0o700)
+    with act_as_nobody():
+        assert not finished_runs.print_finished_run(equal)
 
 
 def test_an_equal_run_of_a_job_ends_as_finished(runner_at_step_2, tmp_path) -> None:

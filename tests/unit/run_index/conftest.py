@@ -9,12 +9,17 @@ import pytest
 
 @pytest.fixture
 def write_run(tmp_path: Path) -> Callable[..., Path]:
-    """Return a function that writes a run below `tmp_path / "runs"`."""
+    """Return a function that writes a run below `root`, or `tmp_path / "runs"`."""
 
     def write(
-        name: str, lr: float = 0.1, seed: int = 1, bits: float = 2.0, end: str | None = "finish"
+        name: str,
+        lr: float = 0.1,
+        seed: int = 1,
+        bits: float = 2.0,
+        end: str | None = "finish",
+        root: Path = tmp_path / "runs",
     ) -> Path:
-        run_dir = tmp_path / "runs" / name
+        run_dir = root / name
         run_dir.mkdir(parents=True, exist_ok=True)
         row = {"step": 5, "tokens": 512, "loss": 3.0, "tokens_per_second": 100.0, "time": 1005.0}
         evaluation = {"bits_per_byte": {"code": bits + 1, "mean": bits}}

@@ -5,7 +5,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from hlat.config.config_errors import ConfigError
 from hlat.run_index import index_file
 from hlat.run_index.index_file import INDEX_NAME, load_run_list
+from tests.support.other_user import NOBODY, act_as_nobody, needs_root
 
 WriteRun = Callable[..., Path]
 
@@ -84,6 +86,78 @@ def test_writers_at_the_same_time_leave_a_valid_index(tmp_path: Path, write_run:
         assert index.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert index.execute("SELECT COUNT(*) FROM run").fetchone() == (6,)
     assert [path.name for path in root.iterdir() if path.name.startswith(".")] == [INDEX_NAME]
+
+
+@pytest.fixture
+def shared_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a root that other users may read, and set a cache directory that they may write."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        cache, root = Path(directory) / "cache", Path(directory) / "runs"
+        cache.mkdir()
+        os.chown(cache, NOBODY, NOBODY)
+        monkeypatch.setenv("HLAT_CACHE", str(cache))
+        root.mkdir()
+        root.chmod(0o755)
+        yield root
+
+
+@needs_root
+def test_another_user_stores_rows_that_the_index_of_the_root_lacks(
+    shared_root: Path, write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run("a", root=shared_root)
+    load_run_list(shared_root)
+    index = shared_root / INDEX_NAME
+    content = index.read_bytes()
+    write_run("b", lr=0.2, root=shared_root)
+    with act_as_nobody():
+        assert _names(shared_root) == ["a", "b"]
+        assert "runs is not writable; the index is " in capsys.readouterr().err
+        second = load_run_list(shared_root)
+        assert not second.fresh_settings, "both are in an index"
+        assert [each["optimizer.lr"] for each in second.settings] == [0.1, 0.2]
+        assert capsys.readouterr().err == ""
+    index.chmod(0o600)
+    with act_as_nobody():
+        assert _names(shared_root) == ["a", "b"]
+        assert not load_run_list(shared_root).fresh_settings
+    assert index.read_bytes() == content
+    assert [path.name for path in shared_root.glob(".*")] == [INDEX_NAME]
+
+
+@needs_root
+def test_users_of_a_writable_root_replace_the_index_of_each_other(
+    shared_root: Path, write_run: WriteRun
+) -> None:
+    """A user keeps the rows of runs that only the other one may read."""
+    shared_root.chmod(0o777)
+    write_run("a", root=shared_root).chmod(0o700)
+    load_run_list(shared_root)
+    write_run("b", root=shared_root)
+    with act_as_nobody():
+        assert _names(shared_root) == ["b"]
+    assert (shared_root / INDEX_NAME).stat().st_uid == NOBODY
+    assert _names(shared_root) == ["a", "b"]
+    assert not load_run_list(shared_root).fresh_settings
+
+
+@needs_root
+def test_the_index_of_another_user_in_a_root_with_the_sticky_bit_remains(
+    shared_root: Path, write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run("a", root=shared_root)
+    load_run_list(shared_root)
+    shared_root.chmod(0o1777)
+    write_run("b", root=shared_root)
+    (write_run("c", root=shared_root) / "events.jsonl").chmod(0o600)
+    with act_as_nobody():
+        assert _names(shared_root) == ["a", "b"]
+        assert f"skipped unreadable directories (1), such as {shared_root}/c" in (
+            capsys.readouterr().err
+        )
+        assert not load_run_list(shared_root).fresh_settings
+    assert [path.name for path in shared_root.glob(".*")] == [INDEX_NAME]
 
 
 def test_a_root_that_cannot_be_written_is_listed(
