@@ -254,6 +254,7 @@ def test_wandb_run_has_settings_config_axes_and_alerts(tracker_of, tmp_path: Pat
     }
     assert summary["best_loss"] == 5.0
     assert summary["spikes"] == 2
+    assert summary["state"] == "finish"
 
 
 def test_a_generated_name_is_followed_by_the_overrides(compose, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.tracking import wandb_report
+from hlat.tracking.wandb_logger import build_tags
 from hlat.tracking.wandb_report import StudyReport
 
 STUDY = StudyReport(
@@ -100,3 +101,15 @@ def test_a_report_that_cannot_be_saved_names_the_remedy(
 def test_without_an_api_key_nothing_is_sent() -> None:
     with pytest.raises(ConfigError, match=r"there is no API key; run wandb login, or set WANDB_"):
         wandb_report.save_report(STUDY, "hlat")
+
+
+def test_runs_of_a_study_have_their_factors_and_seed_as_tags() -> None:
+    config = {
+        "study": {"baseline": {"optimizer.beta2": 0.95, "precision": "bf16"}},
+        "optimizer": {"name": "adamw", "beta2": 0.99},
+        "precision": {"name": "mixed"},
+        "run": {"seed": 2},
+    }
+    tags = ["mine", "adamw", "mixed", "optimizer.beta2=0.99", "run.seed=2"]
+    assert build_tags(["mine"], config) == tags
+    assert build_tags(["mine"], config | {"study": {}}) == tags[:3]
