@@ -102,20 +102,25 @@ def write_comparison(
     headers, rows = run_comparison.build_comparison_table(records)
     seed_headers, seed_rows = run_comparison.build_seed_table(records) or ([], [])
     effects = study_result.build_effect_table(study) if study else ([], [])
+    factors = study_result.build_factor_table(study) if study else ([], [])
     points = study_result.build_point_table(study) if study else ([], [])
+    count = f"{len(records)} runs"
     content = render_page(
         "comparison.html.j2",
-        title="Comparison",
-        name=f"{len(records)} runs",
+        title=f"Study of {count}" if study and study.design.question else "Comparison",
+        name=(study and study.design.question) or count,
         facts=run_header.build_shared_facts(records),
         columns=_detect_columns(headers, rows),
         rows=rows,
         seed_columns=_detect_columns(seed_headers, seed_rows),
         seed_rows=seed_rows,
         study=study,
+        study_result=study_result,
         study_figures=effect_figures,
         effect_columns=_detect_columns(*effects),
         effect_rows=effects[1],
+        factor_columns=_detect_columns(*factors),
+        factor_rows=factors[1],
         point_columns=_detect_columns(*points),
         point_rows=points[1],
         untrained=untrained,
@@ -208,4 +213,4 @@ def _is_short(cells: Sequence[str]) -> bool:
 
 
 def _is_number(cell: str) -> bool:
-    return cell == UNKNOWN or re.match(r"-?\d", cell) is not None
+    return cell == UNKNOWN or re.match(r"[+-]?\d", cell) is not None

@@ -73,10 +73,10 @@ def build_forest_figure(result: StudyResult) -> ReportFigure:
 
     caption = (
         f"Mean over seeds and {100 * (1 - result.design.alpha):.3g}% interval of the difference, "
-        "paired by seed. Filled: a verdict is supported. "
+        "paired by seed. Hollow: not decided. "
     )
     if result.design.smallest_difference is not None:
-        caption += "Shaded: differences that do not matter."
+        caption += f"Shaded: differences below {result.design.smallest_difference:g}."
     return ReportFigure("effects", f"{title}: {'; '.join(lines)}.", draw, title, caption.strip())
 
 

@@ -6,7 +6,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import stdev
@@ -19,7 +19,8 @@ from hlat.report.run_record import RunRecord, get_number, get_numbers
 from hlat.report.summary_tables import get_run_state
 from hlat.report.text_format import UNKNOWN, format_short, format_table, format_value
 from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
-from hlat.study.paired_test import PointRuns, compute_mean_interval
+from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
+from hlat.study.paired_test import PairedDifference, PointRuns, compute_mean_interval
 from hlat.study.study_analysis import (
     Comparison,
     Point,
@@ -39,6 +40,11 @@ _EVALUATED_METRICS = {"heldout_bits_per_byte": "bits_per_byte", "scores": "score
 """Prefixes of metrics by source or task, and their fields in events."""
 _INTERVAL_LIMIT = 1000
 _NO_BASELINE = "no point has a baseline; set study.baseline"
+EFFECTS_CAPTION = (
+    "Effects, paired by seed; p is corrected for all comparisons (Holm), each interval is not"
+)
+FACTORS_CAPTION = "Mean effects over the other factors, and dependence of effects on them"
+POINTS_CAPTION = "Points; compare them by their effects, because runs of a seed are paired"
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class StudyResult:
     design: StudyConfig
     points: dict[Point, StudyPoint]
     comparisons: list[Comparison]
+    factor_effects: list[FactorEffect] = field(default_factory=list)
     num_planned: int = 0
 
     @cached_property
@@ -96,7 +103,8 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     points = {point: _build_point(runs, design.metric) for point, runs in members.items()}
     outcomes = {point: one.runs for point, one in points.items()}
     comparisons = analyze_study(outcomes, design, num_planned)
-    return StudyResult(design, points, comparisons, num_planned)
+    factor_effects = analyze_factor_effects(outcomes, design)
+    return StudyResult(design, points, comparisons, factor_effects, num_planned)
 
 
 def get_metric(record: RunRecord, metric: str) -> float:
@@ -133,31 +141,21 @@ def build_point_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
 
 def build_effect_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
     """Return the headers, and a row for each comparison: difference, test and verdict."""
-    confidence = f"{100 * (1 - result.design.alpha):.3g}% interval"
-    headers = [
-        "Comparison",
-        "Seeds",
-        "Difference",
-        confidence,
-        "p (Holm)",
-        "Effect size",
-        "Verdict",
+    rows = [
+        [
+            *_format_effect(one.label, one.difference, one.p_value),
+            format_metric(one.difference.effect_size, signed=True, decimals=2),
+            format_verdict(one, result.design),
+        ]
+        for one in result.comparisons
     ]
-    rows = []
-    for comparison in result.comparisons:
-        difference = comparison.difference
-        rows.append(
-            [
-                comparison.label,
-                str(difference.num_pairs),
-                format_metric(difference.mean, signed=True),
-                format_interval(difference.low, difference.high),
-                format_p_value(comparison.p_value),
-                format_metric(difference.effect_size, signed=True, decimals=2),
-                format_verdict(comparison, result.design),
-            ]
-        )
-    return headers, rows
+    return [*_list_effect_headers(result), "Hedges' g", "Verdict"], rows
+
+
+def build_factor_table(result: StudyResult) -> tuple[list[str], list[list[str]]]:
+    """Return the headers, and a row for each mean effect and interaction."""
+    rows = [_format_effect(one.label, one.difference, one.p_value) for one in result.factor_effects]
+    return _list_effect_headers(result), rows
 
 
 def format_study(result: StudyResult) -> list[str]:
@@ -166,7 +164,9 @@ def format_study(result: StudyResult) -> list[str]:
     lines += [f"\npoints: {result.metric_label}", *format_table(*build_point_table(result))]
     if not result.comparisons:
         return [*lines, f"\n{_NO_BASELINE}"]
-    lines += ["\neffects, paired by seed:", *format_table(*build_effect_table(result))]
+    lines += [f"\n{EFFECTS_CAPTION}:", *format_table(*build_effect_table(result))]
+    if result.factor_effects:
+        lines += [f"\n{FACTORS_CAPTION}:", *format_table(*build_factor_table(result))]
     return [*lines, "\nverdicts:", *result.verdicts]
 
 
@@ -178,8 +178,9 @@ def build_study_report(result: StudyResult, run_dirs: Sequence[Path]) -> StudyRe
         title=result.design.question or f"Study of {', '.join(factors)}",
         verdicts=result.verdicts or [_NO_BASELINE],
         tables={
-            f"Effects: {result.metric_label}; paired by seed": build_effect_table(result),
-            "Points": build_point_table(result),
+            f"{EFFECTS_CAPTION}: {result.metric_label}": build_effect_table(result),
+            **({FACTORS_CAPTION: build_factor_table(result)} if result.factor_effects else {}),
+            POINTS_CAPTION: build_point_table(result),
         },
         metric=result.design.metric,
         factors=factors,
@@ -206,6 +207,21 @@ def format_p_value(value: float) -> str:
     if math.isnan(value):
         return UNKNOWN
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def _list_effect_headers(result: StudyResult) -> list[str]:
+    confidence = f"{100 * (1 - result.design.alpha):.3g}% interval"
+    return ["Comparison", "Seeds", "Difference", confidence, "p (Holm)"]
+
+
+def _format_effect(label: str, difference: PairedDifference, p_value: float) -> list[str]:
+    return [
+        label,
+        str(difference.num_pairs),
+        format_metric(difference.mean, signed=True),
+        format_interval(difference.low, difference.high),
+        format_p_value(p_value),
+    ]
 
 
 def _format_stops(result: StudyResult) -> dict[Point, str]:

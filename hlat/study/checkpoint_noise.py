@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 NUM_LAST = 6
-"""Last evaluations that the noise is estimated from."""
+"""Last evaluations that the noise is estimated from, if they are in the second half of the run."""
 _MIN_VALUES = 3
 
 
@@ -23,7 +23,8 @@ def estimate_checkpoint_noise(values: Sequence[float]) -> float:
     Args:
         values: Metric at equally spaced evaluations of a run, in order.
     """
-    last = np.asarray(values, np.float64)[-NUM_LAST:]
+    num_last = min(NUM_LAST, max(_MIN_VALUES, (len(values) + 1) // 2))
+    last = np.asarray(values, np.float64)[-num_last:]
     if len(last) < _MIN_VALUES:
         return math.nan
     residuals = last[1:-1] - (last[:-2] + last[2:]) / 2
