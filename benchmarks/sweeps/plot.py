@@ -190,7 +190,7 @@ def analyze(result: Json, design: StudyConfig) -> list[Comparison]:
 def build_effect_rows(result: Json, design: StudyConfig) -> list[list[str]]:
     """Return the rows of the table of effects, with verdicts."""
     lines = [
-        [design.metric, "seeds", "difference", "95% interval", "p (Holm)", "effect size", "verdict"]
+        [design.metric, "seeds", "difference", "95% interval", "p (Holm)", "Hedges' g", "verdict"]
     ]
     for one in analyze(result, design):
         difference = one.difference
