@@ -15,7 +15,7 @@ from typing import Any
 from hlat.config.config_errors import ConfigError
 from hlat.config.package_dirs import find_package_dir
 from hlat.config.untrusted_files import format_value, load_untrusted_yaml
-from hlat.evaluate.own_tasks import is_task_file
+from hlat.evaluate.user_tasks import is_task_file
 
 KINDS = ("train", "average", "evaluate", "report")
 """Kinds of stages; the key of the kind has the overrides of a run, or the stages that it reads."""

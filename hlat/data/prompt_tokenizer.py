@@ -60,19 +60,21 @@ class PromptTokenizer:
             return [self._bos_token_id, *ids]
         return ids
 
-    def encode_with_special_tokens(self, text: str) -> list[int]:
+    def encode_with_special_tokens(self, text: str, is_prompt_start: bool = False) -> list[int]:
         """Return the token ids of a text in which names of special tokens stand for these tokens.
+
+        At a prompt start, BOS is added if the model uses it and the text does not begin with it.
 
         Raises:
             ConfigError: If the tokenizer cannot encode the text.
         """
+        if text.startswith(str(self._tokenizer.id_to_token(self.prefix_token_id))):
+            is_prompt_start = False
         self._tokenizer.encode_special_tokens = False
         try:
-            with translate_errors(self._file):
-                ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            return self.encode(text, is_prompt_start)
         finally:
             self._tokenizer.encode_special_tokens = True
-        return ids
 
     @property
     def added_bos_token(self) -> str | None:

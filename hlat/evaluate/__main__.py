@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,15 @@ from hlat.config.argument_parser import (
     print_os_error,
 )
 from hlat.config.config_errors import ConfigError, ExitCode, escape_control_characters
+from hlat.evaluate.harness_settings import (
+    HarnessSettings,
+    parse_bool,
+    parse_chat_template,
+    parse_doc_ids,
+    parse_gen_kwargs,
+    parse_num_samples,
+    parse_seed,
+)
 from hlat.evaluate.paper_tasks import HELDOUT
 from hlat.recovery.signal_handler import SIGNALS, handle_signals
 
@@ -113,18 +123,40 @@ def _build_parser() -> CommandLineParser:
     add("--data", type=_parse_path, metavar="DIR", help="copies of data sets, by their hub name")
     heldout = "heldout: another run, or a file or directory of text (default: the model's run)"
     add("--heldout", metavar="PATH", help=heldout)
+    _add_harness_settings(parser)
     follow = "every checkpoint that a run keeps, as it appears; skips tasks with scores"
     add("--follow", action="store_true", help=follow)
     items = "write each item of harness tasks, as lm_eval --log_samples"
     add("--log-samples", action="store_true", help=items)
     samples = "humaneval: samples of each function"
-    add("--samples", type=parse_positive_int, metavar="N", help=samples)
+    add("--samples", type=parse_num_samples, metavar="N", help=samples)
     consent = "humaneval: consent to run, in a sandbox, code that the model wrote"
     add("--run-generated-code", action="store_true", help=consent)
     add("--accept-weak-sandbox", action="store_true", help="humaneval: see docs/humaneval.md")
     add("--output", type=Path, metavar="FILE", help="file to write the scores to")
     add("--json", action="store_true", help="print the scores as JSON")
     return parser
+
+
+def _add_harness_settings(parser: CommandLineParser) -> None:
+    """Add settings of the harness, under its names."""
+    add = parser.add_argument
+    template = "format prompts with the model's chat template"
+    add("--apply-chat-template", type=parse_chat_template, metavar="true|NAME", help=template)
+    system = "system message, or text before each prompt"
+    add("--system-instruction", metavar="TEXT", help=system)
+    multiturn = "false: few-shot examples and question are one message of a chat template"
+    add("--fewshot-as-multiturn", type=parse_bool, metavar="true|false", help=multiturn)
+    generation = "settings of generation, such as temperature=0.7,do_sample=true"
+    add("--gen-kwargs", type=parse_gen_kwargs, metavar="K=V,..", help=generation)
+    seed = "one seed, or those of Python, NumPy, torch and few-shot (default: 0,1234,1234,1234)"
+    add("--seed", type=parse_seed, metavar="N[,N,N,N]", help=seed)
+    doc_ids = 'indices of questions, {"task": [0, 3]}, or a JSON file'
+    add("--doc-ids", type=parse_doc_ids, metavar="JSON", help=doc_ids)
+    max_length = "maximum tokens of a prompt and its continuation"
+    add("--max-length", type=parse_positive_int, metavar="N", help=max_length)
+    cache = "file of responses that are not computed again"
+    add("--use-cache", type=_parse_path, metavar="FILE", help=cache)
 
 
 def _split_overrides(parser: CommandLineParser, arguments: argparse.Namespace) -> None:
@@ -214,11 +246,13 @@ def _build_request(arguments: argparse.Namespace) -> "EvalRequest":
 
     names = [
         *("source", "step", "follow", "limit", "shots", "data", "output", "heldout"),
-        "log_samples",
+        *("log_samples", "include_path", "use_cache"),
     ]
+    harness = {each.name: getattr(arguments, each.name) for each in fields(HarnessSettings)}
     return EvalRequest(
         tasks=tuple(filter(None, arguments.tasks)),
-        **{name: getattr(arguments, name) for name in (*names, "include_path")},
+        **{name: getattr(arguments, name) for name in names},
+        harness=HarnessSettings(**{name: v for name, v in harness.items() if v is not None}),
         humaneval_settings=HumanEvalSettings(
             arguments.samples or HumanEvalSettings.num_samples,
             run_generated_code=arguments.run_generated_code,
@@ -271,6 +305,8 @@ _NOTES = {
     "shortened": "prompts are longer than the context of the model and were truncated on the left",
     "empty_contexts": "contexts have no token and were replaced by BOS, or else EOS",
     "empty_continuations": "continuations have no token; their log-likelihood is 0",
+    "without_system": "prompts have no system message, which the chat template rejects",
+    "cached": "responses were in the cache",
 }
 """Sentence for each count of unusual requests of a task."""
 

@@ -11,10 +11,11 @@ from hlat.checkpoint import checkpoint_directory
 from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.config_errors import ConfigError
 from hlat.evaluate import humaneval, model_metadata
+from hlat.evaluate.harness_settings import HarnessSettings
 from hlat.evaluate.inference_config import build_inference_config, build_unverified_config
 from hlat.evaluate.lm_eval_tasks import TaskLoader
-from hlat.evaluate.own_tasks import is_task_file
 from hlat.evaluate.paper_tasks import HUMANEVAL, OWN_TASKS
+from hlat.evaluate.user_tasks import is_task_file
 from hlat.jobs.command_job import CommandJob
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 
@@ -35,6 +36,8 @@ class EvalRequest:
         limit: Maximum number of questions of each task; None: all.
         data: Directory of local data sets; None: the harness downloads them.
         include_path: Directory with YAML files of further tasks.
+        harness: Settings of the harness.
+        use_cache: File of responses that are not computed again.
         output: Path of the scores; None: the default path of the model.
         humaneval_settings: Sampling and execution of HumanEval.
         heldout: Run whose held-out sets are used, or text; None: the run of the model.
@@ -51,6 +54,8 @@ class EvalRequest:
     limit: int | None = None
     data: Path | None = None
     include_path: Path | None = None
+    harness: HarnessSettings = field(default_factory=HarnessSettings)
+    use_cache: Path | None = None
     output: Path | None = None
     humaneval_settings: humaneval.HumanEvalSettings = field(
         default_factory=humaneval.HumanEvalSettings
@@ -81,13 +86,16 @@ class EvalRequest:
             key += "log_samples"
         if self.include_path is not None:
             key += repr(self.include_path.name)
+        if harness_settings := self.harness.describe():
+            key += repr(harness_settings)
         names = (Path(name).stem if is_task_file(name) else name for name in self.tasks)
         prefix = re.sub(r"[^A-Za-z0-9_]+", "_", "-".join(names))[:_MAX_NAME_LENGTH]
         return f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
 def validate_request(request: EvalRequest) -> None:
-    """Raise ConfigError if `follow=true` conflicts with other settings or the run."""
+    """Raise ConfigError if settings conflict with each other, or `follow=true` with the run."""
+    validate_harness_settings(request)
     if not request.follow:
         return
     if request.step is not None or request.output is not None:
@@ -102,6 +110,17 @@ def validate_request(request: EvalRequest) -> None:
             "follow=true skips tasks with scores, and HumanEval has no scores without "
             "run_generated_code=true (docs/humaneval.md); set it, or remove tasks=humaneval"
         )
+
+
+def validate_harness_settings(request: EvalRequest) -> None:
+    """Raise ConfigError if settings of the harness conflict with each other or the tasks."""
+    given = [*request.harness.describe(), *(["use_cache"] if request.use_cache else [])]
+    if given and not request.harness_tasks:
+        raise ConfigError(
+            f"{given[0]}= is a setting of tasks of lm-evaluation-harness, and "
+            f"tasks={','.join(request.tasks)} has none; remove it"
+        )
+    request.harness.validate(request.limit)
 
 
 def load_humaneval_problems(request: EvalRequest) -> list[humaneval.HumanEvalProblem]:
@@ -132,6 +151,7 @@ def build_evaluation_job(
         waits: The job starts after the run, so that the checkpoint may be missing.
     """
     source, metadata = Path(request.source), None
+    validate_harness_settings(request)
     if shares_filesystem or source.exists():
         validate_request(request)
         metadata = model_metadata.load_metadata(request.source)

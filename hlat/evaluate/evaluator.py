@@ -4,21 +4,23 @@ Tasks and data sets are loaded before the engine is built, since they are the mo
 errors.
 """
 
+import dataclasses
 import errno
 import importlib.metadata
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hlat import launch_environment
 from hlat.checkpoint import checkpoint_store
 from hlat.checkpoint.checkpoint_errors import CorruptCheckpointError
-from hlat.config.config_errors import ExitCode
+from hlat.config.config_errors import ConfigError, ExitCode
 from hlat.config.run import Config
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate import (
@@ -29,6 +31,7 @@ from hlat.evaluate import (
     humaneval,
     model_source,
 )
+from hlat.evaluate.chat_format import ChatFormat, load_chat_format
 from hlat.evaluate.eval_request import EvalRequest, load_humaneval_problems
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
 from hlat.evaluate.harness_files import HarnessFiles
@@ -38,6 +41,7 @@ from hlat.evaluate.lm_eval_tasks import TaskLoader
 from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import HELDOUT, HUMANEVAL, TaskSpec
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
+from hlat.evaluate.request_cache import RequestCache
 from hlat.storage import storage_path
 
 TaskOutcome = tuple[dict[str, TaskResult], ScoreRow, dict[str, Any] | None]
@@ -65,6 +69,8 @@ def run_evaluation(
     its data set does not exist.
     """
     is_rank0 = launch_environment.read_rank_info().is_rank0
+    _load_chat_format(request, source)  # raises before the model is loaded
+    _get_max_length(request, source)
     problems = load_humaneval_problems(request) if HUMANEVAL in request.tasks else []
     heldout = None
     if HELDOUT in request.tasks:
@@ -100,6 +106,7 @@ def run_evaluation(
         if not is_rank0:
             scheduler.run_worker_loop()
             return ExitCode.FINISHED
+        computation = repr((config.engine.name.value, engine.device, config.precision))
         engine_info = {
             "engine": config.engine.name.value,
             "device": engine.device,
@@ -111,7 +118,9 @@ def run_evaluation(
             for loaded, completed in _iterate_models(request, source, tasks, scheduler):
                 pending = [task for task in tasks if not completed.keys() >= {*task.result_names}]
                 info = engine_info | {"time": time.time()}
-                if row := _evaluate_model(loaded, request, pending, completed, scheduler, info):
+                with _open_cache(request, loaded, computation) as scheduler.cache:
+                    row = _evaluate_model(loaded, request, pending, completed, scheduler, info)
+                if row:
                     report(row)
     return ExitCode.FINISHED
 
@@ -121,9 +130,12 @@ def _load_tasks(
 ) -> list[EvalTask]:
     tasks = []
     if request.harness_tasks:
-        loader = TaskLoader(request.data, request.include_path)
+        loader = TaskLoader(request.data, request.include_path, request.harness)
         specs = loader.resolve_tasks(request.harness_tasks, request.shots)
-        tasks = [_build_harness_task(request, spec, loader.load_task(spec)) for spec in specs]
+        loaded = [loader.load_task(spec) for spec in specs]
+        by_name = {name: task for each in loaded for name, task in each["tasks"].items()}
+        _validate_settings_used(request, by_name)
+        tasks = list(map(partial(_build_harness_task, request), specs, loaded))
     if HUMANEVAL in request.tasks:
         tasks.append(_build_humaneval_task(request, num_problems))
     if heldout is not None:
@@ -131,18 +143,83 @@ def _load_tasks(
     return tasks
 
 
+def _validate_settings_used(request: EvalRequest, tasks: Mapping[str, Any]) -> None:
+    """Raise ConfigError for settings of the harness that concern none of the tasks."""
+    settings, names = request.harness, [*tasks]
+    problems = [
+        f"doc_ids= names {name}, which is none of the tasks: {', '.join(names[:5])}"
+        + ", ..." * (len(names) > 5)
+        for name in settings.doc_ids
+        if name not in names
+    ]
+    if settings.gen_kwargs and all(task.OUTPUT_TYPE != "generate_until" for task in tasks.values()):
+        problems.append("gen_kwargs= has no effect, since no task generates text; remove it")
+    if problems:
+        raise ConfigError(*problems)
+
+
+def _load_chat_format(request: EvalRequest, source: ModelSource) -> ChatFormat | None:
+    """Return the chat format of prompts; raise ConfigError if the model has none."""
+    template = request.harness.apply_chat_template
+    if template is False:
+        return None
+    chat_format = load_chat_format(source, None if template is True else str(template))
+    if chat_format.template is None:
+        raise ConfigError(
+            f"apply_chat_template={str(template).lower()}: {source.location} has no chat template; "
+            "remove it, or give a model with chat_template.jinja or one in tokenizer_config.json"
+        )
+    return chat_format
+
+
+def _get_max_length(request: EvalRequest, source: ModelSource) -> int:
+    """Return the maximum tokens of a sequence; raise ConfigError if the model supports fewer."""
+    max_length = request.harness.max_length or source.sequence_length
+    if max_length > source.sequence_length:
+        raise ConfigError(
+            f"max_length={max_length} is larger than the context of the model, "
+            f"{source.sequence_length}; use at most {source.sequence_length}"
+        )
+    return max_length
+
+
+@contextmanager
+def _open_cache(
+    request: EvalRequest, source: ModelSource, computation: str
+) -> Iterator[RequestCache | None]:
+    """Open the cache of the responses of a model, if the request has one."""
+    if request.use_cache is None:
+        yield None
+        return
+    fingerprint = f"{source.fingerprint} {computation}"
+    with closing(RequestCache(request.use_cache, fingerprint)) as cache:
+        yield cache
+
+
 def _build_harness_task(request: EvalRequest, spec: TaskSpec, loaded: Any) -> EvalTask:
+    settings = request.harness.select_tasks([*loaded["tasks"]])
+    if settings.doc_ids:  # some of the questions are no result of the paper's tables
+        spec = dataclasses.replace(spec, metric="")
+
     def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
         from hlat.evaluate.lm_eval_adapter import LMEvalAdapter, run_harness
 
-        adapter = LMEvalAdapter(scheduler, source.sequence_length)
-        harness_results = run_harness(adapter, loaded, request.limit)
+        chat_format, max_length = (
+            _load_chat_format(request, source),
+            _get_max_length(request, source),
+        )
+        adapter = LMEvalAdapter(scheduler, max_length, chat_format, settings.seed[2])
+        num_hits = scheduler.cache.num_hits if scheduler.cache else 0
+        harness_results = run_harness(adapter, loaded, request.limit, settings)
         results = evaluation_results.parse_task_results(spec, harness_results, request.limit)
         metadata = {
             "harness": importlib.metadata.version("lm_eval"),
             "shortened": adapter.num_truncated,
             "empty_contexts": adapter.num_empty_contexts,
             "empty_continuations": adapter.num_empty_continuations,
+            "without_system": adapter.num_without_system,
+            "cached": scheduler.cache.num_hits - num_hits if scheduler.cache else 0,
+            "settings": request.harness.describe(),
         }
         return results, metadata, harness_results
 
@@ -239,7 +316,11 @@ def _load_completed_results(
     saved = evaluation_results.load_completed_tasks(
         request.output or source.scores_path, request.limit, request.log_samples
     )
-    return {name: saved[name] for name in names & saved.keys()}
+    return {
+        name: saved[name]
+        for name in names & saved.keys()
+        if saved[name].get("settings", {}) == request.harness.describe()
+    }
 
 
 def _validate_output(path: Path) -> None:
@@ -266,7 +347,7 @@ def _evaluate_model(
     if request.output is not None:  # a wrong path must not fail after hours
         _validate_output(request.output)
     settings = {key: value for key, value in engine_info.items() if key != "time"}
-    settings["limit"] = request.limit
+    settings |= request.harness.describe_config() | {"limit": request.limit}
     harness_files = HarnessFiles(path, source, settings) if request.harness_tasks else None
     new_results: dict[str, TaskResult] = {}
     row: ScoreRow = {}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from lm_eval import evaluator
 from lm_eval.api.model import TemplateLM
-from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.models.utils import (
     handle_stop_sequences,
     normalize_gen_kwargs,
@@ -22,30 +21,35 @@ from lm_eval.models.utils import (
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from hlat.config.config_errors import ConfigError
+from hlat.evaluate.chat_format import ChatFormat
+from hlat.evaluate.harness_settings import (
+    DEFAULT_SEEDS,
+    HarnessSettings,
+    validate_generation_settings,
+)
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler, ScoreRequest
-
-_GENERATION_SETTINGS = {
-    *("until", "do_sample", "temperature", "top_p"),
-    *("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"),
-}
-_NEUTRAL_SETTINGS: dict[str, tuple[Any, ...]] = {
-    "top_k": (None, 0, -1),
-    "min_p": (None, 0),
-    "repetition_penalty": (None, 1),
-    "num_beams": (None, 1),
-    "num_return_sequences": (None, 1),
-    "no_repeat_ngram_size": (None, 0),
-}
-"""Values of other settings that change no text."""
 
 
 class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
-    """Model interface of lm-evaluation-harness, with a maximum sequence length in tokens."""
+    """Model interface of lm-evaluation-harness, with a maximum sequence length in tokens.
 
-    def __init__(self, scheduler: Rank0Scheduler, max_length: int) -> None:
+    With a chat format, names of special tokens in a prompt stand for these tokens. `seed` is that
+    of generation.
+    """
+
+    def __init__(
+        self,
+        scheduler: Rank0Scheduler,
+        max_length: int,
+        chat_format: ChatFormat | None = None,
+        seed: int = DEFAULT_SEEDS[2],
+    ) -> None:
         super().__init__()
         self._scheduler, self._tokenizer = scheduler, scheduler.tokenizer
+        self._chat_format, self._seed = chat_format, seed
         self.max_length = max_length
+        self.num_without_system = 0
+        """Number of prompts without their system message, since the chat template rejects it."""
         self.num_truncated = 0
         """Number of requests whose context was truncated on the left."""
         self.num_empty_contexts = self.num_empty_continuations = 0
@@ -65,7 +69,36 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         """Return the token ids of a text, with BOS as in a prompt unless disabled."""
-        return self._tokenizer.encode(string, is_prompt_start=add_special_tokens is not False)
+        is_prompt_start = add_special_tokens is not False
+        if self._chat_format is None:
+            return self._tokenizer.encode(string, is_prompt_start)
+        return self._tokenizer.encode_with_special_tokens(string, is_prompt_start)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Hash of the tokenizer, which the harness uses in keys."""
+        return self._tokenizer.sha256
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """Return the chat template, None if prompts have no chat format."""
+        return None if self._chat_format is None else self._chat_format.template
+
+    def apply_chat_template(
+        self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        """Return the prompt of messages.
+
+        As in the harness, a system message that the template rejects is left out.
+        """
+        assert self._chat_format is not None
+        try:
+            return self._chat_format.render(chat_history, add_generation_prompt)
+        except ConfigError:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if len(others) == len(chat_history):
+                raise
+            self.num_without_system += 1
+            return self._chat_format.render(others, add_generation_prompt)
 
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
@@ -150,7 +183,7 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
             "max_new_tokens": max_new_tokens,
             "temperature": options["temperature"] if options["do_sample"] else 0.0,
             "top_p": options.get("top_p") or 1.0,
-            "seed": DEFAULT_OTHER_SEED,
+            "seed": self._seed,
         }
         stop_sequences = [stop for stop in until if stop]
         prompts = [
@@ -164,23 +197,25 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
         return text
 
 
-def validate_generation_settings(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError for settings of generation that the engines do not support."""
-    problems = [
-        f"{key}={value} is not supported; supported: {', '.join(sorted(_GENERATION_SETTINGS))}"
-        for key, value in settings.items()
-        if key not in _GENERATION_SETTINGS and value not in _NEUTRAL_SETTINGS.get(key, (None,))
-    ]
-    if settings.get("do_sample") and not float(settings.get("temperature") or 0.0) > 0:
-        problems.append("do_sample=true needs a temperature above 0; set do_sample=false")
-    if problems:
-        raise ConfigError(*problems)
-
-
-def run_harness(adapter: LMEvalAdapter, tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
+def run_harness(
+    adapter: LMEvalAdapter,
+    tasks: dict[str, Any],
+    limit: int | None,
+    settings: HarnessSettings | None = None,
+) -> dict[str, Any]:
     """Run the tasks of `TaskLoader.load_task`; return the harness's results, with all items."""
-    random.seed(DEFAULT_RANDOM_SEED)
-    np.random.seed(DEFAULT_OTHER_SEED)
+    settings = settings or HarnessSettings()
+    random.seed(settings.seed[0])
+    np.random.seed(settings.seed[1])
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    results: dict[str, Any] = evaluator.evaluate(adapter, tasks, limit=limit, log_samples=True)
+    results: dict[str, Any] = evaluator.evaluate(
+        adapter,
+        tasks,
+        limit=limit,
+        samples={name: [*ids] for name, ids in settings.doc_ids.items()} or None,
+        log_samples=True,
+        system_instruction=settings.system_instruction,
+        apply_chat_template=settings.apply_chat_template,
+        fewshot_as_multiturn=settings.is_multiturn,
+    )
     return results

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate.own_tasks import OwnTasks, is_local_data, is_task_file
+from hlat.evaluate.harness_settings import HarnessSettings, validate_generation_settings
 from hlat.evaluate.paper_tasks import TASK_SETS, TaskSpec, list_tasks
+from hlat.evaluate.user_tasks import UserTasks, is_local_data, is_task_file
 
 
 def validate_harness_installed() -> None:
@@ -37,22 +38,27 @@ class TaskLoader:
     directory does not exist.
     """
 
-    def __init__(self, datasets_dir: Path | None, include_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        datasets_dir: Path | None,
+        include_path: Path | None = None,
+        settings: HarnessSettings | None = None,
+    ) -> None:
         if datasets_dir is not None and not datasets_dir.is_dir():
             raise ConfigError(
                 f"data={datasets_dir} is not a directory; docs/evaluation.md lists its content"
             )
-        self._datasets_dir = datasets_dir
-        self._own_tasks = OwnTasks(include_path)
+        self._datasets_dir, self._settings = datasets_dir, settings or HarnessSettings()
+        self._user_tasks = UserTasks(include_path)
 
     @cached_property
     def _task_manager(self) -> Any:
         from lm_eval.tasks import TaskManager
 
-        own_dir = self._own_tasks.include_path
-        if own_dir is None:
+        user_dir = self._user_tasks.include_path
+        if user_dir is None:
             return TaskManager()  # slow, since it lists thousands of tasks
-        return TaskManager(include_path=str(own_dir))
+        return TaskManager(include_path=str(user_dir))
 
     def resolve_tasks(self, names: Sequence[str], shots: int | None) -> list[TaskSpec]:
         """Return the tasks of task sets, and other tasks or groups, by name.
@@ -77,11 +83,11 @@ class TaskLoader:
     ) -> list[TaskSpec]:
         if name in TASK_SETS:
             set_specs = list_tasks([name])
-            self._own_tasks.validate_unused(name, [spec.name for spec in set_specs])
+            self._user_tasks.validate_unused(name, [spec.name for spec in set_specs])
             return set_specs
         if is_task_file(name):
-            name = self._own_tasks.add_file(name)
-        elif name not in self._own_tasks and name not in self._task_manager.all_tasks:
+            name = self._user_tasks.add_file(name)
+        elif name not in self._user_tasks and name not in self._task_manager.all_tasks:
             raise ConfigError(self._describe_unknown(name))
         return [specs.get(name, TaskSpec(name, shots, ""))]
 
@@ -89,7 +95,7 @@ class TaskLoader:
         known = [*TASK_SETS, *self._task_manager.all_tasks]
         matches = [
             match
-            for names in (self._own_tasks.list_names(), known)
+            for names in (self._user_tasks.list_names(), known)
             for match in difflib.get_close_matches(name, names, 1)
         ]
         hint = (
@@ -97,13 +103,13 @@ class TaskLoader:
             if matches
             else f"use {', '.join(TASK_SETS)}"
         )
-        own_dir = self._own_tasks.include_path
+        user_dir = self._user_tasks.include_path
         problem = "the harness has no such task"
-        if own_dir is not None:
+        if user_dir is not None:
             problem = "; ".join(
                 [
-                    f"neither the harness nor include_path={own_dir} has such a task",
-                    *self._own_tasks.find_unreadable_files(),
+                    f"neither the harness nor include_path={user_dir} has such a task",
+                    *self._user_tasks.find_unreadable_files(),
                 ]
             )
         return f"tasks={name}: {problem}; {hint} (python -m lm_eval ls tasks lists all)"
@@ -117,25 +123,24 @@ class TaskLoader:
         Raises:
             ConfigError: The data cannot be loaded, or the task sets an unsupported option.
         """
-        from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
-
-        from hlat.evaluate.lm_eval_adapter import validate_generation_settings
-
-        random.seed(DEFAULT_RANDOM_SEED)
-        np.random.seed(DEFAULT_OTHER_SEED)
-        with self._redirect_datasets(spec.name), self._own_tasks.translate_errors(spec.name):
-            manager = self._own_tasks.get_manager(spec.name) or self._task_manager
-            loaded = manager.load([self._own_tasks.files.get(spec.name, spec.name)])
+        settings = self._settings
+        random.seed(settings.seed[0])
+        np.random.seed(settings.seed[1])
+        with self._redirect_datasets(spec.name), self._user_tasks.translate_errors(spec.name):
+            manager = self._user_tasks.get_manager(spec.name) or self._task_manager
+            loaded = manager.load([self._user_tasks.files.get(spec.name, spec.name)])
         for name, task in loaded["tasks"].items():
             _validate_supported(name, task)
             if spec.shots is not None and task.get_config("num_fewshot") != 0:
                 task.set_config(key="num_fewshot", value=spec.shots)
             elif task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
-            task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
+            task.set_fewshot_seed(seed=settings.seed[3])
+            if name in settings.doc_ids:
+                _validate_doc_ids(name, settings.doc_ids[name], len(task.eval_docs))
             if task.OUTPUT_TYPE == "generate_until":
                 with _prefix_problems(spec.name):
-                    validate_generation_settings(task.get_config("generation_kwargs") or {})
+                    _update_generation_settings(task, settings.gen_kwargs)
         return loaded
 
     @contextmanager
@@ -184,6 +189,27 @@ def _validate_supported(name: str, task: Any) -> None:
         )
     if getattr(task, "MULTIMODAL", False):
         raise ConfigError(f"{name} has images or sound, which hlat's models cannot read; remove it")
+
+
+def _validate_doc_ids(name: str, ids: Sequence[int], num_questions: int) -> None:
+    if ids[-1] >= num_questions:
+        raise ConfigError(
+            f"doc_ids={{{name}: ...}} has the index {ids[-1]}, and the task has {num_questions} "
+            f"questions; use indices from 0 to {num_questions - 1}"
+        )
+
+
+def _update_generation_settings(task: Any, changes: Mapping[str, Any]) -> None:
+    """Replace settings of generation of a task; raise ConfigError if they are not supported."""
+    if changes:
+        task.set_config("generation_kwargs", dict(changes), update=True)
+    settings = task.get_config("generation_kwargs") or {}
+    validate_generation_settings(settings)
+    if changes.get("temperature") and settings.get("do_sample") is False:
+        raise ConfigError(
+            f"gen_kwargs: temperature={changes['temperature']} has no effect, since the task has "
+            "do_sample=false; add do_sample=true"
+        )
 
 
 @contextmanager

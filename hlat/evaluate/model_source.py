@@ -1,8 +1,10 @@
 """Weights and tokenizer of a run, checkpoint, average or Hugging Face directory."""
 
+import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from hlat.checkpoint import (
@@ -13,6 +15,7 @@ from hlat.checkpoint import (
     training_settings,
 )
 from hlat.checkpoint.checkpoint_directory import format_step_name
+from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.checkpoint.pretrained_files import PretrainedFiles, load_pretrained_files
 from hlat.checkpoint.tensor_chunk import TensorChunk
 from hlat.config import run_identity
@@ -53,6 +56,22 @@ class ModelSource(ModelMetadata):
     def scores_path(self) -> Path:
         """Default path of the scores."""
         return self.base_dir / EVALUATIONS_DIR / f"{self.name}.json"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the weights, architecture, tokenizer and end tokens, which reads all weights.
+
+        The hashes in the manifest of a checkpoint replace those of its files.
+        """
+        digest = hashlib.sha256(f"{self.model} {self.tokenizer.sha256}".encode())
+        digest.update(repr(sorted(self.tokenizer.end_token_ids)).encode())
+        if checkpoint_store.is_checkpoint(self.location):
+            digest.update((self.location / COMMIT_MARKER).read_bytes())
+        else:
+            for file in sorted(Path(str(self.location)).rglob("*.safetensors")):
+                with file.open("rb") as content:
+                    digest.update(hashlib.file_digest(content, "sha256").digest())
+        return digest.hexdigest()
 
     def __post_init__(self) -> None:
         self.tokenizer.end_token_ids |= {*self.pretrained_files.end_token_ids}

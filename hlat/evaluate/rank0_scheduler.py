@@ -13,12 +13,15 @@ from tqdm import tqdm
 
 from hlat.data.prompt_tokenizer import PromptTokenizer
 from hlat.evaluate.inference_model import InferenceModel, build_stop_check
+from hlat.evaluate.request_cache import RequestCache
 from hlat.parallelism.process_group import ProcessGroup, broadcast_object
 
 ScoreRequest = tuple[list[int], list[int]]
 """Token ids of a context and of its continuation."""
 _REQUESTS_PER_BATCH = 2048
 """Requests per broadcast."""
+_REQUESTS_PER_CACHED_BATCH = 256
+"""Requests per broadcast with a cache, which saves the responses of each batch."""
 _END = "end"
 
 
@@ -26,7 +29,8 @@ class Rank0Scheduler:
     """Commands that rank 0 starts and all ranks execute; a context manager on rank 0.
 
     The exit of the context ends the worker loops, except after KeyboardInterrupt, since the signal
-    has ended all other ranks. `handlers` contains functions for further commands.
+    has ended all other ranks. `handlers` contains functions for further commands. `cache` contains
+    responses of the loaded model, if there is one.
     """
 
     def __init__(
@@ -37,6 +41,7 @@ class Rank0Scheduler:
         handlers: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         self.tokenizer, self._world_group = tokenizer, world_group
+        self.cache: RequestCache | None = None
         self._handlers: dict[str, Callable[..., Any]] = {
             "score": model.score,
             "generate": partial(_generate, model, tokenizer),
@@ -71,7 +76,9 @@ class Rank0Scheduler:
         def score_batch(indices: list[int]) -> Any:
             return self.run("score", [requests[i] for i in indices])
 
-        return _run_in_batches(requests, unit, score_batch)
+        keys = [["score", *request] for request in requests]
+        scores = self._run_in_batches(requests, unit, score_batch, keys)
+        return [(log_prob, is_greedy) for log_prob, is_greedy in scores]
 
     def generate(
         self,
@@ -88,11 +95,44 @@ class Rank0Scheduler:
             prompts, ids = [contexts[i] for i in indices], {"sample_ids": indices}
             return self.run("generate", prompts, stop_sequences, options | ids)
 
-        return _run_in_batches(contexts, "texts", generate_batch)
+        is_random = options["temperature"] > 0  # samples depend on the index of the context
+        keys = [
+            ["generate", context, [*stop_sequences], options, i if is_random else None]
+            for i, context in enumerate(contexts)
+        ]
+        return self._run_in_batches(contexts, "texts", generate_batch, keys)
 
     def wait(self, seconds: float) -> None:
         """Sleep on all ranks, so that no broadcast waits longer than its timeout."""
         self.run("wait", seconds)
+
+    def _run_in_batches(
+        self,
+        requests: Sequence[Any],
+        unit: str,
+        run_batch: Callable[[list[int]], Any],
+        keys: Sequence[Any],
+    ) -> list[Any]:
+        """Return the results in the order of the requests, from the cache if it has them.
+
+        Batches are sorted, so that their requests share prefixes. `keys` are those of the cache.
+        """
+        results: list[Any] = [None] * len(requests)
+        batch_size = _REQUESTS_PER_BATCH
+        if self.cache is not None:
+            results, batch_size = self.cache.load(keys), _REQUESTS_PER_CACHED_BATCH
+        missing = [i for i, result in enumerate(results) if result is None]
+        order = sorted(missing, key=lambda i: requests[i])
+        with tqdm(total=len(order), unit=f" {unit}", disable=None, leave=False) as bar:
+            for start in range(0, len(order), batch_size):
+                indices = order[start : start + batch_size]
+                batch = run_batch(indices)
+                for i, result in zip(indices, batch, strict=True):
+                    results[i] = result
+                if self.cache is not None:
+                    self.cache.save([keys[i] for i in indices], batch)
+                bar.update(len(indices))
+        return results
 
 
 def _generate(
@@ -104,18 +144,3 @@ def _generate(
 ) -> list[list[int]]:
     is_finished = build_stop_check(tokenizer, stop_sequences)
     return model.generate(prompts, is_finished=is_finished, **options)
-
-
-def _run_in_batches(
-    requests: Sequence[Any], unit: str, run_batch: Callable[[list[int]], Any]
-) -> list[Any]:
-    """Return the results of sorted batches, which share prefixes, in the order of the requests."""
-    results: list[Any] = [None] * len(requests)
-    order = sorted(range(len(requests)), key=lambda i: requests[i])
-    with tqdm(total=len(requests), unit=f" {unit}", disable=None, leave=False) as bar:
-        for start in range(0, len(order), _REQUESTS_PER_BATCH):
-            indices = order[start : start + _REQUESTS_PER_BATCH]
-            for i, result in zip(indices, run_batch(indices), strict=True):
-                results[i] = result
-            bar.update(len(indices))
-    return results

@@ -1,9 +1,12 @@
 """Chat templates, which are programs of other authors."""
 
+from pathlib import Path
+
 import pytest
 
+from hlat.checkpoint.pretrained_files import PretrainedFiles
 from hlat.config.config_errors import ConfigError
-from hlat.evaluate.chat_format import ChatFormat
+from hlat.evaluate.chat_format import ChatFormat, load_chat_format
 
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
 CHATML = (
@@ -34,6 +37,39 @@ def test_equal_transformers() -> None:
         conversations=[MESSAGES], chat_template=CHATML, add_generation_prompt=True, bos_token="<s>"
     )
     assert [render(CHATML)] == expected
+
+
+@pytest.mark.parametrize("content", ["Yes", " The answer is", "The answer: "])
+@pytest.mark.parametrize(
+    "template", [CHATML, CHATML.replace("m.content }}", "m.content | trim }}")]
+)
+def test_a_message_that_the_assistant_continues_equals_transformers(template, content) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages = [MESSAGES[0], {"role": "assistant", "content": content}]
+    (expected,), _ = utils.render_jinja_template(
+        conversations=[messages], chat_template=template, continue_final_message=True, bos_token=""
+    )
+    chat_format = ChatFormat(template, {"bos_token": ""})
+    assert chat_format.render(messages, add_generation_prompt=False) == expected
+
+
+class Source:
+    """Model with named templates in tokenizer_config.json and in a directory."""
+
+    def __init__(self, location: Path) -> None:
+        templates = [{"name": "default", "template": "a"}, {"name": "rag", "template": "b"}]
+        self.location = location
+        self.pretrained_files = PretrainedFiles(tokenizer_config={"chat_template": templates})
+
+
+def test_templates_with_names(tmp_path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("c")
+    source = Source(tmp_path)
+    loaded = [load_chat_format(source, name).template for name in (None, "rag", "tool_use")]
+    assert loaded == ["a", "b", "c"]
+    with pytest.raises(ConfigError, match="no chat template chat, only default, rag, tool_use"):
+        load_chat_format(source, "chat")
 
 
 @pytest.mark.parametrize(

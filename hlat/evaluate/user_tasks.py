@@ -43,7 +43,7 @@ def is_local_data(dataset_path: str) -> bool:
     return dataset_path in _DATA_FORMATS or dataset_path.startswith((".", "/"))
 
 
-class OwnTasks:
+class UserTasks:
     """Tasks in a directory, and in single files.
 
     Raise ConfigError if the directory does not exist.
@@ -63,8 +63,8 @@ class OwnTasks:
     def _manager(self) -> Any:
         from lm_eval.tasks import TaskManager
 
-        own_dir = None if self.include_path is None else str(self.include_path)
-        return TaskManager(include_path=own_dir, include_defaults=False)
+        user_dir = None if self.include_path is None else str(self.include_path)
+        return TaskManager(include_path=user_dir, include_defaults=False)
 
     def __contains__(self, name: str) -> bool:
         """Return True if the directory has a task, group or tag of this name."""
@@ -101,9 +101,9 @@ class OwnTasks:
 
     def validate_unused(self, task_set: str, names: Sequence[str]) -> None:
         """Raise ConfigError if a task of a task set is defined again."""
-        if own := [name for name in names if name in self]:
+        if again := [name for name in names if name in self]:
             raise ConfigError(
-                f"tasks={task_set}: include_path={self.include_path} defines {', '.join(own)} "
+                f"tasks={task_set}: include_path={self.include_path} defines {', '.join(again)} "
                 f"again; rename it, since {task_set} has the harness's tasks"
             )
 
