@@ -9,6 +9,7 @@ generation.
 import hashlib
 import json
 import sqlite3
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,7 @@ class RequestCache:
             self._database = sqlite3.connect(path, timeout=_TIMEOUT_S)
             self._database.execute(_TABLE)
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(
-                f"use_cache={path} is not a file for cached responses ({error}); choose another "
-                "file, or remove this one"
-            ) from error
+            raise self._build_error(error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -49,21 +47,39 @@ class RequestCache:
     def load(self, requests: Sequence[Any]) -> list[Any]:
         """Return the response of each request, None if it is missing.
 
-        The requests are values that JSON can represent and that determine the response.
+        The requests are values that JSON can represent and that determine the response. Raise
+        ConfigError if the file is damaged.
         """
         query = "SELECT response FROM responses WHERE key = ?"
-        rows = [
-            self._database.execute(query, (self._build_key(request),)).fetchone()
-            for request in requests
-        ]
-        self.num_hits += sum(row is not None for row in rows)
-        return [None if row is None else json.loads(row[0]) for row in rows]
+        try:
+            rows = [
+                self._database.execute(query, (self._build_key(request),)).fetchone()
+                for request in requests
+            ]
+            responses = [None if row is None else json.loads(row[0]) for row in rows]
+        except (sqlite3.Error, TypeError, ValueError) as error:
+            raise self._build_error(error) from error
+        self.num_hits += sum(response is not None for response in responses)
+        return responses
 
     def save(self, requests: Sequence[Any], responses: Sequence[Any]) -> None:
-        """Save responses in one transaction: an interruption leaves all or none."""
+        """Save responses in one transaction: an interruption leaves all or none.
+
+        A warning is printed if the file cannot be written, since the evaluation can continue.
+        """
         rows = zip(map(self._build_key, requests), map(json.dumps, responses), strict=True)
-        with self._database:
-            self._database.executemany("INSERT OR REPLACE INTO responses VALUES (?, ?)", rows)
+        try:
+            with self._database:
+                self._database.executemany("INSERT OR REPLACE INTO responses VALUES (?, ?)", rows)
+        except sqlite3.Error as error:
+            message = f"WARNING: use_cache={self._path} cannot be written ({error})"
+            print(message, file=sys.stderr, flush=True)
+
+    def _build_error(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"use_cache={self._path} is not a file for cached responses ({error}); choose another "
+            "file, or remove this one"
+        )
 
     def _build_key(self, request: Any) -> bytes:
         return hashlib.sha256(f"{self._fingerprint} {json.dumps(request)}".encode()).digest()

@@ -293,6 +293,61 @@ def test_evaluate_an_exported_model_with_its_own_tokenizer(trained, exported, da
     refusal(call(evaluate, trained, "exported", *words), "tokenizer_config.json cannot be read")
 
 
+TASK = """
+task: my_task
+dataset_path: json
+dataset_kwargs: {data_files: {test: rows.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_choice: ["yes", "no", "often"]
+doc_to_target: answer
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+
+
+@pytest.fixture
+def user_task(trained) -> str:
+    """Path of a task of the user, with 6 questions of 3 choices."""
+    rows = [{"question": f"def f{i}(): return", "answer": i % 3} for i in range(6)]
+    (trained / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (trained / "my_task.yaml").write_text(TASK)
+    return "tasks=my_task.yaml"
+
+
+@pytest.mark.slow  # 5 s: five evaluations
+def test_cached_responses_belong_to_weights_and_recipe(trained, user_task):
+    def evaluated(*words: str) -> dict[str, Any]:
+        done = call(evaluate, trained, "runs/whole", user_task, "--json", "use_cache=c.db", *words)
+        assert done.code == 0, done.err
+        return dict(json.loads(done.out.splitlines()[-1])["tasks"]["my_task"])
+
+    first = evaluated("step=10", 'doc_ids={"my_task": [0, 1, 5]}')
+    assert (first["questions"], first["cached"]) == (3, 0)
+    assert first["settings"] == {"doc_ids": {"my_task": [0, 1, 5]}}
+    whole = evaluated("step=10")
+    assert (whole["questions"], whole["cached"], whole["settings"]) == (6, 9, {})
+    again = evaluated("step=10")
+    assert (again["metrics"], again["cached"]) == (whole["metrics"], 18)
+    assert evaluated("step=20")["cached"] == 0
+    assert evaluated("step=10", "precision=bf16")["cached"] == 0
+
+
+@pytest.mark.slow  # 3 s: several evaluations
+def test_refuse_settings_of_the_harness_without_effect(trained, user_task):
+    def said(*words: str) -> CommandResult:
+        return call(evaluate, trained, "runs/whole", user_task, *words)
+
+    refusal(said("apply_chat_template=true"), "step_00000020 has no chat template; remove it")
+    refusal(said("gen_kwargs=temperature=0.5"), "has no effect, since no task generates text")
+    refusal(said('doc_ids={"my_tsk": [0]}'), "doc_ids= names my_tsk, which is none of the tasks")
+    refusal(said('doc_ids={"my_task": [6]}'), "index 6, and the task has 6 questions; use indices")
+    refusal(said("max_length=65"), "larger than the context of the model, 64; use at most 64")
+    refusal(said("seed=1,2"), "seed: 1,2 is neither a number nor four numbers")
+    (trained / "rows.jsonl").unlink()
+    refusal(said(), f"{trained / 'my_task.yaml'}: dataset_path or dataset_kwargs: ")
+
+
 def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
     """Start the entry in a process of its own."""
     return subprocess.Popen(

@@ -21,6 +21,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate import evaluation_results, lm_eval_tasks, model_source
+from hlat.evaluate.chat_format import ChatFormat
 from hlat.evaluate.inference_config import build_inference_config
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.lm_eval_adapter import LMEvalAdapter, validate_generation_settings
@@ -186,6 +187,25 @@ def test_empty_texts_have_one_behaviour(adapter) -> None:
     assert adapter.num_empty_continuations == 1
     assert adapter.generate_until([request("generate_until", "", {"max_gen_toks": 2})]) != [""]
     assert adapter.num_empty_contexts == 2
+
+
+def test_a_system_message_that_the_template_rejects_is_left_out(adapter, folder) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    )
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    peer = harness(folder)
+    peer.tokenizer.chat_template = template
+    chat = LMEvalAdapter(adapter._scheduler, MAX_LENGTH, ChatFormat(template))
+    prompt = chat.apply_chat_template(messages)
+    assert prompt == peer.apply_chat_template(messages)
+    assert chat.num_without_system == 1
+    assert chat.tok_encode(prompt) == peer.tok_encode(prompt)
+    assert len(chat.tok_encode(prompt)) < len(adapter.tok_encode(prompt)), "special tokens"
+    failing = ChatFormat("{{ raise_exception('no user') }}")
+    with pytest.raises(ConfigError, match="no user"):
+        LMEvalAdapter(adapter._scheduler, MAX_LENGTH, failing).apply_chat_template(messages)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,20 @@ def place(login: Login) -> Path:
     subprocess.run(["rm", "-r", str(found.parents[1])], check=True)
 
 
+@pytest.mark.slow  # 4 s: installs a copy of the code
+def test_a_job_gets_files_and_settings_of_the_harness_unchanged(login):
+    settings = ['doc_ids={"my_task": [0, 3]}', 'system_instruction=Don\'t "guess"', "seed=3"]
+    words = ["runs/whole", "tasks=tasks/my_task.yaml", "include_path=tasks", *settings]
+    (login.folder / "tasks").mkdir()
+    done = login.evaluate(*words, *SLURM)
+    assert done.returncode == 0, done.stderr
+    [directory] = (login.folder / "runs/whole/evaluations").glob("my_task-*")
+    submission = directory / "submissions/1"
+    [command] = json.loads((submission / "job.json").read_text())["commands"]
+    assert command[3:] == words
+    subprocess.run(["rm", "-r", str(directory)], check=True)
+
+
 @pytest.mark.slow  # 8 s: installs a copy of the code
 def test_submit_one_job_with_a_copy_of_the_code(login, place):
     sent = json.loads((place / "job.json").read_text())

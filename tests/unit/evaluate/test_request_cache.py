@@ -1,5 +1,6 @@
 """Responses that are not computed again."""
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,22 @@ def test_another_file_is_refused(tmp_path, content: bytes | None) -> None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=f"use_cache={path} is not a file for cached responses"):
         RequestCache(path, "model")
+
+
+def test_a_damaged_response_is_refused_and_a_full_disk_does_not_end_the_evaluation(
+    tmp_path, capsys
+) -> None:
+    path = tmp_path / "cache.db"
+    scheduler = schedule(Model(), path)
+    with closing(scheduler.cache) as cache, closing(sqlite3.connect(path)) as other:
+        other.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON responses BEGIN SELECT RAISE(ABORT, 'disk full'); END"
+        )
+        assert scheduler.score(REQUESTS, "answers") == Model().score(REQUESTS)
+        assert f"use_cache={path} cannot be written (disk full)" in capsys.readouterr().err
+        other.execute("DROP TRIGGER full")
+        cache.save([["a"]], [1])
+        other.execute("UPDATE responses SET response = '['")
+        other.commit()
+        with pytest.raises(ConfigError, match="is not a file for cached responses"):
+            cache.load([["a"]])
