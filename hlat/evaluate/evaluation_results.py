@@ -16,6 +16,7 @@ from hlat.config.config_errors import ConfigError
 from hlat.config.redaction import redact_text
 from hlat.evaluate.model_source import ModelSource
 from hlat.evaluate.paper_tasks import AVERAGE, COLUMNS, TaskSpec, compute_average, compute_scores
+from hlat.report.text_format import is_proportion
 from hlat.storage import durable_files
 from hlat.tracking.row_validation import is_finite_number
 from hlat.tracking.run_directory import EVALUATIONS_DIR, validate_no_symlinks
@@ -31,20 +32,13 @@ their maximum for each task, None for all. `HarnessFiles.save` adds the keys of 
 """
 
 
-_PROPORTIONS = {
-    *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "acc_all", "acc_greedy"),
-    *("exact_match", "em", "f1", "mc1", "mc2", "pct_stereotype"),
-}
-"""Metrics of the harness with a value from 0 to 1 that is a proportion; also pass@k."""
-
-
 def format_metric(name: str, value: float, error: float | None) -> str:
     """Return a metric with its standard error, in percent if it is a proportion.
 
     Other metrics, such as perplexities, have the harness's four decimals.
     """
     metric = name.partition(",")[0]
-    if metric in _PROPORTIONS or metric.startswith("pass@"):
+    if is_proportion(name):
         spread = "" if error is None else f" ({100 * error:.2f})"
         return f"{metric} {100 * value:.2f}%{spread}"
     spread = "" if error is None else f" ({error:.4f})"
@@ -135,7 +129,14 @@ def _validate_scores(row: ScoreRow) -> None:
     if not all(value is None or is_finite_number(value) for value in counts):
         raise TypeError("step, tokens or limit is not a number")
     for task in row["tasks"].values():
-        task["metrics"].items(), task["errors"].items(), task.get("sample_files", {}).items()
+        values = [*task["metrics"].values(), *task["errors"].values(), task.get("questions", 0)]
+        if not all(map(is_finite_number, values)):
+            raise TypeError("a metric or the number of questions is not a number")
+        if any(
+            type(v) not in (bool, type(None)) for v in task.get("higher_is_better", {}).values()
+        ):
+            raise TypeError("a value of higher_is_better is not true or false")
+        task.get("sample_files", {}).items()
         if not isinstance(task["counts"], str):
             raise TypeError("counts is not a string")
 

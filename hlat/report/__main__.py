@@ -26,6 +26,8 @@ examples:
   hlat report runs/desk                 the graph, scores and runs of a campaign
   hlat report runs/sweeps/beta2 wandb=my-team/hlat      also as a report in W&B
   hlat report tables runs/tiny          the paper's Tables II, IV and V beside the run's scores
+  hlat report tables runs/a runs/b      also all scores, and differences paired by item
+  hlat report tables runs/a runs/b output=scores.csv      or .md, .html
   hlat report samples runs/a runs/b     prompts and answers of evaluations with log_samples=true
 
 See docs/tracking.md."""
@@ -47,7 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "`samples` first: items of evaluated models"
     )
     add("runs", nargs="+", type=Path, metavar="RUN", help=runs)
-    output = "directory of a comparison (default: the only RUN, or the directory of the first run)"
+    output = (
+        "directory of a comparison (default: the only RUN, or the directory of the first run); "
+        "file of tables"
+    )
     add("--output", type=Path, metavar="DIR", help=output)
     serve = "serve the page of one run to this machine's browser (0: any free port)"
     wandb = "save the tables and verdicts of a study as a W&B report in this project"
@@ -78,11 +83,7 @@ def _submit(runs: Sequence[Path], words: Sequence[str], overrides: Sequence[str]
 def _run(arguments: argparse.Namespace) -> int:
     directories: list[Path] = arguments.runs
     if directories[0] == Path("tables"):
-        from hlat.evaluate.evaluation_results import load_evaluated_models
-        from hlat.report.report_templates import render_text
-
-        models = [model for each in directories[1:] for model in load_evaluated_models(each)]
-        lines = render_text("paper_tables.txt.j2", models=models)
+        lines = _build_score_tables(directories[1:], arguments.output)
     elif directories[0] == Path("samples"):
         lines = [_write_items(directories[1:], arguments.output)]
     elif arguments.serve is not None:
@@ -129,6 +130,24 @@ def _serve(directories: Sequence[Path], port: int) -> int:
         with suppress(KeyboardInterrupt):
             server.serve_forever()
     return ExitCode.FINISHED
+
+
+def _build_score_tables(sources: Sequence[Path], output: Path | None) -> list[str]:
+    from hlat.evaluate.evaluation_results import load_evaluated_models
+    from hlat.report import score_tables
+    from hlat.report.report_templates import render_text
+
+    if output is not None and output.suffix not in score_tables.SUFFIXES:
+        raise ConfigError(f"output={output} must end in {', '.join(score_tables.SUFFIXES)}")
+    models = [model for source in sources for model in load_evaluated_models(source)]
+    paper_tables = render_text("paper_tables.txt.j2", models=models)
+    if not models:
+        return paper_tables
+    comparison = score_tables.compare_scores(models)
+    if output is None:
+        return [*paper_tables, "", *score_tables.format_scores(comparison)]
+    score_tables.write_tables(comparison, paper_tables, output)
+    return [str(output)]
 
 
 def _write_items(sources: Sequence[Path], output_dir: Path | None) -> str:

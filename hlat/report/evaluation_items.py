@@ -52,12 +52,13 @@ class Item:
     predictions: dict[str, int] = field(default_factory=dict)
 
 
-def find_sample_files(model: ScoreRow) -> dict[str, Path]:
-    """Return the file of the items of each task; subtasks of a group are tasks."""
+def find_sample_files(model: ScoreRow, result_name: str | None = None) -> dict[str, Path]:
+    """Return the file of the items of each task, or of those of one result, such as a group."""
     files = {}
-    for result in model["tasks"].values():
-        for task, name in result.get("sample_files", {}).items():
-            files[task] = _resolve(model["scores_path"], name)
+    for name, result in model["tasks"].items():
+        for task, file in result.get("sample_files", {}).items():
+            if result_name in (None, name):
+                files[task] = _resolve(model["scores_path"], file)
     return files
 
 

@@ -10,6 +10,10 @@ from hlat.config.config_errors import escape_control_characters
 UNKNOWN = "n/a"
 """Text for a missing or non-finite number."""
 
+_PROPORTIONS = {
+    *("acc", "acc_norm", "acc_bytes", "acc_mutual_info", "acc_all", "acc_greedy"),
+    *("exact_match", "em", "f1", "mc1", "mc2", "pct_stereotype"),
+}
 _SUFFIXES = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
@@ -97,6 +101,17 @@ def format_value(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(format_value, value))
     return str(value)
+
+
+def is_proportion(metric: str) -> bool:
+    """Return True if a metric of a benchmark task, as `metric,filter`, is a proportion."""
+    name = metric.partition(",")[0]
+    return name in _PROPORTIONS or name.startswith("pass@")
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text for a cell of a Markdown table."""
+    return escape_control_characters(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def format_gib(num_bytes: float) -> str:

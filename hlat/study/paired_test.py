@@ -121,6 +121,19 @@ def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def compute_mcnemar_p_value(num_better: int, num_worse: int) -> float:
+    """Return the two-sided exact p value of McNemar's test (1947).
+
+    Args:
+        num_better: Pairs in which only the first value is 1.
+        num_worse: Pairs in which only the second value is 1.
+    """
+    from scipy import special
+
+    fewer, total = min(num_better, num_worse), num_better + num_worse
+    return min(1.0, 2 * float(special.bdtr(fewer, total, 0.5))) if total else 1.0
+
+
 def _list_losses(
     point: PointRuns, baseline: PointRuns, higher_is_better: bool
 ) -> NDArray[np.float64]:

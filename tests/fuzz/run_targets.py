@@ -15,7 +15,7 @@ from hlat.config.run import Config
 from hlat.evaluate import evaluation_results, humaneval
 from hlat.parallelism.process_group import SingleProcessGroup
 from hlat.recovery.resume import load_skipped_batches
-from hlat.report import evaluation_items, run_comparison
+from hlat.report import evaluation_items, run_comparison, score_tables
 from hlat.report.figures import ReportFigure
 from hlat.report.report_writer import render_report
 from hlat.report.run_record import load_run_record
@@ -134,7 +134,7 @@ def _read_config(directory: Path, content: bytes) -> object:
 
 def _build_scores(_: Path) -> list[bytes]:
     task = {"shots": 5, "metrics": {"acc,none": 0.5}, "errors": {"acc,none": 0.1}}
-    task |= {"counts": "acc,none", "questions": 10, "limit": 5}
+    task |= {"counts": "acc,none", "questions": 10, "limit": 5, "higher_is_better": {"acc": True}}
     row = {"name": "x", "location": "/x", "step": 10, "tokens": 100, "tasks": {"mmlu": task}}
     return [json.dumps(row | {"scores": {"mmlu": 50.0}, "stderr": {"mmlu": 1.0}}).encode()]
 
@@ -147,6 +147,7 @@ def _read_scores(directory: Path, content: bytes) -> object:
     from hlat.report.report_templates import render_text
 
     models = evaluation_results.load_evaluated_models(directory)
+    score_tables.format_scores(score_tables.compare_scores([*models, *models]))
     return render_text("paper_tables.txt.j2", models=models)
 
 

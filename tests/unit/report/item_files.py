@@ -20,7 +20,7 @@ def build_choice_item(index: int, skill: float, seed: int) -> dict[str, Any]:
     question = f"Question {index}: {' '.join(shared.choices(WORDS, k=6))}? Answer:"
     if index == 0:
         question += ATTACK
-    choices = [" ".join(shared.choices(WORDS, k=k)) for k in (1, 2, 4)]
+    choices = [" ".join(shared.choices(WORDS, k=k)) for k in (2, 2, 3)]
     log_likelihoods = [own.uniform(-9, -5) for _ in choices]
     if own.random() < skill:
         log_likelihoods[2] = -1.0

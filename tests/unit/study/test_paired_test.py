@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from hlat.study.paired_test import PointRuns, adjust_p_values, compare_paired, compute_mean_interval
+from hlat.study.paired_test import (
+    PointRuns,
+    adjust_p_values,
+    compare_paired,
+    compute_mcnemar_p_value,
+    compute_mean_interval,
+)
 from hlat.study.rank_test import compute_sequential_rank_p_value, compute_signed_rank_p_value
 
 BASELINE = PointRuns({"1": 2.0, "2": 2.5, "3": 2.2, "4": 2.4})
@@ -123,3 +129,10 @@ def test_interval_of_a_mean() -> None:
     low, high = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
     assert compute_mean_interval(values) == pytest.approx((np.mean(values), low, high))
     assert math.isnan(compute_mean_interval([1.0])[1])
+
+
+@pytest.mark.parametrize(("better", "worse"), [(3, 9), (9, 3), (5, 5), (0, 1), (2000, 2100)])
+def test_mcnemar_is_a_binomial_test_of_the_pairs_that_differ(better: int, worse: int) -> None:
+    expected = stats.binomtest(better, better + worse).pvalue
+    assert compute_mcnemar_p_value(better, worse) == pytest.approx(expected)
+    assert compute_mcnemar_p_value(0, 0) == 1
