@@ -82,9 +82,9 @@ def forecast_study(overrides: Sequence[str]) -> StudyForecast:
         costs *= sweep.num_trials
     num_comparisons = count_comparisons(points, design)
     num_seeds = len(sweep.axes.get(SEED_KEY, []))
-    spread = design.spread if design.spread is not None else earlier.spread
+    spread = design.spread if math.isnan(earlier.spread) else earlier.spread
     power = None
-    if num_seeds > 1 and num_comparisons and math.isfinite(spread) and spread > 0:
+    if num_seeds > 1 and num_comparisons and spread is not None and spread > 0:
         power = plan_power(design, spread, num_seeds, num_comparisons)
     return StudyForecast(sweep, design, costs, skipped, num_comparisons, earlier, power)
 
@@ -195,7 +195,10 @@ def _format_speed_source(forecast: StudyForecast) -> str:
     if not math.isnan(speed):
         return f"speed: {format_short(speed)} tokens per second, median of earlier runs"
     if forecast.total.hours is None:
-        return "speed: unknown; no earlier run of this size, and no constants of this hardware"
+        return (
+            "speed: unknown; no earlier run of this size, and no constants of this hardware; "
+            "train one run and plan again"
+        )
     return "speed: predicted"
 
 
@@ -206,7 +209,7 @@ def _format_power(forecast: StudyForecast) -> list[str]:
     count = forecast.num_comparisons
     source = (
         "stated in study.spread"
-        if design.spread is not None
+        if math.isnan(forecast.earlier.spread)
         else f"from {forecast.earlier.num_runs} earlier runs of this size"
     )
     smallest = power.differences[forecast.num_seeds]

@@ -13,7 +13,7 @@ from hlat.config.run import Config
 from hlat.config.sweep_axes import is_sweep, load_sweep_axes
 from hlat.plan.__main__ import main
 from hlat.report.text_format import format_short
-from hlat.run_index.study_forecast import forecast_study
+from hlat.run_index.study_forecast import forecast_study, format_forecast
 from hlat.study.power import compute_detectable_difference
 
 
@@ -77,6 +77,7 @@ def test_a_plan_states_runs_cost_power_and_budget(
     config = write_runs()
     monkeypatch.chdir(tmp_path)
     words = ["run.steps=5", "optimizer.beta2=0.95,0.99", "run.seed=1,2", "study.budget_hours=0.01"]
+    words.append("study.spread=9")  # of a study without earlier runs
     assert main(words) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4 runs: 2 points with 2 seeds"
@@ -99,6 +100,10 @@ def test_plans_of_a_search_and_of_an_invalid_point(
     monkeypatch.chdir(tmp_path)
     forecast = forecast_study(["+sweep=search"])
     assert (len(forecast.costs), forecast.power) == (12, None)
+    stated = forecast_study(["run.seed=1,2", "optimizer.beta2=0.9,0.95", "study.spread=9"])
+    assert "spread of a difference over seeds: 9, stated in study.spread" in "\n".join(
+        format_forecast(stated)
+    )
     assert forecast_study(["run.seed=1,2"]).num_comparisons == 0
     with pytest.raises(ConfigError, match=r"\[optimizer.lr=-1\]"):
         forecast_study(["optimizer.lr=1e-3,-1"])
