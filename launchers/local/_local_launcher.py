@@ -3,6 +3,7 @@
 Points in separate processes are independent (docs/adr/0030-points-share-a-machine.md).
 """
 
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from hlat.config.bounds import bounded, find_bounds_violations
 from hlat.config.config_errors import ConfigError, ExitCode
+from hlat.config.entry_point import get_user_environment
 from hlat.tracking import sweep_log
 
 from .._sweep_points import (
@@ -76,7 +78,7 @@ class LocalLauncher(Launcher):
         Raises:
             ConfigError: The settings are invalid.
         """
-        entry_point = get_entry_point(task_function)
+        self.entry_point = entry_point = get_entry_point(task_function)
         validate_local_settings(self.settings, entry_point)
         self.context, self.config = hydra_context, config
         self.command = [sys.executable, "-m", f"hlat.{entry_point}", *get_hydra_flags(config)]
@@ -84,7 +86,7 @@ class LocalLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        """Validate all points, run them, and exit with the first failure's code.
+        """Validate all points, run them, print the study, and exit with the first failure's code.
 
         After a failed point the sweep continues; after an interrupted point it stops.
 
@@ -112,10 +114,19 @@ class LocalLauncher(Launcher):
                     sweep_log.log_stopped_point(sweep_dir, task.point.overrides, reason)
         else:
             codes, stopped = pool.run(work), {}
+        if len(codes) + len(stopped) == len(tasks) and ExitCode.PREEMPTED not in codes.values():
+            self._print_study(points, sweep_dir)
         if unfinished := _format_unfinished(codes, len(tasks) - len(stopped)):
             print(f"hlat: of {len(tasks)} points {unfinished}", file=sys.stderr)
             sys.exit(next((codes[i] for i in sorted(codes) if codes[i]), ExitCode.PREEMPTED))
         return [build_job_return(task.point, task.number, str(task.number)) for task in tasks]
+
+    def _print_study(self, points: Sequence[SweepPoint], sweep_dir: Path) -> None:
+        """Print the tables and verdicts of a study, and write its page; diverged runs count."""
+        if len(points) > 1 and points[0].config.study.baseline and self.entry_point == "train":
+            print(flush=True)
+            command = [sys.executable, "-m", "hlat", "report", str(sweep_dir)]
+            subprocess.run(command, env=get_user_environment(), check=False)
 
 
 def validate_local_settings(settings: LocalLauncherConfig, entry_point: str) -> None:
