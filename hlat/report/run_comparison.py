@@ -5,10 +5,11 @@ sweep and runs that were started separately are compared in the same way.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 from hlat.config.config_errors import ConfigError
 from hlat.report.run_record import RunRecord, is_run_dir, load_run_record
@@ -104,7 +105,11 @@ def find_config_differences(records: Iterable[RunRecord]) -> dict[str, list[str]
 
     Keys that are determined by the preset of their group, such as precision, are omitted.
     """
-    trees = [record.flat_config for record in records]
+    return find_differing_settings([record.flat_config for record in records])
+
+
+def find_differing_settings(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the keys that differ between settings, as `find_config_differences`."""
     keys = dict.fromkeys(
         key
         for tree in trees

@@ -33,7 +33,7 @@ from hlat.tracking.summary_metrics import compute_summary_metrics
 from hlat.tracking.tracking_services import read_wandb_run_id
 from hlat.tracking.wandb_report import StudyReport
 
-_SEED_KEY = "run.seed"
+SEED_KEY = "run.seed"
 _IGNORED_PREFIX = "tracking."
 """Prefix of settings that runs of several studies differ in, without effect on the metric."""
 _EVALUATED_METRICS = {"heldout_bits_per_byte": "bits_per_byte", "scores": "scores"}
@@ -91,7 +91,7 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     """
     axes = find_config_differences(records)
     axes = {key: axes[key] for key in axes if not key.startswith(_IGNORED_PREFIX)}
-    seeds = axes.pop(_SEED_KEY, None)
+    seeds = axes.pop(SEED_KEY, None)
     design = _find_design(records, axes)
     if not axes or (seeds is None and not design.baseline):
         return None

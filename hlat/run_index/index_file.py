@@ -17,7 +17,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -118,19 +118,32 @@ def list_index_files(root: Path) -> tuple[Path, Path]:
     return root / INDEX_NAME, get_cache_dir() / "runs" / f"{digest}.sqlite"
 
 
-def validate_columns(runs: RunList, columns: Iterable[str]) -> None:
-    """Raise ConfigError if no run has one of the columns; `config.KEY` is a setting."""
-    known = {key for row in runs.rows for key in row}
-    missing = [column for column in columns if column not in known]
-    if not missing or not runs.rows:
-        return
-    known |= {f"{CONFIG_PREFIX}{key}" for settings in runs.settings for key in settings}
-    for column in missing:
-        if column not in known:
-            near = [key for key in sorted(known) if key.endswith(f".{column}")]
-            near = near or difflib.get_close_matches(column, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(sorted(known))}"
-            raise ConfigError(f"{column}: no run has this column; {hint}")
+def resolve_columns(runs: RunList, columns: Sequence[str]) -> list[str]:
+    """Return the full names of columns; `config.KEY` is a setting, which may lack the prefix.
+
+    As in an override, the name of a group is that of its choice: `precision`.
+
+    Raises:
+        ConfigError: No run has one of the columns.
+    """
+    results = {key for row in runs.rows for key in row}
+    if not runs.rows or results.issuperset(columns):
+        return [*columns]
+    settings = {f"{CONFIG_PREFIX}{key}" for settings in runs.settings for key in settings}
+    return [_resolve_column(column, results, settings) for column in columns]
+
+
+def _resolve_column(column: str, results: set[str], settings: set[str]) -> str:
+    candidates = (column, f"{CONFIG_PREFIX}{column}", f"{CONFIG_PREFIX}{column}.name")
+    for name in candidates:
+        if name in results or name in settings:
+            return name
+    near = [key for key in sorted(settings) if key.endswith(f".{column}")]
+    near = near or difflib.get_close_matches(column, results | settings, 1, 0.7)
+    near = near or difflib.get_close_matches(candidates[1], settings, 1, 0.7)
+    hint = f"did you mean {near[0]}?" if near else f"columns: {', '.join(sorted(results))}, "
+    rest = "" if near else "and config.KEY for a setting, such as config.optimizer.lr"
+    raise ConfigError(f"{column}: no run has this column; {hint}{rest}")
 
 
 def _find_runs(

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hlat.config.config_errors import ConfigError
-from hlat.run_index.index_file import RunList, validate_columns
-from hlat.run_index.run_row import CONFIG_PREFIX
+from hlat.report.text_format import format_value
+from hlat.run_index.index_file import RunList, resolve_columns
+from hlat.run_index.run_row import CONFIG_PREFIX, get_value, get_value_order
 
 _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
@@ -27,7 +28,8 @@ _SINGLE_EQUALS = re.compile(r"""("[^"]*"|'[^']*')|(?<![<>=!])=(?!=)""")
 _WORD = re.compile(r"""("[^"]*"|'[^']*')|((?:<=?|>=?|==|!=)\s*)(?=\d*[A-Za-z_])([\w-]+)""")
 """A comparison with a word, such as a name with a minus or a leading digit."""
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
-_EXAMPLE = "config.optimizer.beta2=0.99 and step>=500"
+_EXAMPLE = "optimizer.beta2=0.99 and step>=500"
+_MAX_SHOWN_VALUES = 8
 
 
 def filter_runs(runs: RunList, expression: str) -> RunList:
@@ -39,23 +41,33 @@ def filter_runs(runs: RunList, expression: str) -> RunList:
         ConfigError: The expression is invalid, or names no column of any run.
     """
     tree = parse_filter(expression)
-    names = {column for node in ast.walk(tree) for column in _get_columns(node)}
-    validate_columns(runs, sorted(names))
-    needs_settings = any(name.startswith(CONFIG_PREFIX) for name in names)
+    names = sorted({column for node in ast.walk(tree) for column in _get_columns(node)})
+    columns = dict(zip(names, resolve_columns(runs, names), strict=True))
+    needs_settings = any(column.startswith(CONFIG_PREFIX) for column in columns.values())
     settings: list[dict[str, Any]] = runs.settings if needs_settings else [{}] * len(runs.rows)
 
     def is_match(i: int) -> bool:
         values = {
-            name: (
-                settings[i].get(name.removeprefix(CONFIG_PREFIX))
-                if name.startswith(CONFIG_PREFIX)
-                else runs.rows[i].get(name)
-            )
-            for name in names
+            name: get_value(runs.rows[i], settings[i], column) for name, column in columns.items()
         }
         return _evaluate(tree, values)
 
     return runs.select([i for i in range(len(runs.rows)) if is_match(i)])
+
+
+def format_known_values(runs: RunList, expression: str) -> list[str]:
+    """Return the values of each column of an expression in all runs; for one without a match."""
+    tree, lines = parse_filter(expression), []
+    names = sorted({column for node in ast.walk(tree) for column in _get_columns(node)})
+    for column in resolve_columns(runs, names):
+        is_setting = column.startswith(CONFIG_PREFIX)
+        settings = runs.settings if is_setting else [{}] * len(runs.rows)
+        pairs = zip(runs.rows, settings, strict=True)
+        values = {format_value(get_value(row, each, column)) for row, each in pairs}
+        shown = sorted(values, key=get_value_order)
+        more = ", ..." if len(shown) > _MAX_SHOWN_VALUES else ""
+        lines.append(f"{column}: {', '.join(shown[:_MAX_SHOWN_VALUES])}{more}")
+    return ["no run matches; values of all runs:", *lines]
 
 
 def parse_filter(expression: str) -> ast.expr:

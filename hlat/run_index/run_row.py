@@ -59,6 +59,15 @@ def get_value(row: RunRow, settings: Settings, column: str) -> Any:
     return row.get(column)
 
 
+def get_value_order(text: str) -> tuple[float, str]:
+    """Return a key that sorts numbers by value, before other texts."""
+    try:
+        number = float(text)
+    except ValueError:
+        return math.inf, text
+    return (math.inf if math.isnan(number) else number), text
+
+
 def _get_heldout_sources(record: RunRecord) -> RunRow:
     """Return the last held-out bits per byte of each source."""
     last = [*record.evaluations.values()][-1:]

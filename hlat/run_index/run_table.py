@@ -15,8 +15,8 @@ from hlat.report.text_format import (
     format_timestamp,
     format_value,
 )
-from hlat.run_index.index_file import RunList, validate_columns
-from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, get_value
+from hlat.run_index.index_file import RunList, resolve_columns
+from hlat.run_index.run_row import CONFIG_PREFIX, RunRow, get_value, get_value_order
 from hlat.study.paired_test import compute_mean_interval
 
 FILE_SUFFIXES = (".csv", ".parquet")
@@ -73,7 +73,7 @@ def export_runs(runs: RunList, file: Path) -> None:
 
 def format_run_list(runs: RunList, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Return headers and rows of a list with further columns."""
-    validate_columns(runs, columns)
+    columns = resolve_columns(runs, columns)
     headers = ["run", *_COLUMNS, *columns]
     rows = []
     for i, row in enumerate(runs.rows):
@@ -87,24 +87,27 @@ def format_run_list(runs: RunList, columns: Sequence[str]) -> tuple[list[str], l
     return headers, rows
 
 
-def format_groups(runs: RunList, columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def format_groups(
+    runs: RunList, columns: Sequence[str], metrics: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]]]:
     """Return headers and rows of groups: states, and mean and 95% interval of metrics.
 
-    Metrics are those of finished runs.
+    Metrics are those of finished runs; `metrics` are further ones.
     """
-    validate_columns(runs, columns)
+    columns = resolve_columns(runs, columns)
+    metrics = [*_GROUP_METRICS, *resolve_columns(runs, metrics)]
     groups: dict[tuple[str, ...], list[RunRow]] = {}
     for row, settings in zip(runs.rows, runs.settings, strict=True):
         key = tuple(format_value(get_value(row, settings, column)) for column in columns)
         groups.setdefault(key, []).append(row)
     rows = []
-    for key, members in sorted(groups.items()):
+    for key, members in sorted(groups.items(), key=lambda group: [*map(get_value_order, group[0])]):
         counts = Counter(format_value(row["state"]) for row in members)
         states = ", ".join(f"{count} {state}" for state, count in counts.items())
         finished = [row for row in members if row["state"] == "finish"]
-        metrics = [_format_mean(finished, metric) for metric in _GROUP_METRICS]
-        rows.append([*key, states, *metrics])
-    return [*columns, "runs", *_GROUP_METRICS], rows
+        means = [_format_mean(finished, metric) for metric in metrics]
+        rows.append([*key, states, *means])
+    return [*columns, "runs", *metrics], rows
 
 
 def format_differences(runs: RunList) -> tuple[list[str], list[list[str]]]:

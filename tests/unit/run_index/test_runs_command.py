@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import csv, parquet
+from scipy import stats
 
 from hlat.config.config_errors import ConfigError
 from hlat.run_index.__main__ import main
@@ -36,6 +37,7 @@ def root(tmp_path: Path, write_run: Run) -> Path:
         ("config.optimizer.name == adamw and config.run.seed==2", ["high-2", "low-2"]),
         ("cost_usd=null", ["high-1", "high-2", "lost", "low-1", "low-2"]),
         ("host>5", []),
+        ("optimizer=adamw and optimizer.lr=7", ["lost"]),
     ],
 )
 def test_filters(root: Path, write_run: Run, expression: str, names: list[str]) -> None:
@@ -50,6 +52,8 @@ def test_filters(root: Path, write_run: Run, expression: str, names: list[str]) 
     [
         ("config.optimizer.lrr=1", "did you mean config.optimizer.lr?"),
         ("steps>1", "did you mean step?"),
+        ("optmizer.lr=1", "did you mean config.optimizer.lr?"),
+        ("zzz=1", "step, tokens, and config.KEY for a setting"),
         ("step>", "cannot be read; example:"),
         ("open('x')=1", "is not a comparison of a column and a value"),
         ("step+1=2", "is not a comparison"),
@@ -67,17 +71,23 @@ def test_the_list_has_columns_and_a_count(root: Path, capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[-1] == "config.optimizer.lr"
     assert lines[1].startswith("high-1  finish  5")
-    assert lines[-1] == f"4 runs in {root}"
+    assert lines[-1] == f"4 of 5 runs in {root}"
+    assert main([str(root), "where=state=finished"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.endswith(f"0 of 5 runs in {root}\n")
+    assert shown.err == "no run matches; values of all runs:\nstate: diverge, finish\n"
     assert main([str(root), "columns=lr"]) == 2
     assert "did you mean config.optimizer.lr" in capsys.readouterr().err
 
 
 def test_groups_have_means_with_intervals(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(root), "group=config.optimizer.lr"]) == 0
+    assert main([str(root), "group=optimizer.lr", "columns=best_loss"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split()[:3] == ["0.99", "2", "finish"]
     assert "1.6500 (1.0147 to 2.2853)" in lines[2]
+    assert lines[2].endswith("  3.0000 (3.0000 to 3.0000)")
     assert "1 diverge" in lines[3]
+    assert lines[0].split()[-1] == "best_loss"
 
 
 def test_comparison_names_what_differs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,6 +108,33 @@ def test_comparison_names_what_differs(root: Path, capsys: pytest.CaptureFixture
     }
     assert main([str(root), "compare=low-1,nothing"]) == 2
     assert "has no run nothing" in capsys.readouterr().err
+    assert main([str(root), "compare=low-1,lows-2"]) == 2
+    assert "has no run lows-2; did you mean low-2?" in capsys.readouterr().err
+
+
+def test_values_of_a_setting_are_compared_by_seed(
+    root: Path, write_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run("high-3", lr=0.99, seed=3, bits=1.9)
+    write_run("low-3", lr=0.001, seed=3, bits=2.3)
+    assert main([str(root), "compare=optimizer.lr", "where=optimizer.lr<5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "heldout_bits_per_byte, lower is better; paired by seed"
+    assert lines[2].startswith("optimizer.lr=0.99 - optimizer.lr=0.001  3      -0.4667")
+    p_value = stats.ttest_rel([1.6, 1.7, 1.9], [2.1, 2.2, 2.3]).pvalue
+    assert f"  {p_value:.2g}  " in lines[2]
+    assert lines[2].endswith("better")
+    assert main([str(root), "compare=optimizer"]) == 2
+    assert "all runs have the value adamw" in capsys.readouterr().err
+    assert main([str(root), "compare=run.seed"]) == 2
+    assert "runs are paired by seed" in capsys.readouterr().err
+    settings = json.loads((root / "low-1/config.yaml").read_text())
+    settings["optimizer"]["decay_norms"] = True
+    (root / "low-1/config.yaml").write_text(json.dumps(settings))
+    assert main([str(root), "compare=optimizer.lr", "where=run=low-1 or run=high-1"]) == 2
+    assert "otherwise equal; they also differ in optimizer.decay" in capsys.readouterr().err
+    assert main([str(root), "compare=step"]) == 2
+    assert "compare=step is a result" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

@@ -1,0 +1,87 @@
+"""Comparison of the values of one setting over all runs: `hlat runs compare=optimizer.beta2`.
+
+Runs with the same other settings are points of a study. The statistics are those of `hlat report`.
+"""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from hlat.config.config_errors import ConfigError
+from hlat.config.study import Direction, StudyConfig
+from hlat.report.run_comparison import find_differing_settings
+from hlat.report.study_result import SEED_KEY, StudyPoint, StudyResult
+from hlat.report.text_format import format_value
+from hlat.run_index.index_file import RunList
+from hlat.run_index.run_row import RunRow, get_value_order
+from hlat.study.paired_test import PointRuns
+from hlat.study.study_analysis import Point, analyze_study
+
+_DEFAULT_METRIC = "final_loss"
+"""Metric if no run has the metric of its study."""
+
+
+def compare_factor(runs: RunList, key: str) -> StudyResult:
+    """Return the comparisons of the values of a setting with the baseline of its study.
+
+    Without one, the smallest value is the baseline.
+
+    Raises:
+        ConfigError: No two runs differ in the setting only, apart from their seeds.
+    """
+    axes = find_differing_settings(runs.settings)
+    axes = {name: values for name, values in axes.items() if not name.startswith("tracking.")}
+    seeds = axes.pop(SEED_KEY, [""] * len(runs.rows))
+    if key == SEED_KEY:
+        raise ConfigError(f"compare={key}: runs are paired by seed; give another setting")
+    if key not in axes:
+        values = sorted({format_value(settings.get(key)) for settings in runs.settings})
+        if len(values) > 1:
+            preset = f"{key.partition('.')[0]}.name"
+            raise ConfigError(f"compare={key}: {preset} determines the value; compare {preset}")
+        raise ConfigError(f"compare={key}: all runs have the value {', '.join(values) or 'n/a'}")
+    factor = axes.pop(key)
+    design = _find_design(runs, key)
+    if design.baseline.get(key) not in factor:
+        design = replace(design, baseline={})
+    members: dict[Point, dict[str, RunRow]] = {}
+    for i in sorted(range(len(runs.rows)), key=lambda i: get_value_order(factor[i])):
+        others = [(name, values[i]) for name, values in axes.items()]
+        rows = members.setdefault((*others, (key, factor[i])), {})
+        rows[seeds[i] if seeds[i] not in rows else f"{seeds[i]}#{len(rows)}"] = runs.rows[i]
+    points = {point: _build_point(rows, design.metric) for point, rows in members.items()}
+    comparisons = analyze_study({point: one.runs for point, one in points.items()}, design)
+    if not comparisons:
+        raise ConfigError(
+            f"compare={key}: no runs differ in it and are otherwise equal; they also differ in "
+            f"{', '.join(axes)}"
+        )
+    return StudyResult(design, points, comparisons)
+
+
+def _find_design(runs: RunList, key: str) -> StudyConfig:
+    """Return the metric, the baseline and the stopping that most runs record."""
+    names = ("metric", "direction", "stop_worse", f"baseline.{key}")
+    recorded = Counter(
+        tuple(settings.get(f"study.{name}") for name in names) for settings in runs.settings
+    )
+    metric, direction, stop_worse, value = recorded.most_common(1)[0][0]
+    design = StudyConfig(
+        baseline={} if value is None else {key: format_value(value)}, stop_worse=stop_worse is True
+    )
+    metric = str(metric or design.metric)
+    if all(row.get(metric) is None for row in runs.rows):
+        return replace(design, metric=_DEFAULT_METRIC)
+    is_maximized = direction == Direction.maximize.value
+    direction = Direction.maximize if is_maximized else Direction.minimize
+    return replace(design, metric=metric, direction=direction)
+
+
+def _build_point(rows: dict[str, RunRow], metric: str) -> StudyPoint:
+    values = {
+        seed: float(value)
+        for seed, row in rows.items()
+        if row["state"] == "finish" and isinstance(value := row.get(metric), int | float)
+    }
+    diverged = frozenset(seed for seed, row in rows.items() if row["state"] == "diverge")
+    return StudyPoint(PointRuns(values, diverged), tuple(r["run"] for r in rows.values()), math.nan)
