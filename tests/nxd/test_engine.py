@@ -328,6 +328,7 @@ def test_the_recorded_losses_come_out_and_another_engine_goes_on(
 ) -> None:
     """Twenty steps of hlat.train: ten here, the other ten on the native engine in one process."""
     run_folder = (f"run.root={tmp_path}", "run.name=x", "checkpoint.every_steps=10")
+    run_folder += ("optimizer.lr=3e-3",)  # of the recorded losses
     words = [f"parallelism.{setting}" for setting in layout.split()]
     composed = compose(*small, *run_folder, "engine=nxd", "run.steps=10", *words)
     config = resolve_config(composed)
