@@ -348,7 +348,12 @@ def _evaluate_model(
         _validate_output(request.output)
     settings = {key: value for key, value in engine_info.items() if key != "time"}
     settings |= request.harness.describe_config() | {"limit": request.limit}
-    harness_files = HarnessFiles(path, source, settings) if request.harness_tasks else None
+    harness_files = None
+    if request.harness_tasks:
+        chat_format = _load_chat_format(request, source)
+        template = None if chat_format is None else chat_format.template
+        max_length = _get_max_length(request, source)
+        harness_files = HarnessFiles(path, source, settings, template, max_length)
     new_results: dict[str, TaskResult] = {}
     row: ScoreRow = {}
     try:

@@ -38,12 +38,21 @@ class HarnessFiles:
     results file is written again after each task, with those of the tasks before.
     """
 
-    def __init__(self, scores_path: Path, source: ModelSource, settings: ScoreRow) -> None:
+    def __init__(
+        self,
+        scores_path: Path,
+        source: ModelSource,
+        settings: ScoreRow,
+        chat_template: str | None,
+        max_length: int,
+    ) -> None:
         self.directory = scores_path.with_name(f"{scores_path.stem}_harness")
         self._start = datetime.now()
         self._date = self._start.isoformat().replace(":", "-")
         self._content: dict[str, Any] = {key: {} for key in _TASK_KEYS}
         self._content |= _describe_evaluation(source, settings)
+        self._content |= _describe_prompts(settings, chat_template)
+        self._content["max_length"] = max_length
         self._content["date"] = self._start.timestamp()
 
     def save(
@@ -114,8 +123,6 @@ def compute_model_fingerprint(source: ModelSource) -> str:
 
 def _describe_evaluation(source: ModelSource, settings: ScoreRow) -> dict[str, Any]:
     """Return model, settings and versions under the harness's keys."""
-    from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
-
     location = redact_text(str(source.location))
     model_args = {"pretrained": location, "step": source.step, "tokens": source.tokens}
     tokenizer = source.tokenizer
@@ -128,10 +135,6 @@ def _describe_evaluation(source: ModelSource, settings: ScoreRow) -> dict[str, A
             "model_dtype": source.dtype.value,
             "model_sha": compute_model_fingerprint(source),
             "bootstrap_iters": _BOOTSTRAP_ITERATIONS,
-            "random_seed": DEFAULT_RANDOM_SEED,
-            "numpy_seed": DEFAULT_OTHER_SEED,
-            "torch_seed": DEFAULT_OTHER_SEED,
-            "fewshot_seed": DEFAULT_OTHER_SEED,
             **settings,
         },
         "git_hash": get_git_revision(),
@@ -142,10 +145,22 @@ def _describe_evaluation(source: ModelSource, settings: ScoreRow) -> dict[str, A
         "tokenizer_bos_token": [bos, str(tokenizer.prefix_token_id if bos else None)],
         "tokenizer_sha256": tokenizer.sha256,
         "eot_token_id": tokenizer.eos_token_id,
-        "max_length": source.sequence_length,
         "model_source": "hlat",
         "model_name": redact_text(source.name),
     }
+
+
+def _describe_prompts(settings: ScoreRow, chat_template: str | None) -> dict[str, Any]:
+    """Return chat template and system instruction with their hashes, as the harness."""
+    texts = {
+        "chat_template": chat_template,
+        "system_instruction": settings.get("system_instruction"),
+    }
+    hashes = {
+        f"{key}_sha": None if text is None else hashlib.sha256(text.encode()).hexdigest()
+        for key, text in texts.items()
+    }
+    return texts | hashes | {"fewshot_as_multiturn": settings.get("fewshot_as_multiturn")}
 
 
 def _find_version(package: str) -> str | None:

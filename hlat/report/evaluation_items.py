@@ -164,15 +164,15 @@ def _predict(
     """Return the best choice by metric; acc_norm and acc_bytes divide by the length."""
     log_likelihoods = np.array(values[: len(choices)])
     texts = [choice.removeprefix(delimiter) for choice in choices]
-    characters = np.array([max(1, len(text)) for text in texts])
-    num_bytes = np.array([max(1, len(text.encode())) for text in texts])
+    characters = np.array([len(text) for text in texts])
+    num_bytes = np.array([len(text.encode()) for text in texts])
     predictions = {}
     for metric in metrics:
         scores = log_likelihoods
-        if metric == "acc_norm":
-            scores = log_likelihoods / characters
-        elif metric == "acc_bytes":
-            scores = log_likelihoods / num_bytes
+        if metric in ("acc_norm", "acc_bytes"):
+            lengths = characters if metric == "acc_norm" else num_bytes
+            with np.errstate(divide="ignore", invalid="ignore"):  # a choice may be empty
+                scores = log_likelihoods / lengths
         elif metric == "acc_mutual_info":
             scores = log_likelihoods - np.array(values[len(choices) :])
         predictions[metric] = int(np.argmax(scores))
@@ -189,7 +189,7 @@ def _find_gold(
     if len(choices) < 2:
         return []
     correct = {predictions[name] for name in _CHOICE_METRICS & {*metrics} if metrics[name] == 1}
-    if len(correct) == 1:
+    if len(correct) == 1 and not target.startswith("["):
         found = [*correct]
     elif target.strip("[]").replace(",", "").replace(" ", "").isdecimal():
         found = [int(index) for index in target.strip("[]").split(",")]

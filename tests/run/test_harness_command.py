@@ -24,6 +24,8 @@ import transformers
 
 from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.evaluate import __main__ as evaluate
+from hlat.evaluate.evaluation_results import load_evaluated_models
+from hlat.report.items_page import load_task_items
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # of the harness and what it imports
@@ -314,6 +316,18 @@ def test_metrics_are_equal(found, expected, case: str) -> None:
         assert results[key] == others[key], key
     for key in ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed"):
         assert results["config"][key] == others["config"][key]
+    prompts = ("chat_template", "system_instruction")
+    for key in (*prompts, *(f"{key}_sha" for key in prompts), "max_length"):
+        assert results[key] == others[key], key
+
+
+def test_the_page_shows_the_answers_that_the_metrics_count(found) -> None:
+    """With an empty choice, equal choices and stray spaces."""
+    [model] = load_evaluated_models(found["plain"].directory.with_name("scores.json"))
+    task = next(task for task in load_task_items([model]) if task.name == "c_choice")
+    for item in task.by_model[0].values():
+        for metric in ("acc", "acc_norm"):
+            assert (item.predictions[metric] in item.gold) == (item.metrics[metric] == 1)
 
 
 Printed = dict[tuple[str, str], list[tuple[str, str]]]
