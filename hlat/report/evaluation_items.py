@@ -17,6 +17,11 @@ ItemKey = tuple[str, int, str]
 """Hash of a document, number of earlier equal documents, and filter."""
 
 
+_READ_ERRORS = (
+    *(OSError, ValueError, LookupError, TypeError),
+    *(AttributeError, OverflowError, RecursionError),
+)
+"""Errors of a file with another content than an evaluation writes."""
 _CHOICE_METRICS = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info"}
 """Metrics that are 1 if the best choice is correct."""
 
@@ -109,7 +114,7 @@ def _convert_errors(path: Path) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except _READ_ERRORS as error:
         raise ConfigError(
             f"{path} cannot be read ({error!r}); evaluate the model again with log_samples=true"
         ) from error
