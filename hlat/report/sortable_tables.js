@@ -79,7 +79,7 @@
     const heads = [...table.tHead.rows[0].cells].map((head) => head.textContent);
     pageTools.button("CSV", () => {
       const shown = [...body.rows].filter((row) => !row.hidden);
-      pageTools.downloadCsv(pageTools.fileName(name), [heads, ...shown.map((row) => [...row.cells].map((cell) => cell.textContent))]);
+      pageTools.downloadCsv(pageTools.fileName(name.split(/[:;,]/)[0]), [heads, ...shown.map((row) => [...row.cells].map((cell) => cell.textContent))]);
     }, bar, `Save the rows as CSV: ${name}`);
     makeSortable(table, body, rows);
     table.closest(".wide").before(bar);
