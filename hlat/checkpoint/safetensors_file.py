@@ -222,6 +222,7 @@ class _RemoteSafetensors:
         begin, shape, dtype = self._locate(key)
         row_bytes, sizes = prod(shape[1:]) * dtype.itemsize, [one.stop - one.start for one in index]
         rows, *columns = index or (slice(0, 1),)  # a scalar is one row
+        selection = (slice(None), *columns)
         tensor = torch.empty(sizes or [1], dtype=dtype)
         num_rows = max(1, READ_BLOCK_BYTES // max(1, row_bytes))
         for first in range(rows.start, rows.stop, num_rows):
@@ -229,7 +230,7 @@ class _RemoteSafetensors:
             content = self._read_exactly(begin + first * row_bytes, begin + last * row_bytes)
             block = torch.frombuffer(bytearray(content), dtype=dtype)
             block = block.reshape(last - first, *shape[1:])
-            tensor[first - rows.start : last - rows.start] = block[(slice(None), *columns)]
+            tensor[first - rows.start : last - rows.start] = block[selection]
         return tensor.reshape(sizes)
 
     def describe(self, key: str) -> tuple[tuple[int, ...], str]:

@@ -14,7 +14,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hlat.checkpoint.checkpoint_manifest import COMMIT_MARKER
 from hlat.config.redaction import redact_text
 from hlat.evaluate.evaluation_results import ScoreRow, TaskResult
 from hlat.evaluate.model_source import ModelSource
@@ -28,7 +27,6 @@ _TASK_KEYS = (
 )
 """Keys of the harness's results with a value for each task."""
 _BOOTSTRAP_ITERATIONS = 100_000
-_FINGERPRINT_BYTES = 1 << 20
 
 
 class HarnessFiles:
@@ -99,28 +97,6 @@ class HarnessFiles:
         return f"{self.directory.name}/{name}"
 
 
-def compute_model_fingerprint(source: ModelSource) -> str:
-    """Return a SHA-256 that identifies the weights.
-
-    That of a checkpoint is the hash of its manifest, which contains the hashes of its files. That
-    of a Hugging Face directory covers config.json, and name, size, first and last MiB of each file
-    of weights, since a hash of all bytes takes minutes for large models.
-    """
-    marker = source.location / COMMIT_MARKER
-    if marker.exists():
-        return marker.read_bytes().decode()
-    assert isinstance(source.location, Path)
-    digest = hashlib.sha256((source.location / "config.json").read_bytes())
-    for path in sorted(source.location.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with open(path, "rb") as file:
-            digest.update(file.read(_FINGERPRINT_BYTES))
-            file.seek(max(0, size - _FINGERPRINT_BYTES))
-            digest.update(file.read())
-    return digest.hexdigest()
-
-
 def _describe_evaluation(source: ModelSource, settings: ScoreRow) -> dict[str, Any]:
     """Return model, settings and versions under the harness's keys."""
     location = redact_text(str(source.location))
@@ -133,7 +109,7 @@ def _describe_evaluation(source: ModelSource, settings: ScoreRow) -> dict[str, A
             "model_args": model_args,
             "model_num_parameters": count_parameters(source.model),
             "model_dtype": source.dtype.value,
-            "model_sha": compute_model_fingerprint(source),
+            "model_sha": source.fingerprint,
             "bootstrap_iters": _BOOTSTRAP_ITERATIONS,
             **settings,
         },

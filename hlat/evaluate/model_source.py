@@ -25,6 +25,7 @@ from hlat.data.prompt_tokenizer import PromptTokenizer
 from hlat.evaluate import model_metadata
 from hlat.evaluate.model_metadata import ModelMetadata
 from hlat.storage import storage_path
+from hlat.storage.durable_files import hash_file
 from hlat.storage.storage_path import StoragePath
 from hlat.tracking.run_directory import EVALUATIONS_DIR
 from hlat.training_state import TrainingState
@@ -59,18 +60,19 @@ class ModelSource(ModelMetadata):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the weights, architecture, tokenizer and end tokens, which reads all weights.
+        """SHA-256 of weights, architecture, tokenizer and end tokens.
 
-        The hashes in the manifest of a checkpoint replace those of its files.
+        The manifest of a checkpoint contains the hashes of its files. The weights of a Hugging Face
+        directory are read.
         """
         digest = hashlib.sha256(f"{self.model} {self.tokenizer.sha256}".encode())
         digest.update(repr(sorted(self.tokenizer.end_token_ids)).encode())
         if checkpoint_store.is_checkpoint(self.location):
             digest.update((self.location / COMMIT_MARKER).read_bytes())
         else:
-            for file in sorted(Path(str(self.location)).rglob("*.safetensors")):
-                with file.open("rb") as content:
-                    digest.update(hashlib.file_digest(content, "sha256").digest())
+            assert isinstance(self.location, Path)
+            for file in sorted(self.location.glob("*.safetensors")):
+                digest.update(hash_file(file).sha256.encode())
         return digest.hexdigest()
 
     def __post_init__(self) -> None:
