@@ -49,6 +49,14 @@ TaskOutcome = tuple[dict[str, TaskResult], ScoreRow, dict[str, Any] | None]
 
 
 @dataclass(frozen=True)
+class PromptFormat:
+    """Chat format of prompts, and the maximum tokens of a prompt and its continuation."""
+
+    chat_format: ChatFormat | None
+    max_length: int
+
+
+@dataclass(frozen=True)
 class EvalTask:
     """Task of a request, with the names of its results in a scores file."""
 
@@ -69,8 +77,7 @@ def run_evaluation(
     its data set does not exist.
     """
     is_rank0 = launch_environment.read_rank_info().is_rank0
-    _load_chat_format(request, source)  # raises before the model is loaded
-    _get_max_length(request, source)
+    prompts = _load_prompt_format(request, source)  # raises before the model is loaded
     problems = load_humaneval_problems(request) if HUMANEVAL in request.tasks else []
     heldout = None
     if HELDOUT in request.tasks:
@@ -78,7 +85,7 @@ def run_evaluation(
             source, request.heldout, request.data_overrides, request.limit
         )
         config = heldout.apply_to(config)
-    tasks = _load_tasks(request, len(problems), heldout) if is_rank0 else []
+    tasks = _load_tasks(request, prompts, len(problems), heldout) if is_rank0 else []
     with closing(create_engine(config)) as engine:
         engine.build(config, training=False, initialize=False)
         source.load_weights(engine.chunks())
@@ -119,14 +126,19 @@ def run_evaluation(
                 pending = [task for task in tasks if not completed.keys() >= {*task.result_names}]
                 info = engine_info | {"time": time.time()}
                 with _open_cache(request, loaded, computation) as scheduler.cache:
-                    row = _evaluate_model(loaded, request, pending, completed, scheduler, info)
+                    row = _evaluate_model(
+                        loaded, request, prompts, pending, completed, scheduler, info
+                    )
                 if row:
                     report(row)
     return ExitCode.FINISHED
 
 
 def _load_tasks(
-    request: EvalRequest, num_problems: int, heldout: HeldoutData | None
+    request: EvalRequest,
+    prompts: PromptFormat,
+    num_problems: int,
+    heldout: HeldoutData | None,
 ) -> list[EvalTask]:
     tasks = []
     if request.harness_tasks:
@@ -135,7 +147,7 @@ def _load_tasks(
         loaded = [loader.load_task(spec) for spec in specs]
         by_name = {name: task for each in loaded for name, task in each["tasks"].items()}
         _validate_settings_used(request, by_name)
-        tasks = list(map(partial(_build_harness_task, request), specs, loaded))
+        tasks = list(map(partial(_build_harness_task, request, prompts), specs, loaded))
     if HUMANEVAL in request.tasks:
         tasks.append(_build_humaneval_task(request, num_problems))
     if heldout is not None:
@@ -158,29 +170,24 @@ def _validate_settings_used(request: EvalRequest, tasks: Mapping[str, Any]) -> N
         raise ConfigError(*problems)
 
 
-def _load_chat_format(request: EvalRequest, source: ModelSource) -> ChatFormat | None:
-    """Return the chat format of prompts; raise ConfigError if the model has none."""
-    template = request.harness.apply_chat_template
-    if template is False:
-        return None
-    chat_format = load_chat_format(source, None if template is True else str(template))
-    if chat_format.template is None:
-        raise ConfigError(
-            f"apply_chat_template={str(template).lower()}: {source.location} has no chat template; "
-            "remove it, or give a model with chat_template.jinja or one in tokenizer_config.json"
-        )
-    return chat_format
-
-
-def _get_max_length(request: EvalRequest, source: ModelSource) -> int:
-    """Return the maximum tokens of a sequence; raise ConfigError if the model supports fewer."""
+def _load_prompt_format(request: EvalRequest, source: ModelSource) -> PromptFormat:
+    """Return the format of prompts; raise ConfigError if the model does not support it."""
+    template, chat_format = request.harness.apply_chat_template, None
+    if template is not False:
+        chat_format = load_chat_format(source, None if template is True else str(template))
+        if chat_format.template is None:
+            raise ConfigError(
+                f"apply_chat_template={str(template).lower()}: {source.location} has no chat "
+                "template; remove it, or give a model with chat_template.jinja or one in "
+                "tokenizer_config.json"
+            )
     max_length = request.harness.max_length or source.sequence_length
     if max_length > source.sequence_length:
         raise ConfigError(
             f"max_length={max_length} is larger than the context of the model, "
             f"{source.sequence_length}; use at most {source.sequence_length}"
         )
-    return max_length
+    return PromptFormat(chat_format, max_length)
 
 
 @contextmanager
@@ -196,19 +203,19 @@ def _open_cache(
         yield cache
 
 
-def _build_harness_task(request: EvalRequest, spec: TaskSpec, loaded: Any) -> EvalTask:
+def _build_harness_task(
+    request: EvalRequest, prompts: PromptFormat, spec: TaskSpec, loaded: Any
+) -> EvalTask:
     settings = request.harness.select_tasks([*loaded["tasks"]])
-    if settings.doc_ids:  # some of the questions are no result of the paper's tables
+    if settings.doc_ids:  # the paper's tables require the whole data set
         spec = dataclasses.replace(spec, metric="")
 
     def run(source: ModelSource, scheduler: Rank0Scheduler) -> TaskOutcome:
         from hlat.evaluate.lm_eval_adapter import LMEvalAdapter, run_harness
 
-        chat_format, max_length = (
-            _load_chat_format(request, source),
-            _get_max_length(request, source),
+        adapter = LMEvalAdapter(
+            scheduler, prompts.max_length, prompts.chat_format, settings.seed[2]
         )
-        adapter = LMEvalAdapter(scheduler, max_length, chat_format, settings.seed[2])
         num_hits = scheduler.cache.num_hits if scheduler.cache else 0
         harness_results = run_harness(adapter, loaded, request.limit, settings)
         results = evaluation_results.parse_task_results(spec, harness_results, request.limit)
@@ -333,6 +340,7 @@ def _validate_output(path: Path) -> None:
 def _evaluate_model(
     source: ModelSource,
     request: EvalRequest,
+    prompts: PromptFormat,
     tasks: list[EvalTask],
     completed: dict[str, TaskResult],
     scheduler: Rank0Scheduler,
@@ -350,10 +358,8 @@ def _evaluate_model(
     settings |= request.harness.describe_config() | {"limit": request.limit}
     harness_files = None
     if request.harness_tasks:
-        chat_format = _load_chat_format(request, source)
-        template = None if chat_format is None else chat_format.template
-        max_length = _get_max_length(request, source)
-        harness_files = HarnessFiles(path, source, settings, template, max_length)
+        template = None if prompts.chat_format is None else prompts.chat_format.template
+        harness_files = HarnessFiles(path, source, settings, template, prompts.max_length)
     new_results: dict[str, TaskResult] = {}
     row: ScoreRow = {}
     try:
