@@ -3,8 +3,8 @@
 Usage: OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/evaluation/mmlu.py [--repetitions N]
        PYTHONPATH=. python benchmarks/evaluation/mmlu.py --render   (from mmlu.json)
 
-Both commands evaluate the same model and questions, in new processes with the same number of
-threads: 234 questions in the format of MMLU with 4 choices, after 5 examples. The task is a YAML
+Both commands evaluate the same model on the same data, in new processes with the same number of
+threads: 234 documents in the format of MMLU with 4 choices, after 5 examples. The task is a YAML
 file of the harness. The harness gets batches of 1 and of 8, and the faster one is the peer. Each
 repetition verifies that all accuracies and log-likelihoods agree. The whole time of a process
 includes imports; the time of the evaluation excludes them, the model and the data.
@@ -29,7 +29,7 @@ from benchmarks.evaluation.run import make_model
 from tests.run.questions import WORDS
 
 HERE = Path(__file__).resolve().parent
-QUESTIONS, CHOICES, SHOTS, BATCHES = 234, 4, 5, (1, 8)
+DOCUMENTS, CHOICES, SHOTS, BATCHES = 234, 4, 5, (1, 8)
 TASK: dict[str, Any] = {
     "task": "mmlu_generated",
     "dataset_path": "json",
@@ -78,8 +78,8 @@ sys.exit(main(sys.argv[1:]))
 Json = dict[str, Any]
 
 
-def write_task(folder: Path, questions: int) -> None:
-    """Write questions of about the length of MMLU's, from random words, and the task."""
+def write_task(folder: Path, num_documents: int) -> None:
+    """Write documents of about the length of those of MMLU, from random words, and the task."""
     draw = random.Random(0)
 
     def row() -> Json:
@@ -88,7 +88,7 @@ def write_task(folder: Path, questions: int) -> None:
         return {"question": question, "choices": texts, "answer": draw.randrange(CHOICES)}
 
     files = {}
-    for split, count in (("test", questions), ("dev", SHOTS)):
+    for split, count in (("test", num_documents), ("dev", SHOTS)):
         files[split] = str(folder / f"{split}.jsonl")
         Path(files[split]).write_text("".join(json.dumps(row()) + "\n" for _ in range(count)))
     content = TASK | {"dataset_kwargs": {"data_files": files}}
@@ -124,12 +124,12 @@ def run(code: str, words: list[str], folder: Path, output: Path) -> Json:
     }
 
 
-def measure(repetitions: int, questions: int) -> Json:
+def measure(repetitions: int, num_documents: int) -> Json:
     """Alternate the commands; the first round is a warm-up."""
     with TemporaryDirectory() as place:
         folder = Path(place)
         model = make_model(folder / "model")
-        write_task(folder, questions)
+        write_task(folder, num_documents)
         harness = ["--model", "hf", "--device", "cpu", "--log_samples", "--tasks", TASK["task"]]
         harness += ["--model_args", f"pretrained={model},dtype=float32"]
         harness += ["--include_path", str(folder)]
@@ -190,12 +190,12 @@ def main() -> None:
     """Measure and render."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=10)
-    parser.add_argument("--questions", type=int, default=QUESTIONS)
+    parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--output", type=Path, default=HERE / "mmlu.json")
     parser.add_argument("--render", action="store_true")
     given = parser.parse_args()
     if not given.render:
-        result = measure(given.repetitions, given.questions)
+        result = measure(given.repetitions, given.documents)
         given.output.write_text(json.dumps(result, indent=2) + "\n")
         print(json.dumps(result["times_as_fast"], indent=2))
     if given.output == HERE / "mmlu.json":

@@ -31,7 +31,7 @@ class Design:
 
     Attributes:
         num_seeds: Runs of each point.
-        num_comparisons: Points beside the baseline.
+        num_comparisons: Points without the baseline.
         stop_worse: Test after each seed.
         divergence: Probability that a run diverges.
         worse_divergence: The same, of the worse point. If it is larger, the finished runs of this

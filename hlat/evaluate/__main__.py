@@ -58,7 +58,7 @@ examples:
   hlat evaluate exported tasks=heldout heldout=runs/x    held-out sets of a run
   hlat evaluate runs/x tasks=heldout heldout=book.txt    a file or directory of text
   hlat evaluate exported tasks=hellaswag,lambada_openai data=~/datasets
-  hlat evaluate exported tasks=my_task.yaml              a task of yours
+  hlat evaluate exported tasks=my_task.yaml              a custom task
   hlat evaluate runs/x tasks=hlat_table2 hardware=h200 parallelism.tp=8
 as a job of Slurm or Kubernetes, with the launcher settings of hlat train:
   hlat evaluate runs/x tasks=hlat_table2 follow=true hydra/launcher=slurm \\
@@ -116,7 +116,7 @@ def _build_parser() -> CommandLineParser:
     add("overrides", nargs="*", metavar="OVERRIDE", help=overrides)
     tasks = build_list_parser(str)
     add("--tasks", type=tasks, metavar="A,B", help="tasks, sets or YAML files (required)")
-    include_path = "directory with YAML files of your tasks"
+    include_path = "directory with YAML files of custom tasks"
     add("--include-path", type=_parse_path, metavar="DIR", help=include_path)
     add("--limit", type=parse_positive_int, metavar="N", help="first N questions of each task")
     add("--shots", type=_parse_shots, metavar="N", help="few-shot examples of harness tasks")
@@ -151,7 +151,7 @@ def _add_harness_settings(parser: CommandLineParser) -> None:
     add("--gen-kwargs", type=parse_gen_kwargs, metavar="K=V,..", help=generation)
     seed = "one seed, or those of Python, NumPy, torch and few-shot (default: 0,1234,1234,1234)"
     add("--seed", type=parse_seed, metavar="N[,N,N,N]", help=seed)
-    doc_ids = 'indices of questions, {"task": [0, 3]}, or a JSON file'
+    doc_ids = 'indices of documents, {"task": [0, 3]}, or a JSON file'
     add("--doc-ids", type=parse_doc_ids, metavar="JSON", help=doc_ids)
     max_length = "maximum tokens of a prompt and its continuation"
     add("--max-length", type=parse_positive_int, metavar="N", help=max_length)

@@ -86,7 +86,7 @@ class EvalRequest:
             key += "log_samples"
         if self.include_path is not None:
             key += repr(self.include_path.name)
-        if harness_settings := self.harness.describe():
+        if harness_settings := self.harness.to_dict():
             key += repr(harness_settings)
         names = (Path(name).stem if is_task_file(name) else name for name in self.tasks)
         prefix = re.sub(r"[^A-Za-z0-9_]+", "_", "-".join(names))[:_MAX_NAME_LENGTH]
@@ -114,7 +114,7 @@ def validate_request(request: EvalRequest) -> None:
 
 def validate_harness_settings(request: EvalRequest) -> None:
     """Raise ConfigError if settings of the harness conflict with each other or the tasks."""
-    given = [*request.harness.describe(), *(["use_cache"] if request.use_cache else [])]
+    given = [*request.harness.to_dict(), *(["use_cache"] if request.use_cache else [])]
     if given and not request.harness_tasks:
         raise ConfigError(
             f"{given[0]}= is a setting of tasks of lm-evaluation-harness, and "

@@ -166,7 +166,7 @@ def load_evaluated_models(directory: Path) -> list[ScoreRow]:
 def load_completed_tasks(
     path: Path, limit: int | None, with_samples: bool = False
 ) -> dict[str, TaskResult]:
-    """Return the results in a scores file with the given limit of questions.
+    """Return the results in a scores file that have the given limit.
 
     With `with_samples`, results of the harness without per-item output are omitted.
     """

@@ -226,7 +226,7 @@ def _build_harness_task(
             "empty_continuations": adapter.num_empty_continuations,
             "without_system": adapter.num_without_system,
             "cached": scheduler.cache.num_hits - num_hits if scheduler.cache else 0,
-            "settings": request.harness.describe(),
+            "settings": request.harness.to_dict(),
         }
         return results, metadata, harness_results
 
@@ -326,7 +326,7 @@ def _load_completed_results(
     return {
         name: saved[name]
         for name in names & saved.keys()
-        if saved[name].get("settings", {}) == request.harness.describe()
+        if saved[name].get("settings", {}) == request.harness.to_dict()
     }
 
 
@@ -355,7 +355,7 @@ def _evaluate_model(
     if request.output is not None:  # a wrong path must not fail after hours
         _validate_output(request.output)
     settings = {key: value for key, value in engine_info.items() if key != "time"}
-    settings |= request.harness.describe_config() | {"limit": request.limit}
+    settings |= request.harness.to_config() | {"limit": request.limit}
     harness_files = None
     if request.harness_tasks:
         template = None if prompts.chat_format is None else prompts.chat_format.template

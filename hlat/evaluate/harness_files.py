@@ -1,4 +1,4 @@
-"""Results and per-item output of harness tasks, in the files of the harness's own command.
+"""Results and per-item output of harness tasks, in the files of the harness's command line.
 
 `lm_eval --output_path DIR --log_samples` writes `results_TIME.json` and `samples_TASK_TIME.jsonl`
 into a directory of the model. The files here have the same names, keys and hashes, so that programs
@@ -48,8 +48,8 @@ class HarnessFiles:
         self._start = datetime.now()
         self._date = self._start.isoformat().replace(":", "-")
         self._content: dict[str, Any] = {key: {} for key in _TASK_KEYS}
-        self._content |= _describe_evaluation(source, settings)
-        self._content |= _describe_prompts(settings, chat_template)
+        self._content |= _build_evaluation_fields(source, settings)
+        self._content |= _build_prompt_fields(settings, chat_template)
         self._content["max_length"] = max_length
         self._content["date"] = self._start.timestamp()
 
@@ -97,7 +97,7 @@ class HarnessFiles:
         return f"{self.directory.name}/{name}"
 
 
-def _describe_evaluation(source: ModelSource, settings: ScoreRow) -> dict[str, Any]:
+def _build_evaluation_fields(source: ModelSource, settings: ScoreRow) -> dict[str, Any]:
     """Return model, settings and versions under the harness's keys."""
     location = redact_text(str(source.location))
     model_args = {"pretrained": location, "step": source.step, "tokens": source.tokens}
@@ -126,7 +126,7 @@ def _describe_evaluation(source: ModelSource, settings: ScoreRow) -> dict[str, A
     }
 
 
-def _describe_prompts(settings: ScoreRow, chat_template: str | None) -> dict[str, Any]:
+def _build_prompt_fields(settings: ScoreRow, chat_template: str | None) -> dict[str, Any]:
     """Return chat template and system instruction with their hashes, as the harness."""
     texts = {
         "chat_template": chat_template,
@@ -153,7 +153,7 @@ def _compute_task_hash(samples: list[dict[str, Any]]) -> str:
 
 
 def _serialize_sample(sample: Mapping[str, Any]) -> str:
-    """Return an item as a line of the harness's file; log-likelihoods and targets are texts."""
+    """Return an item as a line of the harness's file; numbers and targets are strings."""
     from lm_eval.utils import sanitize_list
 
     arguments = {

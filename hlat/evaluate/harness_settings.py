@@ -41,7 +41,7 @@ class HarnessSettings:
         gen_kwargs: Settings of generation, which replace those of a task.
         seed: Seeds of Python, NumPy and torch, and of the few-shot examples. Generation uses that
             of torch.
-        doc_ids: Indices of the evaluated questions by task; other tasks have all.
+        doc_ids: Indices of the evaluated documents by task; all documents of other tasks.
         max_length: Maximum tokens of a prompt and its continuation; None: those of the model.
     """
 
@@ -60,17 +60,17 @@ class HarnessSettings:
             return bool(self.apply_chat_template)
         return self.fewshot_as_multiturn
 
-    def describe(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the settings without those that have their default value, as JSON values."""
         values = {
             each.name: getattr(self, each.name)
             for each in dataclasses.fields(self)
             if getattr(self, each.name) != getattr(HarnessSettings(), each.name)
         }
-        described: dict[str, Any] = json.loads(json.dumps(values))
-        return described
+        fields: dict[str, Any] = json.loads(json.dumps(values))
+        return fields
 
-    def describe_config(self) -> dict[str, Any]:
+    def to_config(self) -> dict[str, Any]:
         """Return all settings as JSON values, under the keys of the harness's results file."""
         seeds = ("random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
         return {
@@ -93,7 +93,7 @@ class HarnessSettings:
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             problems.append("fewshot_as_multiturn=true needs apply_chat_template=true")
         if self.doc_ids and limit is not None:
-            problems.append(f"doc_ids= and limit={limit} both choose questions; remove one")
+            problems.append(f"doc_ids= and limit={limit} both select documents; remove one")
         if problems:
             raise ConfigError(*problems)
 
@@ -175,7 +175,7 @@ def parse_num_samples(text: str) -> int:
     """Return the samples of each function of HumanEval."""
     if text.startswith("{") or Path(text).is_file():
         raise argparse.ArgumentTypeError(
-            "the number of samples of HumanEval is expected; choose questions with doc_ids="
+            "the number of samples of HumanEval is expected; select documents with doc_ids="
         )
     return parse_positive_int(text)
 

@@ -88,7 +88,7 @@ class LMEvalAdapter(TemplateLM):  # type: ignore[misc]
     ) -> str:
         """Return the prompt of messages.
 
-        As in the harness, a system message that the template rejects is left out.
+        As in the harness, a system message that the template rejects is omitted.
         """
         assert self._chat_format is not None
         try:

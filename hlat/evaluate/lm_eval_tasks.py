@@ -88,10 +88,10 @@ class TaskLoader:
         if is_task_file(name):
             name = self._user_tasks.add_file(name)
         elif name not in self._user_tasks and name not in self._task_manager.all_tasks:
-            raise ConfigError(self._describe_unknown(name))
+            raise ConfigError(self._format_unknown_task(name))
         return [specs.get(name, TaskSpec(name, shots, ""))]
 
-    def _describe_unknown(self, name: str) -> str:
+    def _format_unknown_task(self, name: str) -> str:
         known = [*TASK_SETS, *self._task_manager.all_tasks]
         matches = [
             match
@@ -191,11 +191,11 @@ def _validate_supported(name: str, task: Any) -> None:
         raise ConfigError(f"{name} has images or sound, which hlat's models cannot read; remove it")
 
 
-def _validate_doc_ids(name: str, ids: Sequence[int], num_questions: int) -> None:
-    if ids[-1] >= num_questions:
+def _validate_doc_ids(name: str, ids: Sequence[int], num_documents: int) -> None:
+    if ids[-1] >= num_documents:
         raise ConfigError(
-            f"doc_ids={{{name}: ...}} has the index {ids[-1]}, and the task has {num_questions} "
-            f"questions; use indices from 0 to {num_questions - 1}"
+            f"doc_ids={{{name}: ...}} has the index {ids[-1]}, and the task has {num_documents} "
+            f"documents; use indices from 0 to {num_documents - 1}"
         )
 
 

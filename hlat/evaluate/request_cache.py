@@ -63,7 +63,7 @@ class RequestCache:
         return responses
 
     def save(self, requests: Sequence[Any], responses: Sequence[Any]) -> None:
-        """Save responses in one transaction: an interruption leaves all or none.
+        """Save responses in one transaction.
 
         A warning is printed if the file cannot be written, since the evaluation can continue.
         """

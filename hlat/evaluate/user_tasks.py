@@ -80,7 +80,7 @@ class UserTasks:
         try:
             config = _load_yaml(path)
         except Exception as error:  # the harness raises exceptions of many types
-            raise ConfigError(f"tasks={location}: {_describe_error(error)}") from error
+            raise ConfigError(f"tasks={location}: {_format_error(error)}") from error
         name = config.get("group") or config.get("task")
         if not isinstance(name, str):
             raise ConfigError(
@@ -96,7 +96,7 @@ class UserTasks:
             try:
                 _load_yaml(path)
             except Exception as error:  # the harness raises exceptions of many types
-                problems.append(f"{path} cannot be read: {_describe_error(error)}")
+                problems.append(f"{path} cannot be read: {_format_error(error)}")
         return problems
 
     def validate_unused(self, task_set: str, names: Sequence[str]) -> None:
@@ -110,7 +110,7 @@ class UserTasks:
     def get_manager(self, name: str) -> Any | None:
         """Return a manager with the tasks of the user only, if it suffices for a task.
 
-        It is None for groups, whose tasks may be those of the harness, and for other tasks.
+        It is None for groups, which may contain tasks of the harness, and for other tasks.
         """
         config = self._get_config(name)
         return None if config is None or "group" in config else self._manager
@@ -133,7 +133,7 @@ class UserTasks:
             key = _find_key(error)
             where = f"{key}: " if key else ""
             raise ConfigError(
-                f"{file}: {where}{_describe_error(error)}; correct {key or 'the file'}"
+                f"{file}: {where}{_format_error(error)}; correct {key or 'the file'}"
             ) from error
 
     def _get_config(self, name: str) -> dict[str, Any] | None:
@@ -189,13 +189,13 @@ def _suggest(name: str, known: Sequence[str]) -> str:
 
 
 def _find_key(error: Exception) -> str:
-    """Return the key of the task whose evaluation raised an error, or an empty string."""
+    """Return the key of the task that caused an error, or an empty string."""
     keys = {key: key for key in _list_task_keys()} | _KEYS_BY_FUNCTION
     names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
     return next((keys[name] for name in reversed(names) if name in keys), "")
 
 
-def _describe_error(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     """Return the type and the message of an error in one line."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}"

@@ -1,4 +1,4 @@
-"""Items of benchmark tasks that evaluations wrote with log_samples=true, by task and model."""
+"""Items of benchmark tasks from evaluations with log_samples=true, by task and model."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +28,10 @@ _CHOICE_METRICS = {"acc", "acc_norm", "acc_bytes", "acc_mutual_info"}
 
 @dataclass(frozen=True)
 class Item:
-    """Answers of a model to a question.
+    """Answers of a model to a document of a task.
 
     Attributes:
-        doc_id: Index of the question in its data set.
+        doc_id: Index of the document in its data set.
         filter: Filter of the answers.
         target: Correct answer, as text.
         metrics: Values of the metrics.
@@ -157,7 +157,7 @@ def _parse_item(sample: Mapping[str, Any], config: Mapping[str, Any]) -> Item:
 
 
 def _list_choices(requests: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the texts that differ between the requests: continuations, or contexts."""
+    """Return the part that differs between the requests: continuations, or contexts."""
     choices = [str(request[-1]) for request in requests]
     has_contexts = len(requests) > 1 and len({*choices}) == 1
     return [str(request[0]) for request in requests] if has_contexts else choices

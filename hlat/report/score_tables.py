@@ -18,7 +18,7 @@ from hlat.report import evaluation_items
 from hlat.report.evaluation_items import ItemKey, ScoreRow
 from hlat.report.report_templates import render_page
 from hlat.report.study_result import format_p_value
-from hlat.report.text_format import UNKNOWN, escape_markdown, format_table, is_proportion
+from hlat.report.text_format import UNKNOWN, format_markdown_table, format_table, is_proportion
 from hlat.storage.durable_files import replace_file
 from hlat.study.paired_test import (
     PairedDifference,
@@ -279,15 +279,9 @@ def _format_markdown(comparison: ScoreComparison) -> str:
     if comparison.differences:
         parts.append((DIFFERENCE_CAPTION, build_difference_table(comparison)))
     lines = []
-    for caption, (headers, rows) in parts:
-        lines += [f"{caption}:", "", _format_markdown_row(headers)]
-        lines.append(_format_markdown_row(["---"] * len(headers)))
-        lines += [*map(_format_markdown_row, rows), ""]
+    for caption, table in parts:
+        lines += [f"{caption}:", "", *format_markdown_table(*table), ""]
     return "\n".join(lines)
-
-
-def _format_markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(escape_markdown, cells))} |"
 
 
 def _format_csv(comparison: ScoreComparison) -> str:
@@ -330,6 +324,6 @@ def _render_html(comparison: ScoreComparison, paper_tables: Sequence[str]) -> st
     )
 
 
-def _style_columns(headers: Sequence[str], num_texts: int) -> list[tuple[str, str]]:
-    styles = ["row name", *[""] * (num_texts - 1)]
-    return [(h, styles[i] if i < num_texts else "number") for i, h in enumerate(headers)]
+def _style_columns(headers: Sequence[str], first_number: int) -> list[tuple[str, str]]:
+    styles = ["row name", *[""] * (first_number - 1)]
+    return [(h, styles[i] if i < first_number else "number") for i, h in enumerate(headers)]

@@ -5,7 +5,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,13 @@ from hlat.config.study import Direction, StudyConfig
 from hlat.report.run_comparison import find_config_differences
 from hlat.report.run_record import RunRecord, get_number, get_numbers
 from hlat.report.summary_tables import get_run_state
-from hlat.report.text_format import UNKNOWN, format_short, format_table, format_value
+from hlat.report.text_format import (
+    UNKNOWN,
+    format_markdown_table,
+    format_short,
+    format_table,
+    format_value,
+)
 from hlat.study.checkpoint_noise import estimate_checkpoint_noise, pool_noise
 from hlat.study.factor_effects import FactorEffect, analyze_factor_effects
 from hlat.study.paired_test import PairedDifference, PointRuns, compute_mean_interval
@@ -99,7 +105,7 @@ def build_study_result(records: Sequence[RunRecord], num_planned: int = 0) -> St
     for i, record in enumerate(records):
         point = tuple((key, values[i]) for key, values in axes.items())
         runs = members.setdefault(point, {})
-        runs[_find_unused_seed(seeds[i] if seeds else "", runs)] = record
+        runs[find_unused_seed(seeds[i] if seeds else "", runs)] = record
     points = {point: _build_point(runs, design.metric) for point, runs in members.items()}
     outcomes = {point: one.runs for point, one in points.items()}
     comparisons = analyze_study(outcomes, design, num_planned)
@@ -174,14 +180,14 @@ def build_study_report(result: StudyResult, run_dirs: Sequence[Path]) -> StudyRe
     """Return the same tables and verdicts for a report in W&B."""
     factors = [key for key, _ in next(iter(result.points))]
     run_ids = [*filter(None, map(read_wandb_run_id, run_dirs))]
+    tables = {f"{EFFECTS_CAPTION}: {result.metric_label}": build_effect_table(result)}
+    if result.factor_effects:
+        tables[FACTORS_CAPTION] = build_factor_table(result)
+    tables[POINTS_CAPTION] = build_point_table(result)
     return StudyReport(
         title=result.design.question or f"Study of {', '.join(factors)}",
         verdicts=result.verdicts or [_NO_BASELINE],
-        tables={
-            f"{EFFECTS_CAPTION}: {result.metric_label}": build_effect_table(result),
-            **({FACTORS_CAPTION: build_factor_table(result)} if result.factor_effects else {}),
-            POINTS_CAPTION: build_point_table(result),
-        },
+        tables={title: "\n".join(format_markdown_table(*table)) for title, table in tables.items()},
         metric=result.design.metric,
         factors=factors,
         run_ids=run_ids,
@@ -300,6 +306,6 @@ def _name_baseline(baseline: dict[str, Any], axes: dict[str, list[str]]) -> dict
     return named
 
 
-def _find_unused_seed(seed: str, runs: dict[str, RunRecord]) -> str:
+def find_unused_seed(seed: str, runs: Mapping[str, Any]) -> str:
     """Return the seed; a second run with the same one, as of other code, is not paired."""
     return seed if seed not in runs else f"{seed}#{len(runs)}"

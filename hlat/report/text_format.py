@@ -1,7 +1,7 @@
 """Formatting of numbers, times and tables as text, shared by figures, tables and captions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -109,7 +109,13 @@ def is_proportion(metric: str) -> bool:
     return name in _PROPORTIONS or name.startswith("pass@")
 
 
-def escape_markdown(text: str) -> str:
+def format_markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return [f"| {' | '.join(map(_escape_markdown, line))} |" for line in lines]
+
+
+def _escape_markdown(text: str) -> str:
     """Return a text for a cell of a Markdown table."""
     return escape_control_characters(text).replace("\\", "\\\\").replace("|", "\\|")
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hlat.config.config_errors import ConfigError
 from hlat.config.study import Direction, StudyConfig
 from hlat.report.run_comparison import find_differing_settings
-from hlat.report.study_result import SEED_KEY, StudyPoint, StudyResult
+from hlat.report.study_result import SEED_KEY, StudyPoint, StudyResult, find_unused_seed
 from hlat.report.text_format import format_value
 from hlat.run_index.index_file import RunList
 from hlat.run_index.run_row import RunRow, get_value_order
@@ -27,7 +27,7 @@ def compare_factor(runs: RunList, key: str) -> StudyResult:
     Without one, the smallest value is the baseline.
 
     Raises:
-        ConfigError: No two runs differ in the setting only, apart from their seeds.
+        ConfigError: No two runs differ in the setting only; their seeds may differ.
     """
     axes = find_differing_settings(runs.settings)
     axes = {name: values for name, values in axes.items() if not name.startswith("tracking.")}
@@ -48,7 +48,7 @@ def compare_factor(runs: RunList, key: str) -> StudyResult:
     for i in sorted(range(len(runs.rows)), key=lambda i: get_value_order(factor[i])):
         others = [(name, values[i]) for name, values in axes.items()]
         rows = members.setdefault((*others, (key, factor[i])), {})
-        rows[seeds[i] if seeds[i] not in rows else f"{seeds[i]}#{len(rows)}"] = runs.rows[i]
+        rows[find_unused_seed(seeds[i], rows)] = runs.rows[i]
     points = {point: _build_point(rows, design.metric) for point, rows in members.items()}
     comparisons = analyze_study({point: one.runs for point, one in points.items()}, design)
     if not comparisons:

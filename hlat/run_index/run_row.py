@@ -60,7 +60,7 @@ def get_value(row: RunRow, settings: Settings, column: str) -> Any:
 
 
 def get_value_order(text: str) -> tuple[float, str]:
-    """Return a key that sorts numbers by value, before other texts."""
+    """Return a key that sorts numbers by value, before other strings."""
     try:
         number = float(text)
     except ValueError:

@@ -28,8 +28,8 @@ def analyze_factor_effects(
 ) -> list[FactorEffect]:
     """Return the mean effect of each change from the baseline, and its interactions.
 
-    A change is left out if it was made with one value of the other factors only. The tests are
-    those of a study without sequential stopping: with it, nothing is returned.
+    A change that was made with only one value of the other factors is omitted. The tests are not
+    valid with sequential stopping, so that a study with it has no results.
     """
     if design.stop_worse:
         return []

@@ -2,7 +2,7 @@
 
 Runs of one seed have the same initial weights and data order, so their difference varies less than
 the runs themselves (common random numbers). A run that diverged has no value of the metric. It
-still counts: a test by ranks takes it as worse than every run that finished. The smaller of the
+still counts: a test by ranks ranks it below every run that finished. The smaller of the
 two p values is doubled (Bonferroni), so that diverged runs never weaken the evidence beyond this.
 If the side with the better mean diverged more often, the ranks decide.
 """

@@ -1,8 +1,8 @@
 """Signed-rank test of differences of which some are infinite, since a run diverged.
 
 Ranks need no value of a diverged run, only that it is worse than all others. The test is that of
-Wilcoxon (1945), exact also with equal ranks. A study that tests after each seed takes the largest
-over the looks of |z_k| sqrt(k / n), as the test of its means does (`sequential_test`); z_k is the
+Wilcoxon (1945), exact also with equal ranks. In a study that tests after each seed, the statistic
+is the largest over the looks of |z_k| sqrt(k / n), as for the means (`sequential_test`); z_k is the
 p value of the first k differences as a normal quantile. The signs of the ranks are random without a
 difference, so that the distribution of this statistic depends on n only.
 """

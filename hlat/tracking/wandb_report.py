@@ -19,9 +19,6 @@ _MAX_TITLE_LENGTH = 128
 _METRICS_BY_PREFIX = {"heldout_bits_per_byte": "eval/{}/bits_per_byte", "scores": "eval/{}/score"}
 """Keys in W&B of metrics by source or task."""
 
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
-"""Headers and rows."""
-
 
 @dataclass(frozen=True)
 class StudyReport:
@@ -30,7 +27,7 @@ class StudyReport:
     Attributes:
         title: Question of the study, or another title.
         verdicts: One line per comparison.
-        tables: Tables by title.
+        tables: Tables in Markdown by title.
         metric: Metric of the study, as in `study.metric`.
         factors: Keys of the settings that the points differ in.
         run_ids: Ids of the runs in W&B; empty: the report has no charts.
@@ -38,7 +35,7 @@ class StudyReport:
 
     title: str
     verdicts: Sequence[str]
-    tables: Mapping[str, Table]
+    tables: Mapping[str, str]
     metric: str
     factors: Sequence[str] = ()
     run_ids: Sequence[str] = field(default_factory=list)
@@ -50,7 +47,7 @@ def build_report(study: StudyReport, entity: str, project: str) -> "Report":
 
     blocks: list[Any] = [interface.H2("Verdicts"), interface.UnorderedList([*study.verdicts])]
     for title, table in study.tables.items():
-        blocks += [interface.H2(title), interface.MarkdownBlock(format_markdown_table(*table))]
+        blocks += [interface.H2(title), interface.MarkdownBlock(table)]
     if study.run_ids:
         blocks += [interface.H2("Runs"), _build_charts(study, entity, project)]
     title = study.title[:_MAX_TITLE_LENGTH]
@@ -63,7 +60,7 @@ def save_report(study: StudyReport, project: str, entity: str | None = None) -> 
     """Upload a report and return its URL; without `entity`, it is one of the account's default.
 
     Raises:
-        ConfigError: W&B is not installed, has no API key, cannot be reached, or refuses the report.
+        ConfigError: W&B is not installed, has no API key, cannot be reached, or rejects the report.
     """
     if importlib.util.find_spec("wandb_workspaces") is None:
         raise ConfigError("a W&B report needs wandb-workspaces; pip install 'hlat[wandb]'")
@@ -80,17 +77,11 @@ def save_report(study: StudyReport, project: str, entity: str | None = None) -> 
             report = build_report(study, entity or str(wandb.Api().default_entity), project)
             report.save()
             return str(report.url)
-    except Exception as error:  # the libraries of W&B raise many types, also of their own
+    except Exception as error:  # the libraries of W&B raise many types
         message = [*str(error).strip().splitlines(), type(error).__name__][0]
         remedy = "check the connection, the names, and that the account may write to the project"
         reason = f"{message}; {remedy}"
     raise ConfigError(f"wandb={location}: the report was not saved: {reason}")
-
-
-def format_markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join(f"| {' | '.join(map(_escape_cell, line))} |" for line in lines)
 
 
 def get_metric_key(metric: str) -> str:
@@ -128,7 +119,3 @@ def _nest(key: str) -> str:
     """Return a key of the configuration as W&B stores it: `optimizer.value.lr`."""
     group, _, name = key.partition(".")
     return f"{group}.value.{name}" if name else f"{group}.value"
-
-
-def _escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -13,19 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import yaml
-from tokenizers.processors import TemplateProcessing
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'hlat[evaluation]'")
 pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
-import torch
-import transformers
-
-from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.evaluate import __main__ as evaluate
 from hlat.evaluate.evaluation_results import load_evaluated_models
 from hlat.report.items_page import load_task_items
+from tests.support.harness_items import compare_values, write_random_model
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # of the harness and what it imports
@@ -143,31 +138,8 @@ for words in json.loads(sys.argv[1]):
 
 def write_model(path: Path) -> None:
     """Write a random model whose tokenizer has BOS, and a chat template with special tokens."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_FILE))
-    tokenizer.add_special_tokens([BOS, START, END])
-    bos = tokenizer.token_to_id(BOS)
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
-    )
-    tokenizer.save(str(path / "tokenizer.json"))
-    names = {"eos_token": EMBEDDED_EOS_TOKEN, "bos_token": BOS}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    write_random_model(path, MAX_LENGTH, (BOS, START, END), BOS)
     (path / "chat_template.jinja").write_text(TEMPLATE)
-    torch.manual_seed(0)
-    model_config = transformers.LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_LENGTH,
-        initializer_range=0.2,
-        bos_token_id=bos,
-        eos_token_id=tokenizer.token_to_id(EMBEDDED_EOS_TOKEN),
-    )
-    transformers.LlamaForCausalLM(model_config).save_pretrained(path)
 
 
 def write_tasks(folder: Path) -> None:
@@ -275,21 +247,6 @@ def found(folder, tmp_path_factory) -> dict[str, Evaluated]:
     return evaluated
 
 
-def compare(value: Any, other: Any) -> None:
-    """Compare texts exactly, and numbers, which may be texts, to 1e-5."""
-    if isinstance(other, list):
-        assert len(value) == len(other)
-        for one, two in zip(value, other, strict=True):
-            compare(one, two)
-        return
-    try:
-        number = float(other)
-    except (TypeError, ValueError):
-        assert value == other
-    else:
-        assert float(value) == pytest.approx(number, rel=1e-5)
-
-
 PAIRS = [(case, task) for case, each in CASES.items() for task in each.tasks]
 
 
@@ -301,7 +258,7 @@ def test_items_are_equal(found, expected, case: str, task: str) -> None:
         assert item.keys() == other.keys()
         compared = {"resps", "filtered_resps", *other["metrics"]}
         for key in compared:
-            compare(item[key], other[key])
+            compare_values(item[key], other[key])
         for key in other.keys() - compared:
             assert item[key] == other[key], key
 

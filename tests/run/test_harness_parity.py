@@ -18,7 +18,6 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from hlat.config.config_errors import ConfigError
-from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.engine.engine_factory import create_engine
 from hlat.evaluate import evaluation_results, lm_eval_tasks, model_source
 from hlat.evaluate.chat_format import ChatFormat
@@ -26,6 +25,7 @@ from hlat.evaluate.inference_config import build_inference_config
 from hlat.evaluate.inference_model import InferenceModel
 from hlat.evaluate.lm_eval_adapter import LMEvalAdapter, validate_generation_settings
 from hlat.evaluate.rank0_scheduler import Rank0Scheduler
+from tests.support.harness_items import write_random_model
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # of the harness and what it imports
@@ -38,28 +38,7 @@ STOP = "<|im_end|>"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Return a random model whose tokenizer has a second special token."""
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_FILE))
-    tokenizer.add_special_tokens([STOP])
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EMBEDDED_EOS_TOKEN})
-    )
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_LENGTH,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=tokenizer.token_to_id(EMBEDDED_EOS_TOKEN),
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return write_random_model(tmp_path_factory.mktemp("model"), MAX_LENGTH, (STOP,))
 
 
 @pytest.fixture

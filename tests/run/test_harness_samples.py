@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 import yaml
 
 pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'hlat[evaluation]'")
 pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
 import lm_eval
-import torch
-import transformers
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from hlat.data.tokenizer import EMBEDDED_EOS_TOKEN, EMBEDDED_FILE
 from hlat.evaluate import __main__ as evaluate
 from hlat.evaluate import lm_eval_tasks
+from tests.support.harness_items import compare_values, write_random_model
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # of the harness and what it imports
@@ -83,27 +80,7 @@ NAMES = ["items_group", "items_generate", "items_rolling"]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("model")
-    tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_FILE))
-    tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": EMBEDDED_EOS_TOKEN})
-    )
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=96,
-        initializer_range=0.2,
-        bos_token_id=None,
-        eos_token_id=tokenizer.token_to_id(EMBEDDED_EOS_TOKEN),
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return write_random_model(tmp_path_factory.mktemp("model"), max_length=96)
 
 
 @pytest.fixture(scope="module")
@@ -176,21 +153,6 @@ def load_results(directory: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
-def compare(found: Any, other: Any) -> None:
-    """Compare items; log-likelihoods, which are texts, to 1e-5."""
-    if isinstance(other, list):
-        assert len(found) == len(other)
-        for one, two in zip(found, other, strict=True):
-            compare(one, two)
-        return
-    try:
-        value = float(other)
-    except (TypeError, ValueError):
-        assert found == other
-    else:
-        assert float(found) == pytest.approx(value, rel=1e-5)
-
-
 @pytest.mark.parametrize("task", TASKS)
 def test_items_equal_those_of_the_harness(written, expected, task) -> None:
     items, others = load_items(written.parent / "scores_harness", task), load_items(expected, task)
@@ -199,7 +161,7 @@ def test_items_equal_those_of_the_harness(written, expected, task) -> None:
         assert [*item] == [*other], "the same keys in the same order"
         values = {"resps", "filtered_resps", *other["metrics"]}
         for key in values:
-            compare(item[key], other[key])
+            compare_values(item[key], other[key])
         assert {k: v for k, v in item.items() if k not in values} == {
             k: v for k, v in other.items() if k not in values
         }

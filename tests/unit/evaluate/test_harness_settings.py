@@ -47,7 +47,7 @@ def test_indices_are_sorted_and_unique_and_may_be_in_a_file(tmp_path) -> None:
         (harness_settings.parse_doc_ids, '{"a": [-1]}', "a: [-1] is not a list of indices"),
         (harness_settings.parse_doc_ids, '{"a": [true]}', "a: [true] is not a list of indices"),
         (harness_settings.parse_doc_ids, "no.json", "no.json cannot be read"),
-        (harness_settings.parse_num_samples, '{"a": [0]}', "choose questions with doc_ids="),
+        (harness_settings.parse_num_samples, '{"a": [0]}', "select documents with doc_ids="),
         (harness_settings.parse_bool, "yes", "yes is neither true nor false"),
     ],
 )
@@ -62,7 +62,7 @@ def test_invalid_values_are_refused(parse: Callable[[str], Any], text: str, word
     [
         ({"gen_kwargs": {"top_k": 5}}, {}, "top_k=5 is not supported"),
         ({"fewshot_as_multiturn": True}, {}, "needs apply_chat_template=true"),
-        ({"doc_ids": {"a": (0,)}}, {"limit": 3}, "doc_ids= and limit=3 both choose questions"),
+        ({"doc_ids": {"a": (0,)}}, {"limit": 3}, "doc_ids= and limit=3 both select documents"),
         ({"seed": (1, 1, 1, 1)}, {"tasks": ("heldout",)}, "seed= is a setting of tasks of lm-ev"),
     ],
 )
@@ -79,7 +79,7 @@ def test_jobs_and_records_differ_with_the_settings() -> None:
     settings = HarnessSettings(apply_chat_template=True, doc_ids={"boolq": (0, 2)})
     changed = EvalRequest("model", ("boolq",), harness=settings)
     assert changed.build_name() != plain.build_name()
-    assert plain.harness.describe() == {}
-    assert settings.describe() == {"apply_chat_template": True, "doc_ids": {"boolq": [0, 2]}}
+    assert plain.harness.to_dict() == {}
+    assert settings.to_dict() == {"apply_chat_template": True, "doc_ids": {"boolq": [0, 2]}}
     assert settings.is_multiturn
-    assert settings.select_tasks(["piqa"]).describe() == {"apply_chat_template": True}
+    assert settings.select_tasks(["piqa"]).to_dict() == {"apply_chat_template": True}

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +159,8 @@ class Tab:
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    found = Tab(tmp_path_factory.mktemp("user"))
-    yield found
-    found.close()
+def tab(browser: Tab) -> Tab:
+    return browser
 
 
 def write_run(folder: Path, steps: int = STEPS) -> Path:

@@ -4,7 +4,7 @@ import csv
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -53,13 +53,6 @@ def page(tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., DictCo
             _write_run(root / name, config, scale * (1 + seed / 100))
     assert report.main([str(root)]) == 0
     return root / "comparison.html"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    tab = Tab(tmp_path_factory.mktemp("user"))
-    yield tab
-    tab.close()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The page of items as Chromium shows it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +27,6 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     assert report.main(["samples", *map(str, models)]) == 0
     return root / "items.html"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    tab = Tab(tmp_path_factory.mktemp("user"))
-    yield tab
-    tab.close()
 
 
 @pytest.fixture

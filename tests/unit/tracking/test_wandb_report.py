@@ -18,7 +18,7 @@ from hlat.tracking.wandb_report import StudyReport
 STUDY = StudyReport(
     title="Is 0.99 worse?",
     verdicts=["optimizer.beta2=0.99 - optimizer.beta2=0.95: worse (p 0.01)"],
-    tables={"Effects": (["Comparison", "Difference"], [["a|b", "+0.0120"]])},
+    tables={"Effects": "| Comparison | Difference |\n| --- | --- |\n| a\\|b | +0.0120 |"},
     metric="scores.arc",
     factors=["optimizer.beta2", "precision.name"],
     run_ids=["1a2b", "3c4d"],
