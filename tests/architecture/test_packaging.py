@@ -9,6 +9,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -28,6 +29,7 @@ def test_the_map_names_every_package() -> None:
     assert named == found | {"hlat.campaigns", "hlat.conf", "hlat.sweeps"}
 
 
+@pytest.mark.slow  # 8 s: imports every command
 def test_composing_and_help_import_no_heavy_library(tmp_path: Path) -> None:
     """Checked by an import hook, and by running where those libraries cannot be imported at all."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -30,7 +30,7 @@ CASES = [
     pytest.param("", "bf16_sr", marks=pytest.mark.slow),
     pytest.param("dp=2 zero=1", "mixed", marks=pytest.mark.slow),
     ("dp=2 zero=3 activation_checkpointing=selective", "mixed"),
-    ("tp=2 sequence_parallel=true", "bf16_sr_master"),
+    pytest.param("tp=2 sequence_parallel=true", "bf16_sr_master", marks=pytest.mark.slow),
     pytest.param("pp=2", "bf16", marks=pytest.mark.slow),
 ]
 
@@ -57,7 +57,7 @@ def test_unknown_device_trains_like_the_cpu(
     ("layout", "recipe"),
     [
         ("dp=2 zero=1", "mixed"),
-        ("", "bf16_sr_master"),
+        pytest.param("", "bf16_sr_master", marks=pytest.mark.slow),
         pytest.param("", "bf16_sr", marks=pytest.mark.slow),
     ],
 )

@@ -118,7 +118,9 @@ def test_only_the_parameter_that_is_not_reduced_is_named(ranks: Ranks, reduced) 
 @pytest.mark.parametrize(
     ("mutant", "code", "failed"),
     [
-        ("one parameter not reduced", ExitCode.DIVERGED, "reduction"),
+        pytest.param(
+            *("one parameter not reduced", ExitCode.DIVERGED, "reduction"), marks=pytest.mark.slow
+        ),
         ("a device multiplies wrongly", ExitCode.UNHEALTHY_NODE, "machine"),
     ],
 )
@@ -146,7 +148,9 @@ def test_exit_code_differs_between_arithmetic_and_machine(
             *("a result is NaN", DP, {"labels", "loss", "gradients", "next step"}),
             marks=pytest.mark.slow,
         ),
-        ("a gradient has a NaN", DP, {"gradients", "gradient norm"}),
+        pytest.param(
+            *("a gradient has a NaN", DP, {"gradients", "gradient norm"}), marks=pytest.mark.slow
+        ),
         *(
             pytest.param(f"a check raises on rank {rank}", DP, {"labels"}, marks=pytest.mark.slow)
             for rank in (0, 1)

@@ -50,7 +50,8 @@ def test_faulty_rank_is_named(
     assert any(reason in sentence for sentence in event["reasons"])
 
 
-@pytest.mark.parametrize("size", [pytest.param(3, marks=pytest.mark.slow), 4])
+@pytest.mark.slow  # 4 s
+@pytest.mark.parametrize("size", [3, 4])
 def test_slow_rank_is_found(ranks, configure, tmp_path, size) -> None:
     """At least a twentieth of 0.32 GB/s is required; 0.25 s per all_reduce gives 0.006."""
     cut = ("batch.global_batch_size=12", "batch.micro_batch_size=1")

@@ -17,7 +17,10 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize(("rank", "first", "last"), [(0, True, False), (8191, False, True)])
+@pytest.mark.parametrize(
+    ("rank", "first", "last"),
+    [pytest.param(0, True, False, marks=pytest.mark.slow), (8191, False, True)],
+)
 def test_what_a_rank_holds_and_says(compose, rank: int, first: bool, last: bool) -> None:
     found = rehearse(resolve_config(compose(*RUN)), rank)
     assert len(found.parameters) == 6 * LAYERS + first + 2 * last

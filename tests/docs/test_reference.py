@@ -43,6 +43,7 @@ def pages() -> dict[str, str]:
     return built
 
 
+@pytest.mark.slow  # 8 s: builds all pages
 @pytest.mark.parametrize("name", PAGES)
 def test_committed_page_is_up_to_date(name: str, pages: dict[str, str]) -> None:
     committed = (REPOSITORY / "docs/reference" / name).read_text()

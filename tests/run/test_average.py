@@ -33,6 +33,7 @@ def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
     return {n.removeprefix("weights/"): v for n, v in found.items() if n.startswith("weights/")}
 
 
+@pytest.mark.slow  # 4 s
 def test_average_export_and_train(trained, runner, do):
     done = do(average, "runs/whole", "last=2")
     assert done.code == 0, done.err

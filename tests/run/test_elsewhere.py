@@ -69,6 +69,7 @@ def test_save_from_two_processes_and_resume_with_another_layout(runner, uninterr
         assert found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow  # 3 s
 def test_save_to_a_directory_with_milestones(runner, uninterrupted, there):
     arguments = ("run.name=x", "checkpoint.destination=bucket", "checkpoint.milestone_tokens=5000")
     assert runner.run(*arguments, "run.steps=12").returncode == 0

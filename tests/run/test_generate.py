@@ -67,6 +67,7 @@ def test_greedy_text_equals_transformers(folder: Path, tmp_path: Path) -> None:
         assert done.out == f"{PROMPTS[0]}{expected[0]}\n"
 
 
+@pytest.mark.slow  # 3 s
 def test_the_seed_determines_the_text(folder: Path) -> None:
     texts = [
         call(folder, "runs/x", "The", "max_tokens=20", f"seed={seed}").out for seed in (3, 3, 4)

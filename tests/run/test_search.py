@@ -28,6 +28,7 @@ def test_print_the_best_trial_that_has_not_diverged(runner, without_figures, cap
     assert again.stdout.splitlines() == [best], "no trial runs twice"
 
 
+@pytest.mark.slow  # 3 s
 def test_end_the_search_at_an_invalid_point(runner, refused):
     done = runner.run(*SEARCH, "parallelism.tp=3,5")
     refused(done, "does not divide")

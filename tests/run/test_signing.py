@@ -20,6 +20,7 @@ def signed(runner: Runner) -> Runner:
     return runner
 
 
+@pytest.mark.slow  # 3 s
 def test_only_signed_checkpoints_are_read(signed: Runner) -> None:
     folder = signed.folder
     directory = folder / "runs/x/checkpoints"

@@ -122,6 +122,7 @@ def test_the_real_library_fills_every_source(name: str) -> None:
     assert all(corpus.read_text(row).strip() for row in range(len(corpus)))
 
 
+@pytest.mark.slow  # 7 s
 @pytest.mark.xdist_group("embedded")  # one worker prepares the corpus
 @pytest.mark.usefixtures("embedded_folder")
 def test_the_embedded_corpus_and_tokenizer_feed_a_run(eos: str) -> None:

@@ -292,6 +292,7 @@ def test_other_processes_cannot_be_killed():
     assert result.output == "no group\nno process\n"
 
 
+@pytest.mark.slow  # 3 s
 def test_fork_bomb_is_killed():
     since = time.monotonic()
     result = run_program("import os\nwhile True: os.fork()", SHORT_LIMITS)

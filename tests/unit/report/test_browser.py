@@ -223,7 +223,7 @@ def test_light_and_dark_are_both_drawn(name: str, at: Callable[..., Tab]) -> Non
     assert brightness[True] < 0.2
 
 
-@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("width", [pytest.param(320, marks=pytest.mark.slow), 390])
 @pytest.mark.parametrize("name", ["report", "comparison"])
 def test_a_phone_need_not_scroll_sideways(name: str, width: int, at: Callable[..., Tab]) -> None:
     tab = at(name, width=width)
