@@ -73,6 +73,7 @@ class SearchJobs:
         for number, run_dir in run_dirs.items():
             assert run_dir is not None, "submitted before"
             row = by_dir[run_dir]
+            must_stop = self._must_stop(number, run_dir)  # a comparison for others if it has ended
             self._report(self._study, number, run_dir)
             trial = self._study.get_trials(deepcopy=False)[number]
             if trial.state.is_finished():
@@ -82,7 +83,7 @@ class SearchJobs:
                     f"trial {number} [{' '.join(points[number])}] is {row.state}; repeat the "
                     f"command to submit it again, or read hlat jobs logs {run_dir}"
                 )
-            if self._must_stop(number, run_dir):
+            if must_stop:
                 self._stop(number, row)
 
     def _find_run_dir(self, point: Sequence[str]) -> Path | None:

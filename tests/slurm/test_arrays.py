@@ -34,13 +34,13 @@ if "/runs/unhealthy/" in name:
 if "/runs/preempted/" in name or "/runs/limited/" in name:
 {indent(WAIT_IN_FIRST_ATTEMPT, "    ")}
 """
-SLOW_STEPS = """
+SLOW_WITH_SMALL_RATE = """
 import os, time
 if "RANK" in os.environ:
     from hlat.engine.native.native_engine import NativeEngine
     step = NativeEngine.train_step
     def train_step(self, *arguments):
-        time.sleep(0.3)
+        time.sleep(0.1 if self.config.optimizer.lr > 1.5e-3 else 2)
         return step(self, *arguments)
     NativeEngine.train_step = train_step
 """
@@ -219,7 +219,7 @@ def test_complete_the_submission_of_a_killed_launcher(login):
 
 @pytest.mark.slow  # tests/unit/launchers searches without Slurm
 def test_search_with_jobs_of_which_asha_stops_some(login):
-    login.inject(SLOW_STEPS)
+    login.inject(SLOW_WITH_SMALL_RATE)
     words = ("-m", "hydra/sweeper=search", "hydra.sweep.dir=found", "hydra.launcher.jobs=3")
     asha = ("hydra.sweeper.asha_min_steps=5", "hydra.sweeper.asha_reduction_factor=2")
     done = login.send(
@@ -232,7 +232,7 @@ def test_search_with_jobs_of_which_asha_stops_some(login):
     last = done.stdout.splitlines()[-1]
     assert "held-out bits per byte" in last
     stopped = done.stdout.count(" stopped at step ")
-    assert stopped > 0
+    assert stopped > 0, done.stdout
     states = ["CANCELLED"] * stopped + ["COMPLETED"] * (4 - stopped)
 
     def has_ended() -> bool:

@@ -105,6 +105,18 @@ def test_worse_trials_are_stopped_and_replaced(jobs, capsys):
     assert f"{len(jobs.cancelled)} stopped by ASHA, 0 diverged" in printed
 
 
+def test_trials_that_finish_between_two_polls_are_compared_with_others(jobs, monkeypatch):
+    def finish(seconds):
+        for _ in range(NUM_EVALUATIONS):
+            jobs.wait(seconds)
+
+    monkeypatch.setattr("time.sleep", finish)
+    study = run(jobs, min_steps=10)
+    trials = study.get_trials()
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 16
+    assert all(trial.intermediate_values for trial in trials)
+
+
 def test_without_asha_all_trials_finish(jobs):
     study = run(jobs, min_steps=0)
     assert not jobs.cancelled
