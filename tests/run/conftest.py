@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
@@ -130,6 +131,7 @@ def call_command(main: Callable[[Sequence[str]], Any], folder: Path, *words: str
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
+        mock.patch.dict(os.environ),  # evaluate sets a variable
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):

@@ -341,7 +341,7 @@ def test_refuse_settings_of_the_harness_without_effect(trained, user_task):
     refusal(said("apply_chat_template=true"), "step_00000020 has no chat template; remove it")
     refusal(said("gen_kwargs=temperature=0.5"), "has no effect, since no task generates text")
     refusal(said('doc_ids={"my_tsk": [0]}'), "doc_ids= names my_tsk, which is none of the tasks")
-    refusal(said('doc_ids={"my_task": [6]}'), "index 6, and the task has 6 questions; use indices")
+    refusal(said('doc_ids={"my_task": [6]}'), "index 6, and the task has 6 documents; use indices")
     refusal(said("max_length=65"), "larger than the context of the model, 64; use at most 64")
     refusal(said("seed=1,2"), "seed: 1,2 is neither a number nor four numbers")
     (trained / "rows.jsonl").unlink()
