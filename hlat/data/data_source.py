@@ -18,7 +18,7 @@ from hlat.data.permutation import Permutation
 from hlat.data.source_files import find_source_files
 from hlat.storage.data_file import DataFile
 
-MAX_LOOKAHEAD_ROWS = 64
+MAX_LOOKAHEAD_ROWS = 256
 """Maximum number of rows permuted at once."""
 MIN_VECTORIZED_ROWS = 8
 """Number of rows below which one array call is slower than single calls."""

@@ -1,8 +1,8 @@
-"""Script of the pages, and data of their interactive figures.
+"""Scripts of the pages, and data of their interactive figures.
 
 A page contains each figure as SVG, for print and browsers without scripts, and as JSON, which the
 script of the page draws. The script also makes tables sortable. The content security policy allows
-only this script, by its digest, so that text which is not escaped could not run.
+only these scripts, by their digests, so that text which is not escaped could not run.
 """
 
 import base64
@@ -29,14 +29,22 @@ from hlat.report.metric_curves import (
 from hlat.report.run_record import RunRecord
 from hlat.report.text_format import format_count, format_short
 
-SCRIPT = "".join(
-    Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
-    for name in ("page_tools", "sortable_tables", "interactive_figures", "item_browser")
-)
-_SCRIPT_DIGEST = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+
+def _read_script(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.js").read_text(encoding="utf-8")
+
+
+def _format_digest(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+SCRIPT = "".join(map(_read_script, ("page_tools", "sortable_tables", "interactive_figures")))
+ITEM_SCRIPT = _read_script("item_browser")
+"""Script of the page of benchmark items, after SCRIPT."""
 CONTENT_SECURITY_POLICY = (
-    f"default-src 'none'; script-src 'sha256-{_SCRIPT_DIGEST}'; style-src 'unsafe-inline'; "
-    "img-src data:; base-uri 'none'; form-action 'none'"
+    f"default-src 'none'; script-src {_format_digest(SCRIPT)} {_format_digest(ITEM_SCRIPT)}; "
+    "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 )
 SMOOTHING_OPTIONS = {"0": "nothing", "0.002": "0.2 %", "0.01": "1 %", "0.03": "3 %", "0.1": "10 %"}
 """Label of each window of the moving average, as a fraction of the run."""

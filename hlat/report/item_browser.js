@@ -2,7 +2,6 @@
 "use strict";
 (() => {
   const section = document.getElementById("items");
-  if (!section) return;
   const PAGE_SIZE = 50;
   const PROMPT_END = 160;
   const find = (id) => document.getElementById(id);

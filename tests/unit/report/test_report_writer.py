@@ -231,7 +231,7 @@ def test_one_script_may_run_and_the_page_names_it_by_its_digest(finished: Path) 
         for attributes in Page(html).attributes("meta")
         if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
-    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}'; ")
+    assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}' ")
 
 
 def test_pictures_for_papers_are_on_white(finished: Path) -> None:
