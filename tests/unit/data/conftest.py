@@ -22,7 +22,7 @@ WORDS = ["red", "blue", "été", "木"]
 
 def _write_arrow(
     path: Path,
-    texts: Sequence[str | None],
+    documents: Sequence[str | None],
     column: str = "text",
     rows_per_batch: int = 7,
     stream: bool = False,
@@ -31,7 +31,7 @@ def _write_arrow(
 ) -> Path:
     """Write an Arrow IPC file with an additional column."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"number": range(len(texts)), column: pa.array(texts, type_ or pa.string())})
+    table = pa.table({"number": range(len(documents)), column: pa.array(documents, type_ or pa.string())})
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with path.open("wb") as file, new(file, table.schema, options=options) as writer:
@@ -39,12 +39,12 @@ def _write_arrow(
     return path
 
 
-def _make_texts(name: str, count: int, words: int = 60) -> list[str]:
-    """Return texts of random lengths that start with a unique prefix."""
+def _make_documents(name: str, count: int, max_words: int = 60) -> list[str]:
+    """Return documents of random lengths that start with a unique prefix."""
     rng = random.Random(name)
     return [
         f"{name} {i}: "
-        + " ".join(rng.choices(["red", "blue", "été", "木"], k=rng.randrange(words)))
+        + " ".join(rng.choices(["red", "blue", "été", "木"], k=rng.randrange(max_words)))
         for i in range(count)
     ]
 
@@ -54,17 +54,17 @@ class Corpora:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.texts: dict[str, list[str | None]] = {}
-        self.write("alpha", _make_texts("alpha", 40))
-        self.write("beta", _make_texts("beta", 23, words=200))
-        self.write("gamma", _make_texts("gamma", 61, words=20))
+        self.documents: dict[str, list[str | None]] = {}
+        self.write("alpha", _make_documents("alpha", 40))
+        self.write("beta", _make_documents("beta", 23, max_words=200))
+        self.write("gamma", _make_documents("gamma", 61, max_words=20))
 
-    def write(self, name: str, texts: Sequence[str | None]) -> None:
+    def write(self, name: str, documents: Sequence[str | None]) -> None:
         """Write a source as two files, replacing its previous files."""
-        self.texts[name] = list(texts)
-        middle = len(texts) // 3
-        _write_arrow(self.root / name / "a.arrow", texts[:middle])
-        _write_arrow(self.root / name / "b.arrow", texts[middle:], stream=True)
+        self.documents[name] = list(documents)
+        middle = len(documents) // 3
+        _write_arrow(self.root / name / "a.arrow", documents[:middle])
+        _write_arrow(self.root / name / "b.arrow", documents[middle:], stream=True)
 
     def data(self, weights: dict[str, float] | None = None, **changes: object) -> DataConfig:
         weights = weights or {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
@@ -87,8 +87,8 @@ def write_arrow() -> Callable[..., Path]:
 
 
 @pytest.fixture
-def make_texts() -> Callable[..., list[str]]:
-    return _make_texts
+def make_documents() -> Callable[..., list[str]]:
+    return _make_documents
 
 
 @pytest.fixture

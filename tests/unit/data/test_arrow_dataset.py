@@ -18,10 +18,10 @@ from hlat.data.arrow_dataset import MAX_UNREADABLE_FILES, ArrowDataset
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("type_", [pa.string(), pa.large_string()])
-def test_rows_run_over_all_files_and_batches(
-    tmp_path: Path, stream: bool, type_: pa.DataType, write_arrow, make_texts
+def test_rows_are_numbered_across_files_and_batches(
+    tmp_path: Path, stream: bool, type_: pa.DataType, write_arrow, make_documents
 ) -> None:
-    texts: list[str | None] = [*make_texts("one", 30), "", None, "ends ✓", None]
+    texts: list[str | None] = [*make_documents("one", 30), "", None, "ends ✓", None]
     first = write_arrow(tmp_path / "1.arrow", texts[:20], stream=stream, type_=type_)
     none = write_arrow(tmp_path / "2.arrow", [], stream=stream, type_=type_)
     last = write_arrow(tmp_path / "3.arrow", texts[20:], stream=stream, type_=type_)
@@ -42,11 +42,11 @@ def test_nulls_of_a_sliced_array_are_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_truncated_files_are_errors(tmp_path: Path, stream: bool, write_arrow, make_texts) -> None:
-    path = write_arrow(tmp_path / "a.arrow", make_texts("cut", 30), stream=stream)
-    whole = path.read_bytes()
-    for length in (0, 1, 7, 100, len(whole) // 2, len(whole) - 8, len(whole) - 1):
-        path.write_bytes(whole[:length])
+def test_truncated_files_are_errors(tmp_path: Path, stream: bool, write_arrow, make_documents) -> None:
+    path = write_arrow(tmp_path / "a.arrow", make_documents("cut", 30), stream=stream)
+    content = path.read_bytes()
+    for length in (0, 1, 7, 100, len(content) // 2, len(content) - 8, len(content) - 1):
+        path.write_bytes(content[:length])
         with pytest.raises(ConfigError, match=f"{path}: not a whole Arrow or Parquet file"):
             ArrowDataset([path], "text")
 
@@ -59,10 +59,10 @@ def test_garbage_is_an_error(tmp_path: Path) -> None:
             ArrowDataset([path], "text")
 
 
-def test_fingerprint_notices_what_changes_the_documents(
-    tmp_path: Path, write_arrow, make_texts
+def test_fingerprint_depends_on_names_documents_and_columns(
+    tmp_path: Path, write_arrow, make_documents
 ) -> None:
-    texts = make_texts("print", 12)
+    texts = make_documents("print", 12)
     paths = [
         write_arrow(tmp_path / "a" / "1.arrow", texts),
         write_arrow(tmp_path / "b" / "1.arrow", texts),
@@ -95,7 +95,7 @@ def test_a_document_is_a_view_of_the_file(tmp_path: Path, write_arrow) -> None:
     assert [bytes(corpus.read_document(row)) for row in (0, 2, 3)] == [b"a", b"", b""]
 
 
-def test_text_that_is_not_utf8_is_left_to_the_reader(tmp_path: Path, write_arrow) -> None:
+def test_invalid_utf8_is_returned_as_bytes(tmp_path: Path, write_arrow) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["abcdefgh"])
     path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abc\xffefgh"))
     corpus = ArrowDataset([path], "text")
@@ -103,18 +103,18 @@ def test_text_that_is_not_utf8_is_left_to_the_reader(tmp_path: Path, write_arrow
     assert corpus.read_text(0) == "abc\ufffdefgh"
 
 
-@pytest.mark.parametrize("texts", [[], [None, None], ["", None, ""]])
-def test_files_without_text_have_their_rows(tmp_path: Path, texts, write_arrow) -> None:
+@pytest.mark.parametrize("documents", [[], [None, None], ["", None, ""]])
+def test_empty_documents_are_counted_as_rows(tmp_path: Path, documents, write_arrow) -> None:
     for stream in (False, True):
-        path = write_arrow(tmp_path / f"{stream}.arrow", texts, stream=stream)
+        path = write_arrow(tmp_path / f"{stream}.arrow", documents, stream=stream)
         for _ in range(2):  # scanned, and from the cache
             corpus = ArrowDataset([path], "text")
-            assert (len(corpus), corpus.num_bytes) == (len(texts), 0)
-            assert [corpus.read_text(row) for row in range(len(texts))] == [""] * len(texts)
+            assert (len(corpus), corpus.num_bytes) == (len(documents), 0)
+            assert [corpus.read_text(row) for row in range(len(documents))] == [""] * len(documents)
     assert len(ArrowDataset([], "text")) == 0
 
 
-def test_files_of_a_source_may_differ_in_what_else_they_hold(tmp_path: Path, write_arrow) -> None:
+def test_files_of_a_source_may_have_different_other_columns(tmp_path: Path, write_arrow) -> None:
     one = write_arrow(tmp_path / "1.arrow", ["a"])
     table = pa.table({"text": pa.array(["b"], pa.large_string()), "url": ["u"]})
     two = tmp_path / "2.arrow"
@@ -130,7 +130,7 @@ def test_files_of_a_source_may_differ_in_what_else_they_hold(tmp_path: Path, wri
     )
 
 
-def test_the_first_unreadable_files_are_told_together(tmp_path: Path, write_arrow) -> None:
+def test_first_unreadable_files_are_listed(tmp_path: Path, write_arrow) -> None:
     paths = [write_arrow(tmp_path / f"{i}.arrow", ["x"], column="body") for i in range(9)]
     with pytest.raises(ConfigError) as error:
         ArrowDataset(paths, "text", "data.sources.a.text_column")
@@ -158,7 +158,7 @@ def write_offsets(path: Path, change: dict[int, int]) -> None:
     path.write_bytes(content)
 
 
-def test_rows_outside_of_their_buffer_are_empty_and_told_once(
+def test_rows_outside_of_their_buffer_are_empty_with_one_warning(
     tmp_path: Path, write_arrow, caplog
 ) -> None:
     paths = [write_arrow(tmp_path / f"{i}.arrow", ["one", "two", "three", "four"]) for i in (1, 2)]
@@ -173,8 +173,8 @@ def test_rows_outside_of_their_buffer_are_empty_and_told_once(
     )
 
 
-def rewrite(path: Path, change: str) -> str:
-    """Change a file as named; return the reason that an error gives."""
+def change_file(path: Path, change: str) -> str:
+    """Change a file and return the reason in the expected error."""
     content, times = path.read_bytes(), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     if change == "truncate":
         os.truncate(path, 100)
@@ -198,16 +198,16 @@ CHANGES = ["truncate", "remove", "zero", "replace", "replace with the same time"
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_file_that_changes_under_a_run_is_an_error(
+def test_files_that_change_during_a_run_are_an_error(
     tmp_path: Path, write_arrow, change: str
 ) -> None:
-    """A mapped page behind the end of a truncated file would kill the process."""
+    """Reading a mapped page behind the end of a truncated file would kill the process."""
     paths = [write_arrow(tmp_path / f"{i}.arrow", ["x" * 9000] * 9) for i in range(3)]
     corpus = ArrowDataset(paths, "text")
     expected = [bytes(corpus.read_document(row)) for row in range(27)]
     corpus.validate_content()
     time.sleep(2 * file_content.STATUS_INTERVAL_S)
-    message = f"{paths[1]} has changed since the run opened it ({rewrite(paths[1], change)}"
+    message = f"{paths[1]} has changed since the run opened it ({change_file(paths[1], change)}"
     assert [corpus.read_document(row) for row in range(9)] == expected[:9]
     if change != "replace with the same time":
         with pytest.raises(ConfigError) as error:
@@ -220,7 +220,7 @@ def test_a_file_that_changes_under_a_run_is_an_error(
     corpus.validate_content(shard=0, num_shards=3)
 
 
-def test_each_checkpoint_compares_other_documents(tmp_path: Path, write_arrow, monkeypatch) -> None:
+def test_each_check_compares_other_documents(tmp_path: Path, write_arrow, monkeypatch) -> None:
     monkeypatch.setattr(arrow_dataset, "MAX_CHECKED_DOCUMENTS", 3)
     path = write_arrow(tmp_path / "a.arrow", [f"document {i}" for i in range(9)])
     corpus = ArrowDataset([path], "text")
@@ -253,19 +253,19 @@ def test_more_files_than_may_be_open(tmp_path: Path, write_arrow) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("compression", [None, "lz4"])
-def test_damage_is_refused_or_read_within_the_file(
-    tmp_path: Path, stream: bool, compression: str | None, write_arrow, make_texts
+def test_damaged_files_are_rejected_or_read_within_their_bounds(
+    tmp_path: Path, stream: bool, compression: str | None, write_arrow, make_documents
 ) -> None:
     path = tmp_path / "a.arrow"
-    texts: list[str | None] = [None, "", *make_texts("damage", 40)]
+    texts: list[str | None] = [None, "", *make_documents("damage", 40)]
     write_arrow(path, texts, stream=stream, compression=compression)
-    whole, rng = path.read_bytes(), random.Random(f"{stream} {compression}")
-    index = sidecar_of(path) if compression is None else b""
+    content, rng = path.read_bytes(), random.Random(f"{stream} {compression}")
+    index = save_sidecar(path) if compression is None else b""
     for trial in range(250):
-        path.write_bytes(spoil(whole, rng))
+        path.write_bytes(damage_bytes(content, rng))
         if index and trial % 2:
             row_index.get_sidecar_path(path).write_bytes(
-                spoil(index, rng) if trial % 4 == 1 else index
+                damage_bytes(index, rng) if trial % 4 == 1 else index
             )
         else:
             row_index.get_sidecar_path(path).unlink(missing_ok=True)
@@ -274,18 +274,18 @@ def test_damage_is_refused_or_read_within_the_file(
             for row in range(len(corpus)):
                 corpus.read_text(row)
         except ConfigError as error:
-            assert "a.arrow" in str(error)  # noqa: PT017 - most damage only changes a letter
+            assert "a.arrow" in str(error)  # noqa: PT017 - most changes remain readable
 
 
-def sidecar_of(path: Path) -> bytes:
+def save_sidecar(path: Path) -> bytes:
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     return row_index.get_sidecar_path(path).read_bytes()
 
 
-def spoil(whole: bytes, rng: random.Random) -> bytes:
+def damage_bytes(content: bytes, rng: random.Random) -> bytes:
     """Return a copy with flipped, overwritten or truncated bytes."""
-    spoilt = bytearray(whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))])
-    for _ in range(rng.choice([1, 1, 1, 5, 30]) if spoilt else 0):
-        place = rng.randrange(len(spoilt))
-        spoilt[place] = rng.choice([spoilt[place] ^ 1 << rng.randrange(8), 0, 255])
-    return bytes(spoilt)
+    damaged = bytearray(content if rng.random() < 0.8 else content[: rng.randrange(len(content))])
+    for _ in range(rng.choice([1, 1, 1, 5, 30]) if damaged else 0):
+        position = rng.randrange(len(damaged))
+        damaged[position] = rng.choice([damaged[position] ^ 1 << rng.randrange(8), 0, 255])
+    return bytes(damaged)

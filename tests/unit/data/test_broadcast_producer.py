@@ -22,7 +22,7 @@ PHASE, BATCH = (
 
 
 class Sockets:
-    """A process group connected by pairs of sockets."""
+    """Process group connected by pairs of sockets."""
 
     def __init__(self, is_rank0, ends):
         self.is_rank0, self.ends = is_rank0, ends

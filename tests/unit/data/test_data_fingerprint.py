@@ -1,4 +1,4 @@
-"""Test accepted changes of the data; test_data_loader.py tests the others."""
+"""Test changes of the data that `data.allow_changed` accepts."""
 
 import json
 
@@ -11,8 +11,8 @@ ALPHA = {"alpha": 1.0}
 
 
 @pytest.fixture
-def begun(corpora, open_loader):
-    """Return a loader inside documents of three sequences each, and its state."""
+def loader_and_state(corpora, open_loader):
+    """Return a loader within documents of three sequences each, and its state."""
     corpora.write("alpha", [f"old{i} " * 40 for i in range(30)])
     loader = open_loader(corpora.data(ALPHA))
     for _ in range(4):
@@ -20,8 +20,8 @@ def begun(corpora, open_loader):
     return loader, json.loads(json.dumps(loader.state_dict()))
 
 
-def test_a_changed_source_goes_on_with_its_next_document(begun, corpora, open_loader) -> None:
-    _, state = begun
+def test_accepted_source_continues_with_its_next_document(loader_and_state, corpora, open_loader) -> None:
+    _, state = loader_and_state
     corpora.write("alpha", [f"new{i} " * 40 for i in range(50)])
     key = "data.sources.alpha"
     with pytest.raises(
@@ -38,8 +38,8 @@ def test_a_changed_source_goes_on_with_its_next_document(begun, corpora, open_lo
     assert loader.compute_ledger()["alpha"]["tokens"] == 5 * 4 * 32
 
 
-def test_a_key_that_does_not_exist_is_told_with_those_that_do(begun, corpora, open_loader) -> None:
-    _, state = begun
+def test_unknown_keys_are_an_error_that_lists_the_valid_ones(loader_and_state, corpora, open_loader) -> None:
+    _, state = loader_and_state
     loader = open_loader(corpora.data(ALPHA, allow_changed=["data.tokeniser"]))
     with pytest.raises(ConfigError) as error:
         loader.load_state_dict(state)
@@ -49,8 +49,8 @@ def test_a_key_that_does_not_exist_is_told_with_those_that_do(begun, corpora, op
     )
 
 
-def test_sources_may_come_and_go(begun, corpora, open_loader) -> None:
-    _, state = begun
+def test_sources_can_be_added_and_removed(loader_and_state, corpora, open_loader) -> None:
+    _, state = loader_and_state
     keys = [f"data.sources.{name}" for name in ("alpha", "beta", "gamma")]
     loader = open_loader(corpora.data({"beta": 1.0, "gamma": 1.0}, allow_changed=keys))
     assert len(loader.load_state_dict(state)) == 3
@@ -69,9 +69,9 @@ def test_sources_may_come_and_go(begun, corpora, open_loader) -> None:
         ("batch.sequence_length", BatchConfig(4, 1, 16)),
     ],
 )
-def test_sizes_of_a_step_can_never_change(begun, corpora, open_loader, key, batch) -> None:
-    """Stages start at steps, and streams are rows."""
-    _, state = begun
+def test_batch_size_and_sequence_length_cannot_change(loader_and_state, corpora, open_loader, key, batch) -> None:
+    """Stages start at steps, and streams are rows of the batch."""
+    _, state = loader_and_state
     loader = open_loader(corpora.data(ALPHA, allow_changed=[key]), batch=batch)
     with pytest.raises(ConfigError) as error:
         loader.load_state_dict(state)
@@ -79,12 +79,12 @@ def test_sizes_of_a_step_can_never_change(begun, corpora, open_loader, key, batc
     assert problem.endswith("restore the former, or start a new run")
 
 
-def test_another_seed_is_another_order_from_the_next_document_on(
-    begun, corpora, open_loader
+def test_accepted_seed_changes_the_order_of_the_next_documents(
+    loader_and_state, corpora, open_loader
 ) -> None:
-    whole, state = begun
+    uninterrupted, state = loader_and_state
     loader = open_loader(corpora.data(ALPHA, allow_changed=["run.seed"]), seed=2)
     assert len(loader.load_state_dict(state)) == 1
-    found, expected = loader.next_batch().tokens, whole.next_batch().tokens
+    found, expected = loader.next_batch().tokens, uninterrupted.next_batch().tokens
     assert (found != expected).any()
     assert all(loader._training_data.tokenizer.decode(row).startswith("old") for row in found)

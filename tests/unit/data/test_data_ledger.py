@@ -14,12 +14,12 @@ STAGES = [
 ]
 
 
-def test_each_stage_is_told_apart_also_after_resumes_on_other_ranks(corpora, open_loader) -> None:
+def test_ledger_by_stage_is_independent_of_ranks_and_resumes(corpora, open_loader) -> None:
     phase = PhaseConfig("p", STAGES)
-    whole = open_loader(corpora.data(), phase)
+    uninterrupted = open_loader(corpora.data(), phase)
     for _ in range(25):
-        whole.next_batch()
-    expected = whole.compute_ledger_by_stage()
+        uninterrupted.next_batch()
+    expected = uninterrupted.compute_ledger_by_stage()
     assert [(stage["name"], stage["start"]) for stage in expected] == [
         ("one", 0),
         ("two", 10),
@@ -50,10 +50,10 @@ def test_each_stage_is_told_apart_also_after_resumes_on_other_ranks(corpora, ope
     last = open_loader(corpora.data(), phase)
     last.load_state_dict(json.loads(state))
     assert last.compute_ledger_by_stage() == expected
-    assert last.compute_ledger() == whole.compute_ledger()
+    assert last.compute_ledger() == uninterrupted.compute_ledger()
 
 
-def test_documents_are_those_that_ended(corpora, open_loader) -> None:
+def test_ledger_counts_complete_documents(corpora, open_loader) -> None:
     loader = open_loader(corpora.data())
     batches = [loader.next_batch().tokens for _ in range(60)]
     ended = int((np.concatenate(batches, axis=1) == loader.eos_token_id).sum())

@@ -1,4 +1,4 @@
-"""Test that global batches do not depend on ranks, prefetch and resumes."""
+"""Test that global batches are independent of ranks, prefetch and resumes."""
 
 import itertools
 import json
@@ -59,7 +59,7 @@ def test_global_batches_do_not_depend_on_ranks_or_prefetch(open_ranks, num_ranks
     assert merge_state_dicts([one.state_dict() for one in ranks]) == whole.state_dict()
 
 
-def test_a_batch_has_the_promised_shape(open_ranks) -> None:
+def test_shape_and_dtype_of_a_batch(open_ranks) -> None:
     ranks = open_ranks(2)
     batch = ranks[1].next_batch().tokens
     assert batch.shape == (2, 32)
@@ -88,7 +88,7 @@ def test_random_resumes_equal_the_uninterrupted_run(open_ranks, seed: int) -> No
     np.testing.assert_array_equal(found, expected)
 
 
-def test_prefetched_batches_do_not_count(open_ranks) -> None:
+def test_state_excludes_prefetched_batches(open_ranks) -> None:
     (eager,), (lazy,) = open_ranks(prefetch=8), open_ranks()
     for _ in range(5):
         eager.next_batch()
@@ -98,7 +98,7 @@ def test_prefetched_batches_do_not_count(open_ranks) -> None:
     assert eager.state_dict()["step"] == 5
 
 
-def test_restore_goes_back_as_well(open_ranks) -> None:
+def test_restore_an_earlier_state(open_ranks) -> None:
     (one,) = open_ranks(prefetch=2)
     start = one.state_dict()
     first = global_batches([one], 30)
@@ -106,7 +106,7 @@ def test_restore_goes_back_as_well(open_ranks) -> None:
     np.testing.assert_array_equal(global_batches([one], 30), first)
 
 
-def test_the_stage_is_that_of_the_last_batch_also_after_a_resume(open_ranks) -> None:
+def test_stage_name_is_that_of_the_last_batch(open_ranks) -> None:
     (one,), (other,) = open_ranks(prefetch=3), open_ranks(2)[:1]
     stages = []
     for _ in range(22):
@@ -119,7 +119,7 @@ def test_the_stage_is_that_of_the_last_batch_also_after_a_resume(open_ranks) -> 
     assert other.stage_name == "second"
 
 
-def test_a_mixture_changed_at_a_resume_counts_from_there(open_ranks) -> None:
+def test_changed_mixture_applies_from_the_resume(open_ranks) -> None:
     before = PhaseConfig("before", [StageConfig("main")])
     after = PhaseConfig(
         "after", [StageConfig("main", 30 * 128), StageConfig("late", None, {"gamma": 1.0})]
@@ -136,8 +136,8 @@ def test_a_mixture_changed_at_a_resume_counts_from_there(open_ranks) -> None:
     assert gained == {"alpha": 0, "beta": 0, "gamma": 10 * 128}
 
 
-def test_the_ledger_adds_up(corpora, open_loader) -> None:
-    corpora.write("gamma", ["", *corpora.texts["gamma"]])
+def test_ledger_sums_to_the_tokens_read(corpora, open_loader) -> None:
+    corpora.write("gamma", ["", *corpora.documents["gamma"]])
     one = open_loader(corpora.data(prefetch=2))
     assert one.compute_ledger()["alpha"] == {"tokens": 0, "documents": 0, "epochs": 0.0}
     global_batches([one], 100)
@@ -145,11 +145,11 @@ def test_the_ledger_adds_up(corpora, open_loader) -> None:
     assert sum(entry["tokens"] for entry in ledger.values()) == 100 * 4 * 32
     for name, share in WEIGHTS.items():
         assert abs(ledger[name]["tokens"] - share * 12_800) <= 4 * 4 * 32
-        rows = len(corpora.texts[name]) - 3
+        rows = len(corpora.documents[name]) - 3
         assert ledger[name]["epochs"] == ledger[name]["documents"] / rows
 
 
-def test_the_state_is_small_and_plain(open_ranks) -> None:
+def test_state_is_small_and_json_serializable(open_ranks) -> None:
     (one,) = open_ranks()
     global_batches([one], 60)
     text = json.dumps(one.state_dict())
@@ -164,7 +164,7 @@ def test_the_state_is_small_and_plain(open_ranks) -> None:
         ({"weights": {"alpha": 1.0, "beta": 1.0}}, "data.sources.gamma"),
     ],
 )
-def test_other_data_is_refused(corpora, open_loader, change, key: str) -> None:
+def test_other_data_is_rejected(corpora, open_loader, change, key: str) -> None:
     one, other = open_loader(corpora.data()), open_loader(corpora.data(**change))
     with pytest.raises(ConfigError) as error:
         other.load_state_dict(one.state_dict())
@@ -172,24 +172,24 @@ def test_other_data_is_refused(corpora, open_loader, change, key: str) -> None:
     assert len(error.value.problems) == 1
 
 
-def test_other_sizes_seeds_and_texts_are_refused_with_both_values(corpora, open_loader) -> None:
+def test_other_sizes_seeds_and_documents_are_rejected_with_both_values(corpora, open_loader) -> None:
     one = open_loader(corpora.data())
-    corpora.write("beta", corpora.texts["beta"][:-1])
+    corpora.write("beta", corpora.documents["beta"][:-1])
     other = open_loader(corpora.data(), batch=BatchConfig(4, 1, 16), seed=2)
     with pytest.raises(ConfigError) as error:
         other.load_state_dict(one.state_dict())
-    lengths, texts, seeds = error.value.problems
+    lengths, documents, seeds = error.value.problems
     assert lengths == (
         "batch.sequence_length: the checkpoint was written with 32, this run has 16; "
         "restore the former, or start a new run"
     )
-    assert texts.startswith("data.sources.beta: the checkpoint was written with {'files': 2, ")
-    assert "'rows': 23" in texts
-    assert "'rows': 22" in texts
+    assert documents.startswith("data.sources.beta: the checkpoint was written with {'files': 2, ")
+    assert "'rows': 23" in documents
+    assert "'rows': 22" in documents
     assert seeds.startswith("run.seed: the checkpoint was written with 1, this run has 2")
 
 
-def test_states_of_other_ranks_or_versions_are_refused(open_ranks) -> None:
+def test_states_of_other_ranks_or_versions_are_rejected(open_ranks) -> None:
     first, second = open_ranks(2)
     with pytest.raises(ConfigError, match="lacks streams 1, 3 of this rank; merge the states"):
         second.load_state_dict(first.state_dict())
@@ -207,14 +207,14 @@ def test_weights_may_change_at_a_resume(corpora, open_loader) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])
-def test_an_error_in_the_background_surfaces_and_the_batch_can_be_asked_for_again(
+def test_error_in_the_background_is_raised_and_the_batch_can_be_read_again(
     open_ranks, monkeypatch, prefetch: int
 ) -> None:
     expected = global_batches(open_ranks(), 40)
     (one,) = open_ranks(prefetch=prefetch)
     found = global_batches([one], 5)
     with monkeypatch.context() as patch:
-        patch.setattr(one._training_data.tokenizer, "encode_chunks", lambda texts: 1 / 0)
+        patch.setattr(one._training_data.tokenizer, "encode_chunks", lambda chunks: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             found.extend(one.next_batch().tokens for _ in expected)
     np.testing.assert_array_equal(found, expected[: len(found)])
@@ -222,7 +222,7 @@ def test_an_error_in_the_background_surfaces_and_the_batch_can_be_asked_for_agai
     np.testing.assert_array_equal(rest, expected[len(found) :])
 
 
-def test_close_ends_the_thread(corpora) -> None:
+def test_close_stops_the_thread(corpora) -> None:
     def threads() -> int:
         return sum(t.name.startswith("hlat-data") for t in threading.enumerate())
 
@@ -235,14 +235,14 @@ def test_close_ends_the_thread(corpora) -> None:
     assert threads() == before
 
 
-def test_waiting_is_measured(open_ranks) -> None:
+def test_wait_time_is_measured(open_ranks) -> None:
     (one,) = open_ranks(prefetch=1)
     assert one.wait_seconds == 0.0
     one.next_batch()
     assert 0 < one.wait_seconds < 60
 
 
-def test_heldout_is_the_same_on_every_rank_and_seed(corpora, open_loader) -> None:
+def test_heldout_sequences_are_independent_of_rank_and_seed(corpora, open_loader) -> None:
     data = corpora.data(heldout_documents=8)
     one, other = open_loader(data), open_loader(data, seed=2, dp_rank=1, dp_world_size=2)
     expected = one.build_heldout_sequences(4)
@@ -252,18 +252,18 @@ def test_heldout_is_the_same_on_every_rank_and_seed(corpora, open_loader) -> Non
 
 
 @pytest.mark.parametrize("option", ["document_mask", "loss_mask"])
-def test_documents_are_told_where_an_option_asks(corpora, open_loader, option: str) -> None:
-    plain, asked = open_loader(corpora.data()), open_loader(corpora.data(**{option: True}))
+def test_document_ids_are_computed_if_an_option_requires_them(corpora, open_loader, option: str) -> None:
+    plain, masked = open_loader(corpora.data()), open_loader(corpora.data(**{option: True}))
     assert plain.next_batch().document_ids is None
-    asked.load_state_dict(plain.state_dict())
-    expected, found = plain.next_batch(), asked.next_batch()
+    masked.load_state_dict(plain.state_dict())
+    expected, found = plain.next_batch(), masked.next_batch()
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_array_equal(
-        found.document_ids, compute_document_ids(found.tokens, asked.eos_token_id)
+        found.document_ids, compute_document_ids(found.tokens, masked.eos_token_id)
     )
     assert all(
         held.sequences.document_ids is not None
-        for held in asked.build_heldout_sequences(1).values()
+        for held in masked.build_heldout_sequences(1).values()
     )
 
 
@@ -278,7 +278,7 @@ def with_bos(corpora, bos, bos_tokenizer_file):
     return build
 
 
-def test_a_batch_with_bos_equals_one_built_by_hand(corpora, open_loader, with_bos, eos) -> None:
+def test_batch_with_bos_equals_a_manually_built_one(corpora, open_loader, with_bos, eos) -> None:
     corpora.write("alpha", [f"text {i}" for i in range(40)])
     data = with_bos({"alpha": 1.0}, document_mask=True, loss_mask=True)
     loader = open_loader(data, batch=BatchConfig(2, 1, 9))
@@ -315,7 +315,7 @@ def test_global_batches_with_bos_do_not_depend_on_ranks_or_workers(
     assert merge_state_dicts([one.state_dict() for one in ranks]) == whole.state_dict()
 
 
-@pytest.mark.slow  # one or more whole processes
+@pytest.mark.slow  # starts processes
 def test_a_run_with_bos_resumes_with_other_ranks_and_workers(open_loader, with_bos) -> None:
     expected = global_batches([open_loader(with_bos(), SWITCH)], 40)
     found, state = [], None
@@ -349,7 +349,7 @@ def test_the_fingerprint_has_bos_only_if_it_is_set(corpora, open_loader, with_bo
     assert open_loader(with_bos()).fingerprint["data.bos_token"] == bos
 
 
-def test_another_bos_is_refused_by_name(corpora, open_loader, bos_tokenizer_file, bos, eos) -> None:
+def test_other_bos_is_rejected_with_both_values(corpora, open_loader, bos_tokenizer_file, bos, eos) -> None:
     def open_(bos_token):
         data = corpora.data(tokenizer=str(bos_tokenizer_file), bos_token=bos_token)
         return open_loader(data)
@@ -373,7 +373,7 @@ def test_an_accepted_bos_starts_with_the_next_document(corpora, open_loader, wit
     assert after.next_batch().tokens[:, 0].tolist() == [4096] * 4
 
 
-def test_each_data_parallel_rank_compares_other_files(corpora, open_loader) -> None:
+def test_each_data_parallel_rank_validates_other_files(corpora, open_loader) -> None:
     ranks = [open_loader(corpora.data(), dp_rank=r, dp_world_size=2) for r in range(2)]
     follower = open_loader(
         corpora.data(), model_parallel_group=SimpleNamespace(is_rank0=False, broadcast=None)

@@ -36,20 +36,20 @@ def test_stages_end_with_the_step_that_completes_their_tokens() -> None:
     assert timeline.stages[2].proportions == (("y", 1.0),)
 
 
-def test_order_in_the_config_does_not_matter() -> None:
+def test_order_in_the_config_has_no_effect() -> None:
     phase = PhaseConfig("p", [StageConfig("a")])
     one = build_mixture_schedule(phase, make_data({"x": 0.1, "y": 0.2, "z": 0.7}), BATCH)
     two = build_mixture_schedule(phase, make_data({"z": 0.7, "y": 0.2, "x": 0.1}), BATCH)
     assert one == two
 
 
-def test_no_source_ahead_of_its_share_is_read_and_equals_go_by_name() -> None:
+def test_source_behind_its_weight_is_selected_with_ties_broken_by_name() -> None:
     stage = MixtureStage(0, (("x", 0.5), ("y", 0.25), ("z", 0.25)), "s")
     assert stage.select_next_source({"x": 50, "y": 30, "z": 20, "unused": 99}, 10) == "x"
     assert stage.select_next_source({"x": 60, "y": 20, "z": 20}, 10) == "y"
 
 
-def test_streams_begin_a_stage_spread_over_its_sources() -> None:
+def test_first_sources_of_streams_are_proportional_to_the_weights() -> None:
     stage = MixtureStage(0, (("x", 0.5), ("y", 0.3), ("z", 0.2)), "s")
     first = [stage.select_first_source((stream + 0.5) / 10) for stream in range(10)]
     assert first == ["x"] * 5 + ["y"] * 3 + ["z"] * 2
@@ -63,7 +63,7 @@ shares = st.lists(st.floats(0.001, 1), min_size=1, max_size=20).map(
 
 @settings(max_examples=100)
 @given(shares=shares, seed=st.integers(0, 99), shortest=st.sampled_from([1, 500, 1024]))
-def test_every_source_stays_within_one_segment_of_its_share(shares, seed, shortest) -> None:
+def test_tokens_of_sources_deviate_by_at_most_one_segment(shares, seed, shortest) -> None:
     """Selecting the source with the largest deficit would exceed one segment."""
     rng = random.Random(seed)
     stage = MixtureStage(0, shares, "s")

@@ -22,23 +22,26 @@ WORDS = ["red", "blue", "été", "木曜日", "x+y", "\n\n", "  two", "\ud7ff", 
 
 
 def reference(documents, stages, point, num_tokens):
-    """One stream by lists and loops. `documents`: by source, its documents' tokens in order;
-    `stages`: tokens and shares of each stage; `point`: where on their line the stream begins."""
-    left, out = {name: [] for name in documents}, []
+    """Return the tokens of one stream.
+
+    `documents` yields the tokens of each source's documents, `stages` has the length and weights of
+    each stage, and `point` in [0, 1) selects the first source.
+    """
+    pending, out = {name: [] for name in documents}, []
     for length, shares in stages:
         read, begin = dict.fromkeys(documents, 0), len(out)
         source = next(n for n in shares if point < sum(s for m, s in shares.items() if m <= n))
         while len(out) < min(begin + length, num_tokens):
-            left[source] = left[source] or next(documents[source])
-            room = min(len(out) // LENGTH * LENGTH + SEGMENT, begin + length) - len(out)
-            out, gone = out + left[source][:room], min(room, len(left[source]))
-            left[source], read[source] = left[source][gone:], read[source] + gone
+            pending[source] = pending[source] or next(documents[source])
+            num_free = min(len(out) // LENGTH * LENGTH + SEGMENT, begin + length) - len(out)
+            out, num_read = out + pending[source][:num_free], min(num_free, len(pending[source]))
+            pending[source], read[source] = pending[source][num_read:], read[source] + num_read
             due = [n for n in shares if read[n] <= shares[n] * sum(read.values()) + 1e-3]
             source = min(due, key=lambda n: (read[n] + SEGMENT) / shares[n])
     return out[:num_tokens]
 
 
-texts = st.lists(
+document_lists = st.lists(
     st.one_of(
         st.none(),
         st.just(""),
@@ -65,7 +68,7 @@ def runs(draw):
         st.sampled_from(divisors), st.integers(0, 3), st.integers(1, 3), st.integers(0, 12)
     )
     return {
-        "texts": {name: draw(texts) for name in names},
+        "texts": {name: draw(document_lists) for name in names},
         "weights": dict(zip(names, draw(st.tuples(*[weight] * len(names))), strict=True)),
         "stages": [(n, dict(zip(names, w, strict=True))) for n, w in stages],
         "streams": streams,
@@ -75,8 +78,8 @@ def runs(draw):
     }
 
 
-def write(root, texts):
-    for name, rows in texts.items():
+def write_corpus(root, documents):
+    for name, rows in documents.items():
         table = pa.table({"text": pa.array(rows, pa.string())})
         with (
             pa.OSFile(str(root / f"{name}.arrow"), "wb") as sink,
@@ -86,21 +89,21 @@ def write(root, texts):
 
 
 class Case:
-    """A generated run on disk with its expected and actual tokens."""
+    """Generated run on disk with its expected and actual tokens."""
 
-    def __init__(self, root, drawn, workers=0):
-        write(root, drawn["texts"])
-        self.attempts, self.seed, self.workers = drawn["attempts"], drawn["seed"], workers
-        self.bos_token = drawn["bos_token"]
-        self.batch = BatchConfig(drawn["streams"], 1, LENGTH)
-        per_step = drawn["streams"] * LENGTH
-        self.stages = [(n * LENGTH, weights) for n, weights in drawn["stages"]]
-        self.stages.append((10**9, drawn["weights"]))
+    def __init__(self, root, parameters, workers=0):
+        write_corpus(root, parameters["texts"])
+        self.attempts, self.seed, self.workers = parameters["attempts"], parameters["seed"], workers
+        self.bos_token = parameters["bos_token"]
+        self.batch = BatchConfig(parameters["streams"], 1, LENGTH)
+        per_step = parameters["streams"] * LENGTH
+        self.stages = [(n * LENGTH, weights) for n, weights in parameters["stages"]]
+        self.stages.append((10**9, parameters["weights"]))
         timeline = [
-            StageConfig(str(i), n * per_step, w) for i, (n, w) in enumerate(drawn["stages"])
+            StageConfig(str(i), n * per_step, w) for i, (n, w) in enumerate(parameters["stages"])
         ]
-        self.phase = PhaseConfig("p", [*timeline, StageConfig("last", None, drawn["weights"])])
-        self.root, self.sources = root, {n: SourceConfig([f"{n}.arrow"]) for n in drawn["texts"]}
+        self.phase = PhaseConfig("p", [*timeline, StageConfig("last", None, parameters["weights"])])
+        self.root, self.sources = root, {n: SourceConfig([f"{n}.arrow"]) for n in parameters["texts"]}
 
     def data(self, prefetch):
         return DataConfig(
@@ -108,7 +111,7 @@ class Case:
             bos_token=self.bos_token, heldout_documents=1, workers=self.workers, prefetch=prefetch,
         )  # fmt: skip
 
-    def found(self):
+    def read_tokens(self):
         """Read with consecutive attempts, each resumed from the JSON of the previous one."""
         rows, state = [], None
         for ranks, prefetch, micro_batch_size, steps in self.attempts:
@@ -131,7 +134,7 @@ class Case:
         empty = np.empty((batch.global_batch_size, 0), np.int32)
         return np.concatenate([empty, *rows], axis=1).tolist()
 
-    def expected(self, num_tokens):
+    def compute_expected(self, num_tokens):
         opened = open_training_data(self.data(0), self.phase, self.batch, self.seed)
         streams = self.batch.global_batch_size
         stages = [
@@ -160,10 +163,10 @@ class Case:
         ]
 
 
-def check_run(root, drawn, workers=0) -> None:
-    case = Case(root, drawn, workers)
-    found = case.found()
-    assert found == case.expected(len(found[0]))
+def check_run(root, parameters, workers=0) -> None:
+    case = Case(root, parameters, workers)
+    read_tokens = case.read_tokens()
+    assert read_tokens == case.compute_expected(len(read_tokens[0]))
 
 
 ANY_RUN = settings(
@@ -172,36 +175,36 @@ ANY_RUN = settings(
 
 
 @settings(ANY_RUN, max_examples=25)
-@given(drawn=runs())
-def test_any_run_is_the_definition(tmp_path_factory, drawn) -> None:
+@given(parameters=runs())
+def test_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
     """Vary corpora, weights, phases, ranks, micro batches, prefetch and resumes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_streams, "CHUNK_BYTES", 600)
-        check_run(tmp_path_factory.mktemp("run"), drawn)
+        check_run(tmp_path_factory.mktemp("run"), parameters)
 
 
 @pytest.mark.slow
 @settings(ANY_RUN, max_examples=100)
-@given(drawn=runs())
-def test_any_of_many_runs_is_the_definition(tmp_path_factory, drawn) -> None:
+@given(parameters=runs())
+def test_many_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_streams, "CHUNK_BYTES", 600)
-        check_run(tmp_path_factory.mktemp("run"), drawn)
+        check_run(tmp_path_factory.mktemp("run"), parameters)
 
 
-# An example takes a second: do not shrink
+# Shrinking is disabled because an example takes a second
 WITH_WORKERS = settings(ANY_RUN, phases=[Phase_.explicit, Phase_.generate])
 
 
 @settings(WITH_WORKERS, max_examples=2)
-@given(drawn=runs(), workers=st.integers(1, 3))
-def test_any_run_with_workers_is_the_definition(tmp_path_factory, drawn, workers) -> None:
-    drawn["attempts"] = drawn["attempts"][:2]
-    check_run(tmp_path_factory.mktemp("run"), drawn, workers)
+@given(parameters=runs(), workers=st.integers(1, 3))
+def test_runs_with_workers_equal_the_reference(tmp_path_factory, parameters, workers) -> None:
+    parameters["attempts"] = parameters["attempts"][:2]
+    check_run(tmp_path_factory.mktemp("run"), parameters, workers)
 
 
 @pytest.mark.slow
 @settings(WITH_WORKERS, max_examples=8)
-@given(drawn=runs(), workers=st.integers(1, 3))
-def test_any_of_many_runs_with_workers_is_the_definition(tmp_path_factory, drawn, workers) -> None:
-    check_run(tmp_path_factory.mktemp("run"), drawn, workers)
+@given(parameters=runs(), workers=st.integers(1, 3))
+def test_many_runs_with_workers_equal_the_reference(tmp_path_factory, parameters, workers) -> None:
+    check_run(tmp_path_factory.mktemp("run"), parameters, workers)

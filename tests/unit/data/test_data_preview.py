@@ -5,7 +5,7 @@ from hlat.config.phase import PhaseConfig, StageConfig
 from hlat.data.data_preview import render_preview
 
 
-def test_sequences_are_shown_with_the_borders_of_their_documents(corpora, open_loader, eos) -> None:
+def test_sequences_are_printed_with_document_boundaries(corpora, open_loader, eos) -> None:
     corpora.write("alpha", [f"document {i}" for i in range(40)])
     data = corpora.data({"alpha": 1.0}, preview=5, workers=2)
     phase, batch = PhaseConfig("p", [StageConfig("s")]), BatchConfig(4, 1, 32)
@@ -25,7 +25,7 @@ def test_sequences_are_shown_with_the_borders_of_their_documents(corpora, open_l
     assert shown.endswith("tokens of each source in the batches of these rows: alpha 256")
 
 
-def test_bos_is_shown_at_the_start_of_its_document(corpora, bos_tokenizer_file, bos, eos) -> None:
+def test_bos_is_printed_at_the_start_of_its_document(corpora, bos_tokenizer_file, bos, eos) -> None:
     corpora.write("alpha", [f"document {i}" for i in range(40)])
     changes = {"tokenizer": str(bos_tokenizer_file), "bos_token": bos, "preview": 4}
     data = corpora.data({"alpha": 1.0}, **changes)
@@ -38,7 +38,7 @@ def test_bos_is_shown_at_the_start_of_its_document(corpora, bos_tokenizer_file, 
     assert f"-- {eos} ".ljust(80, "-") in lines
 
 
-def test_training_does_not_begin(hlat, small, tmp_path) -> None:
+def test_preview_does_not_start_training(hlat, small, tmp_path) -> None:
     done = hlat("train", *small, "data.preview=1")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("== sequence 1: 64 tokens, ")

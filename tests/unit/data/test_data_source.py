@@ -9,7 +9,7 @@ from hlat.config.data import SourceConfig as SourceConfig
 from hlat.data.data_source import open_data_sources
 
 
-def test_heldout_documents_never_enter_training(corpora) -> None:
+def test_heldout_documents_are_excluded_from_training(corpora) -> None:
     for seed in (1, 2):
         for name, source in open_data_sources(corpora.data(), seed).items():
             heldout = set(source.read_heldout_documents())
@@ -20,16 +20,16 @@ def test_heldout_documents_never_enter_training(corpora) -> None:
             )
             assert heldout | {
                 str(source.read_training_document(p), "utf-8") for p in epochs
-            } == set(corpora.texts[name])
+            } == set(corpora.documents[name])
 
 
-def test_the_split_does_not_depend_on_the_seed_or_other_sources(corpora) -> None:
+def test_split_is_independent_of_the_seed_and_other_sources(corpora) -> None:
     first = open_data_sources(corpora.data(), 1)["beta"]
     second = open_data_sources(corpora.data({"beta": 1.0}), 2)["beta"]
     assert list(first.read_heldout_documents()) == list(second.read_heldout_documents())
 
 
-def test_every_epoch_is_another_order_of_all_training_rows(corpora) -> None:
+def test_every_epoch_is_another_permutation_of_all_training_rows(corpora) -> None:
     for source in open_data_sources(corpora.data(), 1).values():
         n = source.num_training_documents
         epochs = [tuple(source.get_training_row(e * n + i) for i in range(n)) for e in range(4)]
@@ -38,8 +38,8 @@ def test_every_epoch_is_another_order_of_all_training_rows(corpora) -> None:
         assert all(len(set(epoch)) == n for epoch in epochs)
 
 
-def test_seed_and_name_key_the_order(corpora) -> None:
-    corpora.write("copy", corpora.texts["alpha"])
+def test_order_depends_on_seed_and_name(corpora) -> None:
+    corpora.write("copy", corpora.documents["alpha"])
     weights = {"alpha": 1.0, "copy": 1.0}
     one, two = (
         open_data_sources(corpora.data(weights), 1),
@@ -53,11 +53,11 @@ def test_seed_and_name_key_the_order(corpora) -> None:
     assert orders[0] != orders[2]
 
 
-def test_the_content_keys_the_order_and_the_split(corpora) -> None:
+def test_order_and_split_depend_on_the_content(corpora) -> None:
     before = open_data_sources(corpora.data(), 1)["alpha"]
     rows = [before.get_training_row(position) for position in range(before.num_training_documents)]
-    assert corpora.texts["alpha"][0] is not None
-    corpora.write("alpha", [corpora.texts["alpha"][0].upper(), *corpora.texts["alpha"][1:]])
+    assert corpora.documents["alpha"][0] is not None
+    corpora.write("alpha", [corpora.documents["alpha"][0].upper(), *corpora.documents["alpha"][1:]])
     after = open_data_sources(corpora.data(), 1)["alpha"]
     assert rows != [
         after.get_training_row(position) for position in range(after.num_training_documents)
@@ -67,14 +67,14 @@ def test_the_content_keys_the_order_and_the_split(corpora) -> None:
     }
 
 
-def test_neither_place_nor_neighbours_of_a_source_key_its_order(corpora, tmp_path) -> None:
-    alone = corpora.data({"beta": 1.0}, root=str(shutil.copytree(tmp_path, tmp_path / "moved")))
-    sources = [open_data_sources(data, 1)["beta"] for data in (corpora.data(), alone)]
+def test_order_is_independent_of_the_path_and_other_sources(corpora, tmp_path) -> None:
+    moved = corpora.data({"beta": 1.0}, root=str(shutil.copytree(tmp_path, tmp_path / "moved")))
+    sources = [open_data_sources(data, 1)["beta"] for data in (corpora.data(), moved)]
     orders = [[s.get_training_row(position) for position in range(70)] for s in sources]
     assert orders[0] == orders[1]
 
 
-def test_a_document_is_its_bytes_at_any_position(corpora) -> None:
+def test_documents_are_read_at_any_position(corpora) -> None:
     source = open_data_sources(corpora.data(), 1)["gamma"]
     size = source.num_training_documents
     for position in (0, 3 * size, size - 1, size, 7, 2 * size + 1, 3 * size):  # epochs in any order
@@ -82,9 +82,9 @@ def test_a_document_is_its_bytes_at_any_position(corpora) -> None:
         assert document == source.dataset.read_document(source.get_training_row(position))
 
 
-def test_a_source_may_name_its_own_column(corpora, write_arrow, make_texts) -> None:
-    texts = make_texts("body", 30)
-    path = write_arrow(corpora.root / "own" / "a.arrow", texts, column="body")
+def test_text_column_of_one_source(corpora, write_arrow, make_documents) -> None:
+    documents = make_documents("body", 30)
+    path = write_arrow(corpora.root / "own" / "a.arrow", documents, column="body")
     data = corpora.data({"alpha": 1.0, "own": 1.0})
     with pytest.raises(ConfigError) as error:
         open_data_sources(data, 1)
@@ -94,8 +94,8 @@ def test_a_source_may_name_its_own_column(corpora, write_arrow, make_texts) -> N
     )
     data.sources["own"].text_column = "body"
     sources = open_data_sources(data, 1)
-    assert str(sources["own"].read_training_document(0), "utf-8") in texts
-    assert str(sources["alpha"].read_training_document(0), "utf-8") in corpora.texts["alpha"]
+    assert str(sources["own"].read_training_document(0), "utf-8") in documents
+    assert str(sources["alpha"].read_training_document(0), "utf-8") in corpora.documents["alpha"]
     data.sources["own"].text_column = "title"
     with pytest.raises(
         ConfigError, match=r"data\.sources\.own\.text_column=title: .*; set it to one"
@@ -132,14 +132,14 @@ def test_the_problems_of_all_sources_are_reported_at_once(corpora) -> None:
     ]
 
 
-def test_a_file_of_two_sources_is_refused(corpora) -> None:
+def test_file_of_two_sources_is_rejected(corpora) -> None:
     data = corpora.data()
     data.sources["beta"] = data.sources["alpha"]
     with pytest.raises(ConfigError, match=r"data\.sources\.beta\.paths: .* also belongs to"):
         open_data_sources(data, 1)
 
 
-def test_readers_of_any_stride_find_the_same_document_at_a_position(corpora) -> None:
+def test_documents_are_independent_of_the_stride(corpora) -> None:
     source = open_data_sources(corpora.data(), 1)["gamma"]
     rows = [source.get_training_row(position) for position in range(400)]
     for stride in (1, 4, 3, 64, 200):

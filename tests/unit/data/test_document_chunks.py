@@ -34,7 +34,7 @@ LLAMA_3 = (
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 
 
-def make_texts(count):
+def make_documents(count):
     rng = random.Random(5)
     return [" ".join(rng.choices(WORDS, k=rng.randint(1, 200))) for _ in range(count)]
 
@@ -44,7 +44,7 @@ def train(model, pre_tokenizer, normalizer=None, **options):
     rust.pre_tokenizer, rust.normalizer = pre_tokenizer, normalizer
     kind = trainers.UnigramTrainer if isinstance(model, models.Unigram) else trainers.BpeTrainer
     trainer = kind(vocab_size=500, show_progress=False, **options)
-    rust.train_from_iterator([*make_texts(150), *map(chr, range(33, 127))], trainer)
+    rust.train_from_iterator([*make_documents(150), *map(chr, range(33, 127))], trainer)
     return rust
 
 
@@ -116,64 +116,64 @@ def family(request):
     return rust, build_document_chunker(rust)
 
 
-def encode_both(rust, cuts, text, size):
+def encode_both(rust, chunker, text, size):
     document = memoryview(text.encode())
-    ranges = [cuts.get_encoded_range(*piece) for piece in split_document(document, cuts, size)]
-    texts = [str(document[start:end], "utf-8") for start, end in ranges]
-    whole, *parts = rust.encode_batch_fast([text, *texts], add_special_tokens=False)
-    return whole.ids, [token for part in parts for token in part.ids], len(texts)
+    ranges = [chunker.get_encoded_range(*piece) for piece in split_document(document, chunker, size)]
+    chunks = [str(document[start:end], "utf-8") for start, end in ranges]
+    whole, *parts = rust.encode_batch_fast([text, *chunks], add_special_tokens=False)
+    return whole.ids, [token for part in parts for token in part.ids], len(chunks)
 
 
-def test_every_family_can_be_cut(family) -> None:
+def test_all_families_support_chunks(family) -> None:
     assert family[1].split_before_spaces
 
 
 @settings(max_examples=60)
 @given(
-    words=st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=6)), max_size=60),
+    strings=st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=6)), max_size=60),
     size=st.integers(1, 60),
 )
-def test_pieces_have_the_tokens_of_the_whole(family, words, size) -> None:
-    rust, cuts = family
-    whole, parts, _ = encode_both(rust, cuts, " ".join(words), size)
+def test_chunks_have_the_tokens_of_the_document(family, strings, size) -> None:
+    rust, chunker = family
+    whole, parts, _ = encode_both(rust, chunker, " ".join(strings), size)
     assert parts == whole
 
 
-def test_long_texts_come_in_pieces_of_about_the_size(family) -> None:
-    rust, cuts = family
-    text = "\n".join(make_texts(30))
-    whole, parts, count = encode_both(rust, cuts, text, 400)
+def test_chunks_have_about_the_requested_size(family) -> None:
+    rust, chunker = family
+    text = "\n".join(make_documents(30))
+    whole, parts, count = encode_both(rust, chunker, text, 400)
     assert parts == whole
     assert len(text.encode()) / 400 <= count <= len(text.encode()) / 200 + 1
 
 
-def test_text_without_spaces_is_cut_between_words_if_there_are_any() -> None:
+def test_text_without_spaces_is_split_at_word_boundaries() -> None:
     rust = FAMILIES["embedded"]()
-    cuts = build_document_chunker(rust)
+    chunker = build_document_chunker(rust)
     whole, parts, count = encode_both(
-        rust, cuts, "木曜日は、晴れ。\n\n" * 500 + "ab12+/" * 500, 200
+        rust, chunker, "木曜日は、晴れ。\n\n" * 500 + "ab12+/" * 500, 200
     )
     assert parts == whole
     assert count > 20
     word = memoryview(b"a" * 5000)
-    assert split_document(word, cuts, 200) == [(0, 5000)]
+    assert split_document(word, chunker, 200) == [(0, 5000)]
 
 
-def test_a_bad_byte_does_not_keep_a_text_whole() -> None:
-    cuts = build_document_chunker(FAMILIES["embedded"]())
+def test_text_with_invalid_bytes_is_split() -> None:
+    chunker = build_document_chunker(FAMILIES["embedded"]())
     text = ("木曜日は、晴れ。" * 300).encode()
     for bad in (b"\xff", b"\xe6\x9c", b"\xf0\x9f\x98", b"\xff\xfe\xc3" * 5):
         document = memoryview(text + bad + text + bad)
-        found = split_document(document, cuts, 300)
+        found = split_document(document, chunker, 300)
         assert len(found) > 10
         whole = str(document, "utf-8", "replace")
         assert "".join(str(document[a:b], "utf-8", "replace") for a, b in found) == whole
 
 
-def test_bytes_that_are_not_utf8_do_not_move_a_cut_into_a_character() -> None:
-    cuts = build_document_chunker(FAMILIES["embedded"]())
+def test_invalid_utf8_does_not_split_characters() -> None:
+    chunker = build_document_chunker(FAMILIES["embedded"]())
     document = memoryview(("木é、" * 40).encode() + b"\xff\xfe" + ("été 木 " * 50).encode())
-    found = split_document(document, cuts, 50)
+    found = split_document(document, chunker, 50)
     whole = str(document, "utf-8", "replace")
     assert "".join(str(document[a:b], "utf-8", "replace") for a, b in found) == whole
 
@@ -185,7 +185,7 @@ def superwords():
     )
 
 
-def numbers_with_spaces():
+def digits_with_spaces():
     rust = FAMILIES["gpt2"]()
     rust.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"\d+ \d+|\w+|\W"), "isolated")
     return rust
@@ -254,7 +254,7 @@ def greedy_added_token():
     "make",
     [
         superwords,
-        numbers_with_spaces,
+        digits_with_spaces,
         looks_behind,
         strips,
         greedy_added_token,
@@ -265,7 +265,7 @@ def greedy_added_token():
         unknown_spaces,
     ],
 )
-def test_a_tokenizer_that_reaches_over_spaces_is_given_whole_documents(make) -> None:
-    cuts = build_document_chunker(make())
-    assert cuts == DocumentChunker()
-    assert split_document(memoryview(b"some words " * 99), cuts, 50) == [(0, 11 * 99)]
+def test_tokenizers_with_tokens_across_spaces_do_not_split_documents(make) -> None:
+    chunker = build_document_chunker(make())
+    assert chunker == DocumentChunker()
+    assert split_document(memoryview(b"some words " * 99), chunker, 50) == [(0, 11 * 99)]

@@ -42,7 +42,7 @@ def one_source(corpora, open_loader):
     """Build a loader over one source with three held-out documents."""
 
     def open_(texts, **changes):
-        if corpora.texts["alpha"] != texts:  # a loader may be reading the files
+        if corpora.documents["alpha"] != texts:  # a loader may be reading the files
             corpora.write("alpha", texts)
         data = {key: changes.pop(key) for key in list(changes) if hasattr(corpora.data(), key)}
         return open_loader(corpora.data({"alpha": 1.0}, **data), **changes)

@@ -78,7 +78,7 @@ def test_every_document_comes_once_an_epoch(corpora, eos) -> None:
 
 
 def test_shares_hold_within_one_segment_even_with_a_giant(corpora, eos) -> None:
-    corpora.write("beta", ["giant " * 20_000, *corpora.texts["beta"]] * 2)
+    corpora.write("beta", ["giant " * 20_000, *corpora.documents["beta"]] * 2)
     setting = Setting(corpora, eos)
     for start in range(0, 600, 50):
         setting.run(50, start)
