@@ -31,7 +31,9 @@ def _write_arrow(
 ) -> Path:
     """Write an Arrow IPC file with an additional column."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"number": range(len(documents)), column: pa.array(documents, type_ or pa.string())})
+    table = pa.table(
+        {"number": range(len(documents)), column: pa.array(documents, type_ or pa.string())}
+    )
     new = pa.ipc.new_stream if stream else pa.ipc.new_file
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with path.open("wb") as file, new(file, table.schema, options=options) as writer:

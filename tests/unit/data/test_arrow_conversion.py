@@ -119,7 +119,9 @@ def test_damaged_conversions_are_replaced(parquet: Path, damage: str) -> None:
     assert path.read_bytes() == content
 
 
-def test_concurrent_readers_convert_each_file_once(tmp_path: Path, parquet: Path, monkeypatch) -> None:
+def test_concurrent_readers_convert_each_file_once(
+    tmp_path: Path, parquet: Path, monkeypatch
+) -> None:
     files = []
     for number in range(6):
         shutil.copy(parquet, tmp_path / f"{number}.parquet")
@@ -250,9 +252,7 @@ def test_unwritable_cache_is_an_error_with_a_remedy(parquet: Path, cache_dir: Pa
         read_all(parquet)
 
 
-def test_converted_files_are_read_from_a_read_only_cache(
-    parquet: Path, monkeypatch
-) -> None:
+def test_converted_files_are_read_from_a_read_only_cache(parquet: Path, monkeypatch) -> None:
     assert read_all(parquet) == EXPECTED
     monkeypatch.setattr(os, "mkdir", lambda *_: pytest.fail("wrote"))
     monkeypatch.setattr(arrow_conversion, "_lock_file", lambda *_: pytest.fail("locked"))

@@ -42,7 +42,9 @@ def test_nulls_of_a_sliced_array_are_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_truncated_files_are_errors(tmp_path: Path, stream: bool, write_arrow, make_documents) -> None:
+def test_truncated_files_are_errors(
+    tmp_path: Path, stream: bool, write_arrow, make_documents
+) -> None:
     path = write_arrow(tmp_path / "a.arrow", make_documents("cut", 30), stream=stream)
     content = path.read_bytes()
     for length in (0, 1, 7, 100, len(content) // 2, len(content) - 8, len(content) - 1):

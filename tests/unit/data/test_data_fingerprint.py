@@ -20,7 +20,9 @@ def loader_and_state(corpora, open_loader):
     return loader, json.loads(json.dumps(loader.state_dict()))
 
 
-def test_accepted_source_continues_with_its_next_document(loader_and_state, corpora, open_loader) -> None:
+def test_accepted_source_continues_with_its_next_document(
+    loader_and_state, corpora, open_loader
+) -> None:
     _, state = loader_and_state
     corpora.write("alpha", [f"new{i} " * 40 for i in range(50)])
     key = "data.sources.alpha"
@@ -38,7 +40,9 @@ def test_accepted_source_continues_with_its_next_document(loader_and_state, corp
     assert loader.compute_ledger()["alpha"]["tokens"] == 5 * 4 * 32
 
 
-def test_unknown_keys_are_an_error_that_lists_the_valid_ones(loader_and_state, corpora, open_loader) -> None:
+def test_unknown_keys_are_an_error_that_lists_the_valid_ones(
+    loader_and_state, corpora, open_loader
+) -> None:
     _, state = loader_and_state
     loader = open_loader(corpora.data(ALPHA, allow_changed=["data.tokeniser"]))
     with pytest.raises(ConfigError) as error:
@@ -69,7 +73,9 @@ def test_sources_can_be_added_and_removed(loader_and_state, corpora, open_loader
         ("batch.sequence_length", BatchConfig(4, 1, 16)),
     ],
 )
-def test_batch_size_and_sequence_length_cannot_change(loader_and_state, corpora, open_loader, key, batch) -> None:
+def test_batch_size_and_sequence_length_cannot_change(
+    loader_and_state, corpora, open_loader, key, batch
+) -> None:
     """Stages start at steps, and streams are rows of the batch."""
     _, state = loader_and_state
     loader = open_loader(corpora.data(ALPHA, allow_changed=[key]), batch=batch)

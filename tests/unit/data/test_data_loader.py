@@ -172,7 +172,9 @@ def test_other_data_is_rejected(corpora, open_loader, change, key: str) -> None:
     assert len(error.value.problems) == 1
 
 
-def test_other_sizes_seeds_and_documents_are_rejected_with_both_values(corpora, open_loader) -> None:
+def test_other_sizes_seeds_and_documents_are_rejected_with_both_values(
+    corpora, open_loader
+) -> None:
     one = open_loader(corpora.data())
     corpora.write("beta", corpora.documents["beta"][:-1])
     other = open_loader(corpora.data(), batch=BatchConfig(4, 1, 16), seed=2)
@@ -252,7 +254,9 @@ def test_heldout_sequences_are_independent_of_rank_and_seed(corpora, open_loader
 
 
 @pytest.mark.parametrize("option", ["document_mask", "loss_mask"])
-def test_document_ids_are_computed_if_an_option_requires_them(corpora, open_loader, option: str) -> None:
+def test_document_ids_are_computed_if_an_option_requires_them(
+    corpora, open_loader, option: str
+) -> None:
     plain, masked = open_loader(corpora.data()), open_loader(corpora.data(**{option: True}))
     assert plain.next_batch().document_ids is None
     masked.load_state_dict(plain.state_dict())
@@ -349,7 +353,9 @@ def test_the_fingerprint_has_bos_only_if_it_is_set(corpora, open_loader, with_bo
     assert open_loader(with_bos()).fingerprint["data.bos_token"] == bos
 
 
-def test_other_bos_is_rejected_with_both_values(corpora, open_loader, bos_tokenizer_file, bos, eos) -> None:
+def test_other_bos_is_rejected_with_both_values(
+    corpora, open_loader, bos_tokenizer_file, bos, eos
+) -> None:
     def open_(bos_token):
         data = corpora.data(tokenizer=str(bos_tokenizer_file), bos_token=bos_token)
         return open_loader(data)

@@ -103,7 +103,10 @@ class Case:
             StageConfig(str(i), n * per_step, w) for i, (n, w) in enumerate(parameters["stages"])
         ]
         self.phase = PhaseConfig("p", [*timeline, StageConfig("last", None, parameters["weights"])])
-        self.root, self.sources = root, {n: SourceConfig([f"{n}.arrow"]) for n in parameters["texts"]}
+        self.root, self.sources = (
+            root,
+            {n: SourceConfig([f"{n}.arrow"]) for n in parameters["texts"]},
+        )
 
     def data(self, prefetch):
         return DataConfig(

@@ -118,7 +118,9 @@ def family(request):
 
 def encode_both(rust, chunker, text, size):
     document = memoryview(text.encode())
-    ranges = [chunker.get_encoded_range(*piece) for piece in split_document(document, chunker, size)]
+    ranges = [
+        chunker.get_encoded_range(*piece) for piece in split_document(document, chunker, size)
+    ]
     chunks = [str(document[start:end], "utf-8") for start, end in ranges]
     whole, *parts = rust.encode_batch_fast([text, *chunks], add_special_tokens=False)
     return whole.ids, [token for part in parts for token in part.ids], len(chunks)

@@ -34,7 +34,7 @@ def read(name: str) -> list[str]:
     return [corpus.read_text(row) for row in range(len(corpus))]
 
 
-def test_the_cache_folder_is_where_the_environment_says(monkeypatch) -> None:
+def test_cache_directory_is_set_by_the_environment(monkeypatch) -> None:
     monkeypatch.setenv("HLAT_CACHE", "/x/y")
     monkeypatch.setenv("XDG_CACHE_HOME", "/z")
     monkeypatch.setenv("HOME", "/h")
@@ -45,8 +45,8 @@ def test_the_cache_folder_is_where_the_environment_says(monkeypatch) -> None:
     assert data_cache.get_cache_dir() == Path("/h/.cache/hlat")
 
 
-def test_sources_are_prepared_once_and_said_so(small_library: Path, capsys) -> None:
-    assert read("code") == ["x = 1\n"]  # b.py repeats a.py and is taken once
+def test_sources_are_prepared_once_with_a_message(small_library: Path, capsys) -> None:
+    assert read("code") == ["x = 1\n"]  # b.py equals a.py and is removed
     assert read("prose") == ["Prose."]
     assert read("data") == ["y = 2\n"]
     lines = capsys.readouterr().err.splitlines()
@@ -57,7 +57,7 @@ def test_sources_are_prepared_once_and_said_so(small_library: Path, capsys) -> N
     assert prepared == [embedded_corpus.get_embedded_corpus_dir()]
 
 
-def test_an_interrupted_preparation_leaves_nothing(small_library: Path, monkeypatch) -> None:
+def test_interrupted_preparation_is_removed(small_library: Path, monkeypatch) -> None:
     def interrupt(descriptor: int) -> None:
         raise KeyboardInterrupt
 
@@ -69,7 +69,7 @@ def test_an_interrupted_preparation_leaves_nothing(small_library: Path, monkeypa
     assert read("data") == ["y = 2\n"]
 
 
-def test_of_racing_preparations_one_wins(small_library: Path, monkeypatch) -> None:
+def test_concurrent_preparations_publish_one_result(small_library: Path, monkeypatch) -> None:
     barrier = threading.Barrier(3)
     publish = embedded_corpus._publish_directory
 
@@ -95,10 +95,10 @@ def test_a_cache_that_cannot_be_written_is_an_error(small_library, monkeypatch, 
 
 
 def test_a_full_disk_is_an_error(small_library: Path, monkeypatch) -> None:
-    def full(descriptor: int) -> None:
+    def raise_no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(embedded_corpus.os, "fsync", full)
+    monkeypatch.setattr(embedded_corpus.os, "fsync", raise_no_space)
     with pytest.raises(ConfigError, match="No space left on device"):
         embedded_corpus.prepare_embedded_corpus()
     assert list(data_cache.get_cache_dir().iterdir()) == []
@@ -115,7 +115,7 @@ def test_a_library_without_sources_is_an_error(small_library: Path) -> None:
 @pytest.mark.xdist_group("embedded")  # one worker prepares the corpus
 @pytest.mark.usefixtures("embedded_folder")
 @pytest.mark.parametrize("name", embedded_corpus.SOURCE_NAMES)
-def test_the_real_library_fills_every_source(name: str) -> None:
+def test_standard_library_has_documents_for_every_source(name: str) -> None:
     corpus = ArrowDataset(find_source_files("key", "/nowhere", [f"embedded:{name}"]), "text")
     assert len(corpus) > 64
     assert corpus.num_bytes > 500_000
@@ -125,7 +125,7 @@ def test_the_real_library_fills_every_source(name: str) -> None:
 @pytest.mark.slow  # 7 s
 @pytest.mark.xdist_group("embedded")  # one worker prepares the corpus
 @pytest.mark.usefixtures("embedded_folder")
-def test_the_embedded_corpus_and_tokenizer_feed_a_run(eos: str) -> None:
+def test_embedded_corpus_and_tokenizer_provide_batches(eos: str) -> None:
     sources = {name: SourceConfig([f"embedded:{name}"]) for name in embedded_corpus.SOURCE_NAMES}
     data = DataConfig(name="embedded", sources=sources, tokenizer="embedded", eos_token=eos)
     loader = build_data_loader(

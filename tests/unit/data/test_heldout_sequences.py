@@ -17,7 +17,7 @@ def tokenizer(eos) -> Tokenizer:
     return Tokenizer("embedded", ".", eos)
 
 
-def test_all_sequences_are_the_packed_documents(corpora, tokenizer: Tokenizer) -> None:
+def test_sequences_contain_the_packed_documents(corpora, tokenizer: Tokenizer) -> None:
     source = open_data_sources(corpora.data(heldout_documents=10), 1)["beta"]
     texts = list(source.read_heldout_documents())
     heldout = pack_heldout_sequences(source, tokenizer, 10**6, 32, corpora.data())
@@ -27,17 +27,17 @@ def test_all_sequences_are_the_packed_documents(corpora, tokenizer: Tokenizer) -
     np.testing.assert_array_equal(
         heldout.sequences.tokens.ravel(), packed[: heldout.sequences.tokens.size]
     )
-    # All but the first token of each sequence is predicted; a token stands for some bytes of text
+    # The first token of each sequence is not predicted, hence the tolerance
     spelled = b"".join(text.encode() for text in texts)
     assert heldout.tokens_per_byte == pytest.approx(len(packed) / len(spelled), rel=0.05)
 
 
-def test_tokens_per_byte_counts_the_bytes_of_exactly_the_predicted_tokens(
+def test_tokens_per_byte_counts_the_bytes_of_predicted_tokens(
     corpora, tokenizer: Tokenizer
 ) -> None:
     source = open_data_sources(corpora.data(heldout_documents=10), 1)["beta"]
     heldout = pack_heldout_sequences(source, tokenizer, 3, 32, corpora.data())
-    # A byte-level token is spelled with one character for each of its bytes
+    # A byte-level token has one character per byte
     num_bytes = sum(
         len(tokenizer._backend_tokenizer.id_to_token(token))
         for token in heldout.sequences.tokens[:, 1:].ravel().tolist()
@@ -45,10 +45,10 @@ def test_tokens_per_byte_counts_the_bytes_of_exactly_the_predicted_tokens(
     )
     assert heldout.tokens_per_byte == pytest.approx(
         3 * 31 / num_bytes, rel=0.1
-    )  # characters cut at the edges of short rows
+    )  # rows are short and split characters
 
 
-def test_fewer_sequences_are_spread_over_all_documents(corpora, tokenizer: Tokenizer) -> None:
+def test_fewer_sequences_cover_all_documents_evenly(corpora, tokenizer: Tokenizer) -> None:
     source = open_data_sources(corpora.data(heldout_documents=10), 1)["beta"]
     every = pack_heldout_sequences(source, tokenizer, 10**6, 32, corpora.data())
     some = pack_heldout_sequences(source, tokenizer, 5, 32, corpora.data())
@@ -72,9 +72,7 @@ def test_too_little_text_is_an_error(corpora, tokenizer: Tokenizer, count: int) 
     assert "less than one sequence of 10000; hold out more" in str(error.value)
 
 
-def test_with_the_loss_mask_the_first_token_of_a_document_brings_neither_token_nor_bytes(
-    corpora, tokenizer: Tokenizer
-) -> None:
+def test_loss_mask_excludes_tokens_and_bytes_of_first_tokens(corpora, tokenizer: Tokenizer) -> None:
     data = corpora.data(heldout_documents=10, loss_mask=True)
     source = open_data_sources(data, 1)["alpha"]
     heldout = pack_heldout_sequences(source, tokenizer, 10**6, 32, data)
@@ -82,24 +80,23 @@ def test_with_the_loss_mask_the_first_token_of_a_document_brings_neither_token_n
     counted = [b for row in rows for a, b in itertools.pairwise(row) if a != tokenizer.eos_token_id]
     num_joints = len(rows) * 31 - len(counted)
     assert num_joints >= 5
-    # A byte-level token is spelled with one character for each of its bytes
+    # A byte-level token has one character per byte
     spelled = [
         tokenizer._backend_tokenizer.id_to_token(token)
         for token in counted
         if token != tokenizer.eos_token_id
     ]
     exact = len(counted) / sum(map(len, spelled))
-    # The characters cut at the edges of short rows are the tolerance
+    # Short rows split characters, hence the tolerance
     assert heldout.tokens_per_byte == pytest.approx(exact, rel=0.05)
 
 
-def test_a_loss_that_is_the_same_for_every_byte_gives_the_same_bits_per_byte_with_the_mask(
+def test_bits_per_byte_of_a_constant_loss_are_independent_of_the_mask(
     corpora, tokenizer: Tokenizer
 ) -> None:
-    """A model that pays one bit for each byte, and nothing for eos, has 1 bit per byte either way.
+    """Compute 1 bit per byte from a loss of one bit per byte and zero for EOS.
 
-    First tokens are left out of loss and bytes together; out of the loss alone, the mask would
-    flatter.
+    Excluding first tokens from the loss but not from the bytes would reduce the result.
     """
     corpora.write(
         "alpha", [f"{word} five six seven" for word in ["one", "two", "three", "four"] * 9]
@@ -118,7 +115,7 @@ def test_a_loss_that_is_the_same_for_every_byte_gives_the_same_bits_per_byte_wit
         assert np.mean(bits) * heldout.tokens_per_byte == pytest.approx(1.0, abs=1e-12)
 
 
-def test_held_out_documents_of_single_tokens_leave_nothing_to_measure(
+def test_held_out_documents_without_predicted_tokens_are_an_error(
     corpora, tokenizer: Tokenizer
 ) -> None:
     corpora.write("alpha", ["a"] * 40)
@@ -131,10 +128,10 @@ def test_held_out_documents_of_single_tokens_leave_nothing_to_measure(
 
 @pytest.mark.parametrize("is_bos_eos", [False, True])
 @pytest.mark.parametrize("loss_mask", [False, True])
-def test_bos_has_no_bytes_and_is_no_target_with_the_loss_mask(
+def test_bos_is_excluded_from_bytes_and_masked_targets(
     corpora, bos_tokenizer_file, eos, bos, loss_mask: bool, is_bos_eos: bool
 ) -> None:
-    """A loss of one bit per byte, and none for BOS and EOS, is 1 bit per byte."""
+    """Compute 1 bit per byte from a loss of one bit per byte and zero for BOS and EOS."""
     bos_token = eos if is_bos_eos else bos
     tokenizer = Tokenizer(str(bos_tokenizer_file), ".", eos, bos_token=bos_token)
     corpora.write("alpha", [f"{word} five six seven" for word in ("one", "two", "three") * 12])

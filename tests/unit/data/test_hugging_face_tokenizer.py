@@ -67,7 +67,7 @@ def exported(file: Path, folder: Path, eos: str, bos: str | None = None) -> Any:
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def test_the_ids_are_those_of_training_without_a_bos(file: Path, tmp_path: Path) -> None:
+def test_ids_equal_those_of_training_without_bos(file: Path, tmp_path: Path) -> None:
     eos = EMBEDDED_EOS_TOKEN if file == EMBEDDED_FILE else "</s>"
     ours = Tokenizer(str(file), ".", eos)
     theirs = exported(file, tmp_path / "out", eos)
@@ -93,7 +93,7 @@ WITH_OTHER_TOKENS = {
 
 
 @pytest.mark.parametrize("name", [*TOKENIZERS, *WITH_OTHER_TOKENS])
-def test_the_ids_are_those_of_training_with_a_bos(name: str, tmp_path: Path) -> None:
+def test_ids_equal_those_of_training_with_bos(name: str, tmp_path: Path) -> None:
     file, eos, bos = EMBEDDED_FILE, EMBEDDED_EOS_TOKEN, EMBEDDED_EOS_TOKEN
     rust = (TOKENIZERS | WITH_OTHER_TOKENS)[name]
     if rust is not None:
@@ -123,7 +123,7 @@ def test_the_ids_are_those_of_training_with_a_bos(name: str, tmp_path: Path) -> 
 def test_find_the_bos_that_a_tokenizer_adds(
     name: str, add_bos_token: bool | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The post-processor of tokenizer.json applies, as in transformers 5."""
+    """Apply the post-processor of tokenizer.json, as transformers 5 does."""
     if (rust := (TOKENIZERS | WITH_OTHER_TOKENS)[name]) is None:
         rust = bytes_tokenizer()
     rust.save(str(tmp_path / "tokenizer.json"))
@@ -139,7 +139,7 @@ def test_find_the_bos_that_a_tokenizer_adds(
         assert theirs("a")["input_ids"] == load_hugging_face_tokenizer(tmp_path).encode("a")
 
 
-def test_the_prompt_of_a_run_without_bos_follows_eos() -> None:
+def test_prompts_of_a_run_without_bos_start_with_eos() -> None:
     plain = load_run_tokenizer(EMBEDDED_FILE, EMBEDDED_EOS_TOKEN)
     ours = Tokenizer(str(EMBEDDED_FILE), ".", EMBEDDED_EOS_TOKEN)
     (ids,) = ours.encode_chunks(["a b"])
@@ -147,14 +147,14 @@ def test_the_prompt_of_a_run_without_bos_follows_eos() -> None:
     assert plain.prefix_token_id == ours.eos_token_id
 
 
-def test_a_tokenizer_that_adds_nothing_is_copied_byte_for_byte() -> None:
+def test_tokenizer_without_added_tokens_is_copied_unchanged() -> None:
     assert (
         build_tokenizer_files(EMBEDDED_FILE, EMBEDDED_EOS_TOKEN, 64)["tokenizer.json"]
         == EMBEDDED_FILE.read_bytes()
     )
 
 
-def test_cutting_and_filling_stay_behind(tmp_path: Path) -> None:
+def test_truncation_and_padding_are_removed(tmp_path: Path) -> None:
     rust = bytes_tokenizer()
     rust.enable_truncation(4)
     rust.enable_padding(length=8)
@@ -169,7 +169,7 @@ def test_cutting_and_filling_stay_behind(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_is_found_by_its_hash_alone(tmp_path: Path) -> None:
+def test_file_is_found_by_its_hash(tmp_path: Path) -> None:
     sha256 = hashlib.sha256(EMBEDDED_FILE.read_bytes()).hexdigest()
     other = tmp_path / "tokenizer.json"
     other.write_text("{}")

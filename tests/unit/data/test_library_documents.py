@@ -59,7 +59,7 @@ def read(root: Path) -> list[embedded_corpus.LibraryDocument]:
     ]
 
 
-def test_files_are_listed_in_order_without_those_of_others(root: Path) -> None:
+def test_files_are_listed_in_order_without_third_party_files(root: Path) -> None:
     assert embedded_corpus.list_library_files(root) == [
         "LICENSE.txt",
         "broken.py",
@@ -71,7 +71,7 @@ def test_files_are_listed_in_order_without_those_of_others(root: Path) -> None:
     ]
 
 
-def test_documents_go_to_their_sources(root: Path) -> None:
+def test_documents_are_assigned_to_sources(root: Path) -> None:
     assert [(d.source, d.path) for d in read(root)] == [
         ("prose", "LICENSE.txt"),
         ("data", "encodings/table.py"),
@@ -83,7 +83,7 @@ def test_documents_go_to_their_sources(root: Path) -> None:
     ]
 
 
-def test_docstrings_move_from_code_to_prose(root: Path) -> None:
+def test_docstrings_are_moved_from_code_to_prose(root: Path) -> None:
     code, prose = embedded_corpus.read_library_documents(root, "pkg/module.py")
     assert prose.text == (
         "Module docstring, été.\n\nA class.\n\nMethods:\n    Indented.\n\nOne line.\n\nShort."
@@ -94,7 +94,7 @@ def test_docstrings_move_from_code_to_prose(root: Path) -> None:
     )
 
 
-def test_data_is_thinned_evenly_to_its_size(root: Path, monkeypatch) -> None:
+def test_data_is_sampled_evenly_to_its_size(root: Path, monkeypatch) -> None:
     for i in range(20):
         (root / "encodings" / f"{i:02}.py").write_text("x" * 100)
     monkeypatch.setattr(embedded_corpus, "TARGET_DATA_BYTES", 1000)

@@ -19,7 +19,7 @@ E = 9
 ROWS = np.array([[1, E, 2, 3, E, E, 4], [1, 2, 3, 4, 5, 6, 7], [E] * 7, [E, 1, 1, 1, 1, 1, E]], np.int32)  # fmt: skip
 
 
-def test_an_eos_belongs_to_the_document_that_it_ends() -> None:
+def test_eos_has_the_id_of_the_document_before_it() -> None:
     documents = compute_document_ids(ROWS, E)
     assert documents.dtype == np.int32
     assert documents.tolist() == [
@@ -31,7 +31,7 @@ def test_an_eos_belongs_to_the_document_that_it_ends() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))
-def test_ordinals_count_the_eos_before_each_position(rows: list[list[int]]) -> None:
+def test_document_ids_count_preceding_eos_tokens(rows: list[list[int]]) -> None:
     found = compute_document_ids(np.array(rows, np.int32), 0)
     assert found.tolist() == [[row[:i].count(0) for i in range(5)] for row in rows]
 
@@ -49,11 +49,11 @@ def _pack(documents: list[list[int]], length: int, start: int) -> tuple[np.ndarr
 
 @pytest.mark.parametrize("start", range(4))
 @pytest.mark.parametrize("bos_token_id", [B, E])
-def test_a_bos_is_the_first_token_of_its_document(bos_token_id: int, start: int) -> None:
+def test_bos_has_the_id_of_the_document_after_it(bos_token_id: int, start: int) -> None:
     documents = [[bos_token_id, *document[1:]] for document in DOCUMENTS]
     row, expected = _pack(documents, 7, start)
     assert compute_document_ids(row, E, bos_token_id).tolist() == [expected]
-    # With the mask BOS is no target, and the first token of the text is one
+    # With the mask, BOS is not a target, but the first token after it is
     sequences = PackedSequences(row, compute_document_ids(row, E, bos_token_id))
     mask = compute_loss_mask(sequences, mask_document_starts=True)
     assert mask[0, 1:].tolist() == [a == b for a, b in itertools.pairwise(expected)]
@@ -71,7 +71,7 @@ def test_ids_of_documents_with_bos_count_them(documents, start, is_bos_eos: bool
     assert compute_document_ids(row, E, bos_token_id).tolist() == [expected]
 
 
-def test_the_first_token_of_a_row_never_counts_and_of_a_document_not_under_the_mask() -> None:
+def test_loss_excludes_first_tokens_of_rows_and_masked_documents() -> None:
     sequences = PackedSequences(ROWS, compute_document_ids(ROWS, E))
     plain, masked = (compute_loss_mask(sequences, loss_mask) for loss_mask in (False, True))
     assert plain.sum() == ROWS[:, 1:].size
@@ -85,7 +85,7 @@ def test_the_first_token_of_a_row_never_counts_and_of_a_document_not_under_the_m
 
 
 @pytest.mark.parametrize("option", ["document_mask", "loss_mask"])
-def test_documents_are_there_only_where_an_option_asks(option: str) -> None:
+def test_document_ids_are_computed_if_an_option_requires_them(option: str) -> None:
     assert build_packed_sequences(ROWS, E, DataConfig()).document_ids is None
     asked = build_packed_sequences(ROWS, E, DataConfig(**{option: True}))
     np.testing.assert_array_equal(asked.document_ids, compute_document_ids(ROWS, E))

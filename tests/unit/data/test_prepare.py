@@ -1,4 +1,4 @@
-"""`python -m hlat.prepare` says what it did, as often as it is asked, and what is wrong kindly."""
+"""Test the output, errors and exit codes of `python -m hlat.prepare`."""
 
 import json
 from collections.abc import Callable
@@ -13,29 +13,29 @@ from hlat.storage.progress_bar import format_bytes
 
 @pytest.fixture
 def run(capsys) -> Callable[..., tuple[int, str, str]]:
-    """Run the command: its exit code, stdout and stderr."""
+    """Return a function that runs the command and returns exit code, stdout and stderr."""
 
-    def run_(*arguments: object) -> tuple[int, str, str]:
+    def run_command(*arguments: object) -> tuple[int, str, str]:
         try:
             code = prepare.main([str(argument) for argument in arguments])
         except SystemExit as exit_:
             code = int(exit_.code or 0)
         return (code, *capsys.readouterr())
 
-    return run_
+    return run_command
 
 
 @pytest.fixture
-def lines(tmp_path: Path, make_texts) -> Path:
-    """A folder with a file of documents."""
+def lines(tmp_path: Path, make_documents) -> Path:
+    """Write a directory with a file of documents."""
     (tmp_path / "in").mkdir()
-    rows = [json.dumps({"text": text}) for text in make_texts("prepare", 20)]
+    rows = [json.dumps({"text": text}) for text in make_documents("prepare", 20)]
     (tmp_path / "in/a.jsonl").write_text("\n".join(rows))
     return tmp_path / "in"
 
 
 @pytest.mark.xdist_group("embedded")
-def test_sources_rows_sizes_and_place_are_printed(embedded_folder: Path, run) -> None:
+def test_sources_rows_sizes_and_directory_are_printed(embedded_folder: Path, run) -> None:
     code, first, _ = run()
     assert (code, first) == (0, run()[1])
     lines = first.splitlines()
@@ -51,27 +51,27 @@ def test_sources_rows_sizes_and_place_are_printed(embedded_folder: Path, run) ->
 def test_a_cache_that_cannot_be_written_is_exit_code_2(monkeypatch, tmp_path, run) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "file"))
-    code, _, told = run()
+    code, _, printed = run()
     assert code == 2
-    assert "HLAT_CACHE" in told
+    assert "HLAT_CACHE" in printed
 
 
-def test_help_names_the_folder_and_gives_examples(run) -> None:
-    code, told, _ = run("--help")
+def test_help_contains_the_directory_and_examples(run) -> None:
+    code, printed, _ = run("--help")
     assert code == 0
-    assert "HLAT_CACHE" in told
-    assert "layout=redpajama output=data" in told
+    assert "HLAT_CACHE" in printed
+    assert "layout=redpajama output=data" in printed
 
 
-def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> None:
+def test_prepare_twice_and_inspect(lines: Path, tmp_path: Path, run) -> None:
     out = tmp_path / "out"
-    code, told, progress = run(lines, "--output", out)
+    code, printed, progress = run(lines, "--output", out)
     assert code == 0
     manifest = json.loads((out / "manifest.json").read_text())
-    what = f"20 documents, {format_bytes(manifest['text_bytes'])}"
+    size = f"20 documents, {format_bytes(manifest['text_bytes'])}"
     command = f"hlat train data=files data.sources.files.paths=[{out}]"
-    assert told.splitlines()[0] == f"{out}: {what}"
-    assert told.splitlines()[-2:] == [
+    assert printed.splitlines()[0] == f"{out}: {size}"
+    assert printed.splitlines()[-2:] == [
         f"report: {out}/prepare_report.md",
         f"train on it: {command} data.heldout_documents=9",
     ]
@@ -79,58 +79,60 @@ def test_prepare_again_inspect_and_verify(lines: Path, tmp_path: Path, run) -> N
         f"preparing {out}: {format_bytes((lines / 'a.jsonl').stat().st_size)}",
         f"counting {out}: {format_bytes(manifest['text_bytes'])}",
     ]
-    code, told, progress = run(lines, "--output", out)
+    code, printed, progress = run(lines, "--output", out)
     assert (code, progress) == (0, "")
-    assert told.splitlines()[0] == f"{out}: is complete already; {what}"
-    code, told, _ = run("--inspect", out)
+    assert printed.splitlines()[0] == f"{out}: is complete already; {size}"
+    code, printed, _ = run("--inspect", out)
     assert code == 0
-    assert told.splitlines()[1].split()[:2] == ["out", "20"]
+    assert printed.splitlines()[1].split()[:2] == ["out", "20"]
 
 
-def test_skipped_files_are_counted_and_most_need_a_flag(lines: Path, tmp_path: Path, run) -> None:
+def test_skipped_files_are_counted_and_a_majority_requires_a_flag(
+    lines: Path, tmp_path: Path, run
+) -> None:
     for name in ("a.png", "b.png", "c.doc.gz", "d.\x1b[2J"):
         (lines / name).write_text("text")
-    words = (lines, "--output", tmp_path / "data")
-    code, _, errors = run(*words)
+    arguments = (lines, "--output", tmp_path / "data")
+    code, _, errors = run(*arguments)
     assert code == 2
     assert (
         "4 of 5 files are skipped (2 .png, 1 '.\\x1b[2j', 1 .doc.gz); supported: .txt, .md"
         in errors
     )
     assert "add skip_unsupported=true to convert the others" in errors
-    code, out, _ = run(*words, "--skip-unsupported")
+    code, out, _ = run(*arguments, "--skip-unsupported")
     assert code == 0
     assert "4 of 5 files are skipped (2 .png, 1 '.\\x1b[2j', 1 .doc.gz)" in out
     manifest = json.loads((tmp_path / "data/manifest.json").read_text())
     assert manifest["skipped"] == {".png": 2, ".doc.gz": 1, ".\x1b[2j": 1}
-    assert "is complete already" in run(*words, "--skip-unsupported")[1]
+    assert "is complete already" in run(*arguments, "--skip-unsupported")[1]
 
 
-def test_verify_names_what_differs(lines: Path, tmp_path: Path, run) -> None:
+def test_verify_lists_missing_files(lines: Path, tmp_path: Path, run) -> None:
     out = tmp_path / "out"
     run(lines, "--output", out)
     size = format_bytes(sum(path.stat().st_size for path in out.glob("part-*")))
     assert run("--verify", out)[:2] == (0, f"{out}: {size}; all files are intact\n")
     (out / "part-00000.arrow").unlink()
-    code, told, problems = run("--verify", out)
+    code, printed, problems = run("--verify", out)
     assert code == 1
-    assert told == f"{out}: {size}; 1 files are damaged\n"
+    assert printed == f"{out}: {size}; 1 files are damaged\n"
     assert f"{out}/part-00000.arrow: is missing" in problems
 
 
-def test_a_layout_says_what_is_not_there(lines: Path, tmp_path: Path, run) -> None:
+def test_layout_reports_missing_sources(lines: Path, tmp_path: Path, run) -> None:
     (lines / "c4").mkdir()
     (lines / "a.jsonl").rename(lines / "c4/a.jsonl")
     (lines / "x.jsonl").write_text("")
-    code, told, _ = run(lines, "--layout", "redpajama", "--output", tmp_path / "data")
+    code, printed, _ = run(lines, "--layout", "redpajama", "--output", tmp_path / "data")
     assert code == 0
-    assert "books: there is no file book/*.jsonl*" in told
-    assert f"1 files are of no source of redpajama, such as {lines}/x.jsonl" in told
-    assert f"data=redpajama data.root={tmp_path}/data" in told
+    assert "books: there is no file book/*.jsonl*" in printed
+    assert f"1 files are of no source of redpajama, such as {lines}/x.jsonl" in printed
+    assert f"data=redpajama data.root={tmp_path}/data" in printed
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--outptu", "x"], "unrecognized arguments: --outptu; did you mean output=?"),
         (["in", "in2"], "several INPUTs need output="),
@@ -151,19 +153,19 @@ def test_a_layout_says_what_is_not_there(lines: Path, tmp_path: Path, run) -> No
         (["--verify", "nowhere"], "nowhere: it and its directories have no manifest.json"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_code_2(
-    arguments, told, run, tmp_path, monkeypatch
+def test_errors_are_one_line_and_exit_code_2(
+    arguments, message, run, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, _, said = run(*arguments)
+    code, _, errors = run(*arguments)
     assert code == 2
-    assert told in said
-    assert len(said.splitlines()) == 1
+    assert message in errors
+    assert len(errors.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("raised", "code", "told"),
+    ("raised", "code", "message"),
     [
         (
             KeyboardInterrupt(),
@@ -182,14 +184,14 @@ def test_mistakes_are_one_sentence_and_exit_code_2(
         ),
     ],
 )
-def test_what_stops_it_is_told_with_how_to_go_on(
-    raised: BaseException, code: int, told: str, lines: Path, tmp_path: Path, run, monkeypatch
+def test_failures_print_how_to_continue(
+    raised: BaseException, code: int, message: str, lines: Path, tmp_path: Path, run, monkeypatch
 ) -> None:
     def stop(*_: object) -> None:
         raise raised
 
     monkeypatch.setattr(preparation, "complete_source", stop)
-    found, _, said = run(lines, "--output", tmp_path / "out")
+    found, _, errors = run(lines, "--output", tmp_path / "out")
     assert found == code
-    assert told in said.splitlines()[-1]
-    assert said.endswith("the same command continues\n")
+    assert message in errors.splitlines()[-1]
+    assert errors.endswith("the same command continues\n")

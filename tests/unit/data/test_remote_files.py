@@ -1,4 +1,4 @@
-"""Whatever fsspec reaches is listed as a local folder is, and its failures name the URL."""
+"""Test files of fsspec stores, and errors that contain the URL."""
 
 import json
 import uuid
@@ -15,8 +15,8 @@ from hlat.data.source_files import find_source_files
 
 
 @pytest.fixture
-def store(tmp_path: Path, write_arrow) -> str:
-    """URL of a folder of a store with three files."""
+def store_url(tmp_path: Path, write_arrow) -> str:
+    """Write three files to a directory of a store and return its URL."""
     url = f"memory://{uuid.uuid4()}"
     filesystem = MemoryFileSystem()
     for name in ("b.arrow", "a.arrow", "notes.txt"):
@@ -25,16 +25,23 @@ def store(tmp_path: Path, write_arrow) -> str:
     return url
 
 
-def found(url: str, root: str = "/nowhere") -> list[str]:
+def find_names(url: str, root: str = "/nowhere") -> list[str]:
     return [file.name for file in find_source_files("data.sources.a.paths", root, [url])]
 
 
-def test_folders_globs_and_files(store: str) -> None:
-    assert found(store) == found(f"{store}/") == found(f"{store}/*.arrow") == ["a.arrow", "b.arrow"]
-    assert found(f"{store}/b.arrow") == found("b.arrow", root=store) == ["b.arrow"]
+def test_directories_globs_and_files(store_url: str) -> None:
+    assert (
+        find_names(store_url)
+        == find_names(f"{store_url}/")
+        == find_names(f"{store_url}/*.arrow")
+        == ["a.arrow", "b.arrow"]
+    )
+    assert (
+        find_names(f"{store_url}/b.arrow") == find_names("b.arrow", root=store_url) == ["b.arrow"]
+    )
 
 
-def test_a_file_of_this_machine_by_url(tmp_path: Path, write_arrow) -> None:
+def test_local_file_by_url(tmp_path: Path, write_arrow) -> None:
     path = write_arrow(tmp_path / "x" / "a.arrow", ["x"])
     for url in (f"file://{path}", f"local://{path}", f"file://{path.parent}"):
         (file,) = find_source_files("key", "/nowhere", [url])
@@ -42,48 +49,48 @@ def test_a_file_of_this_machine_by_url(tmp_path: Path, write_arrow) -> None:
         assert str(path.stat().st_mtime) in file.version
 
 
-def test_documents_of_a_store_are_those_of_its_files(store: str) -> None:
-    corpus = ArrowDataset(find_source_files("key", "/", [store]), "text")
+def test_documents_are_read_from_a_store(store_url: str) -> None:
+    corpus = ArrowDataset(find_source_files("key", "/", [store_url]), "text")
     texts = [corpus.read_text(row) for row in range(len(corpus))]
     assert texts == [f"{name} {i}" for name in ("a.arrow", "b.arrow") for i in range(9)]
 
 
 @pytest.mark.parametrize("pattern", ["no.arrow", "*.parquet", "no/"])
-def test_a_url_without_files_is_an_error(store: str, pattern: str) -> None:
-    with pytest.raises(ConfigError, match=f"no file matches '{store}/"):
-        found(f"{store}/{pattern}")
+def test_a_url_without_files_is_an_error(store_url: str, pattern: str) -> None:
+    with pytest.raises(ConfigError, match=f"no file matches '{store_url}/"):
+        find_names(f"{store_url}/{pattern}")
 
 
-def test_a_folder_of_a_store_is_refused_as_one_here_is(store: str) -> None:
+def test_manifests_of_a_store_are_validated(store_url: str) -> None:
     content = json.dumps({"files": [{"name": "c.arrow", "bytes": 3}]}).encode()
-    MemoryFileSystem().pipe(f"{store}/manifest.json", content)
-    with pytest.raises(ConfigError, match=f"{store}/c.arrow is missing as manifest.json"):
-        found(store)
+    MemoryFileSystem().pipe(f"{store_url}/manifest.json", content)
+    with pytest.raises(ConfigError, match=f"{store_url}/c.arrow is missing as manifest.json"):
+        find_names(store_url)
 
 
 def test_an_unknown_protocol_is_an_error() -> None:
     with pytest.raises(ConfigError) as error:
-        found("carrier-pigeon://coop/1.arrow")
+        find_names("carrier-pigeon://coop/1.arrow")
     assert str(error.value).startswith(
         "data.sources.a.paths: carrier-pigeon://coop/1.arrow: carrier-pigeon is not an allowed "
         "protocol; use file, "
     )
 
 
-def test_a_missing_driver_is_named(monkeypatch) -> None:
+def test_missing_driver_is_an_error_with_its_package(monkeypatch) -> None:
     missing = {"class": "no_such_package.Store", "err": "Install s3fs to access S3"}
     monkeypatch.setitem(known_implementations, "closet", missing)
     monkeypatch.setenv("HLAT_STORAGE_PROTOCOLS", "closet")
     with pytest.raises(ConfigError) as error:
-        found("closet://b/*.arrow")
+        find_names("closet://b/*.arrow")
     assert str(error.value) == (
         "data.sources.a.paths: closet://b/*.arrow needs a package that is not installed "
         "(Install s3fs to access S3); pip install it beside hlat"
     )
 
 
-class ClosedStore(MemoryFileSystem):
-    """A store that lists its files and gives none of them."""
+class UnreadableStore(MemoryFileSystem):
+    """Store that lists its files but cannot open them."""
 
     protocol = ("closed",)
 
@@ -95,19 +102,17 @@ class ClosedStore(MemoryFileSystem):
         raise KeyError("token expired")
 
 
-def test_a_store_that_gives_nothing_is_an_error(
-    store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_store_is_an_error(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HLAT_STORAGE_PROTOCOLS", "closed")
-    register_implementation("closed", ClosedStore, clobber=True)
-    url = store.replace("memory", "closed")
+    register_implementation("closed", UnreadableStore, clobber=True)
+    url = store_url.replace("memory", "closed")
     files = find_source_files("key", "/", [url])
     with pytest.raises(
         ConfigError, match=r"closed:.*/a\.arrow cannot be used \(KeyError: 'token exp"
     ):
         ArrowDataset(files, "text")
-    MemoryFileSystem().pipe(f"{store}/manifest.json", b"{}")
+    MemoryFileSystem().pipe(f"{store_url}/manifest.json", b"{}")
     with pytest.raises(
         ConfigError, match=r"closed:.*/manifest\.json cannot be used \(KeyError: 'tok"
     ):
-        found(url)
+        find_names(url)

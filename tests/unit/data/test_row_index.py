@@ -17,14 +17,14 @@ from hlat.storage.data_file import DataFile
 
 
 @pytest.fixture
-def own_cache(tmp_path: Path, monkeypatch) -> Path:
+def cache_dir(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def no_scan(monkeypatch):
-    """Return a function that forbids building an index from then on."""
+    """Return a function that makes subsequent builds of an index fail the test."""
 
     def forbid() -> None:
         monkeypatch.setattr(row_index, "build_row_index", lambda *_: pytest.fail("scanned"))
@@ -32,18 +32,20 @@ def no_scan(monkeypatch):
     return forbid
 
 
-def texts_of(path: Path, column: str = "text") -> list[str]:
+def read_all(path: Path, column: str = "text") -> list[str]:
     corpus = ArrowDataset([path], column)
     return [corpus.read_text(row) for row in range(len(corpus))]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("type_", "width"), [(pa.string(), 4), (pa.large_string(), 8)])
-def test_an_entry_says_where_a_batch_lies(
+def test_entries_contain_sizes_and_offsets_of_batches(
     tmp_path: Path, stream: bool, type_: pa.DataType, width: int, write_arrow
 ) -> None:
-    texts = ["zero", "one", "two", None, "four"]
-    path = write_arrow(tmp_path / "a.arrow", texts, rows_per_batch=3, type_=type_, stream=stream)
+    documents = ["zero", "one", "two", None, "four"]
+    path = write_arrow(
+        tmp_path / "a.arrow", documents, rows_per_batch=3, type_=type_, stream=stream
+    )
     index, content = row_index.build_row_index(path, "text"), path.read_bytes()
     assert index.dtype == row_index.BATCH_DTYPE
     assert index["rows"].tolist() == [3, 2]
@@ -56,19 +58,17 @@ def test_an_entry_says_where_a_batch_lies(
     assert content[index["text"][0] :].startswith(b"zeroonetwo")
 
 
-def test_a_sidecar_spares_the_scan_at_the_start(
-    tmp_path: Path, own_cache: Path, write_arrow, no_scan
-) -> None:
-    for name, texts in (("a.arrow", ["a", None, "b"]), ("empty.arrow", [])):
-        path = write_arrow(tmp_path / name, texts)
+def test_sidecar_replaces_the_scan(tmp_path: Path, cache_dir: Path, write_arrow, no_scan) -> None:
+    for name, documents in (("a.arrow", ["a", None, "b"]), ("empty.arrow", [])):
+        path = write_arrow(tmp_path / name, documents)
         row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
-    assert texts_of(tmp_path / "a.arrow") == ["a", "", "b"]
-    assert texts_of(tmp_path / "empty.arrow") == []
-    assert len(list((own_cache / "index").iterdir())) == 2  # compared and copied
-    shutil.rmtree(own_cache)
+    assert read_all(tmp_path / "a.arrow") == ["a", "", "b"]
+    assert read_all(tmp_path / "empty.arrow") == []
+    assert len(list((cache_dir / "index").iterdir())) == 2  # compared and copied
+    shutil.rmtree(cache_dir)
     no_scan()
     assert len(ArrowDataset([tmp_path / "a.arrow"], "text")) == 3
-    assert not own_cache.exists()
+    assert not cache_dir.exists()
     assert sorted(os.listdir(tmp_path)) == [
         "a.arrow",
         "a.arrow.rows.npy",
@@ -85,56 +85,54 @@ def test_numpy_reads_a_sidecar(tmp_path: Path, write_arrow) -> None:
     assert b'"column": "text"' in record["about"].item()
 
 
-def test_a_scan_is_remembered(tmp_path: Path, own_cache: Path, write_arrow, no_scan) -> None:
+def test_scans_are_cached(tmp_path: Path, cache_dir: Path, write_arrow, no_scan) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a", "b"])
-    assert texts_of(path) == ["a", "b"]
+    assert read_all(path) == ["a", "b"]
     (tmp_path / "link.arrow").symlink_to(path)
     no_scan()
-    assert texts_of(path) == ["a", "b"]
-    assert texts_of(tmp_path / "link.arrow") == ["a", "b"]
-    assert len(list((own_cache / "index").iterdir())) == 1
+    assert read_all(path) == ["a", "b"]
+    assert read_all(tmp_path / "link.arrow") == ["a", "b"]
+    assert len(list((cache_dir / "index").iterdir())) == 1
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(
-    tmp_path: Path, own_cache: Path, write_arrow
-) -> None:
-    own_cache.write_text("a file")
+def test_unwritable_cache_is_ignored(tmp_path: Path, cache_dir: Path, write_arrow) -> None:
+    cache_dir.write_text("a file")
     path = write_arrow(tmp_path / "a.arrow", ["a", "b"])
-    assert texts_of(path) == texts_of(path) == ["a", "b"]
+    assert read_all(path) == read_all(path) == ["a", "b"]
 
 
-@pytest.mark.parametrize("place", ["sidecar", "cache"])
-def test_an_index_of_what_the_file_was_is_not_used(
-    tmp_path: Path, own_cache: Path, place: str, write_arrow
+@pytest.mark.parametrize("location", ["sidecar", "cache"])
+def test_outdated_indices_are_not_used(
+    tmp_path: Path, cache_dir: Path, location: str, write_arrow
 ) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["first", "second"], rows_per_batch=2)
-    if place == "sidecar":
+    if location == "sidecar":
         row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
-    assert texts_of(path) == ["first", "second"]
+    assert read_all(path) == ["first", "second"]
     before = path.stat()
     write_arrow(path, ["other", "values"], rows_per_batch=1)
     size = path.stat().st_size
     assert size != before.st_size
-    assert texts_of(path) == ["other", "values"]
-    assert texts_of(path, "text") == ["other", "values"]
+    assert read_all(path) == ["other", "values"]
+    assert read_all(path, "text") == ["other", "values"]
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     write_arrow(path, ["thing", "filled"], rows_per_batch=1, column="body")
     assert path.stat().st_size == size  # only the bytes differ
-    assert texts_of(path, "body") == ["thing", "filled"]
+    assert read_all(path, "body") == ["thing", "filled"]
 
 
-def test_an_index_of_another_column_is_not_used(tmp_path: Path, own_cache, write_arrow) -> None:
+def test_indices_of_another_column_are_not_used(tmp_path: Path, cache_dir, write_arrow) -> None:
     table = pa.table({"text": ["a", "b"], "title": ["long titles", "c"]})
     path = tmp_path / "a.arrow"
     with path.open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
-    assert texts_of(path, "title") == ["long titles", "c"]
-    assert texts_of(path) == ["a", "b"]
+    assert read_all(path, "title") == ["long titles", "c"]
+    assert read_all(path) == ["a", "b"]
 
 
-def test_an_index_of_another_format_is_not_used(
-    tmp_path: Path, own_cache, write_arrow, monkeypatch
+def test_indices_of_another_format_are_not_used(
+    tmp_path: Path, cache_dir, write_arrow, monkeypatch
 ) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a"])
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
@@ -143,53 +141,57 @@ def test_an_index_of_another_format_is_not_used(
     assert row_index.find_row_index(DataFile.from_path(path), "text") is None
 
 
-def test_a_damaged_index_is_not_used(tmp_path: Path, own_cache, write_arrow) -> None:
+def test_damaged_indices_are_not_used(tmp_path: Path, cache_dir, write_arrow) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a", "b"], rows_per_batch=1)
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
     sidecar = row_index.get_sidecar_path(path)
-    whole = sidecar.read_bytes()
-    for place in range(len(whole)):
-        sidecar.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+    content = sidecar.read_bytes()
+    for position in range(len(content)):
+        sidecar.write_bytes(
+            content[:position] + bytes([content[position] ^ 4]) + content[position + 1 :]
+        )
         assert row_index.load_row_index(sidecar, path, "text") is None
-        sidecar.write_bytes(whole[:place])
+        sidecar.write_bytes(content[:position])
         assert row_index.load_row_index(sidecar, path, "text") is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("field", row_index.BATCH_DTYPE.names)
-def test_a_sidecar_with_a_checksum_and_wrong_content_is_refused_or_not_used(
-    tmp_path: Path, own_cache: Path, write_arrow, make_texts, field: str, stream: bool
+def test_sidecars_with_wrong_content_are_rejected_or_not_used(
+    tmp_path: Path, cache_dir: Path, write_arrow, make_documents, field: str, stream: bool
 ) -> None:
-    texts = [*make_texts("sidecar", 20), None]
-    path = write_arrow(tmp_path / "a.arrow", texts, rows_per_batch=5, stream=stream)
+    documents = [*make_documents("sidecar", 20), None]
+    path = write_arrow(tmp_path / "a.arrow", documents, rows_per_batch=5, stream=stream)
     right = row_index.build_row_index(path, "text")
-    sidecar, num_refused, num_derived = row_index.get_sidecar_path(path), 0, 0
+    sidecar, num_rejected, num_derived = row_index.get_sidecar_path(path), 0, 0
     for batch, change in product(range(len(right)), (1, -1, 8, -8, 2**40, -(2**62))):
-        shutil.rmtree(own_cache, ignore_errors=True)
+        shutil.rmtree(cache_dir, ignore_errors=True)
         index = right.copy()
         index[field][batch] += change
         row_index.save_row_index(index, path, "text")
         try:
-            found = texts_of(path)
+            found = read_all(path)
         except ConfigError as error:
-            num_refused += str(error).startswith(f"{sidecar} does not describe the rows of {path};")
+            num_rejected += str(error).startswith(
+                f"{sidecar} does not describe the rows of {path};"
+            )
         else:
-            num_derived += found == [text or "" for text in texts]
-    assert num_refused + num_derived == 6 * len(right)
+            num_derived += found == [text or "" for text in documents]
+    assert num_rejected + num_derived == 6 * len(right)
     assert num_derived >= 2 * len(right)  # far outside of the file, such an index is not used
-    assert num_refused or field == "width"
+    assert num_rejected or field == "width"
     for index in (right[:-1], np.concatenate([right, right])):
-        shutil.rmtree(own_cache, ignore_errors=True)
+        shutil.rmtree(cache_dir, ignore_errors=True)
         row_index.save_row_index(index, path, "text")
         with pytest.raises(ConfigError, match="does not describe the rows"):
-            texts_of(path)
-    shutil.rmtree(own_cache, ignore_errors=True)
+            read_all(path)
+    shutil.rmtree(cache_dir, ignore_errors=True)
     row_index.save_row_index(right[:0], path, "text")
-    assert len(texts_of(path)) == len(texts)
+    assert len(read_all(path)) == len(documents)
 
 
 def test_a_sidecar_is_compared_once_per_cache_directory(
-    tmp_path: Path, own_cache: Path, write_arrow, monkeypatch
+    tmp_path: Path, cache_dir: Path, write_arrow, monkeypatch
 ) -> None:
     path, calls = write_arrow(tmp_path / "a.arrow", ["a", "b"]), []
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
@@ -198,38 +200,38 @@ def test_a_sidecar_is_compared_once_per_cache_directory(
     assert ArrowDataset([path], "text").num_bytes == 2
     assert not calls  # the file is mapped when a document is read
     for _ in range(3):
-        assert texts_of(path) == ["a", "b"]
+        assert read_all(path) == ["a", "b"]
     assert len(calls) == 1
 
 
-def test_a_failing_disk_leaves_no_half_index(tmp_path: Path, write_arrow, monkeypatch) -> None:
+def test_failed_write_leaves_no_partial_index(tmp_path: Path, write_arrow, monkeypatch) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["a"])
     index = row_index.build_row_index(path, "text")
 
-    def full(source: str, target: Path) -> None:
+    def raise_no_space(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, "replace", raise_no_space)
     with pytest.raises(OSError, match="No space left"):
         row_index.save_row_index(index, path, "text")
     assert os.listdir(tmp_path) == ["a.arrow"]
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("file_format", "reason"),
     [
         ("compressed", "its buffers are compressed"),
         ("view", "its text column is string_view"),
         ("parquet", "it is Parquet"),
     ],
 )
-def test_what_has_no_plain_bytes_is_refused(
-    tmp_path: Path, kind: str, reason: str, write_arrow
+def test_files_that_cannot_be_mapped_are_rejected(
+    tmp_path: Path, file_format: str, reason: str, write_arrow
 ) -> None:
     path = tmp_path / "a"
-    if kind == "parquet":
+    if file_format == "parquet":
         pa.parquet.write_table(pa.table({"text": ["a"]}), path)
-    elif kind == "view":
+    elif file_format == "view":
         write_arrow(path, ["a"], type_=pa.string_view())
     else:
         write_arrow(path, ["a" * 1000] * 9, compression="zstd")

@@ -13,12 +13,12 @@ from hlat.data.source_files import find_source_files
 from hlat.storage.bounded_files import MAX_JSON_BYTES
 
 
-def found(root: Path, *patterns: str) -> list[str]:
+def find_names(root: Path, *patterns: str) -> list[str]:
     files = find_source_files("key", str(root), patterns)
     return [Path(file.location).relative_to(root).as_posix() for file in files]
 
 
-def refusal(root: Path, *patterns: str) -> str:
+def get_error(root: Path, *patterns: str) -> str:
     with pytest.raises(ConfigError) as error:
         find_source_files("data.sources.a.paths", str(root), patterns)
     return str(error.value)
@@ -33,72 +33,75 @@ def test_files_are_found_once_and_in_order(tmp_path: Path, write_arrow) -> None:
     for name in ("b/2.arrow", "b/1.arrow", "b/notes.txt", "a.arrow", "c/d/3.arrow"):
         write_arrow(tmp_path / name, ["x"])
     patterns = ["b", "a.arrow", "b/*.arrow", "c/**/*.arrow", str(tmp_path / "a.arrow")]
-    assert found(tmp_path, *patterns) == ["a.arrow", "b/1.arrow", "b/2.arrow", "c/d/3.arrow"]
-    assert found(tmp_path, *patterns[::-1]) == found(tmp_path, *patterns)
+    assert find_names(tmp_path, *patterns) == ["a.arrow", "b/1.arrow", "b/2.arrow", "c/d/3.arrow"]
+    assert find_names(tmp_path, *patterns[::-1]) == find_names(tmp_path, *patterns)
 
 
 @pytest.mark.parametrize("pattern", ["no.arrow", "*.feather", "empty"])
 def test_a_pattern_without_files_is_an_error(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "empty").mkdir()
-    message = refusal(tmp_path, pattern)
+    message = get_error(tmp_path, pattern)
     assert message.startswith(f"data.sources.a.paths: no file matches '{tmp_path}/")
     assert "set data.root or the paths of this source" in message
 
 
 def test_no_patterns_and_unknown_embedded_sources_are_errors(tmp_path: Path) -> None:
-    assert refusal(tmp_path).startswith("data.sources.a.paths: is empty")
-    unknown = refusal(tmp_path, "embedded:poems")
+    assert get_error(tmp_path).startswith("data.sources.a.paths: is empty")
+    unknown = get_error(tmp_path, "embedded:poems")
     assert "there is no embedded:poems; use one of embedded:code" in unknown
 
 
-def test_a_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch) -> None:
+def test_unlistable_directory_is_an_error(tmp_path: Path, monkeypatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a").mkdir()
     monkeypatch.setattr(Path, "iterdir", refuse)
-    assert "(Permission denied)" in refusal(tmp_path, "a")
+    assert "(Permission denied)" in get_error(tmp_path, "a")
 
 
-def test_a_description_that_may_not_be_read_is_an_error(tmp_path: Path, monkeypatch) -> None:
+def test_unreadable_state_is_an_error(tmp_path: Path, monkeypatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     write_json(tmp_path / "state.json", {})
     monkeypatch.setattr(source_files, "read_bounded", refuse)
     message = f"data.sources.a.paths: cannot read {tmp_path}/state.json (Permission denied)"
-    assert refusal(tmp_path, "") == message
+    assert get_error(tmp_path, "") == message
 
 
-def test_indices_are_no_data(tmp_path: Path, write_arrow) -> None:
+def test_indices_are_excluded(tmp_path: Path, write_arrow) -> None:
     path = write_arrow(tmp_path / "a.arrow", ["x"])
     row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
-    assert found(tmp_path, "*") == found(tmp_path, "a.arrow*") == found(tmp_path, "") == ["a.arrow"]
+    assert (
+        find_names(tmp_path, "*")
+        == find_names(tmp_path, "a.arrow*")
+        == find_names(tmp_path, "")
+        == ["a.arrow"]
+    )
 
 
-def test_a_folder_holds_one_kind_of_files(tmp_path: Path, write_arrow) -> None:
+def test_directory_with_two_formats_is_rejected(tmp_path: Path, write_arrow) -> None:
     for name in ("1.parquet", "0.parquet"):
         (tmp_path / "p").mkdir(exist_ok=True)
         pa.parquet.write_table(pa.table({"text": ["a"]}), tmp_path / "p" / name)
-    assert found(tmp_path, "p") == ["p/0.parquet", "p/1.parquet"]
+    assert find_names(tmp_path, "p") == ["p/0.parquet", "p/1.parquet"]
     write_arrow(tmp_path / "p" / "0.arrow", ["a"])
-    assert refusal(tmp_path, "p") == (
+    assert get_error(tmp_path, "p") == (
         f"data.sources.a.paths: {tmp_path}/p holds both *.arrow and *.parquet, perhaps the same "
         f"documents twice; name one: {tmp_path}/p/*.arrow"
     )
-    assert found(tmp_path, "p/*.arrow") == ["p/0.arrow"]
+    assert find_names(tmp_path, "p/*.arrow") == ["p/0.arrow"]
 
 
 @pytest.mark.parametrize("pattern", ["raw", "raw/*", "raw/b.jsonl.zst"])
-def test_text_without_rows_is_refused_with_the_command_that_converts_it(
-    tmp_path: Path, pattern: str
-) -> None:
+def test_error_for_json_lines_contains_the_conversion_command(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "b.jsonl.zst").write_text("{}")
-    place = tmp_path / pattern
-    assert refusal(tmp_path, pattern) == (
-        f"data.sources.a.paths: {place} holds b.jsonl.zst, which has no rows that can be read at "
-        f"random; convert it once with `hlat prepare {place} output=DIR` and name that "
+    path = tmp_path / pattern
+    assert get_error(tmp_path, pattern) == (
+        f"data.sources.a.paths: {path} holds b.jsonl.zst, which has no rows that can be read at "
+        f"random; convert it once with `hlat prepare {path} output=DIR` and name that "
         "folder"
     )
 
@@ -113,39 +116,39 @@ class TestSavedDatasets:
         write_json(folder / "state.json", {"_data_files": files, "_split": "train", **state})
         write_json(folder / "dataset_info.json", {"features": {}})
 
-    def test_its_state_gives_the_files_and_their_order(self, tmp_path: Path, write_arrow) -> None:
+    def test_state_lists_the_files_in_order(self, tmp_path: Path, write_arrow) -> None:
         names = ["data-9.arrow", "data-10.arrow", "data-11.arrow"]
         self.save(tmp_path / "d", write_arrow, names)
         write_arrow(tmp_path / "d" / "cache-12ab.arrow", ["derived"])
         expected = [f"d/{name}" for name in names]
-        assert found(tmp_path, "d") == expected
-        assert found(tmp_path, "d/data-9.arrow", "d", "d/data-11.arrow") == expected
+        assert find_names(tmp_path, "d") == expected
+        assert find_names(tmp_path, "d/data-9.arrow", "d", "d/data-11.arrow") == expected
 
     @pytest.mark.parametrize("key", ["_indices_files", "_indices_data_files"])
     def test_an_indices_mapping_is_refused(self, tmp_path: Path, key: str, write_arrow) -> None:
         self.save(
             tmp_path / "d", write_arrow, ["a.arrow"], **{key: [{"filename": "indices.arrow"}]}
         )
-        assert f"{tmp_path}/d was saved with an indices mapping" in refusal(tmp_path, "d")
+        assert f"{tmp_path}/d was saved with an indices mapping" in get_error(tmp_path, "d")
 
     @pytest.mark.parametrize("files", [None, [], [{}], 3])
     def test_a_state_without_files_is_refused(self, tmp_path: Path, files, write_arrow) -> None:
         self.save(tmp_path / "d", write_arrow, ["a.arrow"], _data_files=files)
-        assert f"state.json of {tmp_path}/d lists no file" in refusal(tmp_path, "d")
+        assert f"state.json of {tmp_path}/d lists no file" in get_error(tmp_path, "d")
 
     def test_a_missing_file_is_refused(self, tmp_path: Path, write_arrow) -> None:
         self.save(tmp_path / "d", write_arrow, ["a.arrow", "b.arrow"])
         (tmp_path / "d" / "b.arrow").unlink()
-        assert "lists b.arrow, which is missing" in refusal(tmp_path, "d")
+        assert "lists b.arrow, which is missing" in get_error(tmp_path, "d")
 
     def test_splits_are_named(self, tmp_path: Path, write_arrow) -> None:
         self.save(tmp_path / "d" / "train", write_arrow, ["a.arrow"])
         write_json(tmp_path / "d" / "dataset_dict.json", {"splits": ["train", "test"]})
-        assert refusal(tmp_path, "d") == (
+        assert get_error(tmp_path, "d") == (
             f"data.sources.a.paths: {tmp_path}/d is a dataset of several splits; name one: "
             f"{tmp_path}/d/train, {tmp_path}/d/test"
         )
-        assert found(tmp_path, "d/train") == ["d/train/a.arrow"]
+        assert find_names(tmp_path, "d/train") == ["d/train/a.arrow"]
 
     @pytest.mark.parametrize("content", [3, {"splits": 3}, {"splits": [3]}, {}, None])
     def test_splits_that_are_no_list_are_refused(
@@ -153,24 +156,24 @@ class TestSavedDatasets:
     ) -> None:
         self.save(tmp_path / "d" / "train", write_arrow, ["a.arrow"])
         write_json(tmp_path / "d" / "dataset_dict.json", content)
-        assert f"{tmp_path}/d/dataset_dict.json has no list of splits" in refusal(tmp_path, "d")
+        assert f"{tmp_path}/d/dataset_dict.json has no list of splits" in get_error(tmp_path, "d")
 
-    def test_what_datasets_cached_beside_it_is_left_out(self, tmp_path: Path, write_arrow) -> None:
+    def test_cache_files_of_datasets_are_excluded(self, tmp_path: Path, write_arrow) -> None:
         for name in ("wiki-train.arrow", "cache-12ab.arrow"):
             write_arrow(tmp_path / "d" / name, ["x"])
-        assert found(tmp_path, "d") == ["d/cache-12ab.arrow", "d/wiki-train.arrow"]
+        assert find_names(tmp_path, "d") == ["d/cache-12ab.arrow", "d/wiki-train.arrow"]
         write_json(tmp_path / "d" / "dataset_info.json", {})
-        assert found(tmp_path, "d") == ["d/wiki-train.arrow"]
+        assert find_names(tmp_path, "d") == ["d/wiki-train.arrow"]
 
 
 class TestManifests:
     """Directories written by `hlat.prepare`."""
 
-    def test_files_are_as_it_says(self, tmp_path: Path, write_arrow) -> None:
+    def test_files_must_match_the_manifest(self, tmp_path: Path, write_arrow) -> None:
         paths = [write_arrow(tmp_path / f"{i}.arrow", ["x"]) for i in range(3)]
         files = [{"name": path.name, "bytes": path.stat().st_size, "rows": 1} for path in paths]
         write_json(tmp_path / "manifest.json", {"files": files})
-        assert found(tmp_path, "") == ["0.arrow", "1.arrow", "2.arrow"]
+        assert find_names(tmp_path, "") == ["0.arrow", "1.arrow", "2.arrow"]
         paths[0].unlink()
         paths[1].write_bytes(b"x" * 77)
         remedy = "as manifest.json beside it says; copy it again, or prepare the folder again"
@@ -182,10 +185,12 @@ class TestManifests:
         )
 
     @pytest.mark.parametrize("manifest", [{"files": {"a": 1}}, [], {"files": 3}, "x", {}])
-    def test_one_of_another_tool_means_nothing(self, tmp_path: Path, manifest, write_arrow) -> None:
+    def test_manifests_of_other_tools_are_ignored(
+        self, tmp_path: Path, manifest, write_arrow
+    ) -> None:
         write_arrow(tmp_path / "a.arrow", ["x"])
         write_json(tmp_path / "manifest.json", manifest)
-        assert found(tmp_path, "") == ["a.arrow"]
+        assert find_names(tmp_path, "") == ["a.arrow"]
 
     @pytest.mark.parametrize(
         ("content", "reason"),
@@ -195,14 +200,14 @@ class TestManifests:
         ],
         ids=["infinite", "huge"],
     )
-    def test_one_that_is_infinite_or_huge_is_refused(
+    def test_infinite_sizes_and_large_manifests_are_rejected(
         self, tmp_path: Path, content: bytes, reason: str, write_arrow
     ) -> None:
         write_arrow(tmp_path / "a.arrow", ["x"])
         (tmp_path / "manifest.json").write_bytes(content)
-        assert f"{tmp_path}/manifest.json {reason}" in refusal(tmp_path, "")
+        assert f"{tmp_path}/manifest.json {reason}" in get_error(tmp_path, "")
 
-    def test_nor_does_one_that_is_no_json(self, tmp_path: Path, write_arrow) -> None:
+    def test_invalid_json_is_ignored(self, tmp_path: Path, write_arrow) -> None:
         write_arrow(tmp_path / "a.arrow", ["x"])
         (tmp_path / "manifest.json").write_bytes(b"\xff{")
-        assert found(tmp_path, "") == ["a.arrow"]
+        assert find_names(tmp_path, "") == ["a.arrow"]

@@ -17,27 +17,29 @@ def read(path: Path, column: str = "text") -> list[str | None]:
         ]
 
 
-@pytest.mark.parametrize("kind", ["file", "stream", "parquet"])
+@pytest.mark.parametrize("file_format", ["file", "stream", "parquet"])
 @pytest.mark.parametrize(
     "type_",
     [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
 )
 def test_text_of_every_format_and_type(
-    tmp_path: Path, kind: str, type_: pa.DataType, write_arrow
+    tmp_path: Path, file_format: str, type_: pa.DataType, write_arrow
 ) -> None:
     path, texts = tmp_path / "a", ["one", None, "", "one", "✓"] * 4
-    if kind == "parquet":
+    if file_format == "parquet":
         column = pa.array(texts).cast(type_) if type_ != pa.string_view() else pa.array(texts)
         pa.parquet.write_table(pa.table({"n": range(20), "text": column}), path, row_group_size=6)
     else:
-        write_arrow(path, texts, type_=type_, stream=kind == "stream", compression="zstd")
+        write_arrow(path, texts, type_=type_, stream=file_format == "stream", compression="zstd")
     assert read(path) == texts
 
 
-@pytest.mark.parametrize("kind", ["arrow", "parquet"])
-def test_a_missing_column_names_those_that_would_do(tmp_path: Path, kind: str, write_arrow) -> None:
+@pytest.mark.parametrize("file_format", ["arrow", "parquet"])
+def test_missing_column_is_an_error_that_lists_text_columns(
+    tmp_path: Path, file_format: str, write_arrow
+) -> None:
     path = write_arrow(tmp_path / "a", ["x"], column="content")
-    if kind == "parquet":
+    if file_format == "parquet":
         pa.parquet.write_table(pa.table({"number": [1], "content": ["x"]}), path)
     with pytest.raises(ConfigError) as error:
         read(path)
@@ -53,7 +55,7 @@ def test_a_column_of_another_type_is_an_error(tmp_path: Path, write_arrow) -> No
         read(path, "number")
 
 
-def test_a_name_of_two_columns_is_an_error(tmp_path: Path) -> None:
+def test_duplicate_column_names_are_an_error(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array(["b"])], ["text", "text"])
     path = tmp_path / "a"
     with path.open("wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
@@ -62,7 +64,7 @@ def test_a_name_of_two_columns_is_an_error(tmp_path: Path) -> None:
         read(path)
 
 
-def test_files_without_text_say_how_to_write_it(tmp_path: Path) -> None:
+def test_error_for_files_without_text_contains_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "a"
     pa.parquet.write_table(pa.table({"n": [1]}), path)
     with pytest.raises(ConfigError, match="write the documents as a column of type string"):

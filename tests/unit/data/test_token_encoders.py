@@ -1,4 +1,4 @@
-"""Test that the fast encoder gives the ids of the reference."""
+"""Test that the fast encoder returns the ids of the reference."""
 
 import sys
 
@@ -36,7 +36,7 @@ def reference(content) -> ReferenceEncoder:
 
 
 class Recorder:
-    """An encoder that records its inputs."""
+    """Encoder that records its inputs."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -46,7 +46,7 @@ class Recorder:
         return [np.zeros(len(text), np.int32) for text in texts]
 
 
-def test_both_give_the_same_ids(content, reference) -> None:
+def test_encoders_return_the_same_ids(content, reference) -> None:
     texts = [*TEXTS, *encoder_test_texts.generate_texts(10)]
     ids = FastEncoder("embedded", content, reference).encode(texts)
     assert [found.dtype for found in ids] == [np.int32] * len(texts)
@@ -55,7 +55,7 @@ def test_both_give_the_same_ids(content, reference) -> None:
     ]
 
 
-def test_control_tokens_are_text_to_both(content, reference, eos) -> None:
+def test_control_tokens_are_encoded_as_text(content, reference, eos) -> None:
     text = f"a{eos} {eos}{eos}b"
     (fast,) = FastEncoder("embedded", content, reference).encode([text])
     (slow,) = reference.encode([text])
@@ -63,9 +63,7 @@ def test_control_tokens_are_text_to_both(content, reference, eos) -> None:
     assert fast.tolist() == slow.tolist()
 
 
-def test_the_fast_library_is_loaded_anew_before_it_remembers_too_much(
-    content, reference, monkeypatch
-) -> None:
+def test_fast_encoder_is_reloaded_to_limit_its_cache(content, reference, monkeypatch) -> None:
     monkeypatch.setattr(token_encoders, "TOKENS_PER_RELOAD", 50)
     fast = FastEncoder("embedded", content, reference)
     libraries = set()
@@ -76,7 +74,7 @@ def test_the_fast_library_is_loaded_anew_before_it_remembers_too_much(
 
 
 @pytest.mark.parametrize("code_point", [0x88F, 0x11935, 0x1145E, 0x1E2EC, 0xFFFF, 0xE0061])
-def test_code_points_that_may_differ_go_to_the_reference(content, code_point) -> None:
+def test_reference_encodes_code_points_that_may_differ(content, code_point) -> None:
     """Test a letter of Unicode 17, combining marks after Unicode 9, a non-character and a tag."""
     reference = Recorder()
     fast = FastEncoder("embedded", content, reference)
@@ -85,7 +83,7 @@ def test_code_points_that_may_differ_go_to_the_reference(content, code_point) ->
     assert reference.texts == [text]
 
 
-def test_ordinary_text_does_not_need_the_reference(content) -> None:
+def test_ordinary_text_does_not_use_the_reference(content) -> None:
     reference = Recorder()
     words = (
         "木曜日 한국어 ไทย हिन्दी தமிழ் বাংলা ខ្មែរ שָׁלוֹם مُحَمَّد ЁЖ e\u0301 👩\u200d👧 👍🏽 1\ufe0f\u20e3"
@@ -94,16 +92,14 @@ def test_ordinary_text_does_not_need_the_reference(content) -> None:
     assert reference.texts == []
 
 
-def test_a_missing_library_is_an_error_that_says_what_to_install(
-    content, reference, monkeypatch
-) -> None:
+def test_missing_library_is_an_error_with_its_package(content, reference, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     with pytest.raises(ConfigError) as error:
         FastEncoder("embedded", content, reference)
     assert "pip install 'hlat[fast]', or set data.encoder=reference" in str(error.value)
 
 
-def test_an_unknown_kind_of_tokenizer_is_an_error_that_names_it(reference) -> None:
+def test_unsupported_tokenizer_is_an_error_with_its_name(reference) -> None:
     content = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0})).to_str().encode()
     with pytest.raises(ConfigError) as error:
         FastEncoder("word.json", content, reference)

@@ -21,7 +21,7 @@ WEIGHTS = {"alpha": 0.5, "beta": 0.3, "gamma": 0.2}
 
 
 class Setting:
-    """The parts of a data loader."""
+    """Components of a data loader."""
 
     def __init__(self, corpora, eos, weights=None, stages=None, tokenizer=None):
         data = corpora.data(weights)
@@ -52,14 +52,14 @@ class Setting:
         return list(chain.from_iterable(found))
 
 
-def test_a_stream_of_one_source_is_its_documents_one_after_the_other(corpora, eos) -> None:
+def test_stream_of_one_source_contains_consecutive_documents(corpora, eos) -> None:
     setting = Setting(corpora, eos, {"alpha": 1.0})
     rows = setting.run(100)
     for number in range(S):
         assert rows[number].tolist() == setting.documents("alpha", number, 400)[: 100 * LENGTH]
 
 
-def test_every_document_comes_once_an_epoch(corpora, eos) -> None:
+def test_every_document_occurs_once_per_epoch(corpora, eos) -> None:
     """Split each stream at its EOS tokens and count the documents of the first epochs."""
     corpora.write("alpha", [f"document {i}" for i in range(40)])
     setting = Setting(corpora, eos, {"alpha": 1.0})
@@ -77,7 +77,7 @@ def test_every_document_comes_once_an_epoch(corpora, eos) -> None:
         assert set(counts.values()) == {1}
 
 
-def test_shares_hold_within_one_segment_even_with_a_giant(corpora, eos) -> None:
+def test_proportions_are_exact_to_one_segment_with_long_documents(corpora, eos) -> None:
     corpora.write("beta", ["giant " * 20_000, *corpora.documents["beta"]] * 2)
     setting = Setting(corpora, eos)
     for start in range(0, 600, 50):
@@ -89,7 +89,7 @@ def test_shares_hold_within_one_segment_even_with_a_giant(corpora, eos) -> None:
                 assert abs(read[name] - share * (start + 50) * LENGTH) <= 4 * LENGTH
 
 
-def test_a_switch_takes_effect_with_its_first_sequence_and_loses_nothing(corpora, eos) -> None:
+def test_stage_starts_with_its_first_sequence_and_drops_no_tokens(corpora, eos) -> None:
     stages = [
         StageConfig("one", 20 * S * LENGTH, {"alpha": 1.0}),
         StageConfig("two", 30 * S * LENGTH, {"beta": 1.0}),
@@ -104,7 +104,7 @@ def test_a_switch_takes_effect_with_its_first_sequence_and_loses_nothing(corpora
         assert rows[number].tolist() == expected
 
 
-def test_shares_count_from_the_switch(corpora, eos) -> None:
+def test_proportions_are_counted_per_stage(corpora, eos) -> None:
     stages = [
         StageConfig("one", 300 * S * LENGTH, {"alpha": 1.0}),
         StageConfig("two", None, WEIGHTS),
@@ -117,7 +117,7 @@ def test_shares_count_from_the_switch(corpora, eos) -> None:
             assert abs(stream.cursors[name].stage_tokens - share * 300 * LENGTH) <= 4 * LENGTH
 
 
-def test_empty_documents_give_no_tokens_but_are_counted(corpora, eos) -> None:
+def test_empty_documents_have_no_tokens_but_are_counted(corpora, eos) -> None:
     corpora.write("alpha", ["full", "", None, ""] * 10)
     setting = Setting(corpora, eos, {"alpha": 1.0})
     rows = setting.run(4)
@@ -131,7 +131,7 @@ def test_empty_documents_give_no_tokens_but_are_counted(corpora, eos) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 7, 40])
-def test_a_restored_stream_goes_on_alike(corpora, eos, steps: int) -> None:
+def test_restored_streams_continue_identically(corpora, eos, steps: int) -> None:
     corpora.write("beta", ["giant " * 900] * 10)
     setting, other = Setting(corpora, eos), Setting(corpora, eos)
     setting.run(steps)
@@ -143,20 +143,20 @@ def test_a_restored_stream_goes_on_alike(corpora, eos, steps: int) -> None:
     np.testing.assert_array_equal(setting.run(30, steps), other.run(30, steps))
 
 
-def test_a_giant_is_read_piece_by_piece_and_its_tokens_are_those_of_the_whole(
+def test_long_documents_are_encoded_in_chunks_with_the_same_tokens(
     corpora, eos, monkeypatch
 ) -> None:
     """Include a document without spaces and a change of reader."""
-    giants = ["word (and) more, " * 4000, "木曜日は、晴れ。" * 3000, "x" * 9000]
-    corpora.write("alpha", giants * 4)
-    asked = []
+    documents = ["word (and) more, " * 4000, "木曜日は、晴れ。" * 3000, "x" * 9000]
+    corpora.write("alpha", documents * 4)
+    chunk_sizes = []
     setting = Setting(corpora, eos, {"alpha": 1.0})
     encode = setting.tokenizer.encode_chunks
     monkeypatch.setattr(token_streams, "CHUNK_BYTES", 500)
     monkeypatch.setattr(
         setting.tokenizer,
         "encode_chunks",
-        lambda texts: asked.extend(len(text.encode()) for text in texts) or encode(texts),
+        lambda chunks: chunk_sizes.extend(len(text.encode()) for text in chunks) or encode(chunks),
     )
     rows = setting.run(60)
     for stream in setting.streams:
@@ -167,7 +167,7 @@ def test_a_giant_is_read_piece_by_piece_and_its_tokens_are_those_of_the_whole(
     monkeypatch.setattr(setting.tokenizer, "encode_chunks", encode)
     for number in range(S):
         assert rows[number].tolist() == setting.documents("alpha", number, 3)[: 120 * LENGTH]
-    assert {size for size in asked if size > 2500} == {9000}  # one word
+    assert {size for size in chunk_sizes if size > 2500} == {9000}  # one word
 
 
 @pytest.fixture
@@ -175,12 +175,10 @@ def with_bos(eos, bos, bos_tokenizer_file) -> Tokenizer:
     return Tokenizer(str(bos_tokenizer_file), ".", eos, bos_token=bos)
 
 
-def test_every_document_starts_with_bos_whatever_its_number_of_chunks(
-    corpora, eos, bos, with_bos, monkeypatch
-) -> None:
+def test_every_document_starts_with_one_bos(corpora, eos, bos, with_bos, monkeypatch) -> None:
     """Compare with the tokens of whole documents, also after a restart within a chunk."""
-    texts = ["short", "", "word (and) more, " * 300, None, "木" * 40, f"{bos} in a text"]
-    corpora.write("alpha", texts * 4)
+    documents = ["short", "", "word (and) more, " * 300, None, "木" * 40, f"{bos} in a text"]
+    corpora.write("alpha", documents * 4)
     monkeypatch.setattr(token_streams, "CHUNK_BYTES", 500)
     setting = Setting(corpora, eos, {"alpha": 1.0}, tokenizer=with_bos)
     rows = [setting.run(31)]
@@ -199,19 +197,17 @@ def test_every_document_starts_with_bos_whatever_its_number_of_chunks(
         assert row == expected[: 62 * LENGTH]
 
 
-def test_a_first_chunk_without_tokens_has_the_bos_of_its_document(
-    corpora, eos, with_bos, monkeypatch
-) -> None:
-    """A tokenizer may drop text, such as characters outside its vocabulary."""
+def test_bos_precedes_a_first_chunk_without_tokens(corpora, eos, with_bos, monkeypatch) -> None:
+    """Use a tokenizer that drops text, such as characters outside its vocabulary."""
     corpora.write("alpha", ["drop " * 10 + "keep " * 10] * 40)
     monkeypatch.setattr(token_streams, "CHUNK_BYTES", 30)
     encode = with_bos.encode_chunks
     monkeypatch.setattr(
         with_bos,
         "encode_chunks",
-        lambda texts: [
+        lambda chunks: [
             np.empty(0, np.int32) if "drop" in text else ids
-            for text, ids in zip(texts, encode(texts), strict=True)
+            for text, ids in zip(chunks, encode(chunks), strict=True)
         ],
     )
     setting = Setting(corpora, eos, {"alpha": 1.0}, tokenizer=with_bos)
@@ -222,7 +218,7 @@ def test_a_first_chunk_without_tokens_has_the_bos_of_its_document(
     assert all(text.startswith("<|begin|>") for text in documents[:-1])
 
 
-def test_bytes_that_are_not_utf8_are_replaced_and_told_once(corpora, eos, caplog) -> None:
+def test_invalid_utf8_is_replaced_with_one_warning(corpora, eos, caplog) -> None:
     text = pa.array([b"bad \xff byte", b"cut \xe6\x9c"] * 10, pa.binary()).view(pa.string())
     for name in ("a", "b"):
         with pa.OSFile(str(corpora.root / "alpha" / f"{name}.arrow"), "wb") as sink:
@@ -236,23 +232,23 @@ def test_bytes_that_are_not_utf8_are_replaced_and_told_once(corpora, eos, caplog
     assert record.getMessage().startswith("data.sources.alpha: documents hold bytes that are not")
 
 
-def test_within_a_sequence_a_document_gives_way_after_its_eos_only(corpora, eos) -> None:
-    """Document ids are computed from EOS tokens alone."""
+def test_sources_change_within_a_sequence_only_after_eos(corpora, eos) -> None:
+    """Verify an assumption of document ids, which are computed from EOS tokens only."""
     corpora.write("alpha", ["a a a a " * n for n in (3, 50, 2000, 9, 400, 1)] * 4)
     corpora.write("beta", ["b b b b " * n for n in (700, 5, 20, 1000)] * 4)
     setting = Setting(corpora, eos, {"alpha": 1.0, "beta": 1.0})
     batch = setting.run(300).reshape(S * 300, LENGTH)
-    kinds = set()
+    letters = set()
     for row in batch:
         for text in setting.tokenizer.decode(row.tolist()).split(eos):
-            kinds.add("".join(sorted(set(text) - {" "})))
-    assert kinds == {"", "a", "b"}
+            letters.add("".join(sorted(set(text) - {" "})))
+    assert letters == {"", "a", "b"}
 
 
-def test_a_source_without_tokens_is_refused_and_never_waited_for(corpora, eos) -> None:
+def test_source_without_tokens_is_an_error(corpora, eos) -> None:
     corpora.write("alpha", [f"some text {i}" for i in range(40)])
     setting = Setting(corpora, eos, {"alpha": 1.0})
-    nothing = [np.empty(0, np.int32)]
-    setting.tokenizer.encode_chunks = lambda texts: nothing * len(texts)
+    no_tokens = [np.empty(0, np.int32)]
+    setting.tokenizer.encode_chunks = lambda chunks: no_tokens * len(chunks)
     with pytest.raises(ConfigError, match=r"data\.sources\.alpha: \d+ documents in a row have no"):
         setting.run(1)

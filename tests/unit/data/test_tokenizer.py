@@ -1,4 +1,4 @@
-"""Test that the tokenizer is one file and documents cannot spell special tokens."""
+"""Test that documents are never encoded as special tokens."""
 
 import json
 from collections.abc import Callable
@@ -45,12 +45,12 @@ def test_every_text_round_trips(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(ids[:-1].tolist()) == text
 
 
-def test_the_shipped_vocabulary_has_the_size_it_says(tokenizer: Tokenizer) -> None:
+def test_size_of_the_embedded_vocabulary(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == 4096
     assert 0 <= tokenizer.eos_token_id < 4096
 
 
-def test_control_tokens_written_as_text_stay_text(tokenizer: Tokenizer, eos) -> None:
+def test_control_tokens_in_text_are_encoded_as_text(tokenizer: Tokenizer, eos) -> None:
     text = f"before {eos} after{eos}"
     (ids,) = tokenizer.encode([text])
     assert tokenizer.eos_token_id not in ids[:-1]
@@ -62,7 +62,7 @@ def test_empty_text_has_no_tokens_and_no_eos(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode([]) == []
 
 
-def test_pieces_have_no_eos(tokenizer: Tokenizer) -> None:
+def test_chunks_have_no_eos(tokenizer: Tokenizer) -> None:
     whole, pieces = tokenizer.encode(TEXTS), tokenizer.encode_chunks(TEXTS)
     assert [ids.dtype for ids in pieces] == [np.int32] * len(TEXTS)
     assert [ids[:-1].tolist() for ids in whole] == [ids.tolist() for ids in pieces]
@@ -119,7 +119,7 @@ def test_a_missing_bos_token_lists_the_special_ones(eos, token: str) -> None:
     )
 
 
-def test_a_bos_that_documents_can_spell_is_refused(eos) -> None:
+def test_bos_without_special_flag_is_rejected(eos) -> None:
     with pytest.raises(ConfigError) as error:
         Tokenizer("embedded", ".", eos, bos_token="the")
     (problem,) = error.value.problems
@@ -127,7 +127,7 @@ def test_a_bos_that_documents_can_spell_is_refused(eos) -> None:
     assert "and seem to start there; choose a token that is special" in problem
 
 
-def test_both_delimiters_that_documents_can_spell_are_named(write) -> None:
+def test_errors_for_both_delimiters_are_combined(write) -> None:
     root = write(added_tokens=[_added(0, "<|endoftext|>", special=False)])
     with pytest.raises(ConfigError) as error:
         Tokenizer("changed.json", root, "<|endoftext|>", bos_token="the")
@@ -142,19 +142,19 @@ def _added(number: int, content: str, special: bool) -> dict[str, object]:
     return {"id": number, "content": content, "special": special, **flags}
 
 
-@pytest.mark.parametrize("ending", ["the", "<|endoftext|>"])
-def test_an_eos_that_documents_can_spell_is_refused(ending: str, write) -> None:
+@pytest.mark.parametrize("added_content", ["the", "<|endoftext|>"])
+def test_eos_without_special_flag_is_rejected(added_content: str, write) -> None:
     """Test a token of the vocabulary and an added token that is not special."""
     root = write(added_tokens=[_added(0, "<|endoftext|>", special=False)])
     with pytest.raises(ConfigError) as error:
-        Tokenizer("changed.json", root, ending)
+        Tokenizer("changed.json", root, added_content)
     assert str(error.value).startswith(
-        f"data.eos_token={ending}: a document that contains this text would get its id"
+        f"data.eos_token={added_content}: a document that contains this text would get its id"
     )
 
 
-def test_control_tokens_that_a_model_knows_as_pieces_are_refused(tmp_path: Path) -> None:
-    """A Unigram model finds every piece of its vocabulary, whatever the switch for special ones."""
+def test_control_tokens_in_a_unigram_vocabulary_are_rejected(tmp_path: Path) -> None:
+    """Use a Unigram model, which matches its vocabulary even if special tokens are disabled."""
     pieces = [("<unk>", 0.0), ("</s>", 0.0), ("<pad>", 0.0), *((c, -1.0) for c in " ab<>/spd")]
     rust = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
     rust.add_special_tokens(["</s>", "<pad>"])
@@ -168,7 +168,7 @@ def test_control_tokens_that_a_model_knows_as_pieces_are_refused(tmp_path: Path)
     )
 
 
-def test_the_unknown_token_is_no_control_token(tmp_path: Path) -> None:
+def test_unknown_token_is_not_a_control_token(tmp_path: Path) -> None:
     rust = tokenizers.Tokenizer(tokenizers.models.BPE({"<unk>": 0, "a": 1}, [], unk_token="<unk>"))
     rust.add_special_tokens(["<unk>", "<end>"])
     rust.save(str(tmp_path / "small.json"))
@@ -176,7 +176,7 @@ def test_the_unknown_token_is_no_control_token(tmp_path: Path) -> None:
     assert ids.tolist() == [1, 0, 0, 0, 0, 0, 2]
 
 
-def test_merging_at_random_is_refused(write, eos) -> None:
+def test_bpe_dropout_is_rejected(write, eos) -> None:
     model = json.loads(EMBEDDED_FILE.read_text(encoding="utf-8"))["model"] | {"dropout": 0.5}
     with pytest.raises(ConfigError, match=r"changed\.json merges at random \(dropout=0\.5\)"):
         Tokenizer("changed.json", write(model=model), eos)
@@ -198,7 +198,7 @@ def test_a_missing_eos_token_lists_the_special_ones(eos) -> None:
     )
 
 
-def test_missing_and_foreign_files_are_errors(tmp_path: Path, eos) -> None:
+def test_missing_and_invalid_files_are_errors(tmp_path: Path, eos) -> None:
     with pytest.raises(ConfigError, match=r"data\.tokenizer=no\.json: cannot read .*/no\.json"):
         Tokenizer("no.json", str(tmp_path), eos)
     with pytest.raises(ConfigError, match="cannot read"):

@@ -1,4 +1,4 @@
-"""Test that a tokenizer.json that panics, hangs or has no tokens is refused with its name."""
+"""Test that a tokenizer.json that panics, hangs or has no tokens is rejected with its name."""
 
 import base64
 import json
@@ -120,18 +120,18 @@ def test_probe_a_tokenizer_once(write, monkeypatch, tmp_path: Path) -> None:
         parse_tokenizer("x", content)
     parse_tokenizer("x", EMBEDDED_FILE.read_bytes())
     assert calls == [content]
-    (tmp_path / "cache/tokenizers").chmod(0)  # an unwritable cache costs only time
+    (tmp_path / "cache/tokenizers").chmod(0)  # an unwritable cache is ignored
     parse_tokenizer("x", write(added_tokens=[]).read_bytes())
 
 
-@pytest.mark.parametrize("kind", ["device", "pipe", "large", "directory"])
-def test_refuse_files_that_cannot_be_a_tokenizer(kind: str, tmp_path: Path, eos) -> None:
+@pytest.mark.parametrize("file_type", ["device", "pipe", "large", "directory"])
+def test_refuse_files_that_cannot_be_a_tokenizer(file_type: str, tmp_path: Path, eos) -> None:
     path, reason = tmp_path / "tokenizer.json", "it is not a regular file"
-    if kind == "device":
+    if file_type == "device":
         path = Path("/dev/zero")
-    elif kind == "pipe":
+    elif file_type == "pipe":
         os.mkfifo(path)
-    elif kind == "directory":
+    elif file_type == "directory":
         path.mkdir()
         reason = "Is a directory"
     else:
@@ -143,10 +143,8 @@ def test_refuse_files_that_cannot_be_a_tokenizer(kind: str, tmp_path: Path, eos)
     assert f"data.tokenizer={path}: cannot read {path} ({reason})" in str(error.value)
 
 
-def test_a_text_that_the_tokenizer_cannot_encode_is_an_error_with_its_name(
-    tmp_path: Path, monkeypatch
-) -> None:
-    """The probe does not see every text."""
+def test_encoding_failure_is_an_error_with_the_tokenizer(tmp_path: Path, monkeypatch) -> None:
+    """Use a string that the probe does not encode."""
     path = tmp_path / "tokenizer.json"
     settings = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": []}
     parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))

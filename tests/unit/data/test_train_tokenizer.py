@@ -30,7 +30,7 @@ def test_a_small_vocabulary_is_trained_and_reported(tmp_path: Path, monkeypatch,
     assert tokenizer.decode(ids.tolist()) == f"\x00 été 木 😀{eos}"
 
 
-def test_sources_are_balanced_and_nothing_held_out_is_seen(corpora) -> None:
+def test_sources_are_balanced_without_heldout_documents(corpora) -> None:
     sources = open_data_sources(corpora.data(), 0)
     texts = list(train_tokenizer.read_balanced_documents(list(sources.values())))
     assert len(set(texts)) == len(texts) == 3 * 20

@@ -17,7 +17,7 @@ from hlat.data.batch_producer import WorkerDiedError
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-def pids(loader) -> list[int]:
+def get_worker_pids(loader) -> list[int]:
     return [worker._process.pid for worker in loader._producer._workers]
 
 
@@ -26,46 +26,46 @@ def is_running(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_until_gone(processes: list[int]) -> bool:
+def wait_for_exit(processes: list[int]) -> bool:
     deadline = time.monotonic() + 20
     while any(map(is_running, processes)) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not any(map(is_running, processes))
 
 
-def draw(loader, steps):
+def read_rows(loader, steps):
     return [loader.next_batch().tokens for _ in range(steps)]
 
 
-def test_killed_workers_cost_no_batch(corpora, open_loader, caplog) -> None:
+def test_killed_workers_lose_no_batch(corpora, open_loader, caplog) -> None:
     plain = open_loader(corpora.data())
-    expected = draw(plain, 30)
+    expected = read_rows(plain, 30)
     one = open_loader(corpora.data(workers=2, prefetch=2))
     rng, found = random.Random(0), []
     for steps in (1, 12, 17):
-        found += draw(one, steps)
-        os.kill(rng.choice(pids(one)), signal.SIGKILL)
+        found += read_rows(one, steps)
+        os.kill(rng.choice(get_worker_pids(one)), signal.SIGKILL)
     np.testing.assert_array_equal(found, expected)
-    found_after = draw(one, 5)
-    np.testing.assert_array_equal(found_after, draw(plain, 5))
-    told = {record.getMessage() for record in caplog.records}
-    assert told == {
+    found_after = read_rows(one, 5)
+    np.testing.assert_array_equal(found_after, read_rows(plain, 5))
+    messages = {record.getMessage() for record in caplog.records}
+    assert messages == {
         "a data worker was killed, probably by the system for want of memory; starting it again"
     }
 
 
-def test_the_signals_of_the_trainer_are_not_for_workers(corpora, open_loader, caplog) -> None:
+def test_signals_of_the_trainer_do_not_stop_workers(corpora, open_loader, caplog) -> None:
     one = open_loader(corpora.data(workers=1, prefetch=1))
-    draw(one, 1)
-    before = pids(one)
+    read_rows(one, 1)
+    before = get_worker_pids(one)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         os.kill(before[0], number)
-    draw(one, 3)
-    assert pids(one) == before
+    read_rows(one, 3)
+    assert get_worker_pids(one) == before
     assert not caplog.records
 
 
-def test_workers_that_always_die_end_the_run_with_a_way_out(
+def test_repeated_worker_failures_are_an_error_with_a_remedy(
     corpora, open_loader, monkeypatch
 ) -> None:
     one = open_loader(corpora.data(workers=1))
@@ -78,7 +78,7 @@ def test_workers_that_always_die_end_the_run_with_a_way_out(
     assert one.next_batch().tokens.shape == (4, 32)
 
 
-def test_what_a_worker_refuses_is_refused_here(corpora, open_loader) -> None:
+def test_errors_of_workers_are_raised(corpora, open_loader) -> None:
     one = open_loader(corpora.data(workers=1))
     (corpora.root / "beta/a.arrow").rename(corpora.root / "beta/gone")
     (corpora.root / "beta/b.arrow").unlink()
@@ -86,25 +86,25 @@ def test_what_a_worker_refuses_is_refused_here(corpora, open_loader) -> None:
         one.next_batch()
 
 
-def test_closing_ends_the_processes(corpora, open_loader) -> None:
+def test_close_stops_the_processes(corpora, open_loader) -> None:
     one = open_loader(corpora.data(workers=3, prefetch=4))
-    draw(one, 2)
-    processes = pids(one)
+    read_rows(one, 2)
+    processes = get_worker_pids(one)
     assert len(processes) == 3
     os.kill(processes[0], signal.SIGSTOP)
     one.close()
     assert not any(map(is_running, processes))
 
 
-def test_more_workers_than_rows_are_not_started(corpora, open_loader) -> None:
+def test_workers_are_limited_to_the_number_of_rows(corpora, open_loader) -> None:
     one = open_loader(corpora.data(workers=9), dp_rank=1, dp_world_size=2)
-    draw(one, 1)
-    assert len(pids(one)) == 2
+    read_rows(one, 1)
+    assert len(get_worker_pids(one)) == 2
 
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_killed_trainer_leaves_no_process_and_no_memory(corpora, tmp_path, stop: bool) -> None:
-    """A stopped worker does not see that its standard input closes."""
+    """Include a stopped worker, which does not receive the end of its standard input."""
     program = f"""
 import sys
 from hlat.config.batch import BatchConfig
@@ -134,40 +134,40 @@ sys.stdin.read()
         os.kill(processes[1], signal.SIGSTOP)
     trainer.kill()
     trainer.communicate()
-    assert wait_until_gone(processes)
+    assert wait_for_exit(processes)
     if shared:
         assert set(os.listdir("/dev/shm")) <= shared
 
 
-@pytest.mark.slow  # one or more whole processes
-def test_files_that_come_while_a_run_reads_are_never_read_unawares(corpora, open_loader) -> None:
-    """A worker opens the corpus when it is started and restarted."""
-    whole = open_loader(corpora.data())
+@pytest.mark.slow  # starts processes
+def test_files_added_during_a_run_are_an_error(corpora, open_loader) -> None:
+    """Change the files before a restarted worker opens them."""
+    expected = open_loader(corpora.data())
     one = open_loader(corpora.data(workers=2, prefetch=0))
-    np.testing.assert_array_equal(draw(one, 3), draw(whole, 3))
+    np.testing.assert_array_equal(read_rows(one, 3), read_rows(expected, 3))
     before = one.state_dict()
     extra = (corpora.root / "beta/a.arrow").read_bytes()
     (corpora.root / "beta/c.arrow").write_bytes(extra)
-    os.kill(pids(one)[0], signal.SIGKILL)
+    os.kill(get_worker_pids(one)[0], signal.SIGKILL)
     with pytest.raises(ConfigError, match=r"data\.sources\.beta: has changed since the run began"):
         one.next_batch()
     (corpora.root / "beta/c.arrow").unlink()
     assert one.state_dict() == before
-    np.testing.assert_array_equal(draw(one, 3), draw(whole, 3))
+    np.testing.assert_array_equal(read_rows(one, 3), read_rows(expected, 3))
 
 
-def test_a_worker_is_of_this_hlat_whatever_lies_in_the_folder(
+def test_workers_do_not_import_from_the_working_directory(
     corpora, open_loader, tmp_path, monkeypatch
 ) -> None:
     (tmp_path / "hlat").mkdir()
     (tmp_path / "hlat/__init__.py").write_text("raise ImportError('another hlat')")
     (tmp_path / "json.py").write_text("raise ImportError('another json')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("PYTHONPATH", raising=False)  # the user's own to set
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # set by the user
     assert open_loader(corpora.data(workers=1)).next_batch().tokens.shape == (4, 32)
 
 
-def test_a_program_that_cannot_be_started_leaks_nothing(corpora, open_loader, monkeypatch) -> None:
+def test_failed_start_leaks_no_file_descriptors(corpora, open_loader, monkeypatch) -> None:
     one = open_loader(corpora.data(workers=1))
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     before = len(os.listdir("/proc/self/fd"))
