@@ -1,5 +1,5 @@
 """Fixtures shared with the tests of hlat.data."""
 
-from tests.unit.data.conftest import cache, make_texts, write_arrow
+from tests.unit.data.conftest import cache, make_documents, write_arrow
 
-__all__ = ["cache", "make_texts", "write_arrow"]
+__all__ = ["cache", "make_documents", "write_arrow"]

@@ -12,16 +12,16 @@ from hlat.prepare import arrow_shards
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch) -> None:
+def _set_small_limits(monkeypatch) -> None:
     monkeypatch.setattr(arrow_shards, "BATCH_ROWS", 10)
     monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 1000)
     monkeypatch.setattr(arrow_shards, "SHARD_BYTES", 3000)
 
 
-def _write(folder: Path, texts: list[bytes]) -> list[arrow_shards.ShardRecord]:
+def _write(folder: Path, documents: list[bytes]) -> list[arrow_shards.ShardRecord]:
     folder.mkdir()
     writer = arrow_shards.ArrowShardWriter(folder)
-    for text in texts:
+    for text in documents:
         writer.add(text)
     return writer.finish()
 
@@ -32,7 +32,7 @@ def _batches(path: Path) -> list[list[int]]:
     return [[len(text) for text in batch["text"].to_pylist()] for batch in batches]
 
 
-def test_batches_end_by_rows_or_bytes_and_a_long_document_is_its_own(tmp_path: Path) -> None:
+def test_batches_are_limited_by_rows_and_bytes(tmp_path: Path) -> None:
     lengths = [1] * 12 + [600, 300, 300, 5000, 2]
     (first, second) = _write(tmp_path / "a", [b"x" * n for n in lengths])
     assert _batches(tmp_path / "a" / first.name) == [[1] * 10, [1, 1, 600, 300], [300], [5000]]
@@ -41,26 +41,26 @@ def test_batches_end_by_rows_or_bytes_and_a_long_document_is_its_own(tmp_path: P
     assert (second.name, second.rows) == ("part-00001.arrow", 1)
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path, make_texts) -> None:
-    texts = make_texts("written", 200)
-    parts = _write(tmp_path / "a", [text.encode() for text in texts])
+def test_documents_round_trip(tmp_path: Path, make_documents) -> None:
+    documents = make_documents("written", 200)
+    parts = _write(tmp_path / "a", [text.encode() for text in documents])
     paths = [tmp_path / "a" / part.name for part in parts]
     assert len(parts) > 5
     corpus = ArrowDataset(paths, "text")
-    assert [corpus.read_text(row) for row in range(len(corpus))] == texts
+    assert [corpus.read_text(row) for row in range(len(corpus))] == documents
     for path, part in zip(paths, parts, strict=True):
         assert path.stat().st_size == part.bytes
         assert hashlib.sha256(path.read_bytes()).hexdigest() == part.sha256
-    assert [p.sha256 for p in _write(tmp_path / "b", [t.encode() for t in texts])] == [
+    assert [p.sha256 for p in _write(tmp_path / "b", [t.encode() for t in documents])] == [
         part.sha256 for part in parts
     ]
 
 
-def test_no_documents_are_no_parts(tmp_path: Path) -> None:
+def test_no_documents_create_no_shards(tmp_path: Path) -> None:
     assert _write(tmp_path / "a", []) == []
 
 
-def test_a_full_disk_names_the_file(monkeypatch, tmp_path: Path) -> None:
+def test_error_of_a_full_disk_contains_the_file(monkeypatch, tmp_path: Path) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         monkeypatch.setattr(arrow_shards.io, "FileIO", lambda *_: full)
         writer = arrow_shards.ArrowShardWriter(tmp_path)

@@ -25,7 +25,7 @@ def _assign(layout: str, *paths: str) -> tuple[dict[str, list[str]], list[str]]:
 
 
 @pytest.mark.parametrize("root", ["/x/RedPajama-Data-1T", "s3://bucket/c4", "/c4"])
-def test_redpajamas_folders(root: str) -> None:
+def test_redpajama_directories(root: str) -> None:
     paths = {name: f"{root}/{path}" for name, path in REDPAJAMA.items()}
     given, rest = _assign("redpajama", *paths.values(), f"{root}/meta/x.jsonl")
     assert given == {name: [path] for name, path in paths.items()}
@@ -33,7 +33,7 @@ def test_redpajamas_folders(root: str) -> None:
     assert sorted(given) == sorted(corpus_layouts.LAYOUTS["redpajama"].sources)
 
 
-def test_only_pes2os_training_files_of_one_version() -> None:
+def test_pes2o_has_training_files_of_one_version_only() -> None:
     train = "/x/peS2o/data/v2/train-00000-of-00020.json.gz"
     other = [
         "/x/peS2o/data/v2/validation-00000-of-00002.json.gz",
@@ -47,14 +47,14 @@ def test_open_web_math() -> None:
     assert _assign("open_web_math", path) == ({"open_web_math": [path]}, [])
 
 
-def test_a_tree_of_something_else_is_refused() -> None:
+def test_unknown_directory_tree_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"none of 1 files, such as /x/a.jsonl, matches .*c4/\*"):
         _assign("redpajama", "/x/a.jsonl")
     with pytest.raises(ConfigError, match="none"):
         _assign("pes2o", "/x/a.jsonl")
 
 
-def test_layouts_write_the_sources_that_their_configurations_read(compose) -> None:
+def test_layouts_write_the_sources_of_their_configurations(compose) -> None:
     for layout in corpus_layouts.LAYOUTS.values():
         data = compose(f"data={layout.config}").data
         for name in layout.sources:

@@ -1,4 +1,4 @@
-"""Every change to a prepared directory is detected and named."""
+"""Every change to a prepared directory is detected."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from hlat.prepare import corpus_manifest, input_files, preparation, preparation_
 
 
 @pytest.fixture
-def folder(tmp_path: Path, make_texts) -> Path:
-    """Two prepared sources."""
+def folder(tmp_path: Path, make_documents) -> Path:
+    """Prepare two sources."""
     for name in ("arxiv", "github"):
         (tmp_path / "in" / name).mkdir(parents=True)
-        rows = [json.dumps({"text": text}) for text in make_texts(name, 20)]
+        rows = [json.dumps({"text": text}) for text in make_documents(name, 20)]
         (tmp_path / "in" / name / "a.jsonl").write_text("\n".join(rows))
     found = input_files.find_input_files([str(tmp_path / "in")])
     sources, _ = preparation_source.plan_sources(tmp_path / "data", found, "text", "redpajama")
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, make_texts) -> Path:
     return tmp_path / "data"
 
 
-def test_what_is_whole_is_found_so(folder: Path) -> None:
+def test_complete_corpus_is_verified(folder: Path) -> None:
     size = sum(path.stat().st_size for path in folder.glob("*/part-*"))
     assert corpus_manifest.verify_corpus(folder) == (size, [])
     assert corpus_manifest.verify_corpus(folder / "arxiv")[1] == []
@@ -31,18 +31,18 @@ def test_what_is_whole_is_found_so(folder: Path) -> None:
     assert [one.layout for one in manifests.values()] == ["redpajama"] * 2
 
 
-def test_every_file_that_differs_is_named(folder: Path) -> None:
+def test_all_changed_files_are_listed(folder: Path) -> None:
     flipped = folder / "arxiv/part-00000.arrow"
     content = bytearray(flipped.read_bytes())
     content[len(content) // 2] ^= 1
     flipped.write_bytes(content)
-    cut = folder / "github/part-00000.arrow"
-    cut.write_bytes(cut.read_bytes()[:-1])
+    truncated = folder / "github/part-00000.arrow"
+    truncated.write_bytes(truncated.read_bytes()[:-1])
     (folder / "github/part-00001.arrow").write_bytes(content)
-    size = cut.stat().st_size
+    size = truncated.stat().st_size
     assert corpus_manifest.verify_corpus(folder)[1] == [
         f"{flipped}: its bytes have changed",
-        f"{cut}: has {size:,} bytes, not {size + 1:,}",
+        f"{truncated}: has {size:,} bytes, not {size + 1:,}",
         f"{folder}/github/part-00001.arrow: is not in the manifest, but a run that reads the directory "
         "would read it",
     ]
@@ -50,7 +50,7 @@ def test_every_file_that_differs_is_named(folder: Path) -> None:
     assert corpus_manifest.verify_corpus(folder / "arxiv")[1] == [f"{flipped}: is missing"]
 
 
-def test_what_is_not_finished_or_not_prepared_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_unfinished_and_unprepared_directories_are_rejected(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"in: it and its directories have no manifest"):
         corpus_manifest.verify_corpus(tmp_path / "in")
     with pytest.raises(ConfigError, match="no manifest"):
@@ -64,7 +64,7 @@ def test_what_is_not_finished_or_not_prepared_is_refused(folder: Path, tmp_path:
     ("content", "reason"),
     [("{", "is not a manifest"), ('{"format": 9}', "has format 9, not 1"), ("[]", "is not a mani")],
 )
-def test_damaged_manifests_are_refused(folder: Path, content: str, reason: str) -> None:
+def test_damaged_manifests_are_rejected(folder: Path, content: str, reason: str) -> None:
     (folder / "arxiv/manifest.json").write_text(content)
     with pytest.raises(ConfigError, match=f"arxiv/manifest.json: {reason}"):
         corpus_manifest.load_complete_manifests(folder)
@@ -81,7 +81,7 @@ def test_damaged_manifests_are_refused(folder: Path, content: str, reason: str) 
         ("rows", str(2**63), "rows is 9223372036854775808"),
     ],
 )
-def test_a_manifest_with_another_value_is_refused(
+def test_manifest_with_an_invalid_value_is_rejected(
     folder: Path, field: str, value: str, reason: str
 ) -> None:
     path = folder / "arxiv" / corpus_manifest.MANIFEST_FILE

@@ -35,8 +35,8 @@ COMPRESS = {
 }
 
 
-def _lines(texts: list[str], ascii_: bool = True) -> bytes:
-    rows = [json.dumps({"meta": {"n": 1}, "text": text}, ensure_ascii=ascii_) for text in texts]
+def _lines(documents: list[str], ascii_: bool = True) -> bytes:
+    rows = [json.dumps({"meta": {"n": 1}, "text": text}, ensure_ascii=ascii_) for text in documents]
     return "\n".join(rows).encode() + b"\n"
 
 
@@ -45,16 +45,16 @@ def _read(path: Path, column: str = "text") -> list[bytes | DamagedDocument]:
         return list(document_reader.parse_documents(reader, str(path), column))
 
 
-def _texts(path: Path, column: str = "text") -> list[str]:
+def _read_documents(path: Path, column: str = "text") -> list[str]:
     return [one.decode() for one in _read(path, column) if isinstance(one, bytes)]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_lines_come_out_as_they_are_whatever_the_compression(tmp_path: Path, suffix: str) -> None:
+def test_json_lines_of_every_compression(tmp_path: Path, suffix: str) -> None:
     compress, half = COMPRESS[suffix], len(TEXTS) // 2
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(compress(_lines(TEXTS, ascii_=False)))
-    assert _texts(path) == TEXTS
+    assert _read_documents(path) == TEXTS
     several = [
         _lines(TEXTS[:3]),
         _lines(TEXTS[3:half])[:-9],
@@ -62,20 +62,20 @@ def test_lines_come_out_as_they_are_whatever_the_compression(tmp_path: Path, suf
         _lines(TEXTS[half:]),
     ]
     path.write_bytes(b"".join(map(compress, several)))
-    assert _texts(path) == TEXTS
+    assert _read_documents(path) == TEXTS
 
 
-def test_blank_lines_ends_of_windows_and_a_mark_at_the_beginning(tmp_path: Path) -> None:
+def test_blank_lines_crlf_and_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.ndjson"
     path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\r\n  \n{"text": "b"}')
-    assert _texts(path) == ["a", "b"]
+    assert _read_documents(path) == ["a", "b"]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_text_file_is_one_document(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.md{suffix}"
     path.write_bytes(COMPRESS[suffix](b"\xef\xbb\xbf# Title\r\n\n  text\n"))
-    assert _texts(path) == ["# Title\r\n\n  text\n"]
+    assert _read_documents(path) == ["# Title\r\n\n  text\n"]
     path.write_bytes(COMPRESS[suffix](b" \n"))
     assert _read(path) == [b""]
     path.write_bytes(COMPRESS[suffix](b"caf\xe9"))
@@ -83,8 +83,8 @@ def test_a_text_file_is_one_document(tmp_path: Path, suffix: str) -> None:
     assert damaged == DamagedDocument("document 1", "is not UTF-8 (byte 0xe9 at position 3)")
 
 
-def test_parts_of_a_text_are_those_of_split() -> None:
-    """Separators at every position relative to the blocks."""
+def test_separated_documents_equal_those_of_split() -> None:
+    """Vary the position of separators relative to blocks."""
     random_ = random.Random(0)
     for separator in (b"\n", b"ab", b"aab", b"aaa"):
         for _ in range(200):
@@ -99,7 +99,7 @@ def test_compressed_parquet_is_read(tmp_path: Path, suffix: str) -> None:
     pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
     path = tmp_path / f"b.parquet{suffix}"
     path.write_bytes(COMPRESS[suffix]((tmp_path / "a.parquet").read_bytes()))
-    assert _texts(path) == ["a", "b"]
+    assert _read_documents(path) == ["a", "b"]
     path.write_bytes(path.read_bytes()[:-20])
     assert all(isinstance(one, DamagedDocument) for one in _read(path))
 
@@ -117,20 +117,20 @@ def test_a_document_of_50_megabytes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
     text = "0123456789" * 5_000_000
     path.write_bytes(_zstd(_lines(["before", text, "after"])))
-    assert _texts(path) == ["before", text, "after"]
+    assert _read_documents(path) == ["before", text, "after"]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_a_line_above_the_limit_is_damaged_and_never_in_memory(
+def test_line_above_the_limit_is_damaged_and_not_stored_in_memory(
     tmp_path: Path, suffix: str, monkeypatch
 ) -> None:
-    """The damage is found before the end of the line, which may be far away."""
+    """Require detection before the end of the line, which may be far away."""
     monkeypatch.setattr(document_reader, "MAX_LINE_BYTES", 3 << 20)
-    path, texts = (
+    path, lines = (
         tmp_path / f"a.jsonl{suffix}",
         ["before", "x" * (8 << 20), "after", "y" * (4 << 20)],
     )
-    path.write_bytes(COMPRESS[suffix](_lines(texts)))
+    path.write_bytes(COMPRESS[suffix](_lines(lines)))
     first, damage, third, last = _read(path)
     assert (first, third) == (b"before", b"after")
     for document, line in ((damage, 2), (last, 4)):
@@ -167,7 +167,7 @@ def test_a_line_with_millions_of_lists_is_damaged(tmp_path: Path) -> None:
         (b'{"text": "ab\\ud800"}', "has half of a surrogate pair ('\\ud800' at character 2)"),
     ],
 )
-def test_damaged_lines_say_where_and_what(tmp_path: Path, line: bytes, reason: str) -> None:
+def test_damaged_lines_have_a_location_and_reason(tmp_path: Path, line: bytes, reason: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(
         b'{"text": "one"}\n' + line + b'\n{"text": null}\n{"text": "\\ud83d\\ude00"}\n'
@@ -180,26 +180,28 @@ def test_damaged_lines_say_where_and_what(tmp_path: Path, line: bytes, reason: s
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
-def test_a_file_that_is_cut_off_gives_what_came_before(tmp_path: Path, suffix: str) -> None:
+def test_documents_before_a_truncation_are_read(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
-    dice = random.Random(1)
-    texts = [dice.randbytes(1500).hex() for _ in range(1500)]
-    whole = COMPRESS[suffix](_lines(texts))
-    for length in (len(whole) - 1, len(whole) // 2, 5, 0):
-        path.write_bytes(whole[:length])
+    rng = random.Random(1)
+    documents = [rng.randbytes(1500).hex() for _ in range(1500)]
+    content = COMPRESS[suffix](_lines(documents))
+    for length in (len(content) - 1, len(content) // 2, 5, 0):
+        path.write_bytes(content[:length])
         *before, damage = _read(path)
         assert isinstance(damage, DamagedDocument)
         assert damage.location == f"after line {len(before)}"
         assert damage.reason.startswith("the rest is truncated or damaged (")
-        assert before == [text.encode() for text in texts[: len(before)]]
-    path.write_bytes(whole[: len(whole) // 2])
+        assert before == [text.encode() for text in documents[: len(before)]]
+    path.write_bytes(content[: len(content) // 2])
     assert len(_read(path)) > 250
 
 
 @pytest.mark.parametrize(
     "type_", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
 )
-def test_parquet_and_arrow_of_every_kind(tmp_path: Path, type_: pa.DataType) -> None:
+def test_parquet_and_arrow_of_every_type_and_compression(
+    tmp_path: Path, type_: pa.DataType
+) -> None:
     array = pa.array([*TEXTS, None, ""], pa.string()).cast(type_)
     table = pa.table({"number": range(len(array)), "body": array})
     paths = [tmp_path / "a.parquet"]
@@ -211,13 +213,13 @@ def test_parquet_and_arrow_of_every_kind(tmp_path: Path, type_: pa.DataType) -> 
             with paths[-1].open("wb") as file, new(file, table.schema, options=options) as writer:
                 writer.write_table(table, max_chunksize=97)
     for path in paths:
-        assert _texts(path, "body") == [*TEXTS, "", ""], path.name
+        assert _read_documents(path, "body") == [*TEXTS, "", ""], path.name
 
 
-def test_rows_that_are_not_utf8_say_where(tmp_path: Path) -> None:
+def test_rows_with_invalid_utf8_have_a_location(tmp_path: Path) -> None:
     bad = pa.array([b"good", b"a\xff", b"", None]).cast(pa.binary())
-    texts = pa.StringArray.from_buffers(4, bad.buffers()[1], bad.buffers()[2], bad.buffers()[0])
-    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    array = pa.StringArray.from_buffers(4, bad.buffers()[1], bad.buffers()[2], bad.buffers()[0])
+    pq.write_table(pa.table({"text": array}), tmp_path / "a.parquet")
     assert _read(tmp_path / "a.parquet") == [
         b"good",
         DamagedDocument("row 1", "is not UTF-8 (byte 0xff at position 1)"),
@@ -226,7 +228,7 @@ def test_rows_that_are_not_utf8_say_where(tmp_path: Path) -> None:
     ]
 
 
-def test_columns_that_are_not_there_or_not_text_are_refused(tmp_path: Path) -> None:
+def test_missing_and_non_text_columns_are_rejected(tmp_path: Path) -> None:
     table = pa.table({"id": [1], "content": ["a"], "raw": [b"a"]})
     pq.write_table(table, tmp_path / "a.parquet")
     with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
@@ -244,30 +246,30 @@ def test_columns_that_are_not_there_or_not_text_are_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "file.arrow", "stream.arrow"])
-def test_truncated_and_flipped_files_never_do_more_than_say_so(
-    tmp_path: Path, name: str, write_arrow, make_texts
+def test_truncated_and_damaged_files_are_errors_with_their_name(
+    tmp_path: Path, name: str, write_arrow, make_documents
 ) -> None:
-    texts, path = make_texts("cut", 60), tmp_path / name
+    documents, path = make_documents("cut", 60), tmp_path / name
     if name == "a.parquet":
-        pq.write_table(pa.table({"text": texts}), path)
+        pq.write_table(pa.table({"text": documents}), path)
     else:
-        write_arrow(path, texts, stream=name.startswith("stream"))
-    whole, dice = path.read_bytes(), random.Random(3)
-    for length in (0, 3, 100, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
+        write_arrow(path, documents, stream=name.startswith("stream"))
+    content, rng = path.read_bytes(), random.Random(3)
+    for length in (0, 3, 100, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:length])
         assert isinstance(_read(path)[-1], DamagedDocument), length
     for _ in range(150):
-        damaged = bytearray(whole)
-        for _ in range(dice.choice([1, 5, 30])):
-            damaged[dice.randrange(len(whole))] ^= 1 << dice.randrange(8)
+        damaged = bytearray(content)
+        for _ in range(rng.choice([1, 5, 30])):
+            damaged[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
         try:
             _read(path)
         except ConfigError as error:
-            assert name in str(error)  # noqa: PT017 - most flips only change a letter
+            assert name in str(error)  # noqa: PT017 - most flips remain readable
 
 
-def test_a_disk_that_fails_is_no_damage_of_the_document(tmp_path: Path, monkeypatch) -> None:
+def test_read_errors_are_not_damaged_documents(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(_lines(TEXTS)))
 

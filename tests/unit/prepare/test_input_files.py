@@ -23,7 +23,7 @@ def _names(root: Path, *patterns: str, output: Path | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "expected"),
     [
         ("a.jsonl", ("lines", None)),
         ("a.JSON.GZ", ("lines", "gzip")),
@@ -42,23 +42,23 @@ def _names(root: Path, *patterns: str, output: Path | None = None) -> list[str]:
         ("LICENSE", None),
     ],
 )
-def test_names_tell_what_a_file_holds(name: str, kind: object) -> None:
-    assert input_files.detect_format(name) == kind
+def test_format_is_detected_from_the_name(name: str, expected: object) -> None:
+    assert input_files.detect_format(name) == expected
 
 
-def test_folders_files_and_globs_are_found_once_and_sorted(tmp_path: Path) -> None:
+def test_directories_files_and_globs_are_found_once_and_sorted(tmp_path: Path) -> None:
     _touch(tmp_path, "b/c/2.jsonl", "b/1.jsonl.zst", "b/LICENSE", "a.parquet", "b/.cache/3.jsonl")
     expected = ["a.parquet", "b/1.jsonl.zst", "b/c/2.jsonl"]
     assert _names(tmp_path, "") == expected
     assert _names(tmp_path, "b", "*.parquet", "b/**/*.jsonl", "b/1.jsonl.zst") == expected
 
 
-def test_a_path_with_a_globs_letters_is_itself_first(tmp_path: Path) -> None:
+def test_existing_path_takes_precedence_over_a_glob(tmp_path: Path) -> None:
     _touch(tmp_path, "[a].jsonl", "a.jsonl")
     assert _names(tmp_path, "[a].jsonl") == ["[a].jsonl"]
 
 
-def test_links_are_followed_to_the_size_and_time_of_what_they_lead_to(tmp_path: Path) -> None:
+def test_links_have_the_size_and_time_of_their_target(tmp_path: Path) -> None:
     _touch(tmp_path, "blobs/0a1b")
     (tmp_path / "blobs/0a1b").write_text("four")
     (tmp_path / "snapshot").mkdir()
@@ -84,7 +84,7 @@ def test_urls_of_other_file_systems(tmp_path: Path) -> None:
         assert file.read() == b"{}\n"
 
 
-def test_a_saved_data_set_is_what_its_state_lists(tmp_path: Path) -> None:
+def test_files_of_saved_datasets_are_those_of_their_state(tmp_path: Path) -> None:
     _touch(
         tmp_path,
         "saved/data-00000-of-00001.arrow",
@@ -103,7 +103,7 @@ def test_a_saved_data_set_is_what_its_state_lists(tmp_path: Path) -> None:
             _names(tmp_path, "saved")
 
 
-def test_splits_are_not_mixed_unawares(tmp_path: Path) -> None:
+def test_dataset_with_several_splits_is_rejected(tmp_path: Path) -> None:
     _touch(tmp_path, "d/train/1.arrow", "d/test/1.arrow")
     (tmp_path / "d/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     with pytest.raises(
@@ -113,14 +113,14 @@ def test_splits_are_not_mixed_unawares(tmp_path: Path) -> None:
     assert _names(tmp_path, "d/train") == ["d/train/1.arrow"]
 
 
-def test_the_output_is_no_input(tmp_path: Path) -> None:
+def test_output_directory_is_excluded_from_the_input(tmp_path: Path) -> None:
     _touch(tmp_path, "1.jsonl", "out/part-00000.arrow")
     assert _names(tmp_path, "", output=tmp_path / "out") == ["1.jsonl"]
     with pytest.raises(ConfigError, match="is in output="):
         _names(tmp_path, "out", output=tmp_path / "out")
 
 
-def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     _touch(tmp_path, "a.csv", "b/readme.doc", "t/x.jsonl", "t/x.jsonl.zst")
     with pytest.raises(ConfigError) as error:
         input_files.find_input_files(
@@ -136,7 +136,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     assert "s4://x: s4 is not an allowed protocol" in message
 
 
-def test_a_driver_that_fails_is_told_with_the_path(monkeypatch, tmp_path: Path) -> None:
+def test_error_of_a_failed_driver_contains_the_path(monkeypatch, tmp_path: Path) -> None:
     _touch(tmp_path, "1.jsonl")
     memory = fsspec.filesystem("memory")
 
@@ -164,7 +164,7 @@ def test_refuse_pipes_without_opening_them(tmp_path: Path, pattern: str) -> None
 @pytest.mark.parametrize(
     "content", ["3", '{"splits": 3}', "[" * 100_000, "1e400", "\xff", None], ids=range(6)
 )
-def test_refuse_metadata_of_saved_datasets_that_are_no_such_metadata(
+def test_refuse_invalid_metadata_of_saved_datasets(
     tmp_path: Path, name: str, content: str | None
 ) -> None:
     _touch(tmp_path, "d/a.arrow")

@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 def _work(job: Path, tick: Callable[[int], None]) -> None:
-    """What a file says: its own bytes, an error, death, or work without end."""
+    """Return, raise, die or run forever, as the file specifies."""
     order = job.read_text()
     if order == "refuse":
         raise ConfigError("one problem", "another")
@@ -29,7 +29,7 @@ def _work(job: Path, tick: Callable[[int], None]) -> None:
     job.with_suffix(".done").touch()
 
 
-def _jobs(folder: Path, *orders: str) -> list[Path]:
+def _write_jobs(folder: Path, *orders: str) -> list[Path]:
     paths = [folder / f"{number}.job" for number in range(len(orders))]
     for path, order in zip(paths, orders, strict=True):
         path.write_text(order)
@@ -45,33 +45,33 @@ def _run(jobs: list[Path], num_workers: int) -> set[Path]:
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_all_jobs_are_done(tmp_path: Path, num_workers: int) -> None:
-    jobs = _jobs(tmp_path, "a", "b", "c", "d", "e")
+def test_all_jobs_are_completed(tmp_path: Path, num_workers: int) -> None:
+    jobs = _write_jobs(tmp_path, "a", "b", "c", "d", "e")
     assert _run(jobs, num_workers) == set(jobs)
     assert all(job.with_suffix(".done").exists() for job in jobs)
 
 
 def test_the_first_failure_stops_the_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        _run(_jobs(tmp_path, "forever", "refuse", "c", "d"), 2)
+        _run(_write_jobs(tmp_path, "forever", "refuse", "c", "d"), 2)
     assert str(error.value) == "one problem\nanother"
 
 
-def test_a_killed_worker_is_told(tmp_path: Path) -> None:
+def test_killed_worker_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ChildProcessError, match="a worker process was killed"):
-        _run(_jobs(tmp_path, "die", "forever"), 2)
+        _run(_write_jobs(tmp_path, "die", "forever"), 2)
 
 
 PARENT = """
 import os, sys
 from pathlib import Path
-from tests_job_pool import _jobs, _run
-_run(_jobs(Path(sys.argv[1]), "forever", "forever"), 2)
+from tests_job_pool import _write_jobs, _run
+_run(_write_jobs(Path(sys.argv[1]), "forever", "forever"), 2)
 """
 
 
 def test_no_worker_outlives_its_parent(tmp_path: Path) -> None:
-    """They hold the parent's pipe open, so its end tells that all of them are gone."""
+    """Wait for the end of the pipe, which workers inherit from the parent."""
     (tmp_path / "tests_job_pool.py").write_text(Path(__file__).read_text())
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
     reading, writing = os.pipe()

@@ -1,4 +1,4 @@
-"""Preparation of a directory of own files: filters, duplicates, held-out documents and report."""
+"""Preparation of a directory of user files: filters, duplicates, held-out documents and report."""
 
 import gzip
 import hashlib
@@ -50,22 +50,22 @@ def _make_document(name: str, num_words: int = 200) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in a directory: its exit code, stdout and stderr."""
+    """Return a function that runs the command and returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
 
-    def run_(*words: str) -> tuple[int, str, str]:
+    def run_command(*arguments: str) -> tuple[int, str, str]:
         try:
-            code = prepare.main(words)
+            code = prepare.main(arguments)
         except SystemExit as exited:
             code = int(exited.code or 0)
         return (code, *capsys.readouterr())
 
-    return run_
+    return run_command
 
 
 @pytest.fixture
-def texts(tmp_path: Path) -> Path:
-    """A directory of files of all kinds: 60 documents, 4 exact and 3 near duplicates."""
+def input_dir(tmp_path: Path) -> Path:
+    """Write files of several formats: 60 documents, 4 exact and 3 near duplicates."""
     root = tmp_path / "texts"
     (root / "src").mkdir(parents=True)
     documents = [_make_document(f"document{i}") for i in range(60)]
@@ -99,7 +99,7 @@ def _find_train_command(out: str) -> str:
     return out.splitlines()[-1].removeprefix("train on it: ")
 
 
-def test_a_mixed_directory_is_read_without_a_setting(run, texts: Path, compose) -> None:
+def test_mixed_directory_requires_no_settings(run, input_dir: Path, compose) -> None:
     code, out, _ = run("texts")
     assert code == 0
     assert len(_read(Path("data/texts"))) == 60 + 4 + 3
@@ -114,7 +114,7 @@ def test_a_mixed_directory_is_read_without_a_setting(run, texts: Path, compose) 
     assert "is complete already; 67 documents" in run("texts")[1]
 
 
-def test_text_is_divided_at_a_separator(run, tmp_path: Path, monkeypatch) -> None:
+def test_text_is_split_at_a_separator(run, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("hlat.prepare.document_reader.BLOCK_BYTES", 5)
     (tmp_path / "book.txt").write_text("one\n<|end|>\ntwo\n\n<|end|>\n\n<|end|>three<|end", "utf-8")
     assert run("book.txt", "separator=<|end|>")[0] == 0
@@ -127,7 +127,7 @@ def test_text_is_divided_at_a_separator(run, tmp_path: Path, monkeypatch) -> Non
     assert _read(tmp_path / "data/lines") == ["one", "two", "three"]
 
 
-def test_a_directory_of_a_store_is_read_as_a_local_one(run) -> None:
+def test_directory_of_a_store_is_read(run) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/own-text/notes/a.md", b"# first")
     memory.pipe("/own-text/notes/b.txt.gz", gzip.compress(b"second"))
@@ -135,7 +135,7 @@ def test_a_directory_of_a_store_is_read_as_a_local_one(run) -> None:
     assert _read(Path("data/notes")) == ["# first", "second"]
 
 
-def test_duplicates_and_heldout_documents_are_separated(run, texts: Path, compose) -> None:
+def test_duplicates_and_heldout_documents_are_separated(run, input_dir: Path, compose) -> None:
     code, out, _ = run("texts", "dedup=minhash", "heldout=0.1", f"tokenizer={EMBEDDED_FILE}")
     assert code == 0, out
     train, heldout = _read(Path("data/texts/train")), _read(Path("data/texts/heldout"))
@@ -160,10 +160,10 @@ def test_duplicates_and_heldout_documents_are_separated(run, texts: Path, compos
     assert not find_config_problems(command, compose)
 
 
-def test_the_heldout_documents_depend_on_their_text_and_the_seed(run, texts: Path) -> None:
+def test_heldout_documents_depend_on_their_content_and_the_seed(run, input_dir: Path) -> None:
     for name, *settings in (("a",), ("b", "dedup=exact"), ("c", "seed=1")):
         assert run("texts", "heldout=0.2", f"output={name}", *settings)[0] == 0
-    (texts / "z.parquet").unlink()
+    (input_dir / "z.parquet").unlink()
     assert run("texts", "heldout=0.2", "output=d")[0] == 0
     a, b, c, d = ({*_read(Path(name, "heldout"))} for name in "abcd")
     assert a == b
@@ -213,7 +213,7 @@ def test_filters_of_a_file_change_and_remove_documents(run, tmp_path: Path) -> N
         ("min_chars=1000", "no document (0 empty, 0 damaged, 1 removed by min_chars=1000); check"),
     ],
 )
-def test_mistakes_are_one_message(run, tmp_path: Path, setting: str, message: str) -> None:
+def test_invalid_settings_are_one_message(run, tmp_path: Path, setting: str, message: str) -> None:
     (tmp_path / "my_filters.py").write_text(FILTERS)
     (tmp_path / "a.txt").write_text("text")
     code, _, errors = run("a.txt", setting)
@@ -234,7 +234,7 @@ def test_documents_in_other_languages_are_removed(run, tmp_path: Path) -> None:
     assert _read(tmp_path / "data/texts") == [german]
 
 
-def test_the_printed_command_has_usable_sources_only() -> None:
+def test_printed_command_excludes_unusable_sources() -> None:
     directories = {"train": Path("/x/train"), "heldout": Path("/x y/heldout")}
     tokenizer = Path("/x/tokenizer.json")
     many = train_command.format_train_command(directories, {"train": 900, "heldout": 80}, tokenizer)
@@ -254,7 +254,9 @@ def test_the_printed_command_has_usable_sources_only() -> None:
 @pytest.mark.parametrize(
     ("module", "setting"), [("py3langid", "language=en"), ("datasketch", "dedup=minhash")]
 )
-def test_a_missing_library_is_named(run, tmp_path, monkeypatch, module, setting) -> None:
+def test_missing_library_is_an_error_with_its_name(
+    run, tmp_path, monkeypatch, module, setting
+) -> None:
     (tmp_path / "a.txt").write_text("text")
     monkeypatch.setitem(sys.modules, module, None)
     code, _, errors = run("a.txt", setting)
@@ -262,13 +264,13 @@ def test_a_missing_library_is_named(run, tmp_path, monkeypatch, module, setting)
     assert f"needs the package {module}; pip install 'hlat[prepare]'" in errors
 
 
-def test_estimated_similarity_is_that_of_the_word_sequences() -> None:
+def test_estimated_similarity_of_word_sequences() -> None:
     first = _make_document("x", 2000)
-    words = first.split()
-    second = " ".join([*words[:-300], *_make_document("y", 300).split()])
+    arguments = first.split()
+    second = " ".join([*arguments[:-300], *_make_document("y", 300).split()])
     sets = [
-        {tuple(words[i : i + 5]) for i in range(len(words) - 4)}
-        for words in (first.split(), second.split())
+        {tuple(arguments[i : i + 5]) for i in range(len(arguments) - 4)}
+        for arguments in (first.split(), second.split())
     ]
     expected = len(sets[0] & sets[1]) / len(sets[0] | sets[1])
     values = [document_signatures.compute_minhash(text) for text in (first, second)]
@@ -287,8 +289,8 @@ def small_jobs(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("small_jobs")
-def test_an_interrupted_preparation_gives_the_same_bytes(run, texts: Path, monkeypatch) -> None:
-    """Ctrl-C at every durable rename, and the next attempt continues."""
+def test_output_is_independent_of_interruptions(run, input_dir: Path, monkeypatch) -> None:
+    """Interrupt each attempt at one of the durable renames."""
     assert run("texts", *SETTINGS, "output=data/whole", "workers=1")[0] == 0
     replace, num_calls = os.replace, 0
 
@@ -316,7 +318,7 @@ def test_an_interrupted_preparation_gives_the_same_bytes(run, texts: Path, monke
 
 
 @pytest.mark.slow  # starts workers
-def test_any_number_of_workers_gives_the_same_bytes(run, texts: Path, monkeypatch) -> None:
+def test_output_is_independent_of_the_number_of_workers(run, input_dir: Path, monkeypatch) -> None:
     monkeypatch.setattr(conversion_job, "TARGET_JOB_BYTES", 10_000)
     monkeypatch.setattr(job_pool, "MIN_WORKER_BYTES", 1)
     for workers in ("1", "3"):
@@ -328,7 +330,7 @@ def test_any_number_of_workers_gives_the_same_bytes(run, texts: Path, monkeypatc
 
 
 @pytest.mark.slow  # starts processes
-def test_a_data_set_of_the_hub_is_its_training_split(tmp_path: Path) -> None:
+def test_training_split_of_a_hub_dataset_is_prepared(tmp_path: Path) -> None:
     """HF_ENDPOINT is read when huggingface_hub is imported, so the command is a process."""
     table = pa.table({"text": [_make_document(f"hub{i}", 50) for i in range(30)]})
     sink = pa.BufferOutputStream()
@@ -344,10 +346,10 @@ def test_a_data_set_of_the_hub_is_its_training_split(tmp_path: Path) -> None:
         ({"main": original, "refs/convert/parquet": converted}, ["own/set"], 30),
         ({"main": original}, ["hf://datasets/own/set"], 2),
     ]
-    for number, (revisions, words, num_documents) in enumerate(cases):
+    for number, (revisions, arguments, num_documents) in enumerate(cases):
         with serve_dataset("own/set", revisions) as endpoint:
             done = subprocess.run(
-                [sys.executable, "-m", "hlat.prepare", *words, f"output={number}"],
+                [sys.executable, "-m", "hlat.prepare", *arguments, f"output={number}"],
                 cwd=tmp_path,
                 env=os.environ
                 | {
@@ -363,13 +365,13 @@ def test_a_data_set_of_the_hub_is_its_training_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # trains
-def test_the_printed_command_trains(run, texts: Path, tmp_path: Path) -> None:
+def test_the_printed_command_trains(run, input_dir: Path, tmp_path: Path) -> None:
     code, out, _ = run("texts", "heldout=0.2", "dedup=exact")
     assert code == 0
     small = ["model.num_layers=1", "model.hidden_size=32", "model.intermediate_size=64"]
-    words = [*shlex.split(_find_train_command(out)), *small, "run.steps=2", "run.name=x"]
+    arguments = [*shlex.split(_find_train_command(out)), *small, "run.steps=2", "run.name=x"]
     done = subprocess.run(
-        [sys.executable, "-m", *words],
+        [sys.executable, "-m", *arguments],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

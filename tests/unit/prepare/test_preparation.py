@@ -1,4 +1,4 @@
-"""Prepared directories are identical to the byte after any interruption, or incomplete."""
+"""Prepared directories are byte-identical after any interruption, or incomplete."""
 
 import errno
 import hashlib
@@ -32,23 +32,23 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture
-def texts(make_texts) -> dict[str, list[str]]:
-    return {f"{n}.jsonl": make_texts(f"file {n}", 30 + 10 * n) for n in range(6)}
+def documents(make_documents) -> dict[str, list[str]]:
+    return {f"{n}.jsonl": make_documents(f"file {n}", 30 + 10 * n) for n in range(6)}
 
 
 @pytest.fixture
-def root(tmp_path: Path, texts: dict[str, list[str]], monkeypatch) -> Path:
-    """A folder with inputs; jobs of two files, parts of a few documents."""
-    _write(tmp_path / "in", texts)
+def root(tmp_path: Path, documents: dict[str, list[str]], monkeypatch) -> Path:
+    """Write inputs, and limit jobs to two files and shards to a few documents."""
+    _write(tmp_path / "in", documents)
     monkeypatch.setattr(conversion_job, "TARGET_JOB_BYTES", 20_000)
     monkeypatch.setattr(arrow_shards, "BATCH_BYTES", 2_000)
     monkeypatch.setattr(arrow_shards, "SHARD_BYTES", 5_000)
     return tmp_path
 
 
-def _write(folder: Path, texts: dict[str, list[str]]) -> None:
+def _write(folder: Path, documents: dict[str, list[str]]) -> None:
     folder.mkdir(exist_ok=True)
-    for name, some in texts.items():
+    for name, some in documents.items():
         (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
 
 
@@ -65,8 +65,8 @@ def _prepare(
     return preparation.prepare_sources(sources, workers, skip, lambda _: None)
 
 
-def _content(folder: Path) -> dict[str, str]:
-    """Every file and its hash; the folder's own name is the source's."""
+def _hash_files(folder: Path) -> dict[str, str]:
+    """Return the hash of every file without the name of the source, which is that of the directory."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(
             path.read_bytes().replace(f'"{folder.name}"'.encode(), b'"_"')
@@ -81,9 +81,9 @@ def _read(folder: Path) -> list[str]:
     return [corpus.read_text(row) for row in range(len(corpus))]
 
 
-def test_documents_come_out_in_the_order_of_their_files(root: Path, texts) -> None:
+def test_documents_are_in_the_order_of_their_files(root: Path, documents) -> None:
     (manifest,) = _prepare(root).values()
-    everything = [text for name in sorted(texts) for text in texts[name]]
+    everything = [text for name in sorted(documents) for text in documents[name]]
     assert _read(root / "out") == everything
     assert manifest.totals["documents"] == len(everything)
     assert manifest.totals["text_bytes"] == sum(len(text.encode()) for text in everything)
@@ -91,22 +91,24 @@ def test_documents_come_out_in_the_order_of_their_files(root: Path, texts) -> No
     written = json.loads((root / "out/manifest.json").read_text())
     assert (written["format"], written["source"], written["column"]) == (1, "out", "text")
     assert written["documents"] == len(everything)
-    assert [Path(one["path"]).name for one in written["inputs"]] == sorted(texts)
-    assert [one["documents"] for one in written["inputs"]] == [len(texts[n]) for n in sorted(texts)]
+    assert [Path(one["path"]).name for one in written["inputs"]] == sorted(documents)
+    assert [one["documents"] for one in written["inputs"]] == [
+        len(documents[n]) for n in sorted(documents)
+    ]
     names = {path.name for path in (root / "out").iterdir()}
     assert names == {"manifest.json", *(one.name for one in manifest.records)}
 
 
-def test_any_number_of_workers_gives_the_same_bytes(root: Path, monkeypatch) -> None:
-    monkeypatch.undo()  # what is patched here is not in another process
+def test_output_is_independent_of_the_number_of_workers(root: Path, monkeypatch) -> None:
+    monkeypatch.undo()  # other processes are not patched
     monkeypatch.setattr(conversion_job, "TARGET_JOB_BYTES", 20_000)
     _prepare(root, "one")
     _prepare(root, "two", workers=2)
-    assert len(_content(root / "one")) > 3
-    assert _content(root / "one") == _content(root / "two")
+    assert len(_hash_files(root / "one")) > 3
+    assert _hash_files(root / "one") == _hash_files(root / "two")
 
 
-def test_an_interrupted_one_goes_on_without_what_is_finished(root: Path, monkeypatch) -> None:
+def test_interrupted_preparation_skips_finished_jobs(root: Path, monkeypatch) -> None:
     _prepare(root, "whole")
     read, seen = document_reader.parse_documents, []
 
@@ -127,12 +129,12 @@ def test_an_interrupted_one_goes_on_without_what_is_finished(root: Path, monkeyp
     seen[:] = [""] * 4
     _prepare(root)
     assert set(seen[4:]) == {f"{n}.jsonl" for n in range(6)} - finished
-    assert _content(root / "out") == _content(root / "whole")
+    assert _hash_files(root / "out") == _hash_files(root / "whole")
 
 
-def test_a_complete_one_reads_nothing(root: Path, monkeypatch) -> None:
+def test_complete_preparation_reads_no_documents(root: Path, monkeypatch) -> None:
     _prepare(root)
-    before = _content(root / "out")
+    before = _hash_files(root / "out")
     monkeypatch.setattr(
         document_reader, "parse_documents", lambda *_: pytest.fail("read_documents")
     )
@@ -142,7 +144,7 @@ def test_a_complete_one_reads_nothing(root: Path, monkeypatch) -> None:
     )
     preparation.prepare_sources(sources, 1, False, lines.append)
     assert lines == [f"{root}/out: is complete already; 330 documents, 46.3kB"]
-    assert _content(root / "out") == before
+    assert _hash_files(root / "out") == before
 
 
 KILLED = """
@@ -172,7 +174,7 @@ for last in itertools.count():
 """
 
 
-def _run(root: Path, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def _run_program(root: Path, program: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
@@ -183,19 +185,21 @@ def _run(root: Path, program: str, *arguments: str) -> "subprocess.CompletedProc
     )
 
 
-def test_kills_at_every_rename_leave_nothing_wrong(root: Path) -> None:
-    """Each attempt is killed one rename later than the one before, and goes on from its remains."""
+def test_output_is_identical_after_kills_at_every_rename(root: Path) -> None:
+    """Kill each attempt one rename later than the previous one, which it continues."""
     _prepare(root, "whole")
-    done = _run(root, KILLED, "in", "--output", "out")
+    done = _run_program(root, KILLED, "in", "--output", "out")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) > 15
     for name in ("prepare_report.json", "prepare_report.md"):
         (root / "out" / name).unlink()
-    assert _content(root / "out") == _content(root / "whole")
+    assert _hash_files(root / "out") == _hash_files(root / "whole")
 
 
 @pytest.mark.parametrize("moves", [{"../victim": "theirs"}, {"x": "../victim"}, {"/victim": "x"}])
-def test_names_to_take_back_stay_in_the_folder(root: Path, moves: dict[str, str]) -> None:
+def test_recorded_moves_outside_of_the_directory_are_rejected(
+    root: Path, moves: dict[str, str]
+) -> None:
     _prepare(root)
     (root / "victim").write_text("precious")
     (root / "out" / "theirs").write_text("hostile")
@@ -208,22 +212,22 @@ def test_names_to_take_back_stay_in_the_folder(root: Path, moves: dict[str, str]
     assert (root / "victim").read_text() == "precious"
 
 
-def test_a_changed_input_is_converted_again(root: Path, texts, monkeypatch) -> None:
+def test_changed_input_is_converted_again(root: Path, documents, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "complete_source", _interrupt)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root)
-    texts["3.jsonl"] = ["changed", *texts["3.jsonl"][1:]]
-    _write(root / "in", {"3.jsonl": texts["3.jsonl"]})
+    documents["3.jsonl"] = ["changed", *documents["3.jsonl"][1:]]
+    _write(root / "in", {"3.jsonl": documents["3.jsonl"]})
     _prepare(root)
-    assert _read(root / "out") == [text for name in sorted(texts) for text in texts[name]]
+    assert _read(root / "out") == [text for name in sorted(documents) for text in documents[name]]
 
 
 def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_other_settings_are_refused_with_both(root: Path, monkeypatch) -> None:
+def test_other_settings_are_rejected_with_both_values(root: Path, monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(preparation, "complete_source", _interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -238,7 +242,7 @@ def test_other_settings_are_refused_with_both(root: Path, monkeypatch) -> None:
         assert "with INPUT of 6 files, not with of 7 files (among them" in files
 
 
-def test_a_complete_one_whose_input_has_grown_is_refused(root: Path) -> None:
+def test_complete_preparation_with_a_larger_input_is_rejected(root: Path) -> None:
     _prepare(root)
     with (root / "in/1.jsonl").open("a") as file:
         file.write('{"text": "more"}\n')
@@ -246,14 +250,14 @@ def test_a_complete_one_whose_input_has_grown_is_refused(root: Path) -> None:
         _prepare(root)
 
 
-def test_a_first_attempt_that_finished_nothing_binds_nobody(root: Path) -> None:
+def test_settings_can_change_if_no_job_finished(root: Path) -> None:
     with pytest.raises(ConfigError, match="line 1: has no field 'body'"):
         _prepare(root, column="body")
     assert list((root / "out").iterdir()) == []
     _prepare(root)
 
 
-def test_empty_and_damaged_documents_are_counted_per_input(root: Path, texts) -> None:
+def test_empty_and_damaged_documents_are_counted_per_input(root: Path, documents) -> None:
     with (root / "in/2.jsonl").open("ab") as file:
         file.write(b'{"text": ""}\n{"text": null}\n{"text": 1}\n{"text": "last"}\n')
     with pytest.raises(ConfigError) as error:
@@ -267,11 +271,11 @@ def test_empty_and_damaged_documents_are_counted_per_input(root: Path, texts) ->
         (0, 0), (0, 0), (2, 1), (0, 0), (0, 1), (0, 0),
     ]  # fmt: skip
     assert (manifest.totals["empty"], manifest.totals["damaged"]) == (2, 2)
-    texts["2.jsonl"].append("last")
-    assert _read(root / "out") == [text for name in sorted(texts) for text in texts[name]]
+    documents["2.jsonl"].append("last")
+    assert _read(root / "out") == [text for name in sorted(documents) for text in documents[name]]
 
 
-def test_damage_that_was_allowed_once_is_not_for_good(root: Path, monkeypatch) -> None:
+def test_skipping_damaged_documents_applies_to_one_attempt(root: Path, monkeypatch) -> None:
     with (root / "in/2.jsonl").open("ab") as file:
         file.write(b"{}\n")
     with monkeypatch.context() as patch:
@@ -282,33 +286,33 @@ def test_damage_that_was_allowed_once_is_not_for_good(root: Path, monkeypatch) -
         _prepare(root)
 
 
-def test_inputs_without_a_document_are_refused(root: Path) -> None:
+def test_inputs_without_documents_are_rejected(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"no document \(0 empty, 330 damaged\); check text_col"):
         _prepare(root, skip=True, column="body")
 
 
-def test_a_full_disk_keeps_what_is_finished(root: Path, monkeypatch) -> None:
+def test_finished_jobs_remain_after_a_full_disk(root: Path, monkeypatch) -> None:
     _prepare(root, "whole")
     write, count = arrow_shards._HashingFile.write, [0]
 
-    def full(sink: object, block: object) -> int:
+    def raise_no_space(sink: object, block: object) -> int:
         count[0] += 1
         if count[0] > 120:
             raise OSError(errno.ENOSPC, "No space left on device", "x")
         return write(sink, block)
 
     with monkeypatch.context() as patch:
-        patch.setattr(arrow_shards._HashingFile, "write", full)
+        patch.setattr(arrow_shards._HashingFile, "write", raise_no_space)
         with pytest.raises(OSError, match="No space left"):
             _prepare(root)
     left = list((root / "out/.preparing").iterdir())
     assert any((one / conversion_job.RECEIPT_FILE).exists() for one in left)
     assert not any(one.name.startswith(conversion_job.TEMPORARY_PREFIX) for one in left)
     _prepare(root)
-    assert _content(root / "out") == _content(root / "whole")
+    assert _hash_files(root / "out") == _hash_files(root / "whole")
 
 
-def test_folders_of_somebody_else_are_left_alone(root: Path, write_arrow, monkeypatch) -> None:
+def test_unrelated_output_directories_are_rejected(root: Path, write_arrow, monkeypatch) -> None:
     write_arrow(root / "foreign" / "a.arrow", ["x"])
     with pytest.raises(ConfigError, match="contains Arrow files that"):
         _prepare(root, "foreign")
@@ -322,20 +326,20 @@ def test_folders_of_somebody_else_are_left_alone(root: Path, write_arrow, monkey
         _prepare(root, ".")
 
 
-def test_two_at_once_do_not_meet(root: Path, monkeypatch) -> None:
-    def second(*_: object) -> None:
+def test_concurrent_preparation_is_rejected(root: Path, monkeypatch) -> None:
+    def prepare_again(*_: object) -> None:
         with pytest.raises(ConfigError, match="is being prepared by another process"):
             _prepare(root)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "complete_source", second)
+        patch.setattr(preparation, "complete_source", prepare_again)
         with pytest.raises(KeyboardInterrupt):
             _prepare(root)
     _prepare(root)
 
 
-def test_row_indices_go_with_their_parts(root: Path) -> None:
+def test_row_indices_match_their_shards(root: Path) -> None:
     (manifest,) = _prepare(root).values()
     for part, index in zip(manifest.files, manifest.indices, strict=True):
         path = root / "out" / part.name
@@ -347,9 +351,7 @@ def test_row_indices_go_with_their_parts(root: Path) -> None:
     assert corpus_manifest.verify_corpus(root / "out")[1] == []
 
 
-def test_a_miniature_of_redpajama_is_what_its_configuration_reads(
-    tmp_path: Path, compose, make_texts
-) -> None:
+def test_configuration_reads_a_small_redpajama(tmp_path: Path, compose, make_documents) -> None:
     files = {
         "common_crawl": ["common_crawl/2019-30/en_head_0000.json.gz.dedup.classifier.jsonl.zst"],
         "c4": ["c4/c4-train.00000-of-01024.jsonl", "c4/c4-train.00001-of-01024.jsonl"],
@@ -364,7 +366,7 @@ def test_a_miniature_of_redpajama_is_what_its_configuration_reads(
             path.parent.mkdir(parents=True, exist_ok=True)
             rows = [
                 json.dumps({"text": text, "meta": {"source": name}, "red_pajama_subset": name})
-                for text in make_texts(f"{name} {path.name}", 15)
+                for text in make_documents(f"{name} {path.name}", 15)
             ]
             stream = pa.output_stream(
                 str(path), compression="zstd" if path.suffix == ".zst" else None
@@ -384,7 +386,7 @@ def test_a_miniature_of_redpajama_is_what_its_configuration_reads(
     assert all(source.dataset.read_text(0).startswith(name) for name, source in opened.items())
 
 
-def test_a_complete_one_whose_input_was_replaced_by_one_of_its_size_is_refused(root: Path) -> None:
+def test_complete_preparation_with_a_replaced_input_of_equal_size_is_rejected(root: Path) -> None:
     _prepare(root)
     file = root / "in" / "1.jsonl"
     content = file.read_bytes()
