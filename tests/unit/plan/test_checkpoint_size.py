@@ -1,4 +1,4 @@
-"""The bytes of a checkpoint, against files that were written."""
+"""Planned checkpoint sizes against saved files."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from hlat.plan.memory_estimate import compute_checkpoint_bytes
         pytest.param("bf16_sr_master", "false", marks=pytest.mark.slow),
     ],
 )
-def test_a_checkpoint_is_as_large_as_planned(compose, small, tmp_path, recipe, tied) -> None:
+def test_planned_size_of_a_checkpoint(compose, small, tmp_path, recipe, tied) -> None:
     config = resolve_config(compose(*small, f"precision={recipe}", f"model.tie_embeddings={tied}"))
     engine = NativeEngine()
     engine.build(config)

@@ -1,4 +1,4 @@
-"""The planner's parameters and arithmetic against torch's own count."""
+"""Parameters and FLOPs of the planner against the counts of torch."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from hlat.plan.step_time import compute_forward_backward_flops
 
 
 @pytest.mark.parametrize("choice", ["tiny", "160m", "7b", "70b"])
-def test_parameters_are_those_that_torch_has(choice, compose):
+def test_parameters_equal_those_of_torch(choice, compose):
     model = OmegaConf.to_object(compose(f"model={choice}")).model
     with torch.device("meta"):
         count = sum(weight.numel() for weight in Decoder(model).parameters())
@@ -23,12 +23,12 @@ def test_parameters_are_those_that_torch_has(choice, compose):
 
 
 @pytest.mark.parametrize("choice", ["tiny", "7b"])
-def test_arithmetic_is_what_torch_counts(choice, compose, monkeypatch):
-    """torch counts attention's two products whole, where half of a causal one is masked out."""
+def test_flops_equal_those_of_torch(choice, compose, monkeypatch):
+    """Subtract the masked half of causal attention, which torch counts."""
     config = OmegaConf.to_object(compose(f"model={choice}", "parallelism=single"))
     config.batch.micro_batch_size = 1
     config.batch.sequence_length = length = 256
-    # On the meta device there is no fused attention: the products as they are
+    # The meta device has no fused attention
     monkeypatch.setattr(functional, "scaled_dot_product_attention", _attention)
     with torch.device("meta"):
         model = Decoder(config.model)

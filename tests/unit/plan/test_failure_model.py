@@ -1,6 +1,6 @@
-"""Formulas against cases worked by hand and a walk through every step; trials against formulas.
+"""Formulas against manual examples and stepwise runs, and trials against formulas.
 
-Draws are seeded. "Within sampling error" is four standard errors, which one in 16,000 draws misses.
+Samples are seeded. The tolerance is four standard errors, which one in 16,000 samples exceeds.
 """
 
 import math
@@ -47,62 +47,64 @@ SCENES = {
 LLAMA_3 = FailureScenario(1, 3, 60, 0, 40, 20, 1, 0, 1, 147, 100_000)
 
 
-class Walk:
-    """A run through every step, with a clock for every node: the simulation's slow twin."""
+class StepwiseRun:
+    """Run that simulates every step, with a clock for every node."""
 
     def __init__(self, scenario: FailureScenario, seed: int) -> None:
         self.scenario, self.random = scenario, random.Random(seed)
-        self.clocks = [self.draw() for _ in range(scenario.nodes)]
+        self.clocks = [self.sample_failure_time() for _ in range(scenario.nodes)]
         self.wall_time = self.restarting = 0.0
-        self.failures = self.step = self.durable = 0
-        self.writing = math.inf  # seconds until the newest checkpoint is durable
-        while self.durable < scenario.steps:
-            if not self.trains():
+        self.failures = self.step = self.durable_step = 0
+        self.write_remaining_s = math.inf  # seconds until the newest checkpoint is durable
+        while self.durable_step < scenario.steps:
+            if not self.train_step():
                 self.recover()
 
-    def draw(self) -> float:
+    def sample_failure_time(self) -> float:
         return self.random.expovariate(1 / (self.scenario.mtbf_h * 3600))
 
-    def works(self, seconds: float) -> bool:
-        """Let time pass in which nodes can fail, and in which a write goes on."""
+    def advance(self, seconds: float) -> bool:
+        """Advance the time by a period in which nodes can fail; return False after a failure."""
         until_failure = min(self.clocks)
         passed = min(seconds, until_failure)
         self.wall_time += passed
         self.clocks = [clock - passed for clock in self.clocks]
-        self.writing -= passed
+        self.write_remaining_s -= passed
         if until_failure > seconds:
-            if self.writing <= 1e-9:
-                self.durable, self.writing = self.saved, math.inf
+            if self.write_remaining_s <= 1e-9:
+                self.durable_step, self.write_remaining_s = self.saved_step, math.inf
             return True
-        self.clocks[self.clocks.index(min(self.clocks))] = self.draw()
+        self.clocks[self.clocks.index(min(self.clocks))] = self.sample_failure_time()
         return False
 
-    def trains(self) -> bool:
-        """Make a step, in two parts if a write ends in it, and save if it is time."""
+    def train_step(self) -> bool:
+        """Execute a step, in two parts if a write ends in it, and save at the interval."""
         scenario = self.scenario
         if self.step < scenario.steps:
-            before = min(self.writing, scenario.step_s)
-            if not (self.works(before) and self.works(scenario.step_s - before)):
+            before = min(self.write_remaining_s, scenario.step_s)
+            if not (self.advance(before) and self.advance(scenario.step_s - before)):
                 return False
             self.step += 1
             if self.step % scenario.every_steps:
                 return True
-        if self.writing == math.inf:
-            if not self.works(scenario.save_stall_s):
+        if self.write_remaining_s == math.inf:
+            if not self.advance(scenario.save_stall_s):
                 return False
-            self.saved, self.writing = self.step, scenario.save_write_s
-            if self.writing == 0:
-                self.durable, self.writing = self.saved, math.inf
-        return self.step < scenario.steps or self.works(min(self.writing, scenario.save_write_s))
+            self.saved_step, self.write_remaining_s = self.step, scenario.save_write_s
+            if self.write_remaining_s == 0:
+                self.durable_step, self.write_remaining_s = self.saved_step, math.inf
+        return self.step < scenario.steps or self.advance(
+            min(self.write_remaining_s, scenario.save_write_s)
+        )
 
     def recover(self) -> None:
         scenario = self.scenario
-        self.step, self.writing = self.durable, math.inf
+        self.step, self.write_remaining_s = self.durable_step, math.inf
         while True:
             self.failures += 1
             self.wall_time += scenario.detect_s + scenario.response_s
             before = self.wall_time
-            restarted = self.works(scenario.restart_s + scenario.load_s)
+            restarted = self.advance(scenario.restart_s + scenario.load_s)
             self.restarting += self.wall_time - before
             if restarted:
                 return
@@ -113,7 +115,7 @@ def assert_agree(values: "np.ndarray | list[float]", expected: float) -> None:
     assert np.mean(values) == pytest.approx(expected, abs=NUM_ERRORS * error + 1e-6)
 
 
-def test_the_example_of_the_documentation_worked_by_hand():
+def test_goodput_of_the_documented_example():
     assert failure_model.compute_young_interval(LLAMA_3) == pytest.approx(math.sqrt(2 * 10_800))
     assert failure_model.approximate_goodput(LLAMA_3, 147) == pytest.approx(
         1 - 1 / 147 - (73.5 + 120) / 10_800, rel=1e-12
@@ -122,10 +124,10 @@ def test_the_example_of_the_documentation_worked_by_hand():
     assert failure_model.compute_goodput(LLAMA_3, 147) == pytest.approx(0.9756, abs=5e-5)
     assert (
         failure_model.find_best_interval_steps(LLAMA_3) == 146
-    )  # Young's 147, less a third of the stall
+    )  # Young's 147 minus a third of the stall
 
 
-def test_without_idle_and_write_times_it_is_dalys_wall_time():
+def test_wall_time_without_idle_and_write_times_equals_daly():
     scenario = replace(QUIET, detect_s=0, response_s=0)
     m, tau, stall, restart = 36_000, 500, 10, 180
     wall = m * math.exp(restart / m) * math.expm1((tau + stall) / m) * 20_000 * 5 / tau
@@ -134,7 +136,7 @@ def test_without_idle_and_write_times_it_is_dalys_wall_time():
     ) == pytest.approx(wall, rel=1e-12)
 
 
-def test_a_rare_failure_costs_what_the_first_order_says():
+def test_goodput_with_rare_failures_equals_the_approximation():
     scenario = replace(QUIET, mtbf_h=40_000, save_stall_s=0, save_write_s=300)
     for interval in (400, 500, 2000):
         lost = 1 - failure_model.compute_goodput(scenario, interval)
@@ -144,7 +146,7 @@ def test_a_rare_failure_costs_what_the_first_order_says():
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_the_goodput_of_a_long_run_is_that_of_its_expected_ledger(scene):
+def test_goodput_of_a_long_run_equals_its_expected_times(scene):
     scenario = replace(SCENES[scene], steps=10**9)
     ledger = failure_model.compute_expected_times(scenario)
     assert ledger.training / ledger.wall_time == pytest.approx(
@@ -152,7 +154,7 @@ def test_the_goodput_of_a_long_run_is_that_of_its_expected_ledger(scene):
     )
 
 
-def test_a_slow_write_loses_its_own_length_at_each_failure():
+def test_failures_lose_the_duration_of_a_slow_write():
     quick = replace(QUIET, mtbf_h=4000, steps=2_000_000)
     slow = replace(quick, save_write_s=400)
     lost = [failure_model.compute_expected_times(scenario) for scenario in (quick, slow)]
@@ -161,7 +163,7 @@ def test_a_slow_write_loses_its_own_length_at_each_failure():
 
 
 @pytest.mark.parametrize("scene", ["quiet", "fails in every interval", "restarts fail"])
-def test_the_best_interval_is_where_the_goodput_peaks(scene):
+def test_best_interval_maximizes_the_goodput(scene):
     scenario = SCENES[scene]
     intervals = np.geomspace(1, 1e5, 200_001)
     peak = intervals[
@@ -171,13 +173,13 @@ def test_the_best_interval_is_where_the_goodput_peaks(scene):
 
 
 @pytest.mark.parametrize(("mtbf_h", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
-def test_dalys_intervals_are_those_that_he_published(mtbf_h, minutes):
-    """Captions of his figures 3 to 5: a dump of 5 minutes, a restart of 10."""
+def test_daly_intervals_equal_published_ones(mtbf_h, minutes):
+    """Use the captions of Daly's figures 3 to 5: a dump of 5 minutes, a restart of 10."""
     scenario = replace(LLAMA_3, mtbf_h=mtbf_h, save_stall_s=300, restart_s=600, load_s=0)
     assert failure_model.compute_daly_interval(scenario) / 60 == pytest.approx(minutes, rel=0.006)
 
 
-def test_daly_is_nearer_than_young():
+def test_daly_is_more_accurate_than_young():
     best = failure_model.find_best_interval(QUIET)
     assert failure_model.compute_daly_interval(QUIET) == pytest.approx(best, rel=1e-5)
     assert failure_model.compute_young_interval(QUIET) == pytest.approx(best, rel=0.02)
@@ -186,7 +188,7 @@ def test_daly_is_nearer_than_young():
     assert failure_model.compute_daly_interval(endless_save) == QUIET.mtbf_s
 
 
-def test_the_best_steps_leave_room_for_the_write_and_stay_in_the_run():
+def test_best_interval_steps_are_limited_by_the_write_and_the_run():
     assert failure_model.find_best_interval_steps(replace(QUIET, save_stall_s=0)) == 1
     assert (
         failure_model.find_best_interval_steps(replace(QUIET, save_stall_s=0, save_write_s=401))
@@ -196,7 +198,7 @@ def test_the_best_steps_leave_room_for_the_write_and_stay_in_the_run():
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_trials_agree_with_the_formula_in_every_part(scene):
+def test_trials_agree_with_the_formula(scene):
     scenario = SCENES[scene]
     trials, expected = (
         failure_model.simulate_failures(scenario, 4000, seed=7),
@@ -209,11 +211,11 @@ def test_trials_agree_with_the_formula_in_every_part(scene):
     }.items():
         assert_agree(getattr(trials, part), value)
     for part in ("uptime", "training"):
-        share, error = failure_model.compute_pooled_fraction(
+        fraction, error = failure_model.compute_pooled_fraction(
             getattr(trials, part), trials.wall_time
         )
-        wanted = getattr(expected, part) / expected.wall_time
-        assert share == pytest.approx(wanted, abs=NUM_ERRORS * error)
+        expected_fraction = getattr(expected, part) / expected.wall_time
+        assert fraction == pytest.approx(expected_fraction, abs=NUM_ERRORS * error)
 
 
 @pytest.mark.parametrize(
@@ -224,36 +226,36 @@ def test_trials_agree_with_the_formula_in_every_part(scene):
         "one interval",
     ],
 )
-def test_a_walk_through_every_step_agrees_with_the_formula(scene):
+def test_stepwise_runs_agree_with_the_formula(scene):
     scenario = replace(SCENES[scene], steps=min(SCENES[scene].steps, 500))
-    walks, expected = (
-        [Walk(scenario, seed) for seed in range(400)],
+    runs, expected = (
+        [StepwiseRun(scenario, seed) for seed in range(400)],
         failure_model.compute_expected_times(scenario),
     )
-    assert_agree([walk.wall_time for walk in walks], expected.wall_time)
-    assert_agree([walk.failures for walk in walks], expected.failures)
-    assert_agree([walk.restarting for walk in walks], expected.restarting)
+    assert_agree([run.wall_time for run in runs], expected.wall_time)
+    assert_agree([run.failures for run in runs], expected.failures)
+    assert_agree([run.restarting for run in runs], expected.restarting)
 
 
 @pytest.mark.slow
-def test_the_standard_error_is_that_of_repetition():
-    shares, errors = [], []
+def test_standard_error_equals_that_of_repetitions():
+    fractions, errors = [], []
     for seed in range(300):
         trials = failure_model.simulate_failures(SCENES["restarts fail"], 100, seed)
-        share, error = failure_model.compute_pooled_fraction(trials.training, trials.wall_time)
-        shares.append(share)
+        fraction, error = failure_model.compute_pooled_fraction(trials.training, trials.wall_time)
+        fractions.append(fraction)
         errors.append(error)
-    assert np.mean(errors) == pytest.approx(np.std(shares), rel=0.2)
+    assert np.mean(errors) == pytest.approx(np.std(fractions), rel=0.2)
 
 
-def test_nothing_fails_where_nothing_breaks():
+def test_no_failures_without_failing_nodes():
     scenario = replace(QUIET, mtbf_h=1e12, save_write_s=30, steps=10_050)
     trials = failure_model.simulate_failures(scenario, 3, seed=0)
     assert not trials.failures.any()
     assert trials.wall_time == pytest.approx([101 * (500 + 10) + 30] * 3)
 
 
-def test_a_seed_draws_the_same_again_and_another_one_does_not():
+def test_trials_depend_on_the_seed_only():
     one, again, other = (
         failure_model.simulate_failures(QUIET, 50, seed).wall_time for seed in (1, 1, 2)
     )
@@ -261,7 +263,7 @@ def test_a_seed_draws_the_same_again_and_another_one_does_not():
     assert (one != other).any()
 
 
-def test_a_ledger_adds_up():
+def test_sums_of_a_time_breakdown():
     ledger = TimeBreakdown(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, failures=7.0)
     assert (ledger.wall_time, ledger.downtime, ledger.uptime) == (21, 15, 6)
 
@@ -281,14 +283,14 @@ def test_a_ledger_adds_up():
         ({"mtbf_h": 0.1}, "trials=1000 of steps=20000 would simulate"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(change, problem):
+def test_invalid_scenarios_are_rejected(change, problem):
     with pytest.raises(ConfigError) as caught:
         failure_model.validate_scenario(replace(QUIET, **change), 1000)
     assert [line for line in caught.value.problems if line.startswith(problem)]
     failure_model.validate_scenario(QUIET, 1000)
 
 
-def test_the_fitted_uptime_comes_out_and_the_other_one_is_predicted():
+def test_published_uptimes_are_fitted_and_predicted():
     ledgers = {
         name: failure_model.compute_expected_times(build_scenario(name, {})[0])
         for name in SCENARIOS
@@ -299,20 +301,20 @@ def test_the_fitted_uptime_comes_out_and_the_other_one_is_predicted():
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_the_published_uptime_is_an_ordinary_draw(name):
+def test_published_uptimes_are_within_the_90_percent_interval(name):
     trials = failure_model.simulate_failures(build_scenario(name, {})[0], 2000, seed=0)
     low, high = np.percentile(trials.uptime / trials.wall_time, (5, 95))
     assert low < PUBLISHED_UPTIME[name] < high
 
 
-def test_the_scenarios_differ_only_in_what_follows_a_failure_and_in_length():
+def test_scenarios_differ_only_in_response_and_length():
     manual, automatic = SCENARIOS["manual"], SCENARIOS["automatic"]
     differing = {key for key in manual if manual[key] != automatic[key]}
     assert differing == {"detect_s", "response_s", "steps"}
     assert all(source for numbers in SCENARIOS.values() for _, source in numbers.values())
 
 
-def test_the_response_by_hand_is_the_mean_wait_of_the_stated_week():
+def test_manual_response_is_the_mean_wait_of_staffed_hours():
     hours = np.arange(0, 168, 0.001)
     starts = np.array([24 * day + 8 for day in (0, 1, 2, 3, 4, 7)])
     staffed = (hours % 24 >= 8) & (hours % 24 < 20) & (hours < 5 * 24)
@@ -322,9 +324,9 @@ def test_the_response_by_hand_is_the_mean_wait_of_the_stated_week():
     )
 
 
-def test_the_fitted_rate_lies_between_those_of_llama_3():
-    """54 days, 16,384 accelerators, 466 interruptions of which 419 were unexpected; arXiv
-    2407.21783, section 3.3.4."""
+def test_fitted_failure_rate_is_between_those_of_llama_3():
+    """Compare with 466 interruptions, 419 unexpected, of 16,384 accelerators in 54 days (arXiv
+    2407.21783, section 3.3.4)."""
     accelerator_hours = 16_384 * 54 * 24
     fitted = SCENARIOS["manual"]["mtbf_h"][0] * 16
     assert accelerator_hours / 466 < fitted < accelerator_hours / 419

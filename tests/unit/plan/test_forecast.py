@@ -1,4 +1,4 @@
-"""What follows from a step's time, worked by hand, and what is left out where it is not known."""
+"""Forecasts from the step time against manual examples, and unknown values."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -7,12 +7,12 @@ from hlat.plan.forecast import forecast_run
 
 
 @pytest.fixture
-def planned(compose):
+def forecast(compose):
     return lambda *overrides: forecast_run(OmegaConf.to_object(compose(*overrides)))
 
 
-def test_days_cost_and_cores_of_hlat_7b(planned):
-    plan = planned("experiment=hlat_7b")
+def test_days_cost_and_cores_of_hlat_7b(forecast):
+    plan = forecast("experiment=hlat_7b")
     throughput, step = plan.throughput, plan.throughput.step.total
     assert plan.steps == 429_154
     assert plan.tokens == 429_154 * 4_194_304
@@ -25,17 +25,17 @@ def test_days_cost_and_cores_of_hlat_7b(planned):
     assert throughput.loader_cores == pytest.approx(4_194_304 / step / 64 / 0.59e6)
 
 
-def test_a_save_is_written_by_all_nodes_and_stops_training_while_it_is_copied(planned):
-    saves = planned("experiment=hlat_7b").checkpointing
+def test_write_and_stall_times_of_a_checkpoint(forecast):
+    saves = forecast("experiment=hlat_7b").checkpointing
     assert saves.size == 6_738_415_616 * 6
     assert saves.write_s == pytest.approx(saves.size / 64 / 1e9)
     assert saves.stall_s == pytest.approx(saves.write_s / 10)
-    alone = planned("experiment=hlat_7b", "checkpoint.asynchronous=false").checkpointing
-    assert alone.stall_s == alone.write_s == saves.write_s
+    synchronous = forecast("experiment=hlat_7b", "checkpoint.asynchronous=false").checkpointing
+    assert synchronous.stall_s == synchronous.write_s == saves.write_s
 
 
-def test_the_best_interval_is_that_of_failures(planned):
-    plan = planned("experiment=hlat_7b", "checkpoint.asynchronous=false")
+def test_best_checkpoint_interval_equals_that_of_the_failure_model(forecast):
+    plan = forecast("experiment=hlat_7b", "checkpoint.asynchronous=false")
     saves, step = plan.checkpointing, plan.throughput.step.total
     # sqrt(2 s M), M = 2,950 h / 64 nodes
     young = (2 * saves.stall_s * 2950 * 3600 / 64) ** 0.5
@@ -44,21 +44,21 @@ def test_the_best_interval_is_that_of_failures(planned):
     assert saves.best_goodput > saves.goodput > 0.97
 
 
-def test_an_interval_that_no_run_gets_through_saves_nothing(planned):
-    saves = planned("experiment=hlat_7b", "checkpoint.every_steps=10_000_000").checkpointing
+def test_goodput_of_an_excessive_interval_is_zero(forecast):
+    saves = forecast("experiment=hlat_7b", "checkpoint.every_steps=10_000_000").checkpointing
     assert saves.goodput == 0
     assert saves.best_goodput > 0.9
 
 
-def test_a_price_that_is_not_known_costs_nothing_known(planned):
-    plan = planned("experiment=hlat_7b", "hardware=trn1n_32xl", "hardware.nodes=64")
+def test_cost_without_a_price_is_none(forecast):
+    plan = forecast("experiment=hlat_7b", "hardware=trn1n_32xl", "hardware.nodes=64")
     assert plan.throughput.cost_usd is None
     assert plan.throughput.cost_per_4m_tokens_usd is None
     assert plan.throughput.days > 0
 
 
-def test_hardware_without_constants_has_memory_alone(planned):
-    plan = planned("model=7b", "hardware=trn2_48xl")
+def test_hardware_without_constants_has_memory_only(forecast):
+    plan = forecast("model=7b", "hardware=trn2_48xl")
     assert plan.throughput is None
     assert plan.checkpointing is None
     assert "hardware=trn2.48xlarge has no constants" in plan.unknown_reasons[0]

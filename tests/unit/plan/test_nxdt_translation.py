@@ -1,4 +1,4 @@
-"""Runs of NeuronX Distributed Training in terms of hlat: every key said, unneeded or told."""
+"""Translation of NeuronX Distributed Training configurations: all keys are listed."""
 
 import copy
 import os
@@ -96,8 +96,8 @@ LLAMA_3_8B_CONFIG = {
 }
 
 
-def changed(tree, **values):
-    """A copy with other values by full key, dots written as two underscores; None removes one."""
+def copy_with(tree, **values):
+    """Return a copy with other values by full key, with two underscores for a dot."""
     tree = copy.deepcopy(tree)
     for name, value in values.items():
         *path, last = name.split("__")
@@ -112,11 +112,11 @@ def translate(tree, config=None):
     return nxdt.translate_nxdt_config(parse_nxdt_config(tree, config), PRESETS)
 
 
-def reasons(listed):
+def get_reasons(listed):
     return {line.key: line.reason for line in listed}
 
 
-def resolved(translation):
+def resolve_translation(translation):
     return resolve_config(
         composition.compose_config(
             nxdt.format_overrides(translation.overrides, translation.unset, nxdt.PLACEHOLDERS)
@@ -124,12 +124,12 @@ def resolved(translation):
     )
 
 
-def test_a_preset_of_the_same_shape_is_named():
+def test_preset_of_the_same_shape_is_selected():
     translation = translate(LLAMA_2_7B)
     assert translation.overrides["model"] == "7b"
     assert not [key for key in translation.overrides if key.startswith("model.")]
-    assert reasons(translation.mapped)["model.vocab_size"].startswith("the preset's; ")
-    config = resolved(translation)
+    assert get_reasons(translation.mapped)["model.vocab_size"].startswith("the preset's; ")
+    config = resolve_translation(translation)
     assert config.model.name == "7b"
     assert config.model.init_std == 0.021
     assert config.schedule.total_steps == 1000
@@ -141,29 +141,29 @@ def test_a_preset_of_the_same_shape_is_named():
     assert config.phase.name == "base"
 
 
-def test_what_differs_from_the_preset_is_said():
-    translation = translate(changed(LLAMA_2_7B, model__init_method_std=0.01))
+def test_differences_from_the_preset_are_overrides():
+    translation = translate(copy_with(LLAMA_2_7B, model__init_method_std=0.01))
     assert translation.overrides["model"] == "7b"
     assert translation.overrides["model.init_std"] == 0.01
 
 
-def test_any_other_shape_is_said_in_full():
-    translation = translate(changed(LLAMA_2_7B, model__num_layers=30))
+def test_other_shapes_are_specified_completely():
+    translation = translate(copy_with(LLAMA_2_7B, model__num_layers=30))
     assert "model" not in translation.overrides
     assert translation.overrides["model.name"] == "llama_7b"
     assert translation.unset["model.vocab_size"] == "at least the tokenizer's size"
-    assert resolved(translation).model.num_key_value_heads == 32
+    assert resolve_translation(translation).model.num_key_value_heads == 32
 
 
-def test_an_hf_model_has_the_sizes_of_its_config():
+def test_hf_model_has_the_sizes_of_its_config():
     translation = translate(LLAMA_3_8B, LLAMA_3_8B_CONFIG)
-    config = resolved(translation)
-    assert config.model.num_layers == 32  # the YAML goes before
+    config = resolve_translation(translation)
+    assert config.model.num_layers == 32  # the YAML has precedence
     assert config.model.hidden_size == 4096  # -1 does not
     assert config.model.vocab_size == 128256
     assert config.model.scaled_init.value == "none"
     assert config.hardware.name == "trn2.48xlarge"
-    assert reasons(translation.redundant)["model.model_config"] == "read"
+    assert get_reasons(translation.redundant)["model.model_config"] == "read"
     assert set(translation.unset) == {
         "data.sources.files.paths",
         "data.tokenizer",
@@ -171,11 +171,11 @@ def test_an_hf_model_has_the_sizes_of_its_config():
     }
 
 
-def test_without_its_config_the_sizes_are_asked_for():
+def test_sizes_are_unset_without_the_config_of_the_model():
     translation = translate(LLAMA_3_8B)
     assert translation.unset["model.vocab_size"] == "in the config.json of model.model_config"
     assert "model.num_layers" not in translation.unset
-    assert "beside the YAML" in reasons(translation.unsupported)["model.model_config"]
+    assert "beside the YAML" in get_reasons(translation.unsupported)["model.model_config"]
 
 
 CASES = [
@@ -243,17 +243,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(("values", "overrides"), CASES, ids=lambda part: "-".join(part)[:60])
-def test_a_key_is_said_in_hlats_words(values, overrides):
-    result = translate(changed(LLAMA_2_7B, **values)).overrides
+def test_keys_are_translated_to_overrides(values, overrides):
+    result = translate(copy_with(LLAMA_2_7B, **values)).overrides
     defaults = PRESETS["7b"] if result.get("model") == "7b" else {}
     for key, value in overrides.items():
         assert result.get(key, defaults.get(key.removeprefix("model."))) == value
 
 
-def test_every_override_of_the_cases_is_one_of_hlat():
+def test_overrides_of_all_cases_compose():
     overrides = {}
     for values, _ in CASES:
-        overrides |= translate(changed(LLAMA_2_7B, **values)).overrides
+        overrides |= translate(copy_with(LLAMA_2_7B, **values)).overrides
     unset = dict.fromkeys(nxdt.PLACEHOLDERS, "")
     assert OmegaConf.to_object(
         composition.compose_config(nxdt.format_overrides(overrides, unset, nxdt.PLACEHOLDERS))
@@ -261,17 +261,17 @@ def test_every_override_of_the_cases_is_one_of_hlat():
 
 
 @pytest.mark.parametrize("tree", [LLAMA_2_7B, LLAMA_3_8B], ids=["megatron", "hf"])
-def test_a_run_without_a_schedule_keeps_its_peak(tree):
+def test_run_without_a_schedule_has_a_constant_learning_rate(tree):
     tree = copy.deepcopy(tree)
     tree["model"]["optim"].pop("sched", None)
-    config = resolved(translate(tree, LLAMA_3_8B_CONFIG))
+    config = resolve_translation(translate(tree, LLAMA_3_8B_CONFIG))
     assert config.schedule.name.value == "constant"
 
 
-def test_without_fused_softmax_the_variable_goes():
+def test_fused_softmax_variable_is_removed_if_disabled():
     args = nxdt.format_overrides(translate(LLAMA_2_7B).overrides)
     assert "~compiler.environment.NEURON_FUSE_SOFTMAX" in args
-    environment = resolved(translate(LLAMA_2_7B)).compiler.environment
+    environment = resolve_translation(translate(LLAMA_2_7B)).compiler.environment
     assert "NEURON_FUSE_SOFTMAX" not in environment
 
 
@@ -316,45 +316,45 @@ DOUBLES = {"precision.fp32_operators": ["norm", "softmax", "logits", "loss"]}
     ],
     ids=lambda part: "-".join(map(str, part.values())),
 )
-def test_precision_is_what_the_code_does(settings, recipe):
-    translation = translate(changed(LLAMA_2_7B, precision=settings))
+def test_precision_equals_that_of_the_nxdt_code(settings, recipe):
+    translation = translate(copy_with(LLAMA_2_7B, precision=settings))
     result = {k: v for k, v in translation.overrides.items() if k.startswith("precision")}
     assert result == recipe
     assert resolve_config(composition.compose_config(nxdt.format_overrides(recipe)))
 
 
-def test_master_weights_need_zero1():
-    translation = translate(changed(LLAMA_2_7B, distributed_strategy__zero1=False))
+def test_master_weights_require_zero1():
+    translation = translate(copy_with(LLAMA_2_7B, distributed_strategy__zero1=False))
     assert translation.overrides["precision"] == "bf16"
 
 
 def test_manual_without_variables_casts_hf_models():
-    tree = changed(LLAMA_3_8B, precision={"type": "manual", "master_weights": True})
+    tree = copy_with(LLAMA_3_8B, precision={"type": "manual", "master_weights": True})
     assert translate(tree).overrides["precision"] == "mixed"
 
 
-def test_a_type_that_nobody_knows_has_no_equivalent():
-    translation = translate(changed(LLAMA_2_7B, precision__type="fp8"))
-    assert reasons(translation.unsupported)["precision.type"] == "unknown to NxDT"
+def test_unknown_precision_type_has_no_equivalent():
+    translation = translate(copy_with(LLAMA_2_7B, precision__type="fp8"))
+    assert get_reasons(translation.unsupported)["precision.type"] == "unknown to NxDT"
 
 
 @pytest.mark.parametrize(
     ("spelling", "note"),
     [("mixed_precisionSR", "NxDT refuses"), ("mixed_precision_SR", "no master weights there")],
 )
-def test_both_spellings_of_stochastic_rounding_come_with_a_word(spelling, note):
-    translation = translate(changed(LLAMA_2_7B, precision__type=spelling))
-    assert note in reasons(translation.mapped)["precision.type"]
+def test_both_spellings_of_stochastic_rounding_have_a_note(spelling, note):
+    translation = translate(copy_with(LLAMA_2_7B, precision__type=spelling))
+    assert note in get_reasons(translation.mapped)["precision.type"]
 
 
-def test_hf_models_decay_as_the_code_of_nxdt_does():
-    translation = translate(changed(LLAMA_3_8B, model__do_layer_norm_weight_decay=True))
+def test_weight_decay_of_hf_models_equals_that_of_the_nxdt_code():
+    translation = translate(copy_with(LLAMA_3_8B, model__do_layer_norm_weight_decay=True))
     assert translation.overrides["optimizer.weight_decay"] == 0.01
     assert translation.overrides["optimizer.decay_norms"] is False
-    assert "always uses 0.01" in reasons(translation.mapped)["model.optim.weight_decay"]
+    assert "always uses 0.01" in get_reasons(translation.mapped)["model.optim.weight_decay"]
 
 
-LEFT = [
+UNSUPPORTED = [
     ("trainer__gradient_clip_val", 0, "0 would scale"),
     ("trainer__max_epochs", 3, "runs end by steps"),
     ("trainer__lnc", 2, "check hardware.memory_gib"),
@@ -393,13 +393,13 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "reason"), LEFT, ids=lambda part: str(part)[:40])
-def test_what_has_no_equivalent_is_told(key, value, reason):
-    translation = translate(changed(LLAMA_2_7B, **{key: value}))
+@pytest.mark.parametrize(("key", "value", "reason"), UNSUPPORTED, ids=lambda part: str(part)[:40])
+def test_settings_without_equivalent_have_a_reason(key, value, reason):
+    translation = translate(copy_with(LLAMA_2_7B, **{key: value}))
     name = key.replace("__", ".")
-    result = reasons([*translation.unsupported, *translation.redundant])
+    result = get_reasons([*translation.unsupported, *translation.redundant])
     assert reason in result[name]
-    assert name not in reasons(translation.mapped)
+    assert name not in get_reasons(translation.mapped)
 
 
 @pytest.mark.parametrize(
@@ -415,22 +415,22 @@ def test_what_has_no_equivalent_is_told(key, value, reason):
     ],
     ids=lambda part: str(part)[:30],
 )
-def test_a_feature_that_hlat_lacks_comes_first(values, feature):
-    translation = translate(changed(LLAMA_2_7B, **values))
+def test_missing_feature_is_in_the_first_line(values, feature):
+    translation = translate(copy_with(LLAMA_2_7B, **values))
     assert translation.missing_features == [feature]
     assert format_translation("x.yaml", translation, ())[0].startswith(
         f"x.yaml uses {feature}, which"
     )
 
 
-def test_several_features_are_told_at_once():
-    tree = changed(LLAMA_3_8B, name="hf_mixtral", model_alignment_strategy={"peft": 1, "sft": 1})
+def test_several_missing_features_are_listed():
+    tree = copy_with(LLAMA_3_8B, name="hf_mixtral", model_alignment_strategy={"peft": 1, "sft": 1})
     line = format_translation("x.yaml", translate(tree), ())[0]
     assert "mixture of experts, LoRA and supervised fine-tuning, which hlat" in line
 
 
-def test_nothing_is_lacking_where_features_are_off():
-    tree = changed(
+def test_disabled_features_are_not_missing():
+    tree = copy_with(
         LLAMA_2_7B,
         distributed_strategy__context_parallel_size=1,
         distributed_strategy__expert_model_parallel_size=1,
@@ -439,17 +439,18 @@ def test_nothing_is_lacking_where_features_are_off():
     assert translate(tree).missing_features == []
 
 
-def test_a_decoder_is_gpts_unless_the_file_says_otherwise():
+def test_decoder_without_normalization_is_that_of_gpt():
     tree = copy.deepcopy(LLAMA_2_7B)
     del tree["model"]["normalization"]
     translation = translate(tree)
     assert translation.missing_features == ["a decoder that is not Llama's"]
     assert (
-        reasons(translation.unsupported)["model.normalization"] == "default, not set; only RMSNorm"
+        get_reasons(translation.unsupported)["model.normalization"]
+        == "default, not set; only RMSNorm"
     )
 
 
-def test_look_ups_are_followed_and_nothing_else():
+def test_only_references_to_keys_are_resolved():
     file = parse_nxdt_config(
         {
             "model_source": "${a.source}",
@@ -467,18 +468,18 @@ def test_look_ups_are_followed_and_nothing_else():
 
 
 @pytest.mark.parametrize("tree", [{}, [], "text", None, {"model_source": "x"}, {"trainer": {}}])
-def test_another_kind_of_file_is_refused(tree):
+def test_other_files_are_rejected(tree):
     with pytest.raises(ConfigError, match="no model_source that is hf or megatron"):
         parse_nxdt_config(tree)
 
 
-def test_keys_that_flatten_alike_stay_apart():
+def test_flattened_keys_are_unique():
     file = parse_nxdt_config({"model_source": "hf", "a": {"b": 1}, "a.b": 2, 1: 3, "1": 4})
     assert [file.settings[key] for key in ("a.b", "['a.b']", "[1]", "1")] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("tree", [LLAMA_2_7B, LLAMA_3_8B], ids=["megatron", "hf"])
-def test_every_leaf_is_told_once(tree):
+def test_every_setting_is_listed_once(tree):
     file = parse_nxdt_config(tree, LLAMA_3_8B_CONFIG)
     result = nxdt.translate_nxdt_config(file, PRESETS)
     keys = [line.key for line in (*result.mapped, *result.unsupported, *result.redundant)]
@@ -486,28 +487,28 @@ def test_every_leaf_is_told_once(tree):
     assert sorted(of_the_file) == sorted(file.settings)
 
 
-def test_no_key_stands_in_two_tables():
+def test_key_tables_are_disjoint():
     tables = load_key_tables()
     names = ("cases", "supported_values", "redundant", "unsupported")
     keys = [*RULES, *(key for name in names for key in tables[name])]
     assert len(keys) == len(set(keys))
 
 
-def test_the_documentation_has_every_key_that_is_said():
+def test_documentation_contains_every_translated_key():
     text = (REPOSITORY / "docs/nxdt.md").read_text().split("## Precision")[0]
     rows = dict(re.findall(r"^\| `([^|]+)` \|([^|]*)\|", text, re.MULTILINE))
     rows = {key: row for keys, row in rows.items() for key in keys.split("`, `")}
     tables = load_key_tables()
     rules = {**RULES, **tables["cases"], **tables["copied"]}
-    wanted = {key.removeprefix(KEPT): to for key, to in rules.items()}
-    assert set(wanted) <= set(rows)
+    documented = {key.removeprefix(KEPT): to for key, to in rules.items()}
+    assert set(documented) <= set(rows)
     others = {key.removeprefix(KEPT) for key in (*tables["supported_values"], *tables["redundant"])}
-    assert set(rows) <= set(wanted) | others
-    for key, to in wanted.items():
+    assert set(rows) <= set(documented) | others
+    for key, to in documented.items():
         assert not isinstance(to, str) or f"`{to.removeprefix('++')}`" in rows[key], key
 
 
-def test_values_come_back_from_the_command_line():
+def test_override_values_round_trip():
     values = [
         *(
             "a b",
@@ -540,7 +541,7 @@ def test_values_come_back_from_the_command_line():
 
 
 @pytest.mark.parametrize("value", ["a\nb", "\x1b[2J", "${oc.env:HOME}", b"x", {"a": 1}, object()])
-def test_a_value_that_cannot_be_written_is_refused(value):
+def test_unsupported_override_values_are_rejected(value):
     with pytest.raises((TypeError, ValueError)):
         nxdt.format_override_value(value)
 
@@ -557,4 +558,4 @@ def test_the_published_examples_resolve(file):
     unknown = [line.key for line in translation.unsupported if line.reason == "no equivalent"]
     assert not unknown, "the tables do not know them"
     if "a decoder that is not Llama's" not in translation.missing_features:
-        assert resolved(translation)
+        assert resolve_translation(translation)

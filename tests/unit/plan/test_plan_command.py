@@ -1,4 +1,4 @@
-"""The entry as a user meets it: tables, JSON, figures, typos."""
+"""Tests of `hlat plan`: tables, JSON, figures, errors."""
 
 import json
 import re
@@ -15,14 +15,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent.parent
 FEW = ("trials=20",)
 
 
-def test_without_a_command_it_tells_the_commands(capsys):
+def test_commands_are_listed_without_arguments(capsys):
     with pytest.raises(SystemExit) as end:
         plan.main([])
     assert end.value.code == 0
     assert "failures        uptime, goodput" in capsys.readouterr().out
 
 
-def test_help_names_every_key(capsys):
+def test_help_contains_every_key(capsys):
     with pytest.raises(SystemExit) as end:
         plan.main(["failures", "--help"])
     assert end.value.code == 0
@@ -31,7 +31,7 @@ def test_help_names_every_key(capsys):
         assert re.search(rf"^  {key}=", out, re.MULTILINE)
 
 
-def test_the_table_has_formula_simulation_and_sources(capsys):
+def test_table_has_formula_simulation_and_sources(capsys):
     assert plan.main(["failures", "nodes=128", *FEW]) == 0
     out = capsys.readouterr().out
     assert out.startswith("128 nodes, together a failure every 23 h 2 min; 429,153 steps of 3.303")
@@ -41,16 +41,16 @@ def test_the_table_has_formula_simulation_and_sources(capsys):
     assert "this interval   1,000 steps, 55 min 3 s: loses" in out
 
 
-def test_an_interval_that_loses_nothing_is_told_as_such(capsys):
+def test_optimal_interval_is_reported(capsys):
     assert plan.main(["failures", "every_steps=1350", "nodes=1", *FEW]) == 0
     assert "this interval   1,350 steps, 1 h 14 min: loses 1.01 points" in capsys.readouterr().out
     assert plan.main(["failures", "every_steps=1350", *FEW]) == 0
     assert "this interval   1,350 steps, 1 h 14 min: as good\n" in capsys.readouterr().out
 
 
-def test_json_has_every_number_and_flags_stand_anywhere(capsys):
-    words = ["failures", "scenario=manual", "--json", "trials=200", "seed=3"]
-    assert plan.main(words) == 0
+def test_json_has_all_results_and_is_deterministic(capsys):
+    arguments = ["failures", "scenario=manual", "--json", "trials=200", "seed=3"]
+    assert plan.main(arguments) == 0
     out = capsys.readouterr().out
     result = json.loads(out)
     assert result["scenario"]["mtbf_h"] == {
@@ -69,17 +69,17 @@ def test_json_has_every_number_and_flags_stand_anywhere(capsys):
     assert interval["loses_goodput"] == pytest.approx(
         interval["best_goodput"] - interval["current_goodput"]
     )
-    assert plan.main(words) == 0
+    assert plan.main(arguments) == 0
     assert capsys.readouterr().out == out
 
 
-@pytest.mark.parametrize("ending", ["svg", "png"])
-def test_the_figure_is_drawn(tmp_path, capsys, ending):
-    file = tmp_path / f"goodput.{ending}"
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_figure_of_failures_is_saved(tmp_path, capsys, suffix):
+    file = tmp_path / f"goodput.{suffix}"
     assert plan.main(["failures", "--figure", str(file), *FEW]) == 0
     assert capsys.readouterr().err == f"drew {file}\n"
     content = file.read_bytes()
-    if ending == "png":
+    if suffix == "png":
         assert content.startswith(b"\x89PNG")
     else:
         text = content.decode()
@@ -89,7 +89,7 @@ def test_the_figure_is_drawn(tmp_path, capsys, ending):
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("save_stall_s=0",),
         ("mtbf_h=1e9",),
@@ -99,14 +99,14 @@ def test_the_figure_is_drawn(tmp_path, capsys, ending):
         ("step_s=1e-4", "save_stall_s=0"),
     ],
 )
-def test_the_figure_copes_with_extremes(tmp_path, capsys, words):
+def test_figure_of_extreme_scenarios_is_saved(tmp_path, capsys, arguments):
     file = tmp_path / "goodput.svg"
-    assert plan.main(["failures", "--figure", str(file), *FEW, *words]) == 0
+    assert plan.main(["failures", "--figure", str(file), *FEW, *arguments]) == 0
     assert file.is_file()
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "message"),
     [
         ("fialures", "fialures is not an action of hlat plan; did you mean failures?"),
         (
@@ -122,15 +122,15 @@ def test_the_figure_copes_with_extremes(tmp_path, capsys, words):
         ),
     ],
 )
-def test_a_mistake_is_told_in_a_line_and_exits_with_2(capsys, words, problem):
-    assert plan.main(words.split()) == 2
+def test_errors_are_one_line_with_exit_code_2(capsys, arguments, message):
+    assert plan.main(arguments.split()) == 2
     result = capsys.readouterr()
-    assert result.err == f"hlat: {problem}\n"
+    assert result.err == f"hlat: {message}\n"
     assert result.out == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "problems"),
+    ("arguments", "messages"),
     [
         ("nods=3", ["nods= is not a setting of this command; did you mean nodes=?"]),
         ("nodes", ["unrecognized arguments: nodes"]),
@@ -150,22 +150,22 @@ def test_a_mistake_is_told_in_a_line_and_exits_with_2(capsys, words, problem):
         ),
     ],
 )
-def test_every_setting_that_cannot_be_used_is_told(capsys, words, problems):
+def test_all_invalid_settings_are_reported(capsys, arguments, messages):
     with pytest.raises(SystemExit) as end:
-        plan.main(["failures", *words.split()])
+        plan.main(["failures", *arguments.split()])
     assert end.value.code == 2
     result = capsys.readouterr().err
-    assert result == "".join(f"hlat plan failures: {problem}\n" for problem in problems)
+    assert result == "".join(f"hlat plan failures: {message}\n" for message in messages)
 
 
-def test_a_misspelled_flag_names_the_near_one(capsys):
+def test_error_of_a_misspelled_flag_suggests_the_nearest(capsys):
     with pytest.raises(SystemExit) as end:
         plan.main(["failures", "--fgure", "x.svg"])
     assert end.value.code == 2
     assert "did you mean figure=?" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_missing_is_told(tmp_path, capsys):
+def test_missing_directory_is_an_error(tmp_path, capsys):
     file = tmp_path / "no" / "goodput.svg"
     assert plan.main(["failures", "--figure", str(file), *FEW]) == 2
     expected = (
@@ -174,7 +174,7 @@ def test_a_folder_that_is_missing_is_told(tmp_path, capsys):
     assert capsys.readouterr().err == expected
 
 
-def test_no_torch_and_for_help_nothing_heavy():
+def test_torch_is_not_imported_nor_heavy_libraries_for_help():
     program = (
         "import contextlib, sys\n"
         "from hlat.plan import __main__ as plan\n"
@@ -194,11 +194,11 @@ def test_no_torch_and_for_help_nothing_heavy():
     ("name", "page"),
     [("manual", "benchmarks/planning/uptimes.md"), ("automatic", "docs/failures.md")],
 )
-def test_the_documentation_shows_what_it_prints(capsys, name, page):
+def test_documentation_contains_the_output_of_failures(capsys, name, page):
     assert plan.main(["failures", f"scenario={name}"]) == 0
     shown = (REPOSITORY / page).read_text()
     for line in capsys.readouterr().out.splitlines():
-        result = re.sub(r"%? +\S+ +\S+ to \S+$", "", line)  # without what is drawn
+        result = re.sub(r"%? +\S+ +\S+ to \S+$", "", line)  # without sampled values
         assert result in shown
 
 
@@ -225,24 +225,24 @@ SIZES = {
 
 
 @pytest.fixture
-def nxdt(tmp_path):
-    """A run of NxDT, with the sizes of its model beside it."""
+def nxdt_file(tmp_path):
+    """Write a configuration of NxDT and the config.json of its model."""
     file = tmp_path / "run.yaml"
     file.write_text(RUN)
     (tmp_path / "sizes.json").write_text(json.dumps(SIZES))
     return file
 
 
-@pytest.mark.slow  # one or more whole processes
-def test_the_command_that_is_printed_composes(nxdt, capsys, compose):
-    assert plan.main([f"from_nxdt={nxdt}"]) == 0
+@pytest.mark.slow
+def test_printed_command_composes(nxdt_file, capsys, compose):
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 0
     command, *rest = capsys.readouterr().out.split("\n\n")
-    words = shlex.split(command.replace("\\\n", " "))
-    assert words[:2] == ["hlat", "train"]
-    config = compose(*words[2:])
+    arguments = shlex.split(command.replace("\\\n", " "))
+    assert arguments[:2] == ["hlat", "train"]
+    config = compose(*arguments[2:])
     assert config.model.name == "1b"
     assert config.precision.rounding.value == "stochastic"
-    assert sorted(word.split("=")[0] for word in words if word.endswith("=???")) == [
+    assert sorted(word.split("=")[0] for word in arguments if word.endswith("=???")) == [
         "data.eos_token",
         "data.sources.files.paths",
         "data.tokenizer",
@@ -257,54 +257,56 @@ def test_the_command_that_is_printed_composes(nxdt, capsys, compose):
     assert "  data.train_dir=/tokens  hlat reads text" in rest[2]
 
 
-def test_the_file_may_stand_apart(nxdt, capsys):
-    assert plan.main(["from_nxdt", str(nxdt)]) == 0
+def test_file_as_separate_argument(nxdt_file, capsys):
+    assert plan.main(["from_nxdt", str(nxdt_file)]) == 0
     assert "model=1b" in capsys.readouterr().out
 
 
-def test_the_sizes_of_a_megatron_model_stand_in_the_file_alone(nxdt, capsys):
-    nxdt.write_text(RUN.replace("source: hf", "source: megatron"))
-    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+def test_config_json_is_not_read_for_megatron_models(nxdt_file, capsys):
+    nxdt_file.write_text(RUN.replace("source: hf", "source: megatron"))
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
     assert "config.json" not in capsys.readouterr().out
 
 
 def test_configuration_files_of_the_user_are_searched(tmp_path, monkeypatch, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/nano.yaml").write_text("defaults: [tiny, _self_]\nname: nano\n")
-    words = ["model=nano", f"config_dir={tmp_path}"]
-    monkeypatch.setattr("sys.argv", ["plan", *words])
-    assert plan.main(words) == 0
+    arguments = ["model=nano", f"config_dir={tmp_path}"]
+    monkeypatch.setattr("sys.argv", ["plan", *arguments])
+    assert plan.main(arguments) == 0
     assert capsys.readouterr().out.startswith("nano in fp32 on 1 node of cpu")
 
-    words = ["model=nano", "run.seed=2", f"config_dir={tmp_path}/none"]
-    monkeypatch.setattr("sys.argv", ["plan", *words])
-    assert plan.main(words) == 2
+    arguments = ["model=nano", "run.seed=2", f"config_dir={tmp_path}/none"]
+    monkeypatch.setattr("sys.argv", ["plan", *arguments])
+    assert plan.main(arguments) == 2
     assert f"--config-dir: {tmp_path}/none is not a directory" in capsys.readouterr().err
 
 
-def test_what_training_would_refuse_is_told(nxdt, capsys):
-    nxdt.write_text(RUN.replace("tensor_model_parallel_size: 8", "tensor_model_parallel_size: 3"))
-    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+def test_errors_of_training_are_printed(nxdt_file, capsys):
+    nxdt_file.write_text(
+        RUN.replace("tensor_model_parallel_size: 8", "tensor_model_parallel_size: 3")
+    )
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
     refused = capsys.readouterr().out.split("hlat train would reject this:\n")[1]
     assert "  parallelism.tp=3 does not divide model.num_attention_heads=32; use 1, 2" in refused
 
 
-def test_a_value_of_another_type_is_refused(nxdt, capsys):
-    nxdt.write_text(RUN.replace("max_steps: 100", "max_steps: soon"))
-    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+def test_value_of_another_type_is_rejected(nxdt_file, capsys):
+    nxdt_file.write_text(RUN.replace("max_steps: 100", "max_steps: soon"))
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
     assert "  schedule.total_steps=soon: Value 'soon'" in capsys.readouterr().out
 
 
-def test_sizes_that_are_nowhere_are_asked_for(nxdt, capsys):
-    (nxdt.parent / "sizes.json").unlink()
-    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+def test_missing_sizes_are_errors(nxdt_file, capsys):
+    (nxdt_file.parent / "sizes.json").unlink()
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
     out = capsys.readouterr().out
     assert "'model.hidden_size=???'" in out
     assert "model.hidden_size is not set; give it a value" in out
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "message"),
     [
         ("- 1\n", "is not a configuration of NxDT: it has no model_source that is hf or megatron"),
         ("a: [1\n", "cannot be read: line 2: "),
@@ -320,31 +322,31 @@ def test_sizes_that_are_nowhere_are_asked_for(nxdt, capsys):
     ],
     ids=lambda text: ascii(text[:25]),
 )
-def test_a_broken_file_is_told_in_a_line(nxdt, capsys, text, problem):
-    nxdt.write_text(text)
-    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+def test_error_of_an_invalid_file_is_one_line(nxdt_file, capsys, text, message):
+    nxdt_file.write_text(text)
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
     result = capsys.readouterr()
     assert result.out == ""
-    assert result.err.startswith(f"hlat: {nxdt} {problem}")
+    assert result.err.startswith(f"hlat: {nxdt_file} {message}")
     assert result.err.count("\n") == 1
     assert result.err[:-1].isprintable()
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "[" * 5000, "1"])
-def test_a_broken_config_json_is_told_in_a_line(nxdt, capsys, text):
-    (nxdt.parent / "sizes.json").write_text(text)
-    assert plan.main([f"from_nxdt={nxdt}"]) == 2
+def test_error_of_an_invalid_config_json_is_one_line(nxdt_file, capsys, text):
+    (nxdt_file.parent / "sizes.json").write_text(text)
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 2
     assert capsys.readouterr().err.startswith(
-        f"hlat: {nxdt.parent / 'sizes.json'} cannot be read: "
+        f"hlat: {nxdt_file.parent / 'sizes.json'} cannot be read: "
     )
 
 
-def test_nothing_of_a_file_reaches_the_terminal_as_it_is(nxdt, capsys, monkeypatch):
+def test_content_of_a_file_is_escaped(nxdt_file, capsys, monkeypatch):
     monkeypatch.setenv("PLANTED", "a-secret")
     secret = "${oc.env:PLANTED}"
     hostile = f'"\\e[2J": "\\a{"x" * 500}"\nseed: "{secret}"\nown: "{secret}"\n'
-    nxdt.write_text(RUN + hostile + f"number: 0x{'f' * 10_000}\n")
-    assert plan.main([f"from_nxdt={nxdt}"]) == 0
+    nxdt_file.write_text(RUN + hostile + f"number: 0x{'f' * 10_000}\n")
+    assert plan.main([f"from_nxdt={nxdt_file}"]) == 0
     out = capsys.readouterr().out
     assert out.replace("\n", "").isprintable()
     assert "a-secret" not in out
@@ -356,7 +358,7 @@ HLAT_7B = ("experiment=hlat_7b",)
 ON_FOUR = ("model=70b", "precision=mixed", "hardware=trn1_32xl", "hardware.nodes=4")
 
 
-def test_a_run_is_planned_from_the_overrides_of_training(capsys):
+def test_run_is_planned_from_overrides_of_training(capsys):
     assert plan.main(HLAT_7B) == 0
     out = capsys.readouterr().out
     assert out.startswith("7b in bf16_sr on 64 nodes of trn1.32xlarge, 2,048 devices; 1,024 seq")
@@ -375,14 +377,14 @@ def test_a_run_is_planned_from_the_overrides_of_training(capsys):
         assert re.search(rf"^{label} +{re.escape(value)}", out, re.MULTILINE), label
 
 
-def test_the_page_shows_what_is_printed(capsys):
+def test_documentation_contains_the_output_of_a_plan(capsys):
     plan.main(HLAT_7B)
     page = (REPOSITORY / "docs/planning.md").read_text()
     for line in capsys.readouterr().out.splitlines():
         assert f"    {line}".rstrip() in [row.rstrip() for row in page.splitlines()] or not line
 
 
-def test_70b_does_not_fit_four_nodes_and_is_told_where_it_would(capsys):
+def test_plan_that_does_not_fit_lists_layouts_that_fit(capsys):
     assert plan.main(ON_FOUR) == 2
     out = capsys.readouterr().out
     assert out.startswith("infeasible: parallelism.tp=32 x pp=8 needs a multiple of 256 processes")
@@ -400,8 +402,8 @@ def test_70b_does_not_fit_four_nodes_and_is_told_where_it_would(capsys):
 
 
 def test_the_nearest_layouts_are_plans_that_fit(capsys):
-    words = ["experiment=hlat_7b", "parallelism.tp=2", "--json"]
-    assert plan.main(words) == 2
+    arguments = ["experiment=hlat_7b", "parallelism.tp=2", "--json"]
+    assert plan.main(arguments) == 2
     result = json.loads(capsys.readouterr().out)
     assert result["memory"]["total"] > result["memory"]["device"]
     best = result["nearest"][0]
@@ -412,16 +414,16 @@ def test_the_nearest_layouts_are_plans_that_fit(capsys):
 
 
 def test_a_search_ranks_layouts_that_fit_by_speed(capsys):
-    words = ["model=70b", "hardware=trn1_32xl", "hardware.nodes=32", "search=true"]
-    assert plan.main([*words, "--json"]) == 0
+    arguments = ["model=70b", "hardware=trn1_32xl", "hardware.nodes=32", "search=true"]
+    assert plan.main([*arguments, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     fitting = [one for one in result if one["fits"]]
     assert result[: len(fitting)] == fitting
     speeds = [one["tokens_per_second"] for one in fitting]
     assert speeds == sorted(speeds, reverse=True)
-    assert {one["zero"] for one in result} == {0, 1} - {0}  # NxD keeps mixed's copies with ZeRO-1
+    assert {one["zero"] for one in result} == {0, 1} - {0}  # NxD supports mixed only with ZeRO-1
     assert any(one["tp"] == 32 and one["pp"] == 8 for one in fitting)
-    assert plan.main(words) == 0
+    assert plan.main(arguments) == 0
     out = capsys.readouterr().out
     assert re.search(rf"^{len(result)} valid layouts, {len(fitting)} fit$", out, re.MULTILINE)
     assert "\nby step time:\n" in out
@@ -441,7 +443,7 @@ def test_a_search_without_constants_ranks_by_memory(capsys):
     assert "the first:" not in out
 
 
-def test_time_that_nobody_knows_is_not_told(capsys):
+def test_unknown_time_is_not_printed(capsys):
     assert plan.main(["run.steps=5"]) == 0
     out = capsys.readouterr().out
     assert "total" in out
@@ -449,12 +451,12 @@ def test_time_that_nobody_knows_is_not_told(capsys):
     assert "tokens per second" not in out
 
 
-@pytest.mark.parametrize("ending", ["svg", "png"])
-def test_a_plan_is_drawn(tmp_path, capsys, ending):
-    file = tmp_path / f"plan.{ending}"
+@pytest.mark.parametrize("suffix", ["svg", "png"])
+def test_figure_of_a_plan_is_saved(tmp_path, capsys, suffix):
+    file = tmp_path / f"plan.{suffix}"
     assert plan.main([*HLAT_7B, "--figure", str(file)]) == 0
     assert capsys.readouterr().err == f"drew {file}\n"
-    if ending == "svg":
+    if suffix == "svg":
         text = file.read_text()
         assert "data-parallel reduction" in text
         assert "7b on 64 of trn1.32xlarge: 12.05 GiB of 16.00, which fits" in text
@@ -462,7 +464,7 @@ def test_a_plan_is_drawn(tmp_path, capsys, ending):
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "message"),
     [
         ("modle=7b", "modle is not a key of the configuration; did you mean model?"),
         (
@@ -472,9 +474,9 @@ def test_a_plan_is_drawn(tmp_path, capsys, ending):
         ("optimizer.beta1=2", "optimizer.beta1=2.0 is outside [0, 1)"),
     ],
 )
-def test_a_mistake_in_overrides_is_told_in_a_line(capsys, words, problem):
-    assert plan.main(words.split()) == 2
-    assert capsys.readouterr().err == f"hlat: {problem}\n"
+def test_error_of_invalid_overrides_is_one_line(capsys, arguments, message):
+    assert plan.main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"hlat: {message}\n"
 
 
 def test_search_is_true_or_false(capsys):
@@ -484,7 +486,7 @@ def test_search_is_true_or_false(capsys):
     assert "search=yes: use search=true or search=false" in capsys.readouterr().err
 
 
-def test_a_plan_imports_neither_torch_nor_what_draws():
+def test_plan_imports_neither_torch_nor_matplotlib():
     code = (
         "import sys; from hlat.plan import __main__ as plan; plan.main(sys.argv[1:])\n"
         "assert not {'torch', 'matplotlib'} & set(sys.modules)"

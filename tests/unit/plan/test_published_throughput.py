@@ -1,4 +1,4 @@
-"""The planner beside what others have published, and its constants as the fit that they claim."""
+"""Predictions against published throughput, and the fit of the constants."""
 
 import math
 import statistics
@@ -17,8 +17,8 @@ TRN1 = EFFICIENCIES["trn1.32xlarge"]
 
 
 @pytest.fixture(scope="module")
-def planned(compose):
-    """The runs of all rows, by name."""
+def configs_by_name(compose):
+    """Resolve the configurations of all rows."""
     return {
         row.name: resolve_config(
             compose(*row.overrides, *COMMON_OVERRIDES, f"hardware.nodes={row.nodes}")
@@ -27,8 +27,7 @@ def planned(compose):
     }
 
 
-def _rate(config, constants=TRN1):
-    """Sequences per second."""
+def _predict_sequences_per_second(config, constants=TRN1):
     return 1024 / compute_step_time(config, compute_achieved_speed(config, constants)).total
 
 
@@ -42,21 +41,26 @@ def test_at_most_half_of_the_rows_are_fitted():
 
 
 @pytest.mark.parametrize("row", PUBLISHED_RUNS, ids=lambda row: row.name)
-def test_the_median_of_a_row_is_met_within_15_percent(row, planned):
-    error = _rate(planned[row.name]) / statistics.median(row.sequences_per_second) - 1
+def test_predictions_are_within_15_percent_of_published_medians(row, configs_by_name):
+    error = (
+        _predict_sequences_per_second(configs_by_name[row.name])
+        / statistics.median(row.sequences_per_second)
+        - 1
+    )
     assert abs(error) < 0.15
 
 
 @pytest.mark.parametrize("row", PUBLISHED_RUNS, ids=lambda row: row.name)
-def test_what_ran_is_told_to_fit(row, planned):
-    assert forecast_run(planned[row.name]).fits
+def test_published_runs_fit(row, configs_by_name):
+    assert forecast_run(configs_by_name[row.name]).fits
 
 
 @pytest.mark.parametrize("constant", ["compute", "link", "network"])
-def test_the_constants_are_the_fits(constant, planned):
+def test_constants_minimize_the_error(constant, configs_by_name):
     def error(constants):
         return sum(
-            math.log(_rate(planned[row.name], constants) / value) ** 2
+            math.log(_predict_sequences_per_second(configs_by_name[row.name], constants) / value)
+            ** 2
             / len(row.sequences_per_second)
             for row in PUBLISHED_RUNS
             if row.fitted
@@ -68,13 +72,17 @@ def test_the_constants_are_the_fits(constant, planned):
         assert error(replace(TRN1, **{constant: factor * value})) > best
 
 
-def test_scaling_at_32_nodes_is_met_and_at_64_missed_by_three_points(planned):
-    one = _rate(planned["HLAT-7B, TP8 DP16"]) / 4
-    assert _rate(planned["HLAT-7B, TP8 DP128"]) / 32 / one == pytest.approx(0.87, abs=0.01)
-    assert _rate(planned["HLAT-7B, TP8 DP256"]) / 64 / one == pytest.approx(0.75, abs=0.01)
+def test_predicted_scaling_at_32_and_64_nodes(configs_by_name):
+    one = _predict_sequences_per_second(configs_by_name["HLAT-7B, TP8 DP16"]) / 4
+    assert _predict_sequences_per_second(
+        configs_by_name["HLAT-7B, TP8 DP128"]
+    ) / 32 / one == pytest.approx(0.87, abs=0.01)
+    assert _predict_sequences_per_second(
+        configs_by_name["HLAT-7B, TP8 DP256"]
+    ) / 64 / one == pytest.approx(0.75, abs=0.01)
 
 
-def test_70b_runs_out_of_memory_on_four_nodes_and_fits_where_the_paper_trained_it(compose):
+def test_70b_fits_the_nodes_of_the_paper_but_not_four(compose):
     four = resolve_config(
         compose("model=70b", "parallelism.pp=4", "hardware=trn1_32xl", "hardware.nodes=4")
     )
@@ -83,7 +91,7 @@ def test_70b_runs_out_of_memory_on_four_nodes_and_fits_where_the_paper_trained_i
         assert forecast_run(resolve_config(compose(f"experiment={experiment}"))).fits
 
 
-def test_tokens_cost_what_figure_5_shows(compose):
+def test_cost_ratios_equal_those_of_figure_5(compose):
     def cost(*overrides):
         config = resolve_config(compose(*overrides))
         return compute_cost_per_4m_tokens(

@@ -1,4 +1,4 @@
-"""The activations that layers save for the backward pass are those that the specifications list."""
+"""Activations that layers save for the backward pass against the specifications."""
 
 import itertools
 from dataclasses import replace
@@ -69,17 +69,17 @@ def measure_saved_bytes(config: Config, documents: bool) -> dict[int, int]:
             shared.append(key_range.first_BS)
         ignored = {tensor.untyped_storage().data_ptr() for tensor in shared}
         storages: dict[int, int] = {}
-        kept = []
+        saved = []
 
-        def save(tensor: Tensor, ignored=ignored, storages=storages, kept=kept) -> Tensor:
+        def pack(tensor: Tensor, ignored=ignored, storages=storages, saved=saved) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in ignored:
                 storages[storage.data_ptr()] = storage.nbytes()
-            # A tensor with its node would be a cycle, which is never freed
-            kept.append(tensor.detach())  # so that no address is used twice
-            return kept[-1]
+            # Saved so that addresses are unique, and detached because a cycle is never freed
+            saved.append(tensor.detach())
+            return saved[-1]
 
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             y = layer(x, cos_sin, key_range)
         found[int(name)] = sum(storages.values())
         del y

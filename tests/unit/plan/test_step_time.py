@@ -1,4 +1,4 @@
-"""Each part of a step's time against a case worked by hand, and arithmetic against the model's."""
+"""Terms of the step time against manual examples, and FLOPs against the model."""
 
 from dataclasses import replace
 
@@ -23,23 +23,23 @@ def config(compose):
     return lambda *overrides: OmegaConf.to_object(compose(*overrides))
 
 
-def _of(config, name, *rest):
-    """What a formula says of the first stage."""
+def _compute_first_stage(config, name, *rest):
+    """Evaluate a formula for the first stage."""
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
     first = build_stage_shards(config.model, mesh)[0]
     return getattr(step_time, name)(config, mesh, *(rest or (first,)))
 
 
-def test_arithmetic_of_one_rank_is_that_of_mfu(config):
+def test_flops_of_one_rank_equal_those_of_mfu(config):
     for model in ("7b", "70b"):
-        entire = config(f"model={model}", "parallelism=single")
-        one = _of(entire, "compute_forward_backward_flops")
-        assert one == 4096 * compute_flops_per_token(entire.model, 4096)
+        run_config = config(f"model={model}", "parallelism=single")
+        one = _compute_first_stage(run_config, "compute_forward_backward_flops")
+        assert one == 4096 * compute_flops_per_token(run_config.model, 4096)
 
 
-def test_recomputing_costs_attention_or_the_layer(config):
+def test_recomputed_flops_are_those_of_attention_or_the_layer(config):
     def flops(mode):
-        return _of(
+        return _compute_first_stage(
             config(
                 "model=7b", "parallelism=single", f"parallelism.activation_checkpointing={mode}"
             ),
@@ -52,31 +52,35 @@ def test_recomputing_costs_attention_or_the_layer(config):
     assert flops("full") - flops("none") == attention + matrices
 
 
-def test_copies_of_heads_are_computed_on_each_rank(config):
+def test_replicated_heads_are_computed_on_each_rank(config):
     # 70b, tp 32: q and o 2 x 8192 x 256, one kv head 2 x 8192 x 128, the MLP 3 x 8192 x 896
     matrices = 8192 * (2 * 256 + 2 * 128 + 3 * 896)
     attention = 2 * 4096 * 8192 / 32
-    assert _of(config(*PAPER), "compute_forward_backward_flops") == 4096 * 10 * (
+    assert _compute_first_stage(config(*PAPER), "compute_forward_backward_flops") == 4096 * 10 * (
         3 * (2 * matrices + attention) + attention
     )
 
 
-def test_a_layer_talks_four_times_each_way(config):
+def test_tensor_parallel_bytes_of_four_collectives_per_layer(config):
     activations = 8 * 256 * 128 * 4
     plain = config("parallelism.tp=2", *TINY)
-    assert _of(plain, "compute_tensor_parallel_bytes") == activations / 2 * (4 * 8 + 2 * 2)
-    full = config("parallelism.tp=2", "parallelism.activation_checkpointing=full", *TINY)
-    assert _of(full, "compute_tensor_parallel_bytes") == activations / 2 * (4 * 12 + 2 * 2)
-    # NxD gathers twice more; the first of eight stages has no head
-    assert _of(config(*PAPER), "compute_tensor_parallel_bytes") == 4096 * 8192 * 2 * 31 / 32 * (
-        10 * 10 + 2
+    assert _compute_first_stage(plain, "compute_tensor_parallel_bytes") == activations / 2 * (
+        4 * 8 + 2 * 2
     )
+    full = config("parallelism.tp=2", "parallelism.activation_checkpointing=full", *TINY)
+    assert _compute_first_stage(full, "compute_tensor_parallel_bytes") == activations / 2 * (
+        4 * 12 + 2 * 2
+    )
+    # NxD gathers twice more; the first of eight stages has no head
+    assert _compute_first_stage(
+        config(*PAPER), "compute_tensor_parallel_bytes"
+    ) == 4096 * 8192 * 2 * 31 / 32 * (10 * 10 + 2)
 
 
-def test_stages_send_their_share_of_the_sequence_both_ways(config):
-    wanted = config(*PAPER)
-    mesh = compute_parallel_degrees(wanted.parallelism, wanted.num_processes)
-    assert step_time.compute_pipeline_bytes(wanted, mesh) == 2 * 4096 * 8192 * 2 / 32
+def test_pipeline_bytes_are_those_of_the_sequence_shard(config):
+    run_config = config(*PAPER)
+    mesh = compute_parallel_degrees(run_config.parallelism, run_config.num_processes)
+    assert step_time.compute_pipeline_bytes(run_config, mesh) == 2 * 4096 * 8192 * 2 / 32
     assert (
         step_time.compute_pipeline_bytes(
             config(), compute_parallel_degrees(config().parallelism, 1)
@@ -85,53 +89,58 @@ def test_stages_send_their_share_of_the_sequence_both_ways(config):
     )
 
 
-def test_zero_decides_what_travels(config):
-    def sent(zero):
-        wanted = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
-        wanted = replace(wanted, batch=replace(wanted.batch, micro_batch_size=1))
+def test_data_parallel_bytes_of_zero_stages(config):
+    def count_bytes(zero):
+        run_config = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
+        run_config = replace(run_config, batch=replace(run_config.batch, micro_batch_size=1))
         stage = StageShard(((0, 2),), 450, 2, 100, 200, True, True)
-        return _of(wanted, "compute_data_parallel_bytes", stage)
+        return _compute_first_stage(run_config, "compute_data_parallel_bytes", stage)
 
     # 1,000 weights of 2 bytes, 900 of them in layers, sums of 4; 3/4 of each; two micro batches
-    assert [sent(zero) for zero in range(4)] == [6000, 4500, 9000, 11700]
+    assert [count_bytes(zero) for zero in range(4)] == [6000, 4500, 9000, 11700]
 
 
-def test_the_update_touches_every_copy(config):
-    def touched(*overrides):
-        return _of(config(*overrides), "compute_optimizer_bytes", 1000)
+def test_optimizer_bytes_include_every_copy(config):
+    def count_optimizer_bytes(*overrides):
+        return _compute_first_stage(config(*overrides), "compute_optimizer_bytes", 1000)
 
-    assert touched("precision=bf16_sr") == 1000 * (2 + 2 * 2 + 2 * 4)
-    assert touched("precision=mixed") == 1000 * (4 + 2 * 4 + 2 * 8 + 2)
-    assert touched("precision=mixed", "parallelism.dp=4", "parallelism.zero=1") == 250 * 30
+    assert count_optimizer_bytes("precision=bf16_sr") == 1000 * (2 + 2 * 2 + 2 * 4)
+    assert count_optimizer_bytes("precision=mixed") == 1000 * (4 + 2 * 4 + 2 * 8 + 2)
+    assert (
+        count_optimizer_bytes("precision=mixed", "parallelism.dp=4", "parallelism.zero=1")
+        == 250 * 30
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "rings"),
     [
-        (("experiment=hlat_7b",), 8),  # four of a node's ranks in each
+        (("experiment=hlat_7b",), 8),  # four ranks of a node in each
         (PAPER, 32),
         (("experiment=hlat_7b", "hardware.nodes=8", "parallelism.pp=16"), 16),
     ],
 )
-def test_rings_share_the_network_of_a_node(config, overrides, rings):
-    wanted = config(*overrides)
-    mesh = compute_parallel_degrees(wanted.parallelism, wanted.num_processes)
-    assert step_time.count_rings_per_node(wanted, mesh) == rings
+def test_number_of_rings_per_node(config, overrides, rings):
+    run_config = config(*overrides)
+    mesh = compute_parallel_degrees(run_config.parallelism, run_config.num_processes)
+    assert step_time.count_rings_per_node(run_config, mesh) == rings
 
 
-def test_parts_of_hlat_70b_at_the_speeds_of_its_data_sheet(config):
-    wanted = config(*PAPER)
-    step = step_time.compute_step_time(wanted, step_time.compute_achieved_speed(wanted, ALL))
-    mesh = compute_parallel_degrees(wanted.parallelism, wanted.num_processes)
-    first, *_, last = build_stage_shards(wanted.model, mesh)
-    flops = step_time.compute_forward_backward_flops(wanted, mesh, last)
+def test_step_time_of_hlat_70b_at_data_sheet_speeds(config):
+    run_config = config(*PAPER)
+    step = step_time.compute_step_time(
+        run_config, step_time.compute_achieved_speed(run_config, ALL)
+    )
+    mesh = compute_parallel_degrees(run_config.parallelism, run_config.num_processes)
+    first, *_, last = build_stage_shards(run_config.model, mesh)
+    flops = step_time.compute_forward_backward_flops(run_config, mesh, last)
     assert step.compute == pytest.approx(32 * flops / 95e12)
-    talk = step_time.compute_tensor_parallel_bytes(wanted, mesh, last)
-    assert step.tensor_parallel == pytest.approx(32 * talk / 384e9)
-    # Stages are a quarter of the nodes apart: 100 GB/s of a node over 32 ranks
-    pass_on = 2 * 4096 * 8192 * 2 / 32 / (100e9 / 32)
-    assert step.sends == pytest.approx(32 * pass_on)
-    middle = step_time.compute_forward_backward_flops(wanted, mesh, first) / 95e12 + pass_on
+    num_bytes = step_time.compute_tensor_parallel_bytes(run_config, mesh, last)
+    assert step.tensor_parallel == pytest.approx(32 * num_bytes / 384e9)
+    # Stages are on different nodes: 100 GB/s per node over 32 ranks
+    send_s = 2 * 4096 * 8192 * 2 / 32 / (100e9 / 32)
+    assert step.sends == pytest.approx(32 * send_s)
+    middle = step_time.compute_forward_backward_flops(run_config, mesh, first) / 95e12 + send_s
     inner = 100 * 4096 * 8192 * 2 * 31 / 32 / 384e9
     ends = 2 * 4096 * 8192 * 2 * 31 / 32 / 384e9
     assert step.bubble == pytest.approx(7 * (middle + inner) + ends)
@@ -149,7 +158,7 @@ def test_parts_of_hlat_70b_at_the_speeds_of_its_data_sheet(config):
     )
 
 
-def test_the_native_engine_hides_what_it_can_behind_the_last_backward_pass(config):
+def test_native_engine_overlaps_the_reduction_with_the_backward_pass(config):
     def step(nodes):
         args = ("model=7b", "hardware=a100_p4d", f"hardware.nodes={nodes}", "parallelism.tp=4")
         return step_time.predict_step_time(config(*args, "precision=mixed", "parallelism.zero=1"))
@@ -161,13 +170,13 @@ def test_the_native_engine_hides_what_it_can_behind_the_last_backward_pass(confi
     assert step(1).reduction == pytest.approx(0, abs=0.1)
 
 
-def test_schedules_shrink_the_bubble(config):
+def test_schedules_reduce_the_bubble(config):
     def bubble(*overrides):
         args = ("hardware=trn2_48xl", "hardware.processes_per_node=4", "precision=bf16")
         layout = ("parallelism.pp=4", "model.num_layers=8", "batch.micro_batch_size=1")
-        wanted = config(*args, *layout, *overrides)
+        run_config = config(*args, *layout, *overrides)
         return step_time.compute_step_time(
-            wanted, step_time.compute_achieved_speed(wanted, ALL)
+            run_config, step_time.compute_achieved_speed(run_config, ALL)
         ).bubble
 
     once = bubble()
@@ -179,7 +188,7 @@ def test_schedules_shrink_the_bubble(config):
     assert zero == pytest.approx(interleaved / 3)
 
 
-def test_what_is_not_known_of_the_hardware_is_named(config):
+def test_errors_contain_unknown_hardware_constants(config):
     with pytest.raises(ConfigError, match=r"hardware=cpu has no constants in .*; available: trn1"):
         step_time.predict_step_time(config())
     unknown = config("hardware=trn1_32xl", "parallelism.tp=4")  # fp32 has no peak there
@@ -189,12 +198,16 @@ def test_what_is_not_known_of_the_hardware_is_named(config):
         step_time.predict_step_time(unknown)
 
 
-def test_mfu_of_a_plan_is_that_of_the_tracker(config):
+def test_mfu_of_a_plan_equals_that_of_the_tracker(config):
     from hlat.plan.forecast import forecast_run
 
-    wanted = config("experiment=hlat_7b")
-    throughput = forecast_run(wanted).throughput
-    flops = compute_flops_per_token(wanted.model, 4096)
+    run_config = config("experiment=hlat_7b")
+    throughput = forecast_run(run_config).throughput
+    flops = compute_flops_per_token(run_config.model, 4096)
     assert throughput.mfu == compute_mfu(
-        4_194_304 / throughput.step.total, flops, wanted.hardware, 2048, wanted.precision.compute
+        4_194_304 / throughput.step.total,
+        flops,
+        run_config.hardware,
+        2048,
+        run_config.precision.compute,
     )

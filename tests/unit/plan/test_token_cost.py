@@ -1,4 +1,4 @@
-"""The paper's figure 5, as far as it can be planned."""
+"""Planned costs against figure 5 of the paper."""
 
 import json
 from pathlib import Path
@@ -12,9 +12,7 @@ from hlat.report.cost_figure import build_cost_table
 
 
 @pytest.mark.slow
-def test_the_command_prints_and_draws_costs_near_figure_5(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_costs_are_close_to_figure_5(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "cost.png"
     assert plan.main(["cost", "json=true", f"figure={file}"]) == 0
     assert image.imread(file).shape[1] > 900
