@@ -77,26 +77,26 @@ def test_the_page_continues_text_in_a_browser(server, tmp_path: Path) -> None:
     tab = Tab(tmp_path)
     try:
         for width, dark in ((1000, False), (390, True)):
-            tab.look(server.url, width=width, dark=dark)
-            assert tab.tell("document.documentElement.scrollWidth") <= width
-        assert "has no chat template" in tab.tell("document.body.innerText")
-        tab.tell("document.getElementById('max-tokens').value = 12")
-        tab.tell("document.getElementById('input').focus()")
+            tab.open(server.url, width=width, dark=dark)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        assert "has no chat template" in tab.evaluate("document.body.innerText")
+        tab.evaluate("document.getElementById('max-tokens').value = 12")
+        tab.evaluate("document.getElementById('input').focus()")
         tab("Input.insertText", text="def main(<b>")
         tab("Input.dispatchKeyEvent", type="keyDown", key="Enter")
         tab.wait("document.querySelector('#messages article > span:last-child')?.textContent")
         tab.wait("!document.getElementById('send').disabled")
-        shown = tab.tell("document.querySelector('#messages article .prompt').textContent")
+        shown = tab.evaluate("document.querySelector('#messages article .prompt').textContent")
         assert shown == "def main(<b>"
-        assert tab.tell("document.querySelectorAll('#messages b').length") == 0
-        tab.tell("document.getElementById('max-tokens').value = 0")
+        assert tab.evaluate("document.querySelectorAll('#messages b').length") == 0
+        tab.evaluate("document.getElementById('max-tokens').value = 0")
         tab("Input.insertText", text="x")
         tab("Input.dispatchKeyEvent", type="keyDown", key="Enter")
         error = "document.querySelector('#messages article.error')"
         tab.wait(f"!!{error}")
-        assert "max_tokens=0 is not a whole number above 0" in tab.tell(f"{error}.innerText")
-        tab.tell("document.getElementById('reset').click()")
-        assert tab.tell("document.getElementById('messages').childElementCount") == 0
+        assert "max_tokens=0 is not a whole number above 0" in tab.evaluate(f"{error}.innerText")
+        tab.evaluate("document.getElementById('reset').click()")
+        assert tab.evaluate("document.getElementById('messages').childElementCount") == 0
     finally:
         tab.close()
 

@@ -153,7 +153,7 @@ def test_08_resume_with_other_data_is_rejected(one_source, corpora, tmp_path, ch
 
 @pytest.mark.parametrize("every", [0, -1])
 def test_09_invalid_checkpoint_interval_is_rejected(compose, every: int) -> None:
-    """Saving was executed in every step with a frequency of -1, and divided by zero with 0."""
+    """Saves of the data state occurred in every step with a frequency of -1; 0 divided by zero."""
     with pytest.raises(ConfigError, match=f"checkpoint.every_steps={every} is too small"):
         resolve_config(compose(f"checkpoint.every_steps={every}"))
 

@@ -1,4 +1,4 @@
-"""Scores and items of generated tasks, as an evaluation with log_samples=true writes them."""
+"""Scores and items of generated tasks in the format of log_samples=true."""
 
 import hashlib
 import json

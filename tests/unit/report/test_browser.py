@@ -1,5 +1,4 @@
-"""The pages as Chromium shows them: with the mouse, the keyboard and neither; in light and dark,
-on a phone and on paper."""
+"""Pages in Chromium: mouse, keyboard and no scripts; light, dark, phone and print."""
 
 import base64
 import io
@@ -31,43 +30,43 @@ LOSS = "figure[data-plot=loss]"
 
 
 class Tab:
-    """A page of a browser that is spoken to through a pipe, in the DevTools protocol."""
+    """Page of Chromium, controlled through a pipe with the DevTools protocol."""
 
     def __init__(self, folder: Path) -> None:
-        ours, its_output = os.pipe()
-        its_input, self._speak = os.pipe()
+        output_reader, browser_output = os.pipe()
+        browser_input, self._requests = os.pipe()
         isolated = [
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
             "--hide-scrollbars",
-            "--proxy-server=127.0.0.1:9",  # nobody answers there: pages need no network
+            "--proxy-server=127.0.0.1:9",  # no proxy listens there: pages use no network
             "--proxy-bypass-list=127.0.0.1",
             "--remote-debugging-pipe",
         ]
-        shell = 'exec "$@" 3<&"$IN" 4>&"$OUT"'  # the browser looks for its pipe at 3 and 4
+        shell = 'exec "$@" 3<&"$IN" 4>&"$OUT"'  # Chromium uses the file descriptors 3 and 4
         self._process = subprocess.Popen(
             ["bash", "-c", shell, "-", str(CHROMIUM), *isolated, f"--user-data-dir={folder}"],
-            pass_fds=(its_input, its_output),
-            env=os.environ | {"IN": str(its_input), "OUT": str(its_output)},
+            pass_fds=(browser_input, browser_output),
+            env=os.environ | {"IN": str(browser_input), "OUT": str(browser_output)},
             stderr=subprocess.DEVNULL,
         )
-        os.close(its_input)
-        os.close(its_output)
-        self._answers = os.fdopen(ours, "rb")
+        os.close(browser_input)
+        os.close(browser_output)
+        self._answers = os.fdopen(output_reader, "rb")
         self._count, self._session = 0, ""
         target = self("Target.createTarget", url="about:blank")["targetId"]
         self._session = self("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self("Page.enable")
 
     def __call__(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Ask for something, and wait for the answer."""
+        """Send a command and return its result."""
         self._count += 1
-        asked = {"id": self._count, "method": method, "params": parameters}
+        request = {"id": self._count, "method": method, "params": parameters}
         if self._session:
-            asked["sessionId"] = self._session
-        os.write(self._speak, json.dumps(asked).encode() + b"\0")
-        while (answer := self._heard()).get("id") != self._count:
+            request["sessionId"] = self._session
+        os.write(self._requests, json.dumps(request).encode() + b"\0")
+        while (answer := self._receive()).get("id") != self._count:
             pass
         assert "error" not in answer, answer["error"]
         return answer["result"]
@@ -75,12 +74,12 @@ class Tab:
     def close(self) -> None:
         self._session = ""
         self("Browser.close")
-        os.close(self._speak)
+        os.close(self._requests)
         self._answers.close()
         self._process.wait(30)
 
-    def look(self, place: Path | str, width: int = 1000, dark: bool = False, scripts: bool = True, medium: str = "") -> None:  # fmt: skip
-        """Open a page of its own, whatever was looked at before."""
+    def open(self, location: Path | str, width: int = 1000, dark: bool = False, scripts: bool = True, medium: str = "") -> None:  # fmt: skip
+        """Navigate to a page and wait until it is complete."""
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self("Emulation.setEmulatedMedia", media=medium, features=features)
         self("Emulation.setScriptExecutionDisabled", value=not scripts)
@@ -91,58 +90,58 @@ class Tab:
             deviceScaleFactor=1,
             mobile=width < 500,
         )
-        self("Page.navigate", url=place.as_uri() if isinstance(place, Path) else place)
+        self("Page.navigate", url=location.as_uri() if isinstance(location, Path) else location)
         self.wait("document.readyState === 'complete'")
 
-    def tell(self, expression: str) -> Any:
-        """What a JavaScript expression is on the page."""
-        told = self("Runtime.evaluate", expression=expression, returnByValue=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+    def evaluate(self, expression: str) -> Any:
+        """Return the value of a JavaScript expression."""
+        reply = self("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 60) -> None:
         ends = time.monotonic() + seconds
-        while not self.tell(expression):
+        while not self.evaluate(expression):
             assert time.monotonic() < ends, expression
             time.sleep(0.05)
 
-    def mouse(self, kind: str, share: float, held: int = 0, modifiers: int = 0, on: str = LOSS) -> None:  # fmt: skip
-        """Move or press at a share of the width of a figure's axis."""
+    def mouse(self, event_type: str, fraction: float, pressed: int = 0, modifiers: int = 0, on: str = LOSS) -> None:  # fmt: skip
+        """Move or press at a fraction of the width of a figure's axis."""
         where = f"document.querySelector('{on} svg.plot')"
-        self.tell(f"{where}.scrollIntoView({{block: 'center'}})")
-        left, top, width, height = self.tell(
+        self.evaluate(f"{where}.scrollIntoView({{block: 'center'}})")
+        left, top, width, height = self.evaluate(
             f"(() => {{ const r = {where}.getBoundingClientRect(); return [r.x, r.y, r.width, r.height] }})()"
         )
         self(
             "Input.dispatchMouseEvent",
-            type=kind,
-            x=left + 62 + share * (width - 62 - 12),
+            type=event_type,
+            x=left + 62 + fraction * (width - 62 - 12),
             y=top + height / 2,
-            button="left" if kind != "mouseMoved" or held else "none",
-            buttons=held,
+            button="left" if event_type != "mouseMoved" or pressed else "none",
+            buttons=pressed,
             clickCount=1,
             modifiers=modifiers,
         )
 
-    def drag(self, begin: float, end: float, modifiers: int = 0) -> None:
-        self.mouse("mousePressed", begin, 1, modifiers)
-        self.mouse("mouseMoved", (begin + end) / 2, 1, modifiers)
+    def drag(self, start: float, end: float, modifiers: int = 0) -> None:
+        self.mouse("mousePressed", start, 1, modifiers)
+        self.mouse("mouseMoved", (start + end) / 2, 1, modifiers)
         self.mouse("mouseMoved", end, 1, modifiers)
         self.mouse("mouseReleased", end, 0, modifiers)
 
     def key(self, key: str, modifiers: int = 0) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self("Input.dispatchKeyEvent", type=kind, key=key, modifiers=modifiers)
+        for event_type in ("keyDown", "keyUp"):
+            self("Input.dispatchKeyEvent", type=event_type, key=key, modifiers=modifiers)
 
     def read(self, on: str = LOSS) -> str:
-        """What a figure reads out; nothing if it does not."""
-        return self.tell(
+        """Return the displayed values of a figure, or an empty string."""
+        return self.evaluate(
             f"(o => o.hidden ? '' : o.innerText)(document.querySelector('{on} output'))"
         )
 
     def ticks(self, on: str = LOSS) -> list[str]:
-        """All that is written in a figure."""
-        return self.tell(
+        """Return all labels of a figure."""
+        return self.evaluate(
             f"[...document.querySelectorAll('{on} svg.plot text')].map(t => t.textContent)"
         )
 
@@ -150,12 +149,12 @@ class Tab:
         shot = self("Page.captureScreenshot", format="png")
         return image.imread(io.BytesIO(base64.b64decode(shot["data"])))[..., :3]
 
-    def _heard(self) -> dict[str, Any]:
-        told = bytearray()
+    def _receive(self) -> dict[str, Any]:
+        message = bytearray()
         while (byte := self._answers.read(1)) != b"\0":
             assert byte, "the browser has gone"
-            told += byte
-        return json.loads(told)
+            message += byte
+        return json.loads(message)
 
 
 @pytest.fixture(scope="module")
@@ -196,25 +195,25 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def at(tab: Tab, pages: dict[str, Path]) -> Callable[..., Tab]:
-    """Opens a page as somebody does who has chosen nothing yet."""
+def open_page(tab: Tab, pages: dict[str, Path]) -> Callable[..., Tab]:
+    """Return a function that opens a page without stored selections."""
 
-    def look(name: str = "report", **how: Any) -> Tab:
-        tab.look(pages[name])
-        tab.tell("sessionStorage.clear()")
-        tab.look(pages[name], **how)
+    def navigate(name: str = "report", **how: Any) -> Tab:
+        tab.open(pages[name])
+        tab.evaluate("sessionStorage.clear()")
+        tab.open(pages[name], **how)
         return tab
 
-    return look
+    return navigate
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
+@pytest.mark.slow  # starts Chromium
 @pytest.mark.parametrize("name", ["report", "comparison"])
-def test_light_and_dark_are_both_drawn(name: str, at: Callable[..., Tab]) -> None:
+def test_light_and_dark_color_schemes(name: str, open_page: Callable[..., Tab]) -> None:
     brightness = {}
     for dark in (False, True):
-        tab = at(name, dark=dark)
-        tab.tell(f"document.querySelector('{LOSS}').scrollIntoView()")
+        tab = open_page(name, dark=dark)
+        tab.evaluate(f"document.querySelector('{LOSS}').scrollIntoView()")
         pixels = tab.pixels()
         paper = np.median(pixels, axis=(0, 1))
         brightness[dark] = float(paper.mean())
@@ -225,18 +224,20 @@ def test_light_and_dark_are_both_drawn(name: str, at: Callable[..., Tab]) -> Non
 
 @pytest.mark.parametrize("width", [pytest.param(320, marks=pytest.mark.slow), 390])
 @pytest.mark.parametrize("name", ["report", "comparison"])
-def test_a_phone_need_not_scroll_sideways(name: str, width: int, at: Callable[..., Tab]) -> None:
-    tab = at(name, width=width)
-    assert tab.tell("document.documentElement.scrollWidth") <= width
+def test_page_fits_the_width_of_a_phone(
+    name: str, width: int, open_page: Callable[..., Tab]
+) -> None:
+    tab = open_page(name, width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert (
-        tab.tell(f"getComputedStyle(document.querySelector('{LOSS} svg.plot text')).fontSize")
+        tab.evaluate(f"getComputedStyle(document.querySelector('{LOSS} svg.plot text')).fontSize")
         == "12px"
     )
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
-def test_the_mouse_reads_what_was_logged(at: Callable[..., Tab]) -> None:
-    tab = at()
+@pytest.mark.slow  # starts Chromium
+def test_mouse_displays_logged_values(open_page: Callable[..., Tab]) -> None:
+    tab = open_page()
     tab.mouse("mouseMoved", 0.5)
     assert tab.read() == "step 30, 15,360 tokens, 0.5000 h\n9 nats per token"
     tab.mouse("mouseMoved", 0.0)
@@ -247,14 +248,14 @@ def test_the_mouse_reads_what_was_logged(at: Callable[..., Tab]) -> None:
     assert sorted(read[1:]) == sorted(["code: 2.5", f"{ATTACK}: 1.5", "mean: 2"])
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
-def test_a_drag_enlarges_all_figures_and_escape_shows_the_whole_run(at: Callable[..., Tab]) -> None:
-    tab = at()
-    tab.tell(f"document.querySelector('{LOSS} .everything').click()")
-    whole = {name: tab.ticks(f"figure[data-plot={name}]") for name in ("loss", "grad_norm")}
+@pytest.mark.slow  # starts Chromium
+def test_drag_zooms_all_figures_and_escape_resets_them(open_page: Callable[..., Tab]) -> None:
+    tab = open_page()
+    tab.evaluate(f"document.querySelector('{LOSS} .everything').click()")
+    unzoomed = {name: tab.ticks(f"figure[data-plot={name}]") for name in ("loss", "grad_norm")}
     assert "6" in tab.ticks(), "the peak determines the height"
     tab.drag(0.6, 0.8)
-    for name, ticks in whole.items():
+    for name, ticks in unzoomed.items():
         assert tab.ticks(f"figure[data-plot={name}]") != ticks
     assert "20k" in tab.ticks()
     assert "10k" not in tab.ticks()
@@ -265,77 +266,79 @@ def test_a_drag_enlarges_all_figures_and_escape_shows_the_whole_run(at: Callable
     tab.mouse("mouseMoved", 0.0)
     assert tab.read().startswith("step 34,"), "with Shift the stretch moves"
     tab.key("Escape")
-    tab.tell("document.querySelector('#controls button').click()")
-    assert {name: tab.ticks(f"figure[data-plot={name}]") for name in whole} == whole
-    assert tab.tell("document.querySelector('#controls button').disabled")
+    tab.evaluate("document.querySelector('#controls button').click()")
+    assert {name: tab.ticks(f"figure[data-plot={name}]") for name in unzoomed} == unzoomed
+    assert tab.evaluate("document.querySelector('#controls button').disabled")
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
-def test_the_keyboard_does_all_that_the_mouse_does(at: Callable[..., Tab]) -> None:
-    tab = at()
-    tab.tell(f"document.querySelector('{LOSS} svg.plot').focus()")
+@pytest.mark.slow  # starts Chromium
+def test_keyboard_moves_zooms_and_resets(open_page: Callable[..., Tab]) -> None:
+    tab = open_page()
+    tab.evaluate(f"document.querySelector('{LOSS} svg.plot').focus()")
     tab.key("Home")
     assert tab.read().startswith("step 1,")
     for _ in range(29):
         tab.key("ArrowRight")
     assert tab.read() == "step 30, 15,360 tokens, 0.5000 h\n9 nats per token"
-    whole = tab.ticks()
+    initial = tab.ticks()
     tab.key("+")
-    assert tab.ticks() != whole
+    assert tab.ticks() != initial
     tab.key("Home")
     assert tab.read().startswith("step 16,")
     tab.key("ArrowRight", modifiers=8)
     tab.key("Home")
     assert tab.read().startswith("step 19,")
     tab.key("0")
-    assert tab.ticks() == whole
+    assert tab.ticks() == initial
     tab.key("l")
-    assert tab.ticks() != whole
-    assert tab.tell(f"document.querySelector('{LOSS} .scale').ariaPressed") == "true"
+    assert tab.ticks() != initial
+    assert tab.evaluate(f"document.querySelector('{LOSS} .scale').ariaPressed") == "true"
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
+@pytest.mark.slow  # starts Chromium
 @pytest.mark.parametrize(
     ("axis", "name", "last"), [("steps", "steps", "60"), ("hours", "hours since the run began", "1")]
 )  # fmt: skip
-def test_other_axes(axis: str, name: str, last: str, at: Callable[..., Tab]) -> None:
-    tab = at()
+def test_axes_of_steps_and_hours(
+    axis: str, name: str, last: str, open_page: Callable[..., Tab]
+) -> None:
+    tab = open_page()
     assert "tokens" in tab.ticks()
-    tab.tell(f"document.querySelector('input[value={axis}]').click()")
+    tab.evaluate(f"document.querySelector('input[value={axis}]').click()")
     for figure in (LOSS, "figure[data-plot=heldout]"):
         assert {name, last} <= set(tab.ticks(figure))
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
-def test_a_curve_can_be_left_out(at: Callable[..., Tab]) -> None:
-    tab = at()
+@pytest.mark.slow  # starts Chromium
+def test_curve_can_be_hidden(open_page: Callable[..., Tab]) -> None:
+    tab = open_page()
     figure = "figure[data-plot=heldout]"
     curves = f"document.querySelectorAll('{figure} path.curve').length"
-    assert tab.tell(curves) == 3
+    assert tab.evaluate(curves) == 3
     button = f"document.querySelectorAll('{figure} .choices button')[0]"
-    assert tab.tell(f"{button}.innerText").strip() == ATTACK
-    tab.tell(f"{button}.click()")
-    assert tab.tell(curves) == 2
-    assert tab.tell(f"{button}.ariaPressed") == "false"
+    assert tab.evaluate(f"{button}.innerText").strip() == ATTACK
+    tab.evaluate(f"{button}.click()")
+    assert tab.evaluate(curves) == 2
+    assert tab.evaluate(f"{button}.ariaPressed") == "false"
     tab.mouse("mouseMoved", 0.5, on=figure)
     assert ATTACK not in tab.read(figure)
-    tab.tell(f"{button}.click()")
-    assert tab.tell(curves) == 3
+    tab.evaluate(f"{button}.click()")
+    assert tab.evaluate(curves) == 3
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
-def test_a_smoothed_loss_lies_over_the_raw_one(at: Callable[..., Tab]) -> None:
-    tab = at()
+@pytest.mark.slow  # starts Chromium
+def test_smoothed_loss_is_added_to_the_raw_loss(open_page: Callable[..., Tab]) -> None:
+    tab = open_page()
     curves = f"[...document.querySelectorAll('{LOSS} path.curve')].map(p => [p.style.opacity, p.getAttribute('d')])"
-    ((strength, raw),) = tab.tell(curves)
+    ((strength, raw),) = tab.evaluate(curves)
     assert strength == "1"
-    tab.tell(
+    tab.evaluate(
         "(s => { s.value = '0.1'; s.dispatchEvent(new Event('change')) })(document.querySelector('select'))"
     )
-    (faint, same), (strong, smooth) = tab.tell(curves)
+    (faint, same), (strong, smooth) = tab.evaluate(curves)
     assert (float(faint), same, strong) == (0.3, raw, "1")
     assert smooth != raw
-    # The mean of three on each side of the peak, at its place: none is shifted in time
+    # The mean is centered: the peak and three rows on each side
     mean = (9 + sum(5 / step for step in (27, 28, 29, 31, 32, 33))) / 7
     heights = [float(point.split()[1]) for point in smooth[1:].split("L")]
     raws = [float(point.split()[1]) for point in raw[1:].split("L")]
@@ -345,58 +348,58 @@ def test_a_smoothed_loss_lies_over_the_raw_one(at: Callable[..., Tab]) -> None:
     assert "\n9 nats" in tab.read(), "what is read is what was logged"
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
-def test_a_choice_outlives_a_page_that_is_made_anew(
-    tab: Tab, tmp_path: Path, at: Callable[..., Tab]
+@pytest.mark.slow  # starts Chromium
+def test_selections_remain_after_a_reload(
+    tab: Tab, tmp_path: Path, open_page: Callable[..., Tab]
 ) -> None:
     folder = write_run(tmp_path / "live")
-    with build_server(folder, 0) as serving:
-        thread = threading.Thread(target=serving.serve_forever, args=(0.01,), daemon=True)
+    with build_server(folder, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        tab.look(f"http://127.0.0.1:{serving.server_address[1]}/")
+        tab.open(f"http://127.0.0.1:{server.server_address[1]}/")
         tab.drag(0.25, 0.75)
-        tab.tell(
+        tab.evaluate(
             "document.querySelectorAll('figure[data-plot=heldout] .choices button')[0].click()"
         )
-        tab.tell(f"document.querySelector('{LOSS} .scale').click()")
+        tab.evaluate(f"document.querySelector('{LOSS} .scale').click()")
         before = tab.ticks()
         write_run(folder, STEPS + 20)
         tab("Page.reload")
         tab.wait("document.body?.innerText.includes('Steps\\n80')")
         assert tab.ticks() == before
         assert (
-            tab.tell("document.querySelectorAll('figure[data-plot=heldout] path.curve').length")
+            tab.evaluate("document.querySelectorAll('figure[data-plot=heldout] path.curve').length")
             == 2
         )
         tab.key("Escape")
-        tab.tell("document.querySelector('#controls button').click()")
+        tab.evaluate("document.querySelector('#controls button').click()")
         assert "40k" in tab.ticks(), "the new rows are there"
-        tab.look("about:blank")
-        serving.shutdown()
+        tab.open("about:blank")
+        server.shutdown()
         thread.join()
 
 
 @pytest.mark.parametrize("how", [{"scripts": False}, {"medium": "print"}])
-def test_without_scripts_and_on_paper_the_figures_are_drawn(
-    how: dict[str, Any], at: Callable[..., Tab], tab: Tab
+def test_static_figures_without_scripts_and_in_print(
+    how: dict[str, Any], open_page: Callable[..., Tab], tab: Tab
 ) -> None:
-    at(**how)
-    tab("Emulation.setScriptExecutionDisabled", value=False)  # for this test's own questions
+    open_page(**how)
+    tab("Emulation.setScriptExecutionDisabled", value=False)  # for the expressions of this test
     shown = "[...document.querySelectorAll('figure > svg')].every(s => s.getBoundingClientRect().height > 100)"
-    assert tab.tell(shown)
-    assert tab.tell("document.getElementById('controls').offsetHeight") == 0
-    assert tab.tell("[...document.querySelectorAll('svg.plot')].every(s => !s.clientHeight)")
+    assert tab.evaluate(shown)
+    assert tab.evaluate("document.getElementById('controls').offsetHeight") == 0
+    assert tab.evaluate("[...document.querySelectorAll('svg.plot')].every(s => !s.clientHeight)")
 
 
-def test_hostile_texts_are_texts(at: Callable[..., Tab], tab: Tab) -> None:
-    at()
+def test_markup_in_names_is_escaped(open_page: Callable[..., Tab], tab: Tab) -> None:
+    open_page()
     time.sleep(0.2)
-    assert tab.tell("document.title") == "b - run report"
-    assert tab.tell("document.querySelectorAll('img, iframe, object, link').length") == 0
-    assert tab.tell("document.querySelectorAll('script:not([type])').length") == 1
+    assert tab.evaluate("document.title") == "b - run report"
+    assert tab.evaluate("document.querySelectorAll('img, iframe, object, link').length") == 0
+    assert tab.evaluate("document.querySelectorAll('script:not([type])').length") == 1
 
 
-def test_a_script_that_got_in_would_not_run(
+def test_injected_scripts_are_not_executed(
     pages: dict[str, Path], tab: Tab, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
@@ -405,17 +408,17 @@ def test_a_script_that_got_in_would_not_run(
         "<script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\">"
     )
     page.write_text(html.replace("</h1>", f"</h1>{probes}", 1))
-    tab.look(page)
+    tab.open(page)
     tab.wait("document.querySelectorAll('figure.live').length > 0")
     time.sleep(0.2)
-    assert tab.tell("document.title") == "b - run report"
+    assert tab.evaluate("document.title") == "b - run report"
 
 
-@pytest.mark.slow  # one of many pages that Chromium draws
-def test_tables_hold_what_figures_show(at: Callable[..., Tab], tab: Tab) -> None:
-    at()
-    tab.tell(f"document.querySelector('{LOSS} summary').click()")
-    rows = tab.tell(
+@pytest.mark.slow  # starts Chromium
+def test_tables_contain_the_points_of_figures(open_page: Callable[..., Tab], tab: Tab) -> None:
+    open_page()
+    tab.evaluate(f"document.querySelector('{LOSS} summary').click()")
+    rows = tab.evaluate(
         f"[...document.querySelectorAll('{LOSS} tbody tr')].map(r => [...r.cells].map(c => c.innerText))"
     )
     assert len(rows) == 12

@@ -1,4 +1,4 @@
-"""The page of a sweep as Chromium shows it: outliers, bands over seeds, axes, tables and downloads."""
+"""Page of a sweep in Chromium: outliers, bands over seeds, axes, tables and downloads."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from tests.unit.report.test_browser import CHROMIUM, LOSS, Tab
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.slow,  # pages that Chromium draws
+    pytest.mark.slow,  # starts Chromium
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt install chromium)"),
 ]
 SEEDS, STEPS, PEAK_STEP = 4, 60, 30
@@ -57,18 +57,18 @@ def page(tmp_path_factory: pytest.TempPathFactory, compose: Callable[..., DictCo
 
 @pytest.fixture
 def tab(browser: Tab, page: Path) -> Tab:
-    browser.look(page)
-    browser.tell("sessionStorage.clear()")
-    browser.look(page)
+    browser.open(page)
+    browser.evaluate("sessionStorage.clear()")
+    browser.open(page)
     return browser
 
 
 def _count(tab: Tab, selector: str) -> int:
-    return int(tab.tell(f"document.querySelectorAll('{selector}').length"))
+    return int(tab.evaluate(f"document.querySelectorAll('{selector}').length"))
 
 
 def _click(tab: Tab, selector: str) -> None:
-    tab.tell(f"document.querySelector('{selector}').click()")
+    tab.evaluate(f"document.querySelector('{selector}').click()")
 
 
 def _download(tab: Tab, selector: str, folder: Path, name: str) -> str:
@@ -85,7 +85,7 @@ def test_outliers_are_marked_and_do_not_determine_the_axis(tab: Tab) -> None:
     figure = "figure[data-plot=grad_norm]"
     assert "40" not in tab.ticks(figure)
     assert _count(tab, f"{figure} path.outlier") > 0
-    assert "outside of the axis" in tab.tell(
+    assert "outside of the axis" in tab.evaluate(
         f"document.querySelector('{figure} path.outlier title').textContent"
     )
     tab.mouse("mouseMoved", (PEAK_STEP - 1) / (STEPS - 1), on=figure)
@@ -126,20 +126,20 @@ def test_axes_of_flops_and_logarithms(tab: Tab) -> None:
 def test_rows_can_be_sorted_and_filtered(tab: Tab) -> None:
     runs = "[...document.querySelectorAll('table.data')].find((t) => t.caption.textContent.startsWith('Runs'))"
     rows = f"[...{runs}.tBodies[0].rows].filter((r) => !r.hidden).map((r) => r.cells[0].innerText)"
-    heads = tab.tell(f"[...{runs}.tHead.rows[0].cells].map((c) => c.innerText.trim())")
+    heads = tab.evaluate(f"[...{runs}.tHead.rows[0].cells].map((c) => c.innerText.trim())")
     column = [head.startswith("Final loss") for head in heads].index(True)
-    initial = tab.tell(rows)
+    initial = tab.evaluate(rows)
     head = f"{runs}.tHead.rows[0].cells[{column}]"
-    tab.tell(f"{head}.querySelector('button').click()")
-    assert tab.tell(f"{head}.ariaSort") == "ascending"
-    assert (tab.tell(rows)[0], tab.tell(rows)[-1]) == ("3e-3-1", "1e-3-4")
-    tab.tell(f"{head}.querySelector('button').click()")
-    assert (tab.tell(rows)[0], tab.tell(rows)[-1]) == ("1e-3-4", "3e-3-1")
-    tab.tell(f"{head}.querySelector('button').click()")
-    assert tab.tell(rows) == initial
+    tab.evaluate(f"{head}.querySelector('button').click()")
+    assert tab.evaluate(f"{head}.ariaSort") == "ascending"
+    assert (tab.evaluate(rows)[0], tab.evaluate(rows)[-1]) == ("3e-3-1", "1e-3-4")
+    tab.evaluate(f"{head}.querySelector('button').click()")
+    assert (tab.evaluate(rows)[0], tab.evaluate(rows)[-1]) == ("1e-3-4", "3e-3-1")
+    tab.evaluate(f"{head}.querySelector('button').click()")
+    assert tab.evaluate(rows) == initial
     field = f"{runs}.closest('.wide').previousElementSibling.querySelector('input')"
-    tab.tell(f"{field}.value = 'finish 3e-3-2'; {field}.dispatchEvent(new Event('input'))")
-    assert tab.tell(rows) == ["3e-3-2"]
+    tab.evaluate(f"{field}.value = 'finish 3e-3-2'; {field}.dispatchEvent(new Event('input'))")
+    assert tab.evaluate(rows) == ["3e-3-2"]
 
 
 def test_figures_and_tables_can_be_saved(tab: Tab, tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_figures_and_tables_can_be_saved(tab: Tab, tmp_path: Path) -> None:
     drawing = _download(tab, f"{tools}:nth-of-type(3)", tmp_path, "loss.svg")
     root = ElementTree.fromstring(drawing)
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    texts = {
+    labels = {
         "".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")
     }
-    assert {"Training loss", "lr=0.001 (4 seeds)", "tokens"} <= texts
+    assert {"Training loss", "lr=0.001 (4 seeds)", "tokens"} <= labels
     table = _download(tab, f"{tools}:nth-of-type(4)", tmp_path, "loss.csv")
     rows: list[dict[str, Any]] = [*csv.DictReader(table.splitlines())]
     assert len(rows) == 2 * STEPS
@@ -161,11 +161,13 @@ def test_figures_and_tables_can_be_saved(tab: Tab, tmp_path: Path) -> None:
     assert len(points.splitlines()) == 3
 
 
-def test_the_page_begins_with_its_verdict_and_effects(tab: Tab) -> None:
-    assert tab.tell("document.querySelector('main h2').innerText") == "Verdict"
-    verdict = tab.tell("document.querySelector('.verdict').innerText")
+def test_page_starts_with_verdict_and_effects(tab: Tab) -> None:
+    assert tab.evaluate("document.querySelector('main h2').innerText") == "Verdict"
+    verdict = tab.evaluate("document.querySelector('.verdict').innerText")
     assert "optimizer.lr=0.003 - optimizer.lr=0.001" in verdict
     figure = "document.querySelector('main figure svg')"
-    assert tab.tell(f"{figure}.getAttribute('aria-label')").startswith("Difference to the baseline")
-    place = tab.tell(f"{figure}.getBoundingClientRect().top")
-    assert 0 < place < 900, "on the first screen"
+    assert tab.evaluate(f"{figure}.getAttribute('aria-label')").startswith(
+        "Difference to the baseline"
+    )
+    top = tab.evaluate(f"{figure}.getBoundingClientRect().top")
+    assert 0 < top < 900, "on the first screen"

@@ -67,7 +67,7 @@ def test_page_contains_the_items_of_both_models(
 
 
 def test_items_are_paired_by_document(models: list[Path]) -> None:
-    """A model with fewer and reordered items."""
+    """Use a model with fewer and reordered items."""
     [model] = load_evaluated_models(models[1])
     path = find_sample_files(model)["choice"]
     lines = path.read_text().splitlines(keepends=True)
@@ -78,7 +78,7 @@ def test_items_are_paired_by_document(models: list[Path]) -> None:
     assert all(one[key].prompt == item.prompt for key, item in other.items())
 
 
-def test_models_without_items_are_refused(models: list[Path]) -> None:
+def test_models_without_items_are_rejected(models: list[Path]) -> None:
     scores = models[0] / "evaluations/scores.json"
     row = json.loads(scores.read_text())
     for task in row["tasks"].values():
@@ -92,7 +92,7 @@ def test_models_without_items_are_refused(models: list[Path]) -> None:
         load_task_items(load_evaluated_models(models[0]))
 
 
-def test_a_damaged_file_is_named(models: list[Path]) -> None:
+def test_error_of_a_damaged_file_contains_its_name(models: list[Path]) -> None:
     [model] = load_evaluated_models(models[0])
     path = find_sample_files(model)["choice"]
     for line in ("{", "{}", '{"doc_hash": "x", "filter": "none", "metrics": 3}'):

@@ -25,12 +25,12 @@ def make_curve(values: list[float]) -> Curve:
     return Curve("loss", places, np.array(values), places, places)
 
 
-def test_a_short_curve_stays_as_it_is() -> None:
+def test_short_curves_are_not_thinned() -> None:
     curve = make_curve([1.0] * MAX_POINTS_PER_CURVE)
     assert downsample_min_max(curve) is curve
 
 
-def test_thinning_keeps_every_peak_and_the_order() -> None:
+def test_thinning_preserves_peaks_and_order() -> None:
     values = np.random.default_rng(0).normal(size=123_457)
     values[[0, 777, 123_456]] = [50, -50, 60]
     thinned = downsample_min_max(make_curve(list(values)))
@@ -40,7 +40,7 @@ def test_thinning_keeps_every_peak_and_the_order() -> None:
     assert (values[thinned.tokens.astype(int)] == thinned.values).all()
 
 
-def test_thinning_keeps_a_gap() -> None:
+def test_thinning_preserves_gaps() -> None:
     values = [1.0] * 10_000 + [math.nan] * 10_000 + [2.0] * 10_000
     assert np.isnan(downsample_min_max(make_curve(values)).values).sum() > 300
 
@@ -57,7 +57,7 @@ def test_missing_and_infinite_values_become_gaps() -> None:
     assert np.isnan(curve.values[1:]).all()
 
 
-def test_data_wait_is_a_share_of_the_step() -> None:
+def test_data_wait_is_a_fraction_of_the_step() -> None:
     rows: list[dict[str, object]] = [
         {"tokens": 1, "step_seconds": 2.0, "data_wait_seconds": 0.5},
         {"tokens": 2, "step_seconds": 0.0, "data_wait_seconds": 0.0},
@@ -67,7 +67,7 @@ def test_data_wait_is_a_share_of_the_step() -> None:
     assert np.isnan(values[1])
 
 
-def test_evaluations_lie_at_their_tokens_and_the_newer_of_a_step_counts() -> None:
+def test_evaluations_are_at_their_tokens_and_the_last_of_a_step_counts() -> None:
     events: list[dict[str, object]] = [
         {"event": "evaluate", "step": 0, "bits_per_byte": {"a": 4.0, "mean": 4.5, "z": 5.0}},
         {"event": "evaluate", "step": 6, "bits_per_byte": {"a": 9.0}},

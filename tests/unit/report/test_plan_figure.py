@@ -1,4 +1,4 @@
-"""What was measured beside what was planned, and what is said where either is missing."""
+"""Comparison of measured and planned values, and missing values."""
 
 import json
 import math

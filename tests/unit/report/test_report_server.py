@@ -1,4 +1,4 @@
-"""The page of a run over HTTP: to this machine only, of this run only, read only."""
+"""Report server: local, read-only, and limited to one run."""
 
 import http.client
 import json
@@ -33,22 +33,22 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def serving(folder: Path) -> Iterator[ThreadingHTTPServer]:
-    with build_server(folder, 0) as found:
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True)
+def server(folder: Path) -> Iterator[ThreadingHTTPServer]:
+    with build_server(folder, 0) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True)
         thread.start()
-        yield found
-        found.shutdown()
+        yield running
+        running.shutdown()
         thread.join()
 
 
-def _ask(
-    serving: ThreadingHTTPServer, path: str = "/", method: str = "GET", host: str | None = None
+def _request(
+    server: ThreadingHTTPServer, path: str = "/", method: str = "GET", host: str | None = None
 ) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", serving.server_address[1], timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
     try:
         connection.putrequest(method, path, skip_host=True)
-        connection.putheader("Host", host or f"127.0.0.1:{serving.server_address[1]}")
+        connection.putheader("Host", host or f"127.0.0.1:{server.server_address[1]}")
         connection.endheaders()
         answer = connection.getresponse()
         return answer.status, answer.read().decode(), dict(answer.getheaders())
@@ -56,16 +56,16 @@ def _ask(
         connection.close()
 
 
-def test_the_page_is_made_anew_for_each_look_and_nothing_is_written(
-    serving: ThreadingHTTPServer, folder: Path
+def test_page_is_rendered_per_request_without_files(
+    server: ThreadingHTTPServer, folder: Path
 ) -> None:
     before = sorted(folder.parent.rglob("*"))
-    status, body, headers = _ask(serving)
+    status, body, headers = _request(server)
     assert status == 200
     assert "<dd>7</dd>" in body
     assert int(headers["Refresh"]) > 0
     _log(folder, 8)
-    assert "<dd>8</dd>" in _ask(serving)[1]
+    assert "<dd>8</dd>" in _request(server)[1]
     assert sorted(folder.parent.rglob("*")) == before
 
 
@@ -74,20 +74,20 @@ def test_the_page_is_made_anew_for_each_look_and_nothing_is_written(
     ["/metrics.jsonl", "/../secret.txt", "/%2e%2e/secret.txt", "//secret.txt", "/..%2fsecret.txt", "/x/../../secret.txt",
      "/config.yaml.bak", "/?", "/.", "http://127.0.0.1/etc/passwd", "/%00", "*"],
 )  # fmt: skip
-def test_nothing_else_is_there(serving: ThreadingHTTPServer, path: str) -> None:
-    status, body, _ = _ask(serving, path)
+def test_other_paths_are_not_found(server: ThreadingHTTPServer, path: str) -> None:
+    status, body, _ = _request(server, path)
     assert status == 404
     assert "canary" not in body
     assert "root:" not in body
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT"])
-def test_it_only_reads(serving: ThreadingHTTPServer, method: str) -> None:
-    assert _ask(serving, method=method)[0] == 501
+def test_other_methods_are_rejected(server: ThreadingHTTPServer, method: str) -> None:
+    assert _request(server, method=method)[0] == 501
 
 
-def test_head_has_no_body(serving: ThreadingHTTPServer) -> None:
-    status, body, headers = _ask(serving, method="HEAD")
+def test_head_has_no_body(server: ThreadingHTTPServer) -> None:
+    status, body, headers = _request(server, method="HEAD")
     assert (status, body) == (200, "")
     assert int(headers["Content-Length"]) > 1000
 
@@ -95,24 +95,24 @@ def test_head_has_no_body(serving: ThreadingHTTPServer) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example:1", "x"]
 )
-def test_another_sites_name_is_refused(serving: ThreadingHTTPServer, host: str) -> None:
-    """A site whose name is made to lead here would else read the page through the browser."""
-    assert _ask(serving, host=host)[0] == 421
+def test_other_host_names_are_rejected(server: ThreadingHTTPServer, host: str) -> None:
+    """Prevent DNS rebinding, by which another site could read the page through the browser."""
+    assert _request(server, host=host)[0] == 421
 
 
-def test_only_this_machine_is_listened_to(serving: ThreadingHTTPServer) -> None:
-    assert serving.server_address[0] == "127.0.0.1"
+def test_server_listens_on_localhost(server: ThreadingHTTPServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
 
 
-def test_a_run_that_is_gone_is_told(serving: ThreadingHTTPServer, folder: Path) -> None:
+def test_removed_run_is_an_error(server: ThreadingHTTPServer, folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
-    status, body, _ = _ask(serving)
+    status, body, _ = _request(server)
     assert status == 503
     assert "is not a run directory" in body
 
 
-def test_what_is_no_run_or_several_is_refused(
+def test_invalid_and_several_runs_are_rejected(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report.main([str(folder.parent), "--serve"]) == 2
@@ -122,19 +122,19 @@ def test_what_is_no_run_or_several_is_refused(
     assert "serve= shows one run, but 2 directories are given" in errors
 
 
-def test_the_page_is_rendered_once_per_change(
-    serving: ThreadingHTTPServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_page_is_cached_until_a_change(
+    server: ThreadingHTTPServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered = []
     render = report_server.render_report
     monkeypatch.setattr(
         report_server, "render_report", lambda record: rendered.append(1) or render(record)
     )
-    pages = [_ask(serving)[1] for _ in range(3)]
+    pages = [_request(server)[1] for _ in range(3)]
     assert len(rendered) == 1
     assert pages[0] == pages[2]
     _log(folder, 8)
-    _ask(serving)
+    _request(server)
     assert len(rendered) == 2
 
 
@@ -155,18 +155,18 @@ def test_half_open_connections_are_limited_and_closed(
         assert all(client.recv(1) == b"" for client in clients)  # after the timeout
         for client in clients:
             client.close()
-        assert _ask(server)[0] == 200
+        assert _request(server)[0] == 200
         server.shutdown()
         thread.join()
 
 
 def test_a_client_that_disconnects_prints_no_traceback(
-    serving: ThreadingHTTPServer, capfd: pytest.CaptureFixture[str]
+    server: ThreadingHTTPServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(5):
-        with socket.create_connection(serving.server_address) as client:
-            reset = struct.pack("ii", 1, 0)  # closing sends RST
+        with socket.create_connection(server.server_address) as client:
+            reset = struct.pack("ii", 1, 0)  # closes with RST
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
             client.sendall(b"GET / HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
-    assert _ask(serving)[0] == 200
+    assert _request(server)[0] == 200
     assert capfd.readouterr().err == ""

@@ -1,4 +1,4 @@
-"""The report of a run, from folders as runs leave them."""
+"""Report of a run directory."""
 
 import base64
 import hashlib
@@ -92,26 +92,26 @@ def make_run(folder: Path, steps: int = 50) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A finished run of 50 steps."""
+    """Write a finished run of 50 steps."""
     return make_run(tmp_path / "tiny-7f3a")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run with its report and PNG files, which tests only read."""
+    """Write a finished run and its report, which tests only read."""
     folder = make_run(tmp_path_factory.mktemp("runs") / "tiny-7f3a")
     write_report(folder)
     return folder
 
 
 class Page(HTMLParser):
-    """What a browser would find: tags and their attributes, the text outside of them, balance."""
+    """Parsed page: tags with attributes, text, and tags that are not closed."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
-        self.words = ""
+        self.text_parts = ""
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -127,14 +127,14 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("style", "script"):
-            self.words += f" {data}"
+            self.text_parts += f" {data}"
 
     @property
     def text(self) -> str:
-        return " ".join(self.words.split())
+        return " ".join(self.text_parts.split())
 
-    def attributes(self, wanted: str) -> list[dict[str, str | None]]:
-        return [attributes for tag, attributes in self.tags if tag == wanted]
+    def attributes(self, name: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.tags if tag == name]
 
 
 def read_page(run: Path) -> Page:
@@ -148,7 +148,7 @@ def parse_page(run: Path) -> Page:
     return page
 
 
-def test_the_page_shows_the_numbers_of_the_run(finished: Path) -> None:
+def test_page_contains_the_values_of_the_run(finished: Path) -> None:
     text = parse_page(finished).text
     for expected in (
         "Run report tiny-7f3a",
@@ -187,7 +187,7 @@ def test_every_figure_is_on_the_page_with_its_description(finished: Path) -> Non
     assert page.text.count("tokens") >= len(FIGURES)
 
 
-def test_every_figure_is_a_file_of_its_own(finished: Path) -> None:
+def test_every_figure_is_a_separate_file(finished: Path) -> None:
     for ending in ("svg", "png"):
         assert sorted(path.stem for path in (finished / "figures").glob(f"*.{ending}")) == FIGURES
     for path in (finished / "figures").glob("*.svg"):
@@ -196,10 +196,10 @@ def test_every_figure_is_a_file_of_its_own(finished: Path) -> None:
         assert "prefers-color-scheme: dark" in path.read_text()
 
 
-def test_colours_are_variables_of_the_page(finished: Path) -> None:
+def test_colors_are_variables_of_the_page(finished: Path) -> None:
     html = (finished / "report.html").read_text()
-    drawn = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
-    assert not re.search(r"#[0-9a-f]{6}\b", re.sub(r'(href="|url\()#\w+', "", drawn))
+    svg = "".join(re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL))
+    assert not re.search(r"#[0-9a-f]{6}\b", re.sub(r'(href="|url\()#\w+', "", svg))
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", html))
     light, dark = html.split("@media (prefers-color-scheme: dark)", 1)
     for variable in used:
@@ -207,7 +207,7 @@ def test_colours_are_variables_of_the_page(finished: Path) -> None:
         assert f"{variable}:" in dark
 
 
-def test_the_page_needs_nothing_but_itself(finished: Path) -> None:
+def test_page_is_self_contained(finished: Path) -> None:
     html = (finished / "report.html").read_text()
     assert not re.search(r"https?:", html)
     page = Page(html)
@@ -221,7 +221,7 @@ def test_the_page_needs_nothing_but_itself(finished: Path) -> None:
                 assert (value or "")[1:] in ids
 
 
-def test_one_script_may_run_and_the_page_names_it_by_its_digest(finished: Path) -> None:
+def test_only_the_script_with_the_digest_is_allowed(finished: Path) -> None:
     html = (finished / "report.html").read_text()
     scripts = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
     assert len(scripts) == 1
@@ -234,7 +234,7 @@ def test_one_script_may_run_and_the_page_names_it_by_its_digest(finished: Path) 
     assert policy.startswith(f"default-src 'none'; script-src 'sha256-{digest}' ")
 
 
-def test_pictures_for_papers_are_on_white(finished: Path) -> None:
+def test_png_files_have_a_white_background(finished: Path) -> None:
     for path in (finished / "figures").glob("*.png"):
         pixels = image.imread(path)
         assert pixels.shape[1] >= 900
@@ -244,12 +244,12 @@ def test_pictures_for_papers_are_on_white(finished: Path) -> None:
     assert (np.abs(loss - blue).max(-1) < 0.01).sum() > 500, "the curve has its colour"
 
 
-def test_data_on_the_page_are_what_was_logged(finished: Path) -> None:
+def test_data_of_the_page_equal_logged_values(finished: Path) -> None:
     html = (finished / "report.html").read_text()
     data = {
-        told["name"]: told
+        lines["name"]: lines
         for text in re.findall(r'<script type="application/json">(.*?)</script>', html)
-        for told in [json.loads(text)]
+        for lines in [json.loads(text)]
     }
     assert [*data] == [
         *("loss", "grad_norm", "param_norm", "learning_rate", "heldout", "throughput", "data_wait")
@@ -270,8 +270,8 @@ def test_a_long_run_is_thinned_and_its_loss_smoothed_from_all_rows(tmp_path: Pat
     expected = "6,001 rows, drawn as the smallest and largest value of each of 3,000 windows."
     assert text.count(expected) == len(FIGURES) - 2
     html = (run / "report.html").read_text()
-    told = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', html)[0])
-    (loss,) = told["series"]
+    lines = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', html)[0])
+    (loss,) = lines["series"]
     assert len(loss["values"]) <= 6000
     assert loss["means"]["values"][0] == pytest.approx(
         sum(10 / math.sqrt(step) for step in (1, 2, 3)) / 3, rel=1e-6
@@ -279,7 +279,7 @@ def test_a_long_run_is_thinned_and_its_loss_smoothed_from_all_rows(tmp_path: Pat
     assert loss["means"]["steps"][0] == 2
 
 
-def test_scores_of_checkpoints_lie_over_tokens_with_their_errors(run: Path) -> None:
+def test_scores_of_checkpoints_are_over_tokens_with_errors(run: Path) -> None:
     scored = [
         event_row("score", 20, tokens=81_920, scores={"arc": 0.25, "mmlu": 0.3}, stderr={"arc": 0.02}),
         event_row("score", 40, tokens=163_840, scores={"arc": 0.5}, stderr={"arc": 0.01}),
@@ -306,14 +306,14 @@ def test_scores_of_checkpoints_lie_over_tokens_with_their_errors(run: Path) -> N
     assert (run / "figures" / "scores.png").exists()
 
 
-def test_tables_can_be_read_aloud(finished: Path) -> None:
+def test_tables_are_accessible(finished: Path) -> None:
     page = parse_page(finished)
-    curves = len(FIGURES) - 1  # where the time went has a table of its own
+    curves = len(FIGURES) - 1  # the time figure has a separate table
     assert len(page.attributes("caption")) == len(page.attributes("table")) == 5 + curves
     assert all("scope" in attributes for attributes in page.attributes("th"))
 
 
-def test_the_same_run_gives_the_same_bytes(run: Path) -> None:
+def test_output_is_deterministic(run: Path) -> None:
     first = write_report(run).read_bytes()
     figure = (run / "figures" / "loss.svg").read_bytes()
     assert write_report(run).read_bytes() == first
@@ -331,26 +331,26 @@ def test_text_from_files_is_escaped(tmp_path: Path) -> None:
     bits["bits_per_byte"][attack] = 2.0
     write_lines(run / "events.jsonl", [event_row("start", 0), bits, hostile])
     page = read_page(run)
-    kinds = [attributes.get("type") for attributes in page.attributes("script")]
-    assert kinds == ["application/json"] * (len(kinds) - 1) + [None]
+    types = [attributes.get("type") for attributes in page.attributes("script")]
+    assert types == ["application/json"] * (len(types) - 1) + [None]
     assert page.text.count(attack) >= 8
     assert any(attack in (attributes["aria-label"] or "") for attributes in page.attributes("svg"))
     for path in (run / "figures").glob("*.svg"):
         ElementTree.parse(path)
 
 
-def test_mathematics_in_a_source_name_is_only_text(tmp_path: Path) -> None:
+def test_mathtext_in_a_source_name_is_escaped(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     bits = evaluation(50, 2.0)
     bits["bits_per_byte"] = {"$\\frac{$": 2.0, "_hidden": 1.0}
     write_lines(run / "events.jsonl", [bits])
     write_report(run)
-    drawn = (run / "figures" / "heldout.svg").read_text()
-    assert ">$\\frac{$<" in drawn
-    assert ">_hidden<" in drawn
+    svg = (run / "figures" / "heldout.svg").read_text()
+    assert ">$\\frac{$<" in svg
+    assert ">_hidden<" in svg
 
 
-def test_a_torn_last_line_is_counted_and_the_rest_is_shown(run: Path) -> None:
+def test_partial_lines_are_counted_and_others_are_read(run: Path) -> None:
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 51, "tok\xff')
     with (run / "events.jsonl").open("ab") as file:
@@ -370,7 +370,7 @@ def test_any_file_may_be_empty_or_missing(run: Path, name: str) -> None:
     read_page(run)
 
 
-def test_a_run_that_never_stepped_has_a_page_that_says_so(tmp_path: Path) -> None:
+def test_page_of_a_run_without_steps(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("run: {}\n")
     text = read_page(tmp_path).text
     assert "No step was logged" in text
@@ -385,7 +385,7 @@ def test_a_single_evaluation_before_the_first_step_is_shown(tmp_path: Path) -> N
     assert "code 7.800 7.800 3.900 3.900" in read_page(tmp_path).text
 
 
-def test_frequent_events_are_folded_and_rare_ones_stay_in_order(run: Path) -> None:
+def test_frequent_events_are_grouped_and_rare_ones_are_in_order(run: Path) -> None:
     spikes = [event_row("spike", step, grad_norm=9.0) for step in range(10, 50, 10)]
     write_lines(run / "events.jsonl", [event_row("start", 0), *spikes, event_row("finish", 50)])
     page = read_page(run)
@@ -395,7 +395,7 @@ def test_frequent_events_are_folded_and_rare_ones_stay_in_order(run: Path) -> No
     assert " spike " not in in_order
 
 
-def test_the_header_names_size_learning_rate_and_batch(
+def test_header_contains_size_learning_rate_and_batch(
     run: Path, compose: Callable[..., DictConfig]
 ) -> None:
     config = OmegaConf.to_yaml(compose("optimizer.lr=2e-3", "batch.global_batch_size=4"))
@@ -405,19 +405,19 @@ def test_the_header_names_size_learning_rate_and_batch(
     assert "Batch 4 x 256 = 1,024 tokens" in text
 
 
-def test_a_killed_run_is_not_called_finished(run: Path) -> None:
+def test_killed_run_is_not_finished(run: Path) -> None:
     with (run / "events.jsonl").open("a") as file:
         file.write(json.dumps(event_row("resume", 50, attempt=3)) + "\n")
     assert "Ended no end is recorded" in read_page(run).text
 
 
-def test_an_ending_is_shown_with_its_reason(run: Path) -> None:
+def test_reason_of_the_end_is_displayed(run: Path) -> None:
     rows = [event_row("interrupt", 30, signal="SIGTERM"), event_row("resume", 30)]
     write_lines(run / "events.jsonl", [*rows, event_row("diverge", 31, loss="nan")])
     assert "Ended diverge; loss: nan" in read_page(run).text
 
 
-def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_non_finite_values_are_excluded_and_counted(tmp_path: Path) -> None:
     rows = [metrics_row(step, loss=math.nan if step % 10 == 0 else 2.0) for step in range(1, 51)]
     rows[3]["loss"] = math.inf
     rows[4]["loss"] = "broken"
@@ -425,7 +425,7 @@ def test_values_that_are_not_finite_are_left_out_and_counted(tmp_path: Path) -> 
     assert "Not drawn, as missing or not finite: 7." in read_page(tmp_path).text
 
 
-def test_where_the_time_went_is_told_kind_by_kind_and_attempt_by_attempt(run: Path) -> None:
+def test_time_is_listed_by_category_and_attempt(run: Path) -> None:
     events = [
         event_row("start", 0, began=START - 10),
         event_row("resume", 20, attempt=2, time=START + 45, began=START + 40),
@@ -444,12 +444,12 @@ def test_where_the_time_went_is_told_kind_by_kind_and_attempt_by_attempt(run: Pa
     assert "add up to the wall time within 0.5%" in text
     assert "Uptime 45.5 %" in text
     assert "Goodput 18 %" in text
-    drawn = (run / "figures" / "time.svg").read_text()
-    assert "Wall time of 55 s by category: down 54.5 %, start-up 27.3 %, steps" in drawn
-    assert "attempt 2, 5 s" in drawn
+    svg = (run / "figures" / "time.svg").read_text()
+    assert "Wall time of 55 s by category: down 54.5 %, start-up 27.3 %, steps" in svg
+    assert "attempt 2, 5 s" in svg
 
 
-def test_a_ledger_that_does_not_close_says_so(run: Path) -> None:
+def test_inconsistent_time_breakdown_is_reported(run: Path) -> None:
     write_lines(run / "events.jsonl", [event_row("start", 0, began=START - 10, time=START - 1)])
     write_lines(run / "metrics.jsonl", [metrics_row(step) for step in range(1, 51)])
     text = read_page(run).text
@@ -457,7 +457,7 @@ def test_a_ledger_that_does_not_close_says_so(run: Path) -> None:
     assert "do not add up to the wall time" in text
 
 
-def test_of_many_attempts_the_figure_shows_the_last(run: Path) -> None:
+def test_figure_contains_the_last_of_many_attempts(run: Path) -> None:
     events = [
         event_row("start", 0, attempt=number, time=START + 60 * number, began=START + 60 * number)
         for number in range(1, 31)
@@ -465,26 +465,24 @@ def test_of_many_attempts_the_figure_shows_the_last(run: Path) -> None:
     write_lines(run / "events.jsonl", events)
     text = read_page(run).text
     assert "The last 12 of 30 attempts." in text
-    drawn = (run / "figures" / "time.svg").read_text()
-    assert ("attempt 18," in drawn, "attempt 19," in drawn) == (False, True)
+    svg = (run / "figures" / "time.svg").read_text()
+    assert ("attempt 18," in svg, "attempt 19," in svg) == (False, True)
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_other_directories_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run directory"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_prints_the_page(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_the_path(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(run)]) == 0
-    *told, last = capsys.readouterr().out.splitlines()
-    assert told == ["uptime 100 %, goodput 99 % over 2 attempts; 0 s lost, 0 s down"]
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert lines == ["uptime 100 %, goodput 99 % over 2 attempts; 0 s lost, 0 s down"]
     assert last == str(run / "report.html")
 
 
-def test_the_command_refuses_what_is_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_rejects_missing_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([str(tmp_path / "missing")]) == 2
     assert "missing is not a run directory" in capsys.readouterr().err
     with pytest.raises(SystemExit) as exit_:

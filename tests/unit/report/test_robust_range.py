@@ -20,5 +20,5 @@ def test_outliers_do_not_determine_the_range() -> None:
     [np.linspace(0, 1, 100), np.array([1.0, 44.0]), np.array([1.0] * 50 + [44.0]), np.array([])],
     ids=["even", "few", "constant", "none"],
 )
-def test_other_values_have_their_whole_range(values: np.ndarray) -> None:
+def test_other_values_have_no_robust_range(values: np.ndarray) -> None:
     assert compute_robust_range(values) is None

@@ -1,4 +1,4 @@
-"""Several runs beside each other: what differs, what came of it, one page."""
+"""Comparison of several runs: differing settings, results and page."""
 
 import json
 import re
@@ -23,8 +23,8 @@ tracking: {{wandb: {{tags: {tags}}}}}
 """
 
 
-def _run(
-    folder: Path, lr: float, loss: float, ending: str | None = "finish", tags: str = "[]"
+def _write_run(
+    folder: Path, lr: float, loss: float, last_event: str | None = "finish", tags: str = "[]"
 ) -> None:
     folder.mkdir(parents=True)
     rows = [
@@ -59,8 +59,8 @@ def _run(
         }
     )
     events += [{"event": "spike", "step": step, "attempt": 1, "time": 1001.0} for step in (1, 3, 4)]
-    if ending is not None:
-        events.append({"event": ending, "step": 5, "attempt": 1, "time": 1006.0})
+    if last_event is not None:
+        events.append({"event": last_event, "step": 5, "attempt": 1, "time": 1006.0})
     for name, lines in (("metrics.jsonl", rows), ("events.jsonl", events)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in lines))
     (folder / "config.yaml").write_text(CONFIG.format(name=folder.name, lr=lr, tags=tags))
@@ -69,18 +69,18 @@ def _run(
 @pytest.fixture
 def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("A_SECRET", "canary-5f2d9c")
-    _run(tmp_path / "runs/a", 0.1, 10.0)
-    _run(tmp_path / "runs/b<i>", 0.2, 8.0, ending=None)
+    _write_run(tmp_path / "runs/a", 0.1, 10.0)
+    _write_run(tmp_path / "runs/b<i>", 0.2, 8.0, last_event=None)
     (tmp_path / "runs/sweeps").mkdir()
     return tmp_path / "runs"
 
 
-def test_only_what_differs_is_a_column(sweep: Path) -> None:
+def test_differing_settings_are_columns(sweep: Path) -> None:
     records = run_comparison.load_run_records([sweep])
     assert run_comparison.find_config_differences(records) == {"optimizer.lr": ["0.1", "0.2"]}
 
 
-def test_the_table_tells_what_came_of_each(sweep: Path) -> None:
+def test_table_contains_the_results_of_each_run(sweep: Path) -> None:
     heads, rows = run_comparison.build_comparison_table(run_comparison.load_run_records([sweep]))
     first, second = (dict(zip(heads, row, strict=True)) for row in rows)
     assert first == {
@@ -95,9 +95,9 @@ def test_the_table_tells_what_came_of_each(sweep: Path) -> None:
     assert second["Best loss"] == "2.000"
 
 
-def test_the_name_of_a_preset_says_what_is_in_it(tmp_path: Path) -> None:
+def test_settings_of_a_preset_are_represented_by_its_name(tmp_path: Path) -> None:
     for name, weights, rounding in (("a", "x", 1), ("b", "y", 1), ("c", "y", 2)):
-        _run(tmp_path / name, 0.1, 1.0)
+        _write_run(tmp_path / name, 0.1, 1.0)
         more = f"precision: {{name: p{weights}, weights: {weights}, rounding: {rounding}}}\n"
         with (tmp_path / name / "config.yaml").open("a") as file:
             file.write(more)
@@ -109,8 +109,8 @@ def test_the_name_of_a_preset_says_what_is_in_it(tmp_path: Path) -> None:
 
 
 def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
-    _run(tmp_path / "a", 0.1, 1.0, tags="[x, y]")
-    _run(tmp_path / "b", 0.1, 1.0)
+    _write_run(tmp_path / "a", 0.1, 1.0, tags="[x, y]")
+    _write_run(tmp_path / "b", 0.1, 1.0)
     (tmp_path / "b/config.yaml").write_text("run: {seed: 1}\n")
     found = run_comparison.find_config_differences(
         run_comparison.load_run_records([tmp_path / "a", tmp_path / "b"])
@@ -119,7 +119,7 @@ def test_lists_and_missing_keys_compare(tmp_path: Path) -> None:
     assert "run.seed" not in found
 
 
-def test_a_configuration_that_cannot_be_read_has_no_values(sweep: Path) -> None:
+def test_unreadable_configuration_has_no_values(sweep: Path) -> None:
     (sweep / "a/config.yaml").write_text("optimizer: {lr: ")
     found = run_comparison.find_config_differences(run_comparison.load_run_records([sweep]))
     assert found["optimizer.lr"] == ["n/a", "0.2"]
@@ -137,8 +137,8 @@ def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str
     assert "canary" not in text
     assert not re.findall(r"""(?:src|href)=["'](?!#)""", text)
     HTMLParser().feed(text)
-    drawn = {file.stem for file in (sweep / "comparison").glob("*.svg")}
-    assert drawn == {
+    names = {file.stem for file in (sweep / "comparison").glob("*.svg")}
+    assert names == {
         "loss",
         "grad_norm",
         "param_norm",
@@ -153,7 +153,7 @@ def test_the_page_and_its_figures(sweep: Path, capsys: pytest.CaptureFixture[str
     assert report.main([str(sweep)]) == 0, "what was written is no run"
 
 
-def test_several_folders_go_where_one_is_told(sweep: Path, tmp_path: Path) -> None:
+def test_output_of_several_directories(sweep: Path, tmp_path: Path) -> None:
     out = tmp_path / "new/place"
     folders = [str(sweep / "b<i>"), str(sweep / "a"), str(sweep)]
     assert report.main([*folders, "--output", str(out)]) == 0
@@ -162,7 +162,7 @@ def test_several_folders_go_where_one_is_told(sweep: Path, tmp_path: Path) -> No
     assert text.index(">b&lt;i&gt;</th>") < text.index(">a</th>")
 
 
-def test_a_comparison_is_written_beside_its_first_run(
+def test_comparison_is_written_next_to_the_first_run(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -176,7 +176,7 @@ def test_a_comparison_is_written_beside_its_first_run(
 def test_curves_are_labelled_by_their_settings_and_seeds_are_a_band(tmp_path: Path) -> None:
     for lr, seed in ((0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1)):
         folder = tmp_path / f"tiny-{lr}-{seed}"
-        _run(folder, lr, 10.0 * seed)
+        _write_run(folder, lr, 10.0 * seed)
         folder.joinpath("config.yaml").write_text(
             f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
         )
@@ -193,14 +193,14 @@ def test_curves_are_labelled_by_their_settings_and_seeds_are_a_band(tmp_path: Pa
     assert [curve.label for _, curve in loss.static_curves] == [name for name, _ in labels[4:]]
 
 
-def test_a_folder_without_runs_is_refused(
+def test_directory_without_runs_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report.main([str(tmp_path)]) == 2
     assert "is not a run directory and contains none" in capsys.readouterr().err
 
 
-def test_lengths_of_spikes_count_logged_steps_in_a_row(sweep: Path) -> None:
+def test_lengths_of_spikes_are_consecutive_logged_steps(sweep: Path) -> None:
     from hlat.report import spike_figure
 
     record = load_run_record(sweep / "a")
@@ -214,13 +214,13 @@ def test_lengths_of_spikes_count_logged_steps_in_a_row(sweep: Path) -> None:
     assert "Length of gradient spikes" in (sweep / "a/report.html").read_text()
 
 
-def test_runs_that_differ_in_their_seed_only_are_one_point(
+def test_seeds_of_one_point_are_aggregated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for lr, losses in ((0.1, (10.0, 14.0, 99.0)), (0.2, (8.0, 8.0))):
         for seed, loss in enumerate(losses, start=1):
             folder = tmp_path / f"{lr}-{seed}"
-            _run(folder, lr, loss, ending="finish" if seed < 3 else "diverge")
+            _write_run(folder, lr, loss, last_event="finish" if seed < 3 else "diverge")
             (folder / "config.yaml").write_text(
                 f"run: {{name: {folder.name}, seed: {seed}}}\noptimizer: {{lr: {lr}}}\n"
             )
@@ -239,13 +239,11 @@ def test_runs_that_differ_in_their_seed_only_are_one_point(
     assert "12.0000 (-13.4124 to 37.4124)" in (tmp_path / "comparison.html").read_text()
 
 
-def test_without_seeds_there_is_nothing_to_sum_up(sweep: Path) -> None:
+def test_seed_table_without_seeds_is_none(sweep: Path) -> None:
     assert run_comparison.build_seed_table(run_comparison.load_run_records([sweep])) is None
 
 
-def test_what_a_sweep_left_out_is_listed_once(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_skipped_points_are_listed_once(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = sweep / "sweeps/x"
     for _ in range(2):
         record.log_point(folder, 0, sweep / "a", ["optimizer.lr=0.1"], {})
@@ -256,18 +254,18 @@ def test_what_a_sweep_left_out_is_listed_once(
     assert page.count("<li>[parallelism.tp=3] 3 does not divide &lt;4&gt;</li>") == 1
 
 
-def test_runs_on_other_numbers_of_nodes_show_what_their_tokens_cost(
+def test_cost_of_tokens_on_4_and_8_nodes(
     tmp_path: Path, compose: Callable[..., DictConfig]
 ) -> None:
     rates = {4: 100_000.0, 8: 160_000.0}
     for nodes, rate in rates.items():
         folder = tmp_path / f"on-{nodes}"
-        _run(folder, 0.1, 5.0)
+        _write_run(folder, 0.1, 5.0)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        told = [json.dumps(row | {"tokens_per_second": rate}) for row in rows]
-        (folder / "metrics.jsonl").write_text("\n".join(told) + "\n")
-        words = ("model=7b", "hardware=trn1_32xl", f"hardware.nodes={nodes}", "engine=nxd")
-        config = compose(*words, "compiler=neuron_2_28")
+        lines = [json.dumps(row | {"tokens_per_second": rate}) for row in rows]
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        overrides = ("model=7b", "hardware=trn1_32xl", f"hardware.nodes={nodes}", "engine=nxd")
+        config = compose(*overrides, "compiler=neuron_2_28")
         (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
     assert report.main([str(tmp_path)]) == 0
     page = (tmp_path / "comparison.html").read_text()

@@ -1,4 +1,4 @@
-"""A record contains all lines that can be read, and the number of the others."""
+"""A record contains all readable lines and the number of the others."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from hlat.report.run_record import load_run_record
     "torn",
     ['{"step": 1}, {"step": 2}', '{"step": 1', "[]", "3", '{"step": {}', '"x": {}}', "{" * 100_000],
 )
-def test_what_cannot_be_read_is_counted_and_the_rest_is_not_lost(tmp_path: Path, torn: str) -> None:
+def test_unreadable_lines_are_counted_and_others_are_read(tmp_path: Path, torn: str) -> None:
     lines = ['{"step": 5}', torn, "", '{"step": 6}', '{"step": 7}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     found = load_run_record(tmp_path)
@@ -21,7 +21,7 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_not_lost(tmp_path: Path,
     assert found.num_unreadable == 1
 
 
-def test_columns_hold_numbers_and_nothing_else(tmp_path: Path) -> None:
+def test_columns_contain_numeric_values_only(tmp_path: Path) -> None:
     rows = ['{"a": 1}', '{"a": 2.5}', '{"a": null}', "{}", '{"a": "7"}', '{"a": [1]}', '{"a": NaN}']
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     found = load_run_record(tmp_path)

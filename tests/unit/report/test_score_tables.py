@@ -82,7 +82,7 @@ def test_only_common_items_are_paired(models: list[Path]) -> None:
     assert first.difference.mean == pytest.approx(np.mean(other - one))
 
 
-def test_metrics_that_are_no_mean_of_items_are_not_compared(models: list[Path]) -> None:
+def test_only_means_of_items_are_compared(models: list[Path]) -> None:
     edit_scores(models[0], metrics={"acc,none": 0.99, "acc_norm,none": 0.5})
     assert {one.task for one in compare(models).differences} == {"sums"}
 
@@ -100,7 +100,7 @@ def test_tables_for_the_terminal(models: list[Path], capsys: pytest.CaptureFixtu
     assert "Table II." in out, "the paper's tables"
 
 
-def test_tables_without_items_name_the_remedy(
+def test_tables_without_items_contain_a_remedy(
     models: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for file in (models[1] / "evaluations").glob("*.json"):

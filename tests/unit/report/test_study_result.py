@@ -1,4 +1,4 @@
-"""The study of recorded runs: points, design, effects and verdicts in table and page."""
+"""Study of recorded runs: points, design, effects and verdicts in table and page."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def _load(directory: Path) -> StudyResult:
 def test_a_stopped_point_is_reported_with_its_runs(
     tmp_path: Path, write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The p value is that of the planned seeds, of which the last ones have no run yet."""
+    """Compute the p-value from the planned seeds, of which the last ones have no run yet."""
     design = DESIGN | {"stop_worse": True}
     sweep_dir = tmp_path / "sweeps/s"
     for seed in range(1, 7):
@@ -124,7 +124,7 @@ def test_points_are_paired_by_seed_and_diverged_runs_are_counted(
 
 
 def test_a_shared_run_does_not_decide_the_design(tmp_path: Path, write_run: WriteRun) -> None:
-    """The runs of the baseline were trained for another study, with other factors."""
+    """Use baseline runs of another study, with other factors."""
     for seed in (1, 2):
         write_run(f"a{seed}", "x", seed, 2.0 + seed, baseline={"optimizer.lr": 1}, metric="step")
         write_run(f"b{seed}", "y", seed, 1.0 + seed * 1.01)
@@ -142,7 +142,7 @@ def test_metric_of_a_source(tmp_path: Path, write_run: WriteRun) -> None:
     assert found.difference.mean == pytest.approx(2.0)
 
 
-def test_runs_without_seeds_and_design_are_no_study(tmp_path: Path, write_run: WriteRun) -> None:
+def test_runs_without_seeds_and_design_are_not_a_study(tmp_path: Path, write_run: WriteRun) -> None:
     write_run("a", "x", 1, 2.0, question=None)
     write_run("b", "y", 1, 2.0, question=None)
     assert build_study_result(load_run_records([tmp_path])) is None

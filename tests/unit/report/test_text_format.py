@@ -1,4 +1,4 @@
-"""Numbers and times as people read them."""
+"""Formats of numbers and times."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_whole_exact_and_moment() -> None:
+def test_count_decimal_and_timestamp() -> None:
     assert format_count(1234567.0) == "1,234,567"
     assert format_decimal(2.0) == "2.000"
     assert format_timestamp(1_763_654_400.0) == "2025-11-20 16:00:00"
@@ -59,6 +59,6 @@ def test_whole_exact_and_moment() -> None:
     ] * 3
 
 
-def test_anything_is_one_line() -> None:
+def test_values_are_one_line() -> None:
     assert format_value({"a": [1, 2.5, None], "b": True}) == "a 1, 2.5, n/a, b yes"
     assert format_value("text") == "text"
