@@ -38,7 +38,7 @@ def test_indices_are_sorted_and_unique_and_may_be_in_a_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parse", "text", "words"),
+    ("parse", "text", "message"),
     [
         (harness_settings.parse_gen_kwargs, "temperature", "temperature is not of the form key="),
         (harness_settings.parse_gen_kwargs, "{temperature", "is not valid JSON"),
@@ -51,14 +51,14 @@ def test_indices_are_sorted_and_unique_and_may_be_in_a_file(tmp_path) -> None:
         (harness_settings.parse_bool, "yes", "yes is neither true nor false"),
     ],
 )
-def test_invalid_values_are_refused(parse: Callable[[str], Any], text: str, words: str) -> None:
+def test_invalid_values_are_refused(parse: Callable[[str], Any], text: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError) as error:
         parse(text)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "further", "words"),
+    ("settings", "fields", "message"),
     [
         ({"gen_kwargs": {"top_k": 5}}, {}, "top_k=5 is not supported"),
         ({"fewshot_as_multiturn": True}, {}, "needs apply_chat_template=true"),
@@ -66,12 +66,12 @@ def test_invalid_values_are_refused(parse: Callable[[str], Any], text: str, word
         ({"seed": (1, 1, 1, 1)}, {"tasks": ("heldout",)}, "seed= is a setting of tasks of lm-ev"),
     ],
 )
-def test_settings_that_conflict_are_refused(settings, further, words) -> None:
-    tasks = {"tasks": ("boolq",)} | further
+def test_settings_that_conflict_are_refused(settings, fields, message) -> None:
+    tasks = {"tasks": ("boolq",)} | fields
     request = EvalRequest("model", harness=HarnessSettings(**settings), **tasks)
     with pytest.raises(ConfigError) as error:
         validate_request(request)
-    assert words in str(error.value)
+    assert message in str(error.value)
 
 
 def test_jobs_and_records_differ_with_the_settings() -> None:

@@ -1,4 +1,4 @@
-"""Bits per byte against values computed by hand."""
+"""Bits per byte against manual examples."""
 
 import math
 

@@ -148,10 +148,15 @@ def test_plain_data_round_trip(value):
 
 
 class FakeModel:
-    """Model that generates given texts."""
+    """Model that generates the given completions."""
 
-    def __init__(self, tokenizer, texts):
-        self.world, self._tokenizer, self._texts, self.sample_ids = World(), tokenizer, texts, []
+    def __init__(self, tokenizer, completions):
+        self.world, self._tokenizer, self._completions, self.sample_ids = (
+            World(),
+            tokenizer,
+            completions,
+            [],
+        )
 
     def generate(
         self, prompts, max_new_tokens, *, is_finished, temperature, top_p, seed, sample_ids
@@ -161,7 +166,7 @@ class FakeModel:
         generated = []
         for prompt in prompts:
             tokens = []
-            text = self._texts[self._tokenizer.decode(prompt)](temperature)
+            text = self._completions[self._tokenizer.decode(prompt)](temperature)
             for token in [*self._tokenizer.encode(text), self._tokenizer.eos_token_id][
                 :max_new_tokens
             ]:
@@ -190,7 +195,7 @@ def problems(tmp_path):
 
 @pytest.fixture
 def model(tokenizer):
-    """Correct samples: every fifth of `add` at 0.2, every second at 0.8, and all of `pairs`."""
+    """Build a model that solves 1/5 of `add` at 0.2, 1/2 at 0.8, and all of `pairs`."""
     counts = itertools.count()
 
     def add(temperature):

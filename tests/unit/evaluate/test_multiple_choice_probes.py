@@ -70,7 +70,7 @@ def test_answer_has_the_highest_log_prob_per_character(read):
 
 @pytest.mark.parametrize(("context", "choice"), [("a", "b"), ("wor", "ld"), ("é", "é")])
 def test_context_and_choice_are_tokenized_together(read, context, choice):
-    """A token may span the boundary."""
+    """Allow tokens across the boundary."""
     row = {"context": context, "choices": [choice, choice + "?"], "answer": 0}
     ((question,),) = read(json.dumps(row)).values()
     tokenizer = Tokenizer(EMBEDDED, ".", EMBEDDED_EOS_TOKEN)

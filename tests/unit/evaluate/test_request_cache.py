@@ -81,7 +81,7 @@ def test_responses_of_other_models_and_settings_are_not_used(tmp_path) -> None:
         assert len(model.generated) == 6
 
 
-def test_greedy_texts_are_shared_and_samples_belong_to_an_index(tmp_path) -> None:
+def test_greedy_responses_are_shared_and_samples_are_not(tmp_path) -> None:
     model = Model()
     scheduler = schedule(model, tmp_path / "cache.db")
     with closing(scheduler.cache):
@@ -96,7 +96,7 @@ def test_greedy_texts_are_shared_and_samples_belong_to_an_index(tmp_path) -> Non
 
 
 @pytest.mark.parametrize("content", [b"not a database" * 100, None])
-def test_another_file_is_refused(tmp_path, content: bytes | None) -> None:
+def test_other_files_are_rejected(tmp_path, content: bytes | None) -> None:
     path = tmp_path / "cache.db"
     if content is None:
         path.mkdir()
@@ -106,9 +106,7 @@ def test_another_file_is_refused(tmp_path, content: bytes | None) -> None:
         RequestCache(path, "model")
 
 
-def test_a_damaged_response_is_refused_and_a_full_disk_does_not_end_the_evaluation(
-    tmp_path, capsys
-) -> None:
+def test_damaged_response_is_rejected_and_full_disk_is_ignored(tmp_path, capsys) -> None:
     path = tmp_path / "cache.db"
     scheduler = schedule(Model(), path)
     with closing(scheduler.cache) as cache, closing(sqlite3.connect(path)) as other:

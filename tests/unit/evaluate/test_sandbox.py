@@ -189,7 +189,7 @@ print(call({ADD_KEY}, b'user', b'hlat test', b'changed', 7, {SESSION_KEYRING}))
 
 
 def test_program_starts_with_an_empty_session_keyring(key):
-    """The second layer, without the filter of system calls."""
+    """Test the second layer without the filter of system calls."""
     search = f"print(ctypes.CDLL(None).syscall({KEYCTL}, 10, {SESSION_KEYRING}, b'user', b'hlat test', 0))"
     command = [sys.executable, "-c", f"import ctypes; {search}"]
     start = [sys.executable, seccomp_filter.__file__, "isolated"]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # of the harness and what it
 
 @pytest.fixture(autouse=True)
 def _directories(tmp_path, monkeypatch):
-    """Keep the cache of the datasets library and relative paths in a temporary directory."""
+    """Use a temporary directory for the cache of the datasets library and relative paths."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -58,7 +58,7 @@ def load(*names: str, include_path: Path | None = None, data: Path | None = None
 
 @pytest.fixture
 def without_harness_tasks(monkeypatch) -> None:
-    """Fail if the tasks of the harness are listed, which takes many seconds."""
+    """Fail if the tasks of the harness are listed, which is slow."""
     monkeypatch.setattr(TaskLoader, "_task_manager", None)
 
 

@@ -11,7 +11,7 @@ from hlat.generate.text_generator import SamplingSettings
 
 
 class FakeGenerator:
-    """Generator whose tokens are words, with a context of 8 of them."""
+    """Generator with words as tokens and a context of 8 tokens."""
 
     def __init__(self, template: str | None) -> None:
         self.chat_format = ChatFormat(template)
@@ -54,13 +54,13 @@ def test_a_conversation_contains_earlier_turns_until_it_is_reset(
     assert " re:two#1\n" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_the_answer_and_not_the_conversation() -> None:
+def test_ctrl_c_ends_the_answer_only() -> None:
     generator = FakeGenerator("template")
     chat(generator, "slow", "next")
     assert generator.prompts[1] == ["slow", "re:slow", "next"]
 
 
-def test_the_oldest_turns_are_left_out_of_a_long_conversation() -> None:
+def test_oldest_turns_of_a_long_conversation_are_removed() -> None:
     generator = FakeGenerator("template")
     chat(generator, "a b c", "d e f", "g")
     assert generator.prompts[2] == ["d", "e", "f", "re:f#1", "g"]
@@ -73,7 +73,7 @@ def test_a_line_that_is_too_long_is_reported(capsys: pytest.CaptureFixture[str])
     assert "hlat: the prompt is too long" in capsys.readouterr().err
 
 
-def test_without_a_template_each_line_is_continued_and_an_empty_one_the_last_text(
+def test_lines_are_continued_without_a_template(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     generator = FakeGenerator(None)

@@ -8,7 +8,7 @@ END = 0
 
 
 class ByteTokenizer:
-    """Tokenizer whose ids are bytes; id 0 is a special token."""
+    """Tokenizer with bytes as ids; id 0 is a special token."""
 
     end_token_ids = frozenset({END})
 
@@ -29,11 +29,11 @@ def stream(text: str, *stop: str, prompt: str = "ab") -> list[str]:
     return [*parts, one.flush()]
 
 
-def test_each_token_is_shown_at_once() -> None:
+def test_tokens_are_printed_immediately() -> None:
     assert stream("xyz") == ["x", "y", "z", ""]
 
 
-def test_a_character_is_shown_when_its_bytes_are_complete() -> None:
+def test_characters_are_printed_when_complete() -> None:
     assert stream("aé木") == ["a", "", "é", "", "", "木", ""]
 
 
@@ -48,22 +48,22 @@ def test_the_prompt_is_not_part_of_the_text(prompt: str) -> None:
     assert "".join(stream("xyz", prompt=prompt)) == "xyz"
 
 
-def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
+def test_stop_strings_over_several_tokens_are_not_printed() -> None:
     assert stream("one\n\ntwo", "\n\n") == ["o", "n", "e", "", ""]
     assert "".join(stream("abcabd!", "abd", "zz")) == "abc"
 
 
-def test_the_beginning_of_a_stop_string_is_shown_if_it_is_not_one() -> None:
+def test_partial_stop_strings_are_printed() -> None:
     assert stream("a\nb\n", "\n\n") == ["a", "", "\nb", "", "\n"]
 
 
-def test_the_first_of_several_stop_strings_counts() -> None:
+def test_first_of_several_stop_strings_ends_the_text() -> None:
     one = TextStream(ByteTokenizer(), [97], ("d", "bcd"))
     assert one.append(list(b"abcde")) == "a"
     assert one.is_finished
 
 
-def test_an_end_token_finishes_the_text_without_being_part_of_it() -> None:
+def test_end_token_is_not_part_of_the_text() -> None:
     one = TextStream(ByteTokenizer(), [97], ("xx",))
     assert one.append([120]) == ""
     assert one.append([120, END]) == "x"

@@ -49,7 +49,7 @@ def test_only_changed_runs_are_read_again(
     assert read == ["a", "b", "c", "b"]
 
 
-def test_a_running_run_is_listed_and_not_stored(tmp_path: Path, write_run: WriteRun) -> None:
+def test_running_runs_are_listed_but_not_stored(tmp_path: Path, write_run: WriteRun) -> None:
     write_run("a", end=None)
     (row,) = load_run_list(tmp_path / "runs").rows
     assert row["state"] == "running or killed"
@@ -72,7 +72,7 @@ def test_a_damaged_index_is_rebuilt(
     assert capsys.readouterr().err == "", "the index was written again"
 
 
-def test_writers_at_the_same_time_leave_a_valid_index(tmp_path: Path, write_run: WriteRun) -> None:
+def test_concurrent_writers_produce_a_valid_index(tmp_path: Path, write_run: WriteRun) -> None:
     root = tmp_path / "runs"
     for number in range(6):
         write_run(f"run{number}")
@@ -130,7 +130,7 @@ def test_another_user_stores_rows_that_the_index_of_the_root_lacks(
 def test_users_of_a_writable_root_replace_the_index_of_each_other(
     shared_root: Path, write_run: WriteRun
 ) -> None:
-    """A user keeps the rows of runs that only the other one may read."""
+    """Include a run that only one of the users may read."""
     shared_root.chmod(0o777)
     write_run("a", root=shared_root).chmod(0o700)
     load_run_list(shared_root)
@@ -160,7 +160,7 @@ def test_the_index_of_another_user_in_a_root_with_the_sticky_bit_remains(
     assert [path.name for path in shared_root.glob(".*")] == [INDEX_NAME]
 
 
-def test_a_root_that_cannot_be_written_is_listed(
+def test_runs_of_a_read_only_root_are_listed(
     tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run("a")

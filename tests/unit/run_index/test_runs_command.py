@@ -60,7 +60,7 @@ def test_filters(root: Path, write_run: Run, expression: str, names: list[str]) 
         ("(" * 300 + "step=1", "cannot be read"),
     ],
 )
-def test_wrong_filters_are_errors(root: Path, expression: str, message: str) -> None:
+def test_invalid_filters_are_errors(root: Path, expression: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         filter_runs(load_run_list(root), expression)
     assert message in str(caught.value)
@@ -90,7 +90,9 @@ def test_groups_have_means_with_intervals(root: Path, capsys: pytest.CaptureFixt
     assert lines[0].split()[-1] == "best_loss"
 
 
-def test_comparison_names_what_differs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_lists_differing_settings(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     provenance = root / "high-1/provenance.json"
     provenance.write_text(json.dumps({"git_revision": "def", "data": {"x": 2}}))
     assert main([str(root), "compare=low-1,high-1"]) == 0
@@ -138,7 +140,7 @@ def test_values_of_a_setting_are_compared_by_seed(
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_exports_are_read_by_other_programs(root: Path, tmp_path: Path, suffix: str) -> None:
+def test_exported_files_are_readable(root: Path, tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"runs.{suffix}"
     assert main([str(root), f"export={file}", "where=config.run.seed=1"]) == 0
     table = csv.read_csv(file) if suffix == "csv" else parquet.read_table(file)

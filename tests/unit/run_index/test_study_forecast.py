@@ -73,7 +73,7 @@ def test_a_plan_states_runs_cost_power_and_budget(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Spread and speed are those of earlier runs of this size."""
+    """Use the spread and speed of earlier runs of this size."""
     config = write_runs()
     monkeypatch.chdir(tmp_path)
     words = ["run.steps=5", "optimizer.beta2=0.95,0.99", "run.seed=1,2", "study.budget_hours=0.01"]

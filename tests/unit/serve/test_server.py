@@ -25,7 +25,7 @@ CONTEXT_LENGTH = 32
 
 
 class FakeGenerator:
-    """Generator whose tokens are characters and whose text is the prompt, in capitals."""
+    """Generator of the prompt in capitals, with characters as tokens."""
 
     context_length = CONTEXT_LENGTH
 
@@ -71,8 +71,8 @@ class FakeGenerator:
         return Completion("".join(parts), reason, len(prompt), len(parts))
 
 
-class Served:
-    """A running server, and a client of it."""
+class RunningServer:
+    """Running server and its client."""
 
     def __init__(self) -> None:
         self.generator = FakeGenerator()
@@ -103,20 +103,20 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Served]:
-    served = Served()
+def shared() -> Iterator[RunningServer]:
+    served = RunningServer()
     yield served
     served.close()
 
 
 @pytest.fixture
-def served(shared: Served) -> Served:
+def served(shared: RunningServer) -> RunningServer:
     shared.generator.settings.clear()
     shared.generator.num_cancelled = 0
     return shared
 
 
-def test_list_the_model(served: Served) -> None:
+def test_list_the_model(served: RunningServer) -> None:
     answer = served.client.get("/v1/models").json()
     assert answer["object"] == "list"
     assert [(m["id"], m["max_model_len"]) for m in answer["data"]] == [("m", CONTEXT_LENGTH)]
@@ -125,7 +125,7 @@ def test_list_the_model(served: Served) -> None:
     assert served.client.get("/health").status_code == 200
 
 
-def test_complete_prompts(served: Served) -> None:
+def test_complete_prompts(served: RunningServer) -> None:
     answer = served.post("completions", model="m", prompt=["abc", "d" * 20]).json()
     assert answer["object"] == "text_completion"
     choices = [(c["index"], c["text"], c["finish_reason"]) for c in answer["choices"]]
@@ -133,7 +133,7 @@ def test_complete_prompts(served: Served) -> None:
     assert answer["usage"] == {"prompt_tokens": 23, "completion_tokens": 19, "total_tokens": 42}
 
 
-def test_complete_a_chat(served: Served) -> None:
+def test_complete_a_chat(served: RunningServer) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "system", "content": "x"}, {"role": "user", "content": parts}]
     answer = served.post("chat/completions", messages=messages).json()
@@ -142,7 +142,7 @@ def test_complete_a_chat(served: Served) -> None:
     assert choice["message"] == {"role": "assistant", "content": "S:X;U:AB;"}
 
 
-def test_settings_reach_the_generator(served: Served) -> None:
+def test_settings_reach_the_generator(served: RunningServer) -> None:
     body = {"temperature": 0, "top_p": 0.5, "seed": 3, "stop": "x", "max_tokens": 9}
     served.post("completions", prompt="a", **body)
     served.post("completions", prompt="a", stop=["y", "z"], user="me", n=1, logprobs=None)
@@ -152,7 +152,7 @@ def test_settings_reach_the_generator(served: Served) -> None:
     assert second.seed != 0
 
 
-def test_stream_a_completion(served: Served) -> None:
+def test_stream_a_completion(served: RunningServer) -> None:
     options = {"include_usage": True}
     chunks = served.read_stream("completions", prompt=["ab", "c"], stream_options=options)
     *texts, usage = chunks
@@ -163,7 +163,7 @@ def test_stream_a_completion(served: Served) -> None:
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_stream_a_chat(served: Served) -> None:
+def test_stream_a_chat(served: RunningServer) -> None:
     messages = [{"role": "user", "content": "a"}]
     chunks = served.read_stream("chat/completions", messages=messages)
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
@@ -196,7 +196,7 @@ def test_stream_a_chat(served: Served) -> None:
     ],
 )  # fmt: skip
 def test_errors_have_the_format_of_openai(
-    served: Served, path: str, body: dict[str, Any], status: int, message: str
+    served: RunningServer, path: str, body: dict[str, Any], status: int, message: str
 ) -> None:
     answer = served.post(path, **body)
     served.generator.num_active = 0
@@ -207,7 +207,7 @@ def test_errors_have_the_format_of_openai(
     assert error.keys() == {"message", "type", "param", "code"}
 
 
-def test_other_bodies_are_rejected(served: Served) -> None:
+def test_other_bodies_are_rejected(served: RunningServer) -> None:
     url, kind = "/v1/completions", {"content-type": "application/json"}
     assert served.client.post(url, content=b"{", headers=kind).status_code == 400
     assert served.client.post(url, content=b"[]", headers=kind).status_code == 400
@@ -219,13 +219,13 @@ def test_other_bodies_are_rejected(served: Served) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", ""])
-def test_another_sites_name_is_refused(served: Served, host: str) -> None:
+def test_other_host_names_are_rejected(served: RunningServer, host: str) -> None:
     answer = served.client.get("/v1/models", headers={"host": host})
     assert answer.status_code == 400
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_an_error_within_a_stream_is_its_last_event(served: Served) -> None:
+def test_error_within_a_stream_is_its_last_event(served: RunningServer) -> None:
     text = served.post("completions", prompt="a!", stream=True).text
     served.generator.num_active = 0
     events = [json.loads(event.removeprefix("data: ")) for event in text.split("\n\n")[:-1]]
@@ -233,23 +233,23 @@ def test_an_error_within_a_stream_is_its_last_event(served: Served) -> None:
     assert events[1]["error"]["message"] == "the generation failed (OSError)"
 
 
-def test_concurrent_requests_wait_for_each_other(served: Served) -> None:
-    def ask(prompt: str) -> str:
+def test_concurrent_requests_are_serialized(served: RunningServer) -> None:
+    def request_text(prompt: str) -> str:
         return served.post("completions", prompt=prompt).json()["choices"][0]["text"]
 
     prompts = [f"p{i}" for i in range(12)]
     with ThreadPoolExecutor(len(prompts)) as pool:
-        assert [*pool.map(ask, prompts)] == [prompt.upper() for prompt in prompts]
+        assert [*pool.map(request_text, prompts)] == [prompt.upper() for prompt in prompts]
 
 
-def _wait(condition: Callable[[], bool]) -> None:
+def _wait_for(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
-def test_a_request_ends_when_its_client_disconnects(served: Served) -> None:
+def test_requests_are_cancelled_if_the_client_disconnects(served: RunningServer) -> None:
     generator = served.generator
     generator.may_continue.clear()
     try:
@@ -257,31 +257,31 @@ def test_a_request_ends_when_its_client_disconnects(served: Served) -> None:
             "POST", "/v1/completions", json={"prompt": "abc", "stream": True}
         ) as one:
             assert next(one.iter_lines()).startswith("data: ")
-        _wait(lambda: generator.num_cancelled == 1)
+        _wait_for(lambda: generator.num_cancelled == 1)
         with pytest.raises(httpx.ReadTimeout):
             served.client.post("/v1/completions", json={"prompt": "abc"}, timeout=0.2)
-        _wait(lambda: generator.num_cancelled == 2)
+        _wait_for(lambda: generator.num_cancelled == 2)
     finally:
         generator.may_continue.set()
     assert served.post("completions", prompt="d").json()["choices"][0]["text"] == "D"
 
 
-def test_too_many_requests_are_rejected_and_a_stop_ends_all(
+def test_excess_requests_are_rejected_and_a_stop_cancels_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(generation_queue, "MAX_WAITING", 1)
-    served = Served()
+    served = RunningServer()
     served.generator.may_continue.clear()
     with ThreadPoolExecutor(2) as pool:
-        asked = []
+        responses = []
         for number in (1, 2):
-            asked.append(pool.submit(served.post, "completions", prompt="abc"))
-            _wait(lambda: len(served.generator.settings) + served.queue._jobs.qsize() == number)  # noqa: B023
+            responses.append(pool.submit(served.post, "completions", prompt="abc"))
+            _wait_for(lambda: len(served.generator.settings) + served.queue._jobs.qsize() == number)  # noqa: B023
         answer = served.post("completions", prompt="abc")
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "overloaded"
         served.queue.stop()
-        first, second = (one.result(timeout=20) for one in asked)
+        first, second = (one.result(timeout=20) for one in responses)
     assert first.json()["choices"][0]["text"] == "A"
     assert served.queue.join(20)
     served.close()

@@ -28,7 +28,7 @@ def test_refuse_pipes_devices_and_endless_files(tmp_path: Path) -> None:
         read_bounded(Path("/proc/self/status"), 3)  # reports a size of 0
 
 
-def test_refuse_what_is_no_json(tmp_path: Path) -> None:
+def test_refuse_invalid_json(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for content, reason in {
         b"[" * 100_000: "nested too deeply",

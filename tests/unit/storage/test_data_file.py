@@ -16,13 +16,13 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_of_this_machine(path: Path) -> None:
+def test_local_file(path: Path) -> None:
     file = DataFile.from_path(path)
     assert (file.location, file.num_bytes, file.version) == (str(path), 5, "7")
     assert (file.name, file.is_remote) == ("a.arrow", False)
 
 
-def test_a_link_is_the_file_that_it_leads_to(path: Path) -> None:
+def test_link_has_the_cache_key_of_its_target(path: Path) -> None:
     link = path.with_name("link")
     link.symlink_to(path)
     one, two = DataFile.from_path(path), DataFile.from_path(link)
@@ -31,7 +31,7 @@ def test_a_link_is_the_file_that_it_leads_to(path: Path) -> None:
     assert one.compute_cache_key("text", 1) == two.compute_cache_key("text", 1)
 
 
-def test_what_changes_the_result_changes_the_digest(path: Path) -> None:
+def test_cache_key_depends_on_file_and_settings(path: Path) -> None:
     file = DataFile.from_path(path)
     store = DataFile("s3://b/a.arrow", 5, "7")
     digests = [
@@ -53,7 +53,7 @@ def test_what_changes_the_result_changes_the_digest(path: Path) -> None:
     )
 
 
-def test_json_that_is_not_there_or_not_json_is_none(path: Path) -> None:
+def test_missing_or_invalid_json_is_none(path: Path) -> None:
     contents = {"good": b"[1]", "bad": b"{"}
     files = {name: DataFile(name, 1, "") for name in contents}
     folder = DataDirectory("x", files, contents.__getitem__)

@@ -9,7 +9,7 @@ import pytest
 from hlat.storage import durable_files
 
 
-def test_what_was_written_measures_the_same(tmp_path: Path) -> None:
+def test_record_equals_the_hash_of_the_file(tmp_path: Path) -> None:
     content = os.urandom(3_000_001)
     record = durable_files.write_file(tmp_path / "f", [content[:5], memoryview(content)[5:], b""])
     assert (tmp_path / "f").read_bytes() == content
@@ -24,7 +24,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_bytes() == b"old"
 
 
-def test_files_and_folders_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_directories_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda number: flushed.append(_path_of(number)))
     durable_files.make_directory(tmp_path / "a" / "b")

@@ -3,7 +3,7 @@
 from hlat.storage import progress_bar
 
 
-def test_a_line_at_the_beginning_and_then_at_intervals(monkeypatch, capsys) -> None:
+def test_lines_are_printed_at_the_start_and_at_intervals(monkeypatch, capsys) -> None:
     now = [100.0]
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     bar = progress_bar.ProgressBar("preparing x", 10_000_000, 4_000_000)

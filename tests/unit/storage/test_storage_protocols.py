@@ -27,7 +27,7 @@ REFUSED = [
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Protocols of the file systems that are constructed."""
+    """Return the protocols of constructed file systems."""
     protocols: list[str] = []
     original = fsspec.spec._Cached.__call__
 

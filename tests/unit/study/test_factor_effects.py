@@ -1,4 +1,4 @@
-"""Mean effects and interactions of a study, beside tests of scipy on the same numbers."""
+"""Mean effects and interactions of a study against tests of scipy."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_a_diverged_run_counts_in_the_mean_effect() -> None:
     assert (interaction.difference.num_pairs, other.difference.num_pairs) == (4, 5)
 
 
-def test_without_other_factors_or_with_stopping_there_are_none() -> None:
+def test_no_effects_without_other_factors_or_with_stopping() -> None:
     points = _build_points(np.arange(30.0).reshape(3, 2, 5) ** 1.5)
     assert analyze_factor_effects(points, replace(DESIGN, stop_worse=True)) == []
     single = {point: runs for point, runs in points.items() if dict(point)["precision"] == "a"}

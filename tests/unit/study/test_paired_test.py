@@ -20,7 +20,7 @@ BASELINE = PointRuns({"1": 2.0, "2": 2.5, "3": 2.2, "4": 2.4})
 POINT = PointRuns({"1": 2.1, "2": 2.7, "3": 2.25, "5": 9.0})
 
 
-def test_the_difference_is_that_of_common_seeds() -> None:
+def test_difference_is_computed_from_common_seeds() -> None:
     found = compare_paired(POINT, BASELINE)
     ones, others = [2.1, 2.7, 2.25], [2.0, 2.5, 2.2]
     expected = stats.ttest_rel(ones, others)
@@ -47,7 +47,7 @@ def test_equal_differences_have_a_p_value() -> None:
 
 @pytest.mark.parametrize("higher_is_better", [False, True])
 def test_a_diverged_run_is_worse_than_every_other(higher_is_better: bool) -> None:
-    """Eight better runs and one diverged one are weaker evidence than the eight alone."""
+    """Compare eight better runs with the same runs and a diverged one: weaker evidence."""
     sign = 1 if higher_is_better else -1
     seeds = [str(seed) for seed in range(9)]
     baseline = PointRuns(dict.fromkeys(seeds, 2.0))
@@ -76,7 +76,7 @@ def test_diverged_runs_of_the_worse_point_are_further_evidence() -> None:
     assert found.p_value == pytest.approx(2 * three.p_value)
 
 
-def test_equally_many_diverged_runs_do_not_hide_the_difference() -> None:
+def test_equal_counts_of_diverged_runs_preserve_the_difference() -> None:
     values = {str(seed): 2.0 + 0.01 * seed for seed in range(6)}
     worse = {seed: value + 0.1 + 0.003 * int(seed) for seed, value in values.items()}
     alone = compare_paired(PointRuns(worse), PointRuns(values))
@@ -86,7 +86,7 @@ def test_equally_many_diverged_runs_do_not_hide_the_difference() -> None:
 
 
 def test_ranks_of_several_looks_reject_at_the_nominal_rate() -> None:
-    """The statistic of ranks is discrete, so that the rate is at most the nominal one."""
+    """Allow a lower rate, because the rank statistic is discrete."""
     generator = np.random.default_rng(3)
     differences = generator.standard_normal((300, 8))
     differences[generator.random(differences.shape) < 0.3] = math.inf
@@ -98,7 +98,7 @@ def test_ranks_of_several_looks_reject_at_the_nominal_rate() -> None:
 
 
 def test_a_point_that_always_diverges_is_stopped() -> None:
-    """With eight planned seeds, seven decide; one test per look with Bonferroni never would."""
+    """Stop after seven of eight planned seeds, where tests with Bonferroni would never reject."""
     seeds = [str(seed) for seed in range(7)]
     found = compare_paired(
         PointRuns({}, frozenset(seeds)), PointRuns(dict.fromkeys(seeds, 2.0)), num_planned=8
@@ -106,7 +106,7 @@ def test_a_point_that_always_diverges_is_stopped() -> None:
     assert 2**-6 < found.p_value < 0.05 < 7 * 2**-6
 
 
-def test_runs_that_diverged_with_both_do_not_decide() -> None:
+def test_runs_that_diverged_with_both_have_no_effect() -> None:
     both = frozenset(["8", "9"])
     point, baseline = PointRuns(POINT.values, both), PointRuns(BASELINE.values, both)
     found = compare_paired(point, baseline)
@@ -115,7 +115,7 @@ def test_runs_that_diverged_with_both_do_not_decide() -> None:
 
 
 def test_holm_multiplies_the_smallest_by_the_number_of_tests() -> None:
-    """The example of Holm (1979): levels alpha / m, alpha / (m - 1), ..., increasing."""
+    """Use the levels of Holm (1979): alpha / m, alpha / (m - 1), ..., increasing."""
     adjusted = adjust_p_values([0.03, math.nan, 0.01, 0.025, 0.9])
     assert adjusted[2] == pytest.approx(0.04)
     assert adjusted[3] == pytest.approx(0.075)

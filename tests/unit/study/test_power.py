@@ -45,7 +45,7 @@ def test_spread_of_differences_is_pooled_over_pairs_of_points() -> None:
 
 
 def test_repeated_looks_reject_at_the_nominal_rate() -> None:
-    """A t-test after each of five seeds rejects 12% of true null hypotheses."""
+    """Correct a t-test after each of five seeds, which rejects 12% of true null hypotheses."""
     generator = np.random.default_rng(7)
     rejected = 0
     for _ in range(1000):
@@ -56,7 +56,7 @@ def test_repeated_looks_reject_at_the_nominal_rate() -> None:
     assert rejected / 1000 == pytest.approx(0.05, abs=0.021)
 
 
-def test_looks_cost_little_power() -> None:
+def test_looks_reduce_power_slightly() -> None:
     once = compute_detectable_difference(1.0, 5)
     assert once < compute_sequential_detectable_difference(1.0, 5) < 1.15 * once
 

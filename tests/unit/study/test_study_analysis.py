@@ -42,7 +42,7 @@ def test_a_supported_difference_is_better_or_worse(direction: Direction, verdict
     assert format_verdict(found, StudyConfig()) == verdict
 
 
-def test_an_unsupported_verdict_names_the_missing_seeds() -> None:
+def test_unsupported_verdict_contains_the_missing_seeds() -> None:
     points = {LOW: _runs([2.0, 2.1, 2.3]), HIGH: _runs([1.9, 2.15, 2.2])}
     design = StudyConfig(smallest_difference=0.05)
     (found,) = analyze_study(points, design)
@@ -79,8 +79,8 @@ def test_one_seed_is_not_enough() -> None:
     assert format_verdict(found, StudyConfig()) == expected
 
 
-def test_diverged_seeds_that_are_too_few_name_the_missing_ones() -> None:
-    """Five of five runs that diverge have a p value of 1/16 in a test by ranks."""
+def test_verdict_of_too_few_diverged_seeds_contains_the_missing_ones() -> None:
+    """Use five of five diverged runs, with a p-value of 1/16 in a rank test."""
     points = {LOW: _runs([2.0] * 5), HIGH: _runs([], diverged=tuple(SEEDS[:5]))}
     (found,) = analyze_study(points, StudyConfig())
     assert found.difference.p_value == pytest.approx(1 / 16)
@@ -88,8 +88,8 @@ def test_diverged_seeds_that_are_too_few_name_the_missing_ones() -> None:
     assert format_verdict(found, StudyConfig()).startswith(expected)
 
 
-def test_several_comparisons_share_the_level() -> None:
-    """Of 20 points that do not differ, an uncorrected test finds one."""
+def test_several_comparisons_are_corrected() -> None:
+    """Compare points that do not differ; an uncorrected test finds one of 20."""
     generator = np.random.default_rng(10)
     points = {(("lr", str(i)),): _runs(list(generator.normal(2, 1, 6))) for i in range(30)}
     found = analyze_study(points, StudyConfig())

@@ -21,23 +21,23 @@ TEXT = "def add(first, second):\n    return first + second  # the sum, été 木
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in a directory with texts: its exit code, stdout and stderr."""
+    """Return a function that runs the command and returns exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts").mkdir()
     for number in range(40):
         (tmp_path / f"texts/{number}.py").write_text(f"# {number}\n{TEXT * (number + 1)}")
 
-    def run_(*words: str) -> tuple[int, str, str]:
+    def run_command(*arguments: str) -> tuple[int, str, str]:
         try:
-            code = command.main(("train", *words))
+            code = command.main(("train", *arguments))
         except SystemExit as exited:
             code = int(exited.code or 0)
         return (code, *capsys.readouterr())
 
-    return run_
+    return run_command
 
 
-def test_a_tokenizer_of_a_directory_is_lossless(run, tmp_path: Path, compose) -> None:
+def test_tokenizer_is_lossless(run, tmp_path: Path, compose) -> None:
     code, out, _ = run("texts", "vocab_size=300", "bos_token=<|begin|>")
     assert code == 0
     directory = tmp_path / "tokenizers/texts-300"
@@ -60,7 +60,7 @@ def test_a_tokenizer_of_a_directory_is_lossless(run, tmp_path: Path, compose) ->
     assert "tokenizers/texts-300 exists already" in errors
 
 
-def test_the_same_documents_give_the_same_bytes(run, tmp_path: Path) -> None:
+def test_training_is_deterministic(run, tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert run("texts", "--vocab-size", "280", f"output={name}")[0] == 0
     assert (tmp_path / "a/tokenizer.json").read_bytes() == (
@@ -89,7 +89,7 @@ def test_heldout_documents_are_not_read(run, tmp_path: Path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["texts"], "the following arguments are required: vocab_size="),
         (["texts", "vocab_size=256"], "vocab_size=256 is less than 256 bytes and 1 special"),
@@ -97,13 +97,13 @@ def test_heldout_documents_are_not_read(run, tmp_path: Path, monkeypatch, capsys
         (["texts", "vocab_size=300", "sample=5"], "5 is not a size such as 5GB"),
     ],
 )
-def test_mistakes_are_one_message(run, words: list[str], message: str) -> None:
-    code, _, errors = run(*words)
+def test_invalid_arguments_are_one_message(run, arguments: list[str], message: str) -> None:
+    code, _, errors = run(*arguments)
     assert code == 2
     assert message in errors
 
 
-def test_a_vocabulary_that_the_text_cannot_fill_is_reported(run) -> None:
+def test_incomplete_vocabulary_is_reported(run) -> None:
     code, out, _ = run("texts", "vocab_size=5000")
     assert code == 0
     assert "no more pairs to merge" in out
@@ -111,13 +111,13 @@ def test_a_vocabulary_that_the_text_cannot_fill_is_reported(run) -> None:
 
 
 @pytest.mark.slow  # trains
-def test_the_default_model_trains_with_it(run, tmp_path: Path) -> None:
+def test_default_model_trains_with_the_tokenizer(run, tmp_path: Path) -> None:
     assert prepare.main(["texts"]) == 0
     _, out, _ = run("data/texts", "vocab_size=300")
     small = ["model.num_layers=1", "run.steps=2", "run.name=x", "batch.global_batch_size=4"]
-    words = shlex.split(out.splitlines()[-1].removeprefix("use it: "))
+    arguments = shlex.split(out.splitlines()[-1].removeprefix("use it: "))
     done = subprocess.run(
-        [sys.executable, "-m", *words, *small],
+        [sys.executable, "-m", *arguments, *small],
         cwd=tmp_path,
         env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,

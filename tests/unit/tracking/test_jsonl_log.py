@@ -28,7 +28,7 @@ def test_floats_are_exact(log):
     assert log.read_rows()[0]["loss"] == 1 / 3
 
 
-def test_non_finite_numbers_are_null(log):
+def test_non_finite_values_are_null(log):
     log.append({"step": 1, "loss": float("nan"), "grad_norm": float("inf")})
     assert json.loads(log.path.read_text(), parse_constant=pytest.fail) == {
         "step": 1,
@@ -111,7 +111,7 @@ def test_repair_removes_damaged_lines_and_duplicate_steps(log):
 
 @pytest.fixture
 def synced(monkeypatch):
-    """Names of flushed files and directories."""
+    """Return the names of flushed files and directories."""
     names = []
     for module in (jsonl_log, durable_files):
         monkeypatch.setattr(module, "fsync_file", lambda path: names.append(path.name))

@@ -1,4 +1,4 @@
-"""Counters of neuron-monitor, from a program in its place that says what AWS documents."""
+"""Counters of neuron-monitor, from a script that prints the format that AWS documents."""
 
 import json
 import os
@@ -65,8 +65,8 @@ EXPECTED = {
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Installs a shell script as the program."""
+def install_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Return a function that installs a shell script as the program."""
 
     def install(script: str) -> None:
         file = tmp_path / PROGRAM
@@ -77,10 +77,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return install
 
 
-def _until(found, wanted) -> None:
+def _wait_until(get_value, expected) -> None:
     ends = time.monotonic() + 30
-    while found() != wanted:
-        assert time.monotonic() < ends, found()
+    while get_value() != expected:
+        assert time.monotonic() < ends, get_value()
         time.sleep(0.01)
 
 
@@ -88,7 +88,7 @@ def _is_alive(tmp_path: Path) -> bool:
     return Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
-def test_a_report_is_summed_over_the_machine() -> None:
+def test_report_is_summed_over_the_machine() -> None:
     assert parse_report(REPORT) == EXPECTED
 
 
@@ -98,51 +98,51 @@ def test_a_report_is_summed_over_the_machine() -> None:
      {"neuron_runtime_data": [{"report": {"neuroncore_counters": {"neuroncores_in_use": {"0": None}}}}]},
      {"system_data": {"neuron_hw_counters": {"neuron_devices": [{"mem_ecc_uncorrected": "x"}]}}}],
 )  # fmt: skip
-def test_a_report_without_them_has_none(report: object) -> None:
+def test_report_without_counters_is_empty(report: object) -> None:
     assert parse_report(report) == {}
 
 
-def test_the_newest_report_counts_and_torn_lines_do_not(program, tmp_path: Path) -> None:
+def test_newest_complete_report_is_returned(install_program, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(REPORT) + "\n")
-    program(f"echo '{{}}'; echo '{{torn'; cat {tmp_path}/report.json; echo; exec sleep 600")
+    install_program(f"echo '{{}}'; echo '{{torn'; cat {tmp_path}/report.json; echo; exec sleep 600")
     monitor = NeuronMonitor()
     try:
-        _until(monitor.get_latest, EXPECTED)
+        _wait_until(monitor.get_latest, EXPECTED)
     finally:
         monitor.close()
     assert monitor.get_latest() == {}
     assert not _is_alive(tmp_path)
 
 
-def test_what_has_ended_says_nothing_more(program, tmp_path: Path) -> None:
+def test_ended_program_has_no_report(install_program, tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(json.dumps(REPORT) + "\n")
-    program(f"cat {tmp_path}/report.json; read line < {tmp_path}/go")
+    install_program(f"cat {tmp_path}/report.json; read line < {tmp_path}/go")
     os.mkfifo(tmp_path / "go")
     monitor = NeuronMonitor()
-    _until(monitor.get_latest, EXPECTED)
+    _wait_until(monitor.get_latest, EXPECTED)
     (tmp_path / "go").write_text("\n")
-    _until(monitor.get_latest, {})
+    _wait_until(monitor.get_latest, {})
     monitor.close()
 
 
-def test_a_program_that_will_not_end_is_killed(program, tmp_path: Path) -> None:
-    program("trap '' TERM; while :; do sleep 0.1; done")
+def test_program_that_ignores_sigterm_is_killed(install_program, tmp_path: Path) -> None:
+    install_program("trap '' TERM; while :; do sleep 0.1; done")
     monitor = NeuronMonitor()
-    _until((tmp_path / "pid").exists, True)
-    _until(lambda: (tmp_path / "pid").read_text().endswith("\n"), True)
+    _wait_until((tmp_path / "pid").exists, True)
+    _wait_until(lambda: (tmp_path / "pid").read_text().endswith("\n"), True)
     monitor.close()
     assert not _is_alive(tmp_path)
 
 
-def test_without_the_program_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_program_has_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monitor = NeuronMonitor()
     assert monitor.get_latest() == {}
     monitor.close()
 
 
-def test_a_program_that_cannot_run_is_none(program, tmp_path: Path) -> None:
-    program("")
+def test_unusable_program_has_no_report(install_program, tmp_path: Path) -> None:
+    install_program("")
     (tmp_path / PROGRAM).write_text("#!/no/such/shell\n")
     monitor = NeuronMonitor()
     assert monitor.get_latest() == {}

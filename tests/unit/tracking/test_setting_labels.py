@@ -26,12 +26,12 @@ def test_generated_names_get_the_overrides(name: str, overrides: list[str], expe
     assert build_display_name(name, overrides) == expected
 
 
-def test_long_names_are_cut() -> None:
+def test_long_names_are_truncated() -> None:
     name = build_display_name("tiny-0123abcd", [f"model.a{i}={'x' * 20}" for i in range(20)])
     assert len(name) == 120
     assert name.endswith("…")
 
 
-def test_keys_are_as_short_as_they_are_distinct() -> None:
+def test_keys_are_shortened_while_distinct() -> None:
     keys = ["optimizer.lr", "precision.name", "data.sources.a.weight", "data.sources.b.weight"]
     assert [*shorten_keys(keys).values()] == ["lr", "precision", "a.weight", "b.weight"]

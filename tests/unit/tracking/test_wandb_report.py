@@ -1,6 +1,6 @@
 """Report of a study in W&B: its content, and what to do if it cannot be saved.
 
-W&B has no server for tests. A function replaces the one that sends GraphQL requests.
+W&B has no server for tests. A function replaces the GraphQL client.
 """
 
 import json
@@ -35,7 +35,7 @@ def without_account(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Variables of the requests that the library sends; the account is `me`."""
+    """Return the variables of GraphQL requests; the account is `me`."""
     import wandb
     from wandb_workspaces.reports.v2 import interface
 
@@ -82,7 +82,7 @@ def test_the_report_has_verdicts_tables_and_the_grouped_runs(
     assert "eval/arc/score" in json.dumps(grid)
 
 
-def test_a_report_that_cannot_be_saved_names_the_remedy(
+def test_error_of_an_unsaved_report_contains_a_remedy(
     monkeypatch: pytest.MonkeyPatch, requests: list[dict[str, Any]]
 ) -> None:
     from wandb_workspaces.reports.v2 import interface
