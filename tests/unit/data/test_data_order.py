@@ -21,7 +21,7 @@ SEGMENT = 4 * LENGTH
 WORDS = ["red", "blue", "été", "木曜日", "x+y", "\n\n", "  two", "\ud7ff", "3.14", "<|endoftext|>"]
 
 
-def reference(documents, stages, point, num_tokens):
+def compute_reference(documents, stages, point, num_tokens):
     """Return the tokens of one stream.
 
     `documents` yields the tokens of each source's documents, `stages` has the length and weights of
@@ -55,7 +55,7 @@ document_lists = st.lists(
 
 
 @st.composite
-def runs(draw):
+def generate_runs(draw):
     """Generate a corpus, a timeline, a number of streams and the attempts of a run."""
     names = ["a", "b", "c"][: draw(st.integers(1, 3))]
     weight = st.integers(1, 9)
@@ -156,7 +156,7 @@ class Case:
                 position += streams
 
         return [
-            reference(
+            compute_reference(
                 {name: documents(source, number) for name, source in opened.sources.items()},
                 stages,
                 (number + 0.5) / streams,
@@ -178,7 +178,7 @@ ANY_RUN = settings(
 
 
 @settings(ANY_RUN, max_examples=25)
-@given(parameters=runs())
+@given(parameters=generate_runs())
 def test_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
     """Vary corpora, weights, phases, ranks, micro batches, prefetch and resumes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +188,7 @@ def test_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
 
 @pytest.mark.slow
 @settings(ANY_RUN, max_examples=100)
-@given(parameters=runs())
+@given(parameters=generate_runs())
 def test_many_runs_equal_the_reference(tmp_path_factory, parameters) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_streams, "CHUNK_BYTES", 600)
@@ -200,7 +200,7 @@ WITH_WORKERS = settings(ANY_RUN, phases=[Phase_.explicit, Phase_.generate])
 
 
 @settings(WITH_WORKERS, max_examples=2)
-@given(parameters=runs(), workers=st.integers(1, 3))
+@given(parameters=generate_runs(), workers=st.integers(1, 3))
 def test_runs_with_workers_equal_the_reference(tmp_path_factory, parameters, workers) -> None:
     parameters["attempts"] = parameters["attempts"][:2]
     check_run(tmp_path_factory.mktemp("run"), parameters, workers)
@@ -208,6 +208,6 @@ def test_runs_with_workers_equal_the_reference(tmp_path_factory, parameters, wor
 
 @pytest.mark.slow
 @settings(WITH_WORKERS, max_examples=8)
-@given(parameters=runs(), workers=st.integers(1, 3))
+@given(parameters=generate_runs(), workers=st.integers(1, 3))
 def test_many_runs_with_workers_equal_the_reference(tmp_path_factory, parameters, workers) -> None:
     check_run(tmp_path_factory.mktemp("run"), parameters, workers)

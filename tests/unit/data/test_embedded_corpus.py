@@ -87,14 +87,14 @@ def test_concurrent_preparations_publish_one_result(small_library: Path, monkeyp
     assert read("data") == ["y = 2\n"]
 
 
-def test_a_cache_that_cannot_be_written_is_an_error(small_library, monkeypatch, tmp_path) -> None:
+def test_unwritable_cache_is_an_error(small_library, monkeypatch, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="set the environment variable HLAT_CACHE to a folder"):
         embedded_corpus.prepare_embedded_corpus()
 
 
-def test_a_full_disk_is_an_error(small_library: Path, monkeypatch) -> None:
+def test_full_disk_is_an_error(small_library: Path, monkeypatch) -> None:
     def raise_no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -59,7 +59,7 @@ def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "tokenizer.json"
 
 
-def exported(file: Path, folder: Path, eos: str, bos: str | None = None) -> Any:
+def export(file: Path, folder: Path, eos: str, bos: str | None = None) -> Any:
     folder.mkdir()
     for name, content in build_tokenizer_files(file, eos, 64, bos_token=bos).items():
         (folder / name).write_bytes(content)
@@ -70,7 +70,7 @@ def exported(file: Path, folder: Path, eos: str, bos: str | None = None) -> Any:
 def test_ids_equal_those_of_training_without_bos(file: Path, tmp_path: Path) -> None:
     eos = EMBEDDED_EOS_TOKEN if file == EMBEDDED_FILE else "</s>"
     ours = Tokenizer(str(file), ".", eos)
-    theirs = exported(file, tmp_path / "out", eos)
+    theirs = export(file, tmp_path / "out", eos)
     for text, ids in zip(TEXTS, ours.encode_chunks(TEXTS), strict=True):
         found = theirs(text)
         assert found["input_ids"] == ids.tolist()
@@ -100,7 +100,7 @@ def test_ids_equal_those_of_training_with_bos(name: str, tmp_path: Path) -> None
         file, eos, bos = tmp_path / "tokenizer.json", "</s>", "<s>"
         rust.save(str(file))
     ours = Tokenizer(str(file), ".", eos, bos_token=bos)
-    theirs = exported(file, tmp_path / "out", eos, bos)
+    theirs = export(file, tmp_path / "out", eos, bos)
     prompts = load_hugging_face_tokenizer(tmp_path / "out")
     for text, ids in zip(TEXTS, ours.encode(TEXTS), strict=True):
         document = ids[:-1].tolist()
@@ -164,8 +164,7 @@ def test_truncation_and_padding_are_removed(tmp_path: Path) -> None:
     )
     assert (found["truncation"], found["padding"]) == (None, None)
     assert (
-        len(exported(tmp_path / "tokenizer.json", tmp_path / "out", "</s>")("abcdef").input_ids)
-        == 6
+        len(export(tmp_path / "tokenizer.json", tmp_path / "out", "</s>")("abcdef").input_ids) == 6
     )
 
 

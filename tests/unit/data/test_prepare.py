@@ -26,7 +26,7 @@ def run(capsys) -> Callable[..., tuple[int, str, str]]:
 
 
 @pytest.fixture
-def lines(tmp_path: Path, make_documents) -> Path:
+def input_dir(tmp_path: Path, make_documents) -> Path:
     """Write a directory with a file of documents."""
     (tmp_path / "in").mkdir()
     rows = [json.dumps({"text": text}) for text in make_documents("prepare", 20)]
@@ -48,7 +48,7 @@ def test_sources_rows_sizes_and_directory_are_printed(embedded_folder: Path, run
     assert all("rows" in line and line.endswith("MB") for line in lines[1:])
 
 
-def test_a_cache_that_cannot_be_written_is_exit_code_2(monkeypatch, tmp_path, run) -> None:
+def test_unwritable_cache_is_exit_code_2(monkeypatch, tmp_path, run) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HLAT_CACHE", str(tmp_path / "file"))
     code, _, printed = run()
@@ -63,9 +63,9 @@ def test_help_contains_the_directory_and_examples(run) -> None:
     assert "layout=redpajama output=data" in printed
 
 
-def test_prepare_twice_and_inspect(lines: Path, tmp_path: Path, run) -> None:
+def test_prepare_twice_and_inspect(input_dir: Path, tmp_path: Path, run) -> None:
     out = tmp_path / "out"
-    code, printed, progress = run(lines, "--output", out)
+    code, printed, progress = run(input_dir, "--output", out)
     assert code == 0
     manifest = json.loads((out / "manifest.json").read_text())
     size = f"20 documents, {format_bytes(manifest['text_bytes'])}"
@@ -76,10 +76,10 @@ def test_prepare_twice_and_inspect(lines: Path, tmp_path: Path, run) -> None:
         f"train on it: {command} data.heldout_documents=9",
     ]
     assert progress.splitlines() == [
-        f"preparing {out}: {format_bytes((lines / 'a.jsonl').stat().st_size)}",
+        f"preparing {out}: {format_bytes((input_dir / 'a.jsonl').stat().st_size)}",
         f"counting {out}: {format_bytes(manifest['text_bytes'])}",
     ]
-    code, printed, progress = run(lines, "--output", out)
+    code, printed, progress = run(input_dir, "--output", out)
     assert (code, progress) == (0, "")
     assert printed.splitlines()[0] == f"{out}: is complete already; {size}"
     code, printed, _ = run("--inspect", out)
@@ -88,11 +88,11 @@ def test_prepare_twice_and_inspect(lines: Path, tmp_path: Path, run) -> None:
 
 
 def test_skipped_files_are_counted_and_a_majority_requires_a_flag(
-    lines: Path, tmp_path: Path, run
+    input_dir: Path, tmp_path: Path, run
 ) -> None:
     for name in ("a.png", "b.png", "c.doc.gz", "d.\x1b[2J"):
-        (lines / name).write_text("text")
-    arguments = (lines, "--output", tmp_path / "data")
+        (input_dir / name).write_text("text")
+    arguments = (input_dir, "--output", tmp_path / "data")
     code, _, errors = run(*arguments)
     assert code == 2
     assert (
@@ -108,9 +108,9 @@ def test_skipped_files_are_counted_and_a_majority_requires_a_flag(
     assert "is complete already" in run(*arguments, "--skip-unsupported")[1]
 
 
-def test_verify_lists_missing_files(lines: Path, tmp_path: Path, run) -> None:
+def test_verify_lists_missing_files(input_dir: Path, tmp_path: Path, run) -> None:
     out = tmp_path / "out"
-    run(lines, "--output", out)
+    run(input_dir, "--output", out)
     size = format_bytes(sum(path.stat().st_size for path in out.glob("part-*")))
     assert run("--verify", out)[:2] == (0, f"{out}: {size}; all files are intact\n")
     (out / "part-00000.arrow").unlink()
@@ -120,14 +120,14 @@ def test_verify_lists_missing_files(lines: Path, tmp_path: Path, run) -> None:
     assert f"{out}/part-00000.arrow: is missing" in problems
 
 
-def test_layout_reports_missing_sources(lines: Path, tmp_path: Path, run) -> None:
-    (lines / "c4").mkdir()
-    (lines / "a.jsonl").rename(lines / "c4/a.jsonl")
-    (lines / "x.jsonl").write_text("")
-    code, printed, _ = run(lines, "--layout", "redpajama", "--output", tmp_path / "data")
+def test_layout_reports_missing_sources(input_dir: Path, tmp_path: Path, run) -> None:
+    (input_dir / "c4").mkdir()
+    (input_dir / "a.jsonl").rename(input_dir / "c4/a.jsonl")
+    (input_dir / "x.jsonl").write_text("")
+    code, printed, _ = run(input_dir, "--layout", "redpajama", "--output", tmp_path / "data")
     assert code == 0
     assert "books: there is no file book/*.jsonl*" in printed
-    assert f"1 files are of no source of redpajama, such as {lines}/x.jsonl" in printed
+    assert f"1 files are of no source of redpajama, such as {input_dir}/x.jsonl" in printed
     assert f"data=redpajama data.root={tmp_path}/data" in printed
 
 
@@ -185,13 +185,19 @@ def test_errors_are_one_line_and_exit_code_2(
     ],
 )
 def test_failures_print_how_to_continue(
-    raised: BaseException, code: int, message: str, lines: Path, tmp_path: Path, run, monkeypatch
+    raised: BaseException,
+    code: int,
+    message: str,
+    input_dir: Path,
+    tmp_path: Path,
+    run,
+    monkeypatch,
 ) -> None:
     def stop(*_: object) -> None:
         raise raised
 
     monkeypatch.setattr(preparation, "complete_source", stop)
-    found, _, errors = run(lines, "--output", tmp_path / "out")
+    found, _, errors = run(input_dir, "--output", tmp_path / "out")
     assert found == code
     assert message in errors.splitlines()[-1]
     assert errors.endswith("the same command continues\n")

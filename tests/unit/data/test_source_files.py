@@ -141,7 +141,7 @@ class TestSavedDatasets:
         (tmp_path / "d" / "b.arrow").unlink()
         assert "lists b.arrow, which is missing" in get_error(tmp_path, "d")
 
-    def test_splits_are_named(self, tmp_path: Path, write_arrow) -> None:
+    def test_error_of_several_splits_lists_them(self, tmp_path: Path, write_arrow) -> None:
         self.save(tmp_path / "d" / "train", write_arrow, ["a.arrow"])
         write_json(tmp_path / "d" / "dataset_dict.json", {"splits": ["train", "test"]})
         assert get_error(tmp_path, "d") == (
@@ -151,7 +151,7 @@ class TestSavedDatasets:
         assert find_names(tmp_path, "d/train") == ["d/train/a.arrow"]
 
     @pytest.mark.parametrize("content", [3, {"splits": 3}, {"splits": [3]}, {}, None])
-    def test_splits_that_are_no_list_are_refused(
+    def test_invalid_lists_of_splits_are_rejected(
         self, tmp_path: Path, content: object, write_arrow
     ) -> None:
         self.save(tmp_path / "d" / "train", write_arrow, ["a.arrow"])

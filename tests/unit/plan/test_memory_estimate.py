@@ -158,7 +158,7 @@ def test_model_that_does_not_fit_is_rejected_with_all_terms(config):
     )
 
 
-def test_what_fits_is_accepted(config):
+def test_model_that_fits_is_accepted(config):
     validate_feasibility(config())
 
 

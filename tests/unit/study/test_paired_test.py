@@ -32,7 +32,7 @@ def test_difference_is_computed_from_common_seeds() -> None:
     assert found.effect_size == pytest.approx(found.mean / found.std * (1 - 3 / 7))
 
 
-def test_one_pair_decides_nothing() -> None:
+def test_one_pair_has_no_p_value() -> None:
     found = compare_paired(PointRuns({"1": 1.0}), BASELINE)
     assert found.mean == -1.0
     assert math.isnan(found.p_value)

@@ -81,12 +81,12 @@ def test_full_disk_delays_rows(log, monkeypatch, capsys):
 def test_full_disk_leaves_no_partial_row(log, monkeypatch):
     real = os.write
 
-    def short(descriptor, data):
+    def write_partially(descriptor, data):
         real(descriptor, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(os, "write", short)
+        full.setattr(os, "write", write_partially)
         log.append({"step": 1})
     assert log.path.read_text() == ""
     log.append({"step": 2})
@@ -110,7 +110,7 @@ def test_repair_removes_damaged_lines_and_duplicate_steps(log):
 
 
 @pytest.fixture
-def synced(monkeypatch):
+def flushed_names(monkeypatch):
     """Return the names of flushed files and directories."""
     names = []
     for module in (jsonl_log, durable_files):
@@ -118,23 +118,23 @@ def synced(monkeypatch):
     return names
 
 
-def test_rows_are_flushed_at_an_interval(log, monkeypatch, synced):
+def test_rows_are_flushed_at_an_interval(log, monkeypatch, flushed_names):
     now = [jsonl_log.time.monotonic()]
     monkeypatch.setattr(jsonl_log.time, "monotonic", lambda: now[0])
     log = JsonlLog(log.path)
     log.append({"step": 1})
-    assert synced == []
+    assert flushed_names == []
     now[0] += jsonl_log.SYNC_INTERVAL_S
     log.append({"step": 2})
     log.append({"step": 3})
-    assert synced == ["metrics.jsonl"]
+    assert flushed_names == ["metrics.jsonl"]
 
 
-def test_a_rewritten_file_is_flushed_before_it_replaces_the_old_one(log, synced):
+def test_a_rewritten_file_is_flushed_before_it_replaces_the_old_one(log, flushed_names):
     for step in (1, 2):
         log.append({"step": step})
     log.truncate_after(1)
-    assert synced == [".metrics.jsonl.tmp", log.path.parent.name]
+    assert flushed_names == [".metrics.jsonl.tmp", log.path.parent.name]
 
 
 def test_a_disk_that_cannot_flush_does_not_end_training(log, monkeypatch, capsys):

@@ -103,11 +103,11 @@ def test_time_of_writing_a_row_belongs_to_the_next_row(open_tracker, clock, tmp_
     tracker.start_attempt(0)
     append = tracker._metrics_log.append
 
-    def slowly(row):
+    def append_slowly(row):
         clock.now += 0.25
         append(row)
 
-    monkeypatch.setattr(tracker._metrics_log, "append", slowly)
+    monkeypatch.setattr(tracker._metrics_log, "append", append_slowly)
     for step in (1, 2):
         clock.now += 1.0
         tracker.log_metrics(step, "base", **NUMBERS)
