@@ -25,7 +25,7 @@ SWITCH = PhaseConfig(
 )
 
 
-def read_global_batches(loaders, steps):
+def read_batches(loaders, steps):
     """Read batches from the loaders of all ranks and interleave their rows."""
     batches = []
     for _ in range(steps):
@@ -51,11 +51,11 @@ def open_ranks(corpora, open_loader):
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 @pytest.mark.parametrize("prefetch", [0, 1, 5])
 def test_global_batches_do_not_depend_on_ranks_or_prefetch(open_ranks, num_ranks, prefetch) -> None:
-    expected = read_global_batches(open_ranks(), 50)
+    expected = read_batches(open_ranks(), 50)
     ranks = open_ranks(num_ranks, prefetch)
-    np.testing.assert_array_equal(read_global_batches(ranks, 50), expected)
+    np.testing.assert_array_equal(read_batches(ranks, 50), expected)
     (whole,) = open_ranks()
-    read_global_batches([whole], 50)
+    read_batches([whole], 50)
     assert merge_state_dicts([one.state_dict() for one in ranks]) == whole.state_dict()
 
 
@@ -73,7 +73,7 @@ def test_shape_and_dtype_of_a_batch(open_ranks) -> None:
 )
 def test_random_resumes_equal_the_uninterrupted_run(open_ranks, seed: int) -> None:
     """Resume repeatedly with other ranks and prefetch, also across stages."""
-    expected = read_global_batches(open_ranks(), 60)
+    expected = read_batches(open_ranks(), 60)
     rng = random.Random(seed)
     step, found, state = 0, [], None
     while step < 60:
@@ -82,7 +82,7 @@ def test_random_resumes_equal_the_uninterrupted_run(open_ranks, seed: int) -> No
             if state is not None:
                 one.load_state_dict(json.loads(state))
         steps = min(rng.randint(0, 15), 60 - step)
-        found += read_global_batches(ranks, steps)
+        found += read_batches(ranks, steps)
         state = json.dumps(merge_state_dicts([one.state_dict() for one in ranks]))
         step += steps
     np.testing.assert_array_equal(found, expected)
@@ -101,9 +101,9 @@ def test_state_excludes_prefetched_batches(open_ranks) -> None:
 def test_restore_an_earlier_state(open_ranks) -> None:
     (one,) = open_ranks(prefetch=2)
     start = one.state_dict()
-    first = read_global_batches([one], 30)
+    first = read_batches([one], 30)
     one.load_state_dict(start)
-    np.testing.assert_array_equal(read_global_batches([one], 30), first)
+    np.testing.assert_array_equal(read_batches([one], 30), first)
 
 
 def test_stage_name_is_that_of_the_last_batch(open_ranks) -> None:
@@ -125,10 +125,10 @@ def test_changed_mixture_applies_from_the_resume(open_ranks) -> None:
         "after", [StageConfig("main", 30 * 128), StageConfig("late", None, {"gamma": 1.0})]
     )
     (one,), (other,) = open_ranks(phase=before), open_ranks(phase=after)
-    read_global_batches([one], 30)
+    read_batches([one], 30)
     other.load_state_dict(one.state_dict())
     read = other.compute_ledger()
-    read_global_batches([other], 10)
+    read_batches([other], 10)
     gained = {
         name: entry["tokens"] - read[name]["tokens"]
         for name, entry in other.compute_ledger().items()
@@ -140,7 +140,7 @@ def test_ledger_sums_to_the_tokens_read(corpora, open_loader) -> None:
     corpora.write("gamma", ["", *corpora.documents["gamma"]])
     one = open_loader(corpora.data(prefetch=2))
     assert one.compute_ledger()["alpha"] == {"tokens": 0, "documents": 0, "epochs": 0.0}
-    read_global_batches([one], 100)
+    read_batches([one], 100)
     ledger = one.compute_ledger()
     assert sum(entry["tokens"] for entry in ledger.values()) == 100 * 4 * 32
     for name, share in WEIGHTS.items():
@@ -151,7 +151,7 @@ def test_ledger_sums_to_the_tokens_read(corpora, open_loader) -> None:
 
 def test_state_is_small_and_json_serializable(open_ranks) -> None:
     (one,) = open_ranks()
-    read_global_batches([one], 60)
+    read_batches([one], 60)
     text = json.dumps(one.state_dict())
     assert json.loads(text) == one.state_dict()
     assert len(json.dumps(one.state_dict()["streams"])) < 4 * 100
@@ -212,15 +212,15 @@ def test_weights_may_change_at_a_resume(corpora, open_loader) -> None:
 def test_error_in_the_background_is_raised_and_the_batch_can_be_read_again(
     open_ranks, monkeypatch, prefetch: int
 ) -> None:
-    expected = read_global_batches(open_ranks(), 40)
+    expected = read_batches(open_ranks(), 40)
     (one,) = open_ranks(prefetch=prefetch)
-    found = read_global_batches([one], 5)
+    found = read_batches([one], 5)
     with monkeypatch.context() as patch:
         patch.setattr(one._training_data.tokenizer, "encode_chunks", lambda chunks: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             found.extend(one.next_batch().tokens for _ in expected)
     np.testing.assert_array_equal(found, expected[: len(found)])
-    rest = read_global_batches([one], 40 - len(found))
+    rest = read_batches([one], 40 - len(found))
     np.testing.assert_array_equal(rest, expected[len(found) :])
 
 
@@ -310,18 +310,18 @@ def test_global_batches_with_bos_do_not_depend_on_ranks_or_workers(
     open_loader, with_bos, num_ranks: int, workers: int
 ) -> None:
     (whole,) = [open_loader(with_bos(), SWITCH)]
-    expected = read_global_batches([whole], 30)
+    expected = read_batches([whole], 30)
     data = with_bos(workers=workers, prefetch=2)
     ranks = [
         open_loader(data, SWITCH, dp_rank=r, dp_world_size=num_ranks) for r in range(num_ranks)
     ]
-    np.testing.assert_array_equal(read_global_batches(ranks, 30), expected)
+    np.testing.assert_array_equal(read_batches(ranks, 30), expected)
     assert merge_state_dicts([one.state_dict() for one in ranks]) == whole.state_dict()
 
 
 @pytest.mark.slow  # starts processes
 def test_a_run_with_bos_resumes_with_other_ranks_and_workers(open_loader, with_bos) -> None:
-    expected = read_global_batches([open_loader(with_bos(), SWITCH)], 40)
+    expected = read_batches([open_loader(with_bos(), SWITCH)], 40)
     found, state = [], None
     for num_ranks, workers, prefetch in ((2, 1, 3), (1, 0, 0), (4, 2, 1), (1, 3, 2)):
         data = with_bos(workers=workers, prefetch=prefetch)
@@ -331,14 +331,14 @@ def test_a_run_with_bos_resumes_with_other_ranks_and_workers(open_loader, with_b
         for one in ranks:
             if state is not None:
                 one.load_state_dict(json.loads(state))
-        found += read_global_batches(ranks, 10)
+        found += read_batches(ranks, 10)
         state = json.dumps(merge_state_dicts([one.state_dict() for one in ranks]))
     np.testing.assert_array_equal(found, expected)
 
 
 def test_bos_is_counted_for_its_source_and_not_as_a_document(open_loader, with_bos) -> None:
     loader = open_loader(with_bos())
-    tokens = np.concatenate([one.ravel() for one in read_global_batches([loader], 100)])
+    tokens = np.concatenate([one.ravel() for one in read_batches([loader], 100)])
     ledger = loader.compute_ledger()
     assert sum(entry["tokens"] for entry in ledger.values()) == tokens.size
     for name, share in WEIGHTS.items():
@@ -373,7 +373,7 @@ def test_other_bos_is_rejected_with_both_values(
 def test_an_accepted_bos_starts_with_the_next_document(corpora, open_loader, with_bos) -> None:
     corpora.write("alpha", [f"old{i} " * 40 for i in range(30)])
     before = open_loader(with_bos({"alpha": 1.0}, bos_token=None))
-    read_global_batches([before], 4)
+    read_batches([before], 4)
     after = open_loader(with_bos({"alpha": 1.0}, allow_changed=["data.bos_token"]))
     assert len(after.load_state_dict(before.state_dict())) == 1
     assert after.next_batch().tokens[:, 0].tolist() == [4096] * 4

@@ -39,7 +39,7 @@ def get_edge_sizes(first: int, last: int) -> list[int]:
     return [2**k + d for k in range(first, last + 1) for d in (-1, 0, 1)]
 
 
-def compute_z_limit(num_scores: int) -> float:
+def get_z_limit(num_scores: int) -> float:
     """Return the limit that standard normal scores exceed with probability ALPHA (Bonferroni)."""
     return NormalDist().inv_cdf(1 - ALPHA / 2 / num_scores)
 
@@ -92,13 +92,7 @@ def score_batches(positions: Positions, size: int) -> list[float]:
     return [float((chi_square - 255 * count) / np.sqrt(2 * 255 * 255 / 256 * count))]
 
 
-STATISTICS = [
-    score_correlations,
-    score_pairs,
-    score_distances,
-    score_blocks,
-    score_batches,
-]
+STATISTICS = [score_correlations, score_pairs, score_distances, score_blocks, score_batches]
 Statistic = Callable[[Positions, int], list[float]]
 
 
@@ -153,7 +147,7 @@ def test_consecutive_images_are_pseudorandom(
     windows: list[tuple[int, Positions]], statistic: Statistic
 ) -> None:
     z_scores = compute_z_scores(statistic, windows)
-    assert z_scores.max() < compute_z_limit(len(z_scores))
+    assert z_scores.max() < get_z_limit(len(z_scores))
 
 
 @pytest.mark.slow
@@ -163,25 +157,24 @@ def test_a_million_consecutive_images_are_pseudorandom(statistic: Statistic) -> 
         (size, permute_range(size, seed, 0, 10**6)) for size in SIZES[1:] for seed in range(8)
     ]
     z_scores = compute_z_scores(statistic, samples)
-    assert z_scores.max() < compute_z_limit(len(z_scores))
+    assert z_scores.max() < get_z_limit(len(z_scores))
 
 
 @pytest.mark.usefixtures("two_rounds")
 @pytest.mark.parametrize("statistic", STATISTICS)
 def test_statistics_detect_two_rounds(statistic: Statistic) -> None:
     z_scores = compute_z_scores(statistic, [(10**6, permute_range(10**6, 0, 0))])
-    assert z_scores.max() > compute_z_limit(len(SIZES) * len(SEEDS) * len(LAGS))
+    assert z_scores.max() > get_z_limit(len(SIZES) * len(SEEDS) * len(LAGS))
 
 
 @pytest.mark.parametrize(
-    "statistic",
-    [score_correlations, score_pairs, score_distances, score_batches],
+    "statistic", [score_correlations, score_pairs, score_distances, score_batches]
 )
 def test_statistics_detect_permutations_of_blocks(statistic: Statistic) -> None:
     """Permute groups of eight, such as blocks of a file."""
     index = np.arange(200_000)
     positions = Permutation(125_000, ("stretches",))(index // 8) * 8 + index % 8
-    assert compute_z_scores(statistic, [(10**6, positions)]).max() > compute_z_limit(
+    assert compute_z_scores(statistic, [(10**6, positions)]).max() > get_z_limit(
         len(SIZES) * len(SEEDS) * len(LAGS)
     )
 
@@ -199,7 +192,7 @@ def test_first_images_of_a_key_are_not_clustered() -> None:
     probability = 8 * ranges**7 - 7 * ranges**8
     assert probability.min() > ALPHA / len(ranges)
     counts = np.bincount((probability * 10).astype(int), minlength=10)
-    assert abs(compute_z_score(((counts - 40) ** 2 / 40).sum(), 9)) < compute_z_limit(1)
+    assert abs(compute_z_score(((counts - 40) ** 2 / 40).sum(), 9)) < get_z_limit(1)
 
 
 def compute_z_score_of_pairs(count: int) -> float:
@@ -216,9 +209,9 @@ def compute_z_score_of_pairs(count: int) -> float:
 
 def test_images_of_small_permutations_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use two indices with equal right halves in the smallest network: four rounds are too few."""
-    assert abs(compute_z_score_of_pairs(2500)) < compute_z_limit(1)
+    assert abs(compute_z_score_of_pairs(2500)) < get_z_limit(1)
     monkeypatch.setattr(permutation_module, "NUM_ROUNDS", 4)
-    assert compute_z_score_of_pairs(2500) > 2 * compute_z_limit(1)
+    assert compute_z_score_of_pairs(2500) > 2 * get_z_limit(1)
 
 
 KEYS = [
@@ -240,7 +233,7 @@ def test_orders_of_different_keys_are_uncorrelated(size: int) -> None:
         expected = len(one) / 256
         z_scores.append(compute_z_score(((counts - expected) ** 2 / expected).sum(), 255))
         assert (one == other).mean() < 1e-4
-    assert np.abs(z_scores).max() < compute_z_limit(len(z_scores))
+    assert np.abs(z_scores).max() < get_z_limit(len(z_scores))
 
 
 def test_ten_billion_elements_use_no_memory() -> None:

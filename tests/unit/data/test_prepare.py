@@ -87,9 +87,7 @@ def test_prepare_twice_and_inspect(input_dir: Path, tmp_path: Path, run) -> None
     assert printed.splitlines()[1].split()[:2] == ["out", "20"]
 
 
-def test_skipped_files_are_counted_and_a_majority_requires_a_flag(
-    input_dir: Path, tmp_path: Path, run
-) -> None:
+def test_skipped_files_are_counted(input_dir: Path, tmp_path: Path, run) -> None:
     for name in ("a.png", "b.png", "c.doc.gz", "d.\x1b[2J"):
         (input_dir / name).write_text("text")
     arguments = (input_dir, "--output", tmp_path / "data")

@@ -23,10 +23,10 @@ def config(compose):
 
 
 def test_layouts_are_unique_and_use_all_processes(config):
-    run_config = config("model=7b", "hardware=trn1_32xl", "hardware.nodes=4")
-    result = [tuple(one.overrides) for one in search_layouts(run_config)]
+    run = config("model=7b", "hardware=trn1_32xl", "hardware.nodes=4")
+    result = [tuple(one.overrides) for one in search_layouts(run)]
     assert len(set(result)) == len(result) > 50
-    for one in generate_layouts(run_config):
+    for one in generate_layouts(run):
         assert 128 % (one.parallelism.tp * one.parallelism.pp) == 0
 
 
@@ -49,8 +49,8 @@ def test_overrides_of_layouts_contain_dp_if_it_was_set(compose, config):
 
 
 def test_layout_of_the_paper_is_found(config):
-    run_config = config("experiment=hlat_70b")
-    (nearest,) = find_nearest_layouts(run_config, search_layouts(run_config), 1)
+    run = config("experiment=hlat_70b")
+    (nearest,) = find_nearest_layouts(run, search_layouts(run), 1)
     layout = nearest.config.parallelism
     assert (layout.tp, layout.pp, layout.zero, nearest.config.micro_batch_size) == (32, 8, 1, 1)
     assert layout.activation_checkpointing.value == "selective"

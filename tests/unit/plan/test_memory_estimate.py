@@ -61,8 +61,8 @@ def test_activations_of_70b_in_the_layout_of_the_paper(config):
     ],
 )
 def test_sequence_parallelism_shards_the_inputs_of_norms(config, overrides, num_saved):
-    run_config = config(*overrides)
-    assert estimate_memory(run_config).activations == 8 * 256 * 4 * num_saved * 4
+    run = config(*overrides)
+    assert estimate_memory(run).activations == 8 * 256 * 4 * num_saved * 4
 
 
 def test_working_memory_of_a_layer_beyond_the_logits(config):
@@ -142,20 +142,16 @@ def test_device_memory_of_hardware_and_machine(config):
 
 
 def test_model_that_does_not_fit_is_rejected_with_all_terms(config):
-    run_config = config(
-        "model=70b", "parallelism=single", "precision=fp32", "hardware.memory_gib=24"
-    )
+    run = config("model=70b", "parallelism=single", "precision=fp32", "hardware.memory_gib=24")
     with pytest.raises(ConfigError) as caught:
-        validate_feasibility(run_config)
+        validate_feasibility(run)
     message = str(caught.value)
     assert message.startswith("model=70b needs 1,")
     assert "hardware=cpu has 24.0" in message
     for term in ("weights 257.0", "accumulation 257.0", "moments 513.9", "activations", "logits"):
         assert term in message
     assert "run.force=true skips this" in message
-    validate_feasibility(
-        dataclasses.replace(run_config, run=dataclasses.replace(run_config.run, force=True))
-    )
+    validate_feasibility(dataclasses.replace(run, run=dataclasses.replace(run.run, force=True)))
 
 
 def test_model_that_fits_is_accepted(config):
@@ -163,11 +159,11 @@ def test_model_that_fits_is_accepted(config):
 
 
 def test_removed_variables_are_rejected_with_their_replacement(config):
-    run_config = config("compiler=neuron_2_31", "+compiler.environment.XLA_USE_BF16='1'")
+    run = config("compiler=neuron_2_31", "+compiler.environment.XLA_USE_BF16='1'")
     with pytest.raises(
         ConfigError, match=r"compiler\.environment\.XLA_USE_BF16 was removed .* precision=bf16_sr"
     ):
-        validate_feasibility(run_config)
+        validate_feasibility(run)
 
 
 @pytest.mark.parametrize(
@@ -185,17 +181,15 @@ def test_vocabulary_smaller_than_the_tokenizer_is_rejected(config):
 
 
 def test_initial_weights_are_required_unless_a_checkpoint_exists(compose, tmp_path):
-    run_config = resolve_config(
-        compose("model.init_from=nowhere", f"run.root={tmp_path}", "run.name=x")
-    )
+    run = resolve_config(compose("model.init_from=nowhere", f"run.root={tmp_path}", "run.name=x"))
     with pytest.raises(ConfigError) as caught:
-        validate_feasibility(run_config)
+        validate_feasibility(run)
     assert str(caught.value) == (
         "model.init_from=nowhere: there is no such directory; specify a directory with config.json and "
         "*.safetensors"
     )
     (tmp_path / "x/checkpoints/step_00000005").mkdir(parents=True)
-    validate_feasibility(run_config)
+    validate_feasibility(run)
 
 
 def test_zero_stages_shard_one_term_each(config):

@@ -17,7 +17,7 @@ TRN1 = EFFICIENCIES["trn1.32xlarge"]
 
 
 @pytest.fixture(scope="module")
-def configs_by_name(compose):
+def configs(compose):
     """Resolve the configurations of all rows."""
     return {
         row.name: resolve_config(
@@ -27,7 +27,7 @@ def configs_by_name(compose):
     }
 
 
-def _predict_sequences_per_second(config, constants=TRN1):
+def _predict_rate(config, constants=TRN1):
     return 1024 / compute_step_time(config, compute_achieved_speed(config, constants)).total
 
 
@@ -41,26 +41,21 @@ def test_at_most_half_of_the_rows_are_fitted():
 
 
 @pytest.mark.parametrize("row", PUBLISHED_RUNS, ids=lambda row: row.name)
-def test_predictions_are_within_15_percent_of_published_medians(row, configs_by_name):
-    error = (
-        _predict_sequences_per_second(configs_by_name[row.name])
-        / statistics.median(row.sequences_per_second)
-        - 1
-    )
+def test_predictions_are_within_15_percent_of_published_medians(row, configs):
+    error = _predict_rate(configs[row.name]) / statistics.median(row.sequences_per_second) - 1
     assert abs(error) < 0.15
 
 
 @pytest.mark.parametrize("row", PUBLISHED_RUNS, ids=lambda row: row.name)
-def test_published_runs_fit(row, configs_by_name):
-    assert forecast_run(configs_by_name[row.name]).fits
+def test_published_runs_fit(row, configs):
+    assert forecast_run(configs[row.name]).fits
 
 
 @pytest.mark.parametrize("constant", ["compute", "link", "network"])
-def test_constants_minimize_the_error(constant, configs_by_name):
+def test_constants_minimize_the_error(constant, configs):
     def error(constants):
         return sum(
-            math.log(_predict_sequences_per_second(configs_by_name[row.name], constants) / value)
-            ** 2
+            math.log(_predict_rate(configs[row.name], constants) / value) ** 2
             / len(row.sequences_per_second)
             for row in PUBLISHED_RUNS
             if row.fitted
@@ -72,14 +67,10 @@ def test_constants_minimize_the_error(constant, configs_by_name):
         assert error(replace(TRN1, **{constant: factor * value})) > best
 
 
-def test_predicted_scaling_at_32_and_64_nodes(configs_by_name):
-    one = _predict_sequences_per_second(configs_by_name["HLAT-7B, TP8 DP16"]) / 4
-    assert _predict_sequences_per_second(
-        configs_by_name["HLAT-7B, TP8 DP128"]
-    ) / 32 / one == pytest.approx(0.87, abs=0.01)
-    assert _predict_sequences_per_second(
-        configs_by_name["HLAT-7B, TP8 DP256"]
-    ) / 64 / one == pytest.approx(0.75, abs=0.01)
+def test_predicted_scaling_at_32_and_64_nodes(configs):
+    one = _predict_rate(configs["HLAT-7B, TP8 DP16"]) / 4
+    assert _predict_rate(configs["HLAT-7B, TP8 DP128"]) / 32 / one == pytest.approx(0.87, abs=0.01)
+    assert _predict_rate(configs["HLAT-7B, TP8 DP256"]) / 64 / one == pytest.approx(0.75, abs=0.01)
 
 
 def test_70b_fits_the_nodes_of_the_paper_but_not_four(compose):

@@ -23,7 +23,7 @@ def config(compose):
     return lambda *overrides: OmegaConf.to_object(compose(*overrides))
 
 
-def _compute_first_stage(config, name, *rest):
+def _evaluate(config, name, *rest):
     """Evaluate a formula for the first stage."""
     mesh = compute_parallel_degrees(config.parallelism, config.num_processes)
     first = build_stage_shards(config.model, mesh)[0]
@@ -32,14 +32,14 @@ def _compute_first_stage(config, name, *rest):
 
 def test_flops_of_one_rank_equal_those_of_mfu(config):
     for model in ("7b", "70b"):
-        run_config = config(f"model={model}", "parallelism=single")
-        one = _compute_first_stage(run_config, "compute_forward_backward_flops")
-        assert one == 4096 * compute_flops_per_token(run_config.model, 4096)
+        run = config(f"model={model}", "parallelism=single")
+        one = _evaluate(run, "compute_forward_backward_flops")
+        assert one == 4096 * compute_flops_per_token(run.model, 4096)
 
 
 def test_recomputed_flops_are_those_of_attention_or_the_layer(config):
     def flops(mode):
-        return _compute_first_stage(
+        return _evaluate(
             config(
                 "model=7b", "parallelism=single", f"parallelism.activation_checkpointing={mode}"
             ),
@@ -56,7 +56,7 @@ def test_replicated_heads_are_computed_on_each_rank(config):
     # 70b, tp 32: q and o 2 x 8192 x 256, one kv head 2 x 8192 x 128, the MLP 3 x 8192 x 896
     matrices = 8192 * (2 * 256 + 2 * 128 + 3 * 896)
     attention = 2 * 4096 * 8192 / 32
-    assert _compute_first_stage(config(*PAPER), "compute_forward_backward_flops") == 4096 * 10 * (
+    assert _evaluate(config(*PAPER), "compute_forward_backward_flops") == 4096 * 10 * (
         3 * (2 * matrices + attention) + attention
     )
 
@@ -64,23 +64,19 @@ def test_replicated_heads_are_computed_on_each_rank(config):
 def test_tensor_parallel_bytes_of_four_collectives_per_layer(config):
     activations = 8 * 256 * 128 * 4
     plain = config("parallelism.tp=2", *TINY)
-    assert _compute_first_stage(plain, "compute_tensor_parallel_bytes") == activations / 2 * (
-        4 * 8 + 2 * 2
-    )
+    assert _evaluate(plain, "compute_tensor_parallel_bytes") == activations / 2 * (4 * 8 + 2 * 2)
     full = config("parallelism.tp=2", "parallelism.activation_checkpointing=full", *TINY)
-    assert _compute_first_stage(full, "compute_tensor_parallel_bytes") == activations / 2 * (
-        4 * 12 + 2 * 2
-    )
+    assert _evaluate(full, "compute_tensor_parallel_bytes") == activations / 2 * (4 * 12 + 2 * 2)
     # NxD gathers twice more; the first of eight stages has no head
-    assert _compute_first_stage(
+    assert _evaluate(
         config(*PAPER), "compute_tensor_parallel_bytes"
     ) == 4096 * 8192 * 2 * 31 / 32 * (10 * 10 + 2)
 
 
 def test_pipeline_bytes_are_those_of_the_sequence_shard(config):
-    run_config = config(*PAPER)
-    mesh = compute_parallel_degrees(run_config.parallelism, run_config.num_processes)
-    assert step_time.compute_pipeline_bytes(run_config, mesh) == 2 * 4096 * 8192 * 2 / 32
+    run = config(*PAPER)
+    mesh = compute_parallel_degrees(run.parallelism, run.num_processes)
+    assert step_time.compute_pipeline_bytes(run, mesh) == 2 * 4096 * 8192 * 2 / 32
     assert (
         step_time.compute_pipeline_bytes(
             config(), compute_parallel_degrees(config().parallelism, 1)
@@ -91,10 +87,10 @@ def test_pipeline_bytes_are_those_of_the_sequence_shard(config):
 
 def test_data_parallel_bytes_of_zero_stages(config):
     def count_bytes(zero):
-        run_config = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
-        run_config = replace(run_config, batch=replace(run_config.batch, micro_batch_size=1))
+        run = config("parallelism.dp=4", f"parallelism.zero={zero}", "precision=mixed")
+        run = replace(run, batch=replace(run.batch, micro_batch_size=1))
         stage = StageShard(((0, 2),), 450, 2, 100, 200, True, True)
-        return _compute_first_stage(run_config, "compute_data_parallel_bytes", stage)
+        return _evaluate(run, "compute_data_parallel_bytes", stage)
 
     # 1,000 weights of 2 bytes, 900 of them in layers, sums of 4; 3/4 of each; two micro batches
     assert [count_bytes(zero) for zero in range(4)] == [6000, 4500, 9000, 11700]
@@ -102,7 +98,7 @@ def test_data_parallel_bytes_of_zero_stages(config):
 
 def test_optimizer_bytes_include_every_copy(config):
     def count_optimizer_bytes(*overrides):
-        return _compute_first_stage(config(*overrides), "compute_optimizer_bytes", 1000)
+        return _evaluate(config(*overrides), "compute_optimizer_bytes", 1000)
 
     assert count_optimizer_bytes("precision=bf16_sr") == 1000 * (2 + 2 * 2 + 2 * 4)
     assert count_optimizer_bytes("precision=mixed") == 1000 * (4 + 2 * 4 + 2 * 8 + 2)
@@ -121,26 +117,24 @@ def test_optimizer_bytes_include_every_copy(config):
     ],
 )
 def test_number_of_rings_per_node(config, overrides, rings):
-    run_config = config(*overrides)
-    mesh = compute_parallel_degrees(run_config.parallelism, run_config.num_processes)
-    assert step_time.count_rings_per_node(run_config, mesh) == rings
+    run = config(*overrides)
+    mesh = compute_parallel_degrees(run.parallelism, run.num_processes)
+    assert step_time.count_rings_per_node(run, mesh) == rings
 
 
 def test_step_time_of_hlat_70b_at_data_sheet_speeds(config):
-    run_config = config(*PAPER)
-    step = step_time.compute_step_time(
-        run_config, step_time.compute_achieved_speed(run_config, ALL)
-    )
-    mesh = compute_parallel_degrees(run_config.parallelism, run_config.num_processes)
-    first, *_, last = build_stage_shards(run_config.model, mesh)
-    flops = step_time.compute_forward_backward_flops(run_config, mesh, last)
+    run = config(*PAPER)
+    step = step_time.compute_step_time(run, step_time.compute_achieved_speed(run, ALL))
+    mesh = compute_parallel_degrees(run.parallelism, run.num_processes)
+    first, *_, last = build_stage_shards(run.model, mesh)
+    flops = step_time.compute_forward_backward_flops(run, mesh, last)
     assert step.compute == pytest.approx(32 * flops / 95e12)
-    num_bytes = step_time.compute_tensor_parallel_bytes(run_config, mesh, last)
+    num_bytes = step_time.compute_tensor_parallel_bytes(run, mesh, last)
     assert step.tensor_parallel == pytest.approx(32 * num_bytes / 384e9)
     # Stages are on different nodes: 100 GB/s per node over 32 ranks
     send_s = 2 * 4096 * 8192 * 2 / 32 / (100e9 / 32)
     assert step.sends == pytest.approx(32 * send_s)
-    middle = step_time.compute_forward_backward_flops(run_config, mesh, first) / 95e12 + send_s
+    middle = step_time.compute_forward_backward_flops(run, mesh, first) / 95e12 + send_s
     inner = 100 * 4096 * 8192 * 2 * 31 / 32 / 384e9
     ends = 2 * 4096 * 8192 * 2 * 31 / 32 / 384e9
     assert step.bubble == pytest.approx(7 * (middle + inner) + ends)
@@ -174,10 +168,8 @@ def test_schedules_reduce_the_bubble(config):
     def bubble(*overrides):
         args = ("hardware=trn2_48xl", "hardware.processes_per_node=4", "precision=bf16")
         layout = ("parallelism.pp=4", "model.num_layers=8", "batch.micro_batch_size=1")
-        run_config = config(*args, *layout, *overrides)
-        return step_time.compute_step_time(
-            run_config, step_time.compute_achieved_speed(run_config, ALL)
-        ).bubble
+        run = config(*args, *layout, *overrides)
+        return step_time.compute_step_time(run, step_time.compute_achieved_speed(run, ALL)).bubble
 
     once = bubble()
     twice = ("parallelism.stages_per_rank=2",)
@@ -201,13 +193,9 @@ def test_errors_contain_unknown_hardware_constants(config):
 def test_mfu_of_a_plan_equals_that_of_the_tracker(config):
     from hlat.plan.forecast import forecast_run
 
-    run_config = config("experiment=hlat_7b")
-    throughput = forecast_run(run_config).throughput
-    flops = compute_flops_per_token(run_config.model, 4096)
+    run = config("experiment=hlat_7b")
+    throughput = forecast_run(run).throughput
+    flops = compute_flops_per_token(run.model, 4096)
     assert throughput.mfu == compute_mfu(
-        4_194_304 / throughput.step.total,
-        flops,
-        run_config.hardware,
-        2048,
-        run_config.precision.compute,
+        4_194_304 / throughput.step.total, flops, run.hardware, 2048, run.precision.compute
     )
