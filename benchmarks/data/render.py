@@ -1,6 +1,6 @@
 """Write the tables of README.md from the recorded results.
 
-Usage: python benchmarks/data/render.py     (each table goes between its two markers)
+Usage: python benchmarks/data/render.py     (replaces each table between its markers)
 """
 
 import json
@@ -15,24 +15,23 @@ Json = dict[str, Any]
 
 
 def thousands(value: Json) -> str:
-    """A rate with its range."""
+    """Format a rate and its range in thousands."""
     low, middle, high = (f"{value[key] / 1000:,.0f}" for key in ("min", "median", "max"))
     return f"{middle} ({low} to {high})"
 
 
 def seconds(value: Json) -> str:
-    """A time with its range."""
+    """Format a time and its range."""
     return f"{value['median']:.2f} ({value['min']:.2f} to {value['max']:.2f})"
 
 
 def fraction(row: Json, encoder: str) -> str:
-    """Share of an encoder's own rate."""
+    """Format the rate relative to that of an encoder."""
     value = row.get(f"fraction_of_{encoder}_encoder")
     return "" if value is None else f"{value:.2f}"
 
 
 def throughput_row(row: Json) -> list[str]:
-    """One contestant."""
     if "failure" in row:
         return [row["contestant"], f"failed: {row['failure']}", *[""] * 6]
     return [
@@ -48,12 +47,12 @@ def throughput_row(row: Json) -> list[str]:
 
 
 def render_throughput(result: Json) -> str:
-    """A table for each corpus, tokenizer and number of workers."""
+    """Return a table for each corpus, tokenizer and number of workers."""
     header = [
         "",
         "thousand tokens per CPU-second",
-        "of the reference encoder alone",
-        "of the fast encoder alone",
+        "relative to the reference encoder",
+        "relative to the fast encoder",
         "thousand tokens per second",
         "first batch, s",
         "with empty caches, s",
@@ -70,7 +69,7 @@ def render_throughput(result: Json) -> str:
 
 
 def render_resume(result: Json) -> str:
-    """Seconds, bytes and exactness at each point; lost and repeated documents."""
+    """Return the table of restart times, and of lost and repeated documents."""
     full = max((row["points"] for row in result["rows"] if "points" in row), key=len)
     points = [(point["corpus"], point["documents"]) for point in full]
     header = ["", "fresh start, s", *[f"after {n:,} of `{name}`" for name, n in points]]
@@ -80,7 +79,7 @@ def render_resume(result: Json) -> str:
 
 
 def resume_row(row: Json, points: list[tuple[str, int]]) -> list[str]:
-    """One contestant; a point that was not measured stays empty."""
+    """Return the row of a contestant; points that were not measured are empty."""
     if "failure" in row:
         return [row["contestant"], f"failed: {row['failure']}", *[""] * (len(points) + 2)]
     cells = {
@@ -90,12 +89,12 @@ def resume_row(row: Json, points: list[tuple[str, int]]) -> list[str]:
     }
     losses = [f"{loss['never']:,} / {loss['again']:,}" for loss in row["losses"]]
     losses[1] += f" ({row['losses'][1]['restarts']} restarts)"
-    told = [cells.get(point, "") for point in points]
-    return [row["contestant"], f"{row['fresh_seconds']['median']:.2f}", *told, *losses]
+    restarts = [cells.get(point, "") for point in points]
+    return [row["contestant"], f"{row['fresh_seconds']['median']:.2f}", *restarts, *losses]
 
 
 def render_scale(result: Json) -> str:
-    """Our loader at sizes that hurt."""
+    """Return the table of our loader at large sizes."""
     rows = []
     for encoder in ("reference", "fast"):
         study = result[encoder]
@@ -108,14 +107,16 @@ def render_scale(result: Json) -> str:
             first, last = samples[0], samples[-1]
             documents = f"{first['documents']:,} and {last['documents']:,}"
             value = f"{first['own_bytes'] / 1e6:,.0f} and {last['own_bytes'] / 1e6:,.0f}"
-            rows.append([f"{encoder} encoder: own memory after {documents} documents, MB", value])
+            rows.append(
+                [f"{encoder} encoder: private memory after {documents} documents, MB", value]
+            )
         rows += [waiting_row(encoder, entry) for entry in study["waiting"]]
     rows += [permutation_row(entry) for entry in result["permutation"]]
     return table(["", ""], rows) + "\n\n" + machine(result)
 
 
 def waiting_row(encoder: str, entry: Json) -> list[str]:
-    """How long a paced consumer waits."""
+    """Return the row of a consumer with a fixed rate."""
     if "failure" in entry:
         return [f"{encoder} encoder: waiting", f"failed: {entry['failure']}"]
     pace = f"{entry['tokens_per_second'] / 1000:,.0f} thousand tokens per second"
@@ -124,10 +125,10 @@ def waiting_row(encoder: str, entry: Json) -> list[str]:
 
 
 def permutation_row(entry: Json) -> list[str]:
-    """What the order of a document costs."""
+    """Return the row of a permutation."""
     one, block = entry["microseconds"], entry["block_microseconds"]
     return [
-        f"order of {entry['size']:,}: µs per document, alone and in blocks",
+        f"order of {entry['size']:,}: µs per document, single and in blocks",
         f"{one:.1f}, {block:.3f}",
     ]
 
