@@ -1,9 +1,7 @@
-"""Who takes part, and the one interface through which all are driven.
+"""The contestants and their common interface.
 
-A contestant is a module with `open_loader(settings)`, which returns an object with `next()` (a
-batch of int32 token ids [16, 2048]), `state()` (bytes, as that loader would put into a checkpoint),
-`restore(state)` and `close()`. Modules import their libraries at the top, so that a clock that
-starts at `open_loader` leaves imports out.
+A contestant is a module with `open_loader(settings)`, which returns a `Loader`. Modules import
+their libraries at the top, so that the time of `open_loader` excludes imports.
 """
 
 import importlib
@@ -23,51 +21,51 @@ EOS = {"bytes": "<|end_of_text|>", "pieces": "</s>"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What one process of a benchmark runs."""
+    """Contestant and data of one benchmark process."""
 
     module: str
     scratch: Path
-    """Folder that corpus.py filled."""
+    """Directory with the output of corpus.py."""
     corpus: str = "short"
     tokenizer: str = "bytes"
     workers: int = 0
-    """Worker processes; 0: the loader's own process only."""
+    """Number of worker processes; 0: no workers."""
     seed: int = 1
     repeat: bool = True
-    """Begin again when the corpus ends, where the loader has a choice."""
+    """Repeat the corpus, if the loader supports both."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The contestant's own."""
+    """Options of the contestant."""
 
     @property
     def arrow_files(self) -> list[str]:
-        """The corpus in the Arrow stream format that `datasets` itself writes.
+        """Return the files of the corpus in the Arrow stream format of `datasets`.
 
-        One file, which the peers that slow down with every file like best; with workers many, which
-        the peers that share files out to workers need.
+        Without workers it is one file, because some peers slow down with each file. With workers
+        there are several, because some peers distribute files to workers.
         """
         layout = self.scratch / "corpora" / self.corpus / ("many" if self.workers else "one")
         return sorted(map(str, layout.glob("[0-9]*.arrow")))
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Folder with tokenizer.json, tokenizer_config.json and perhaps tokenizer.model."""
+        """Return the directory of tokenizer.json and, for `pieces`, tokenizer.model."""
         return self.scratch / "tokenizers" / self.tokenizer
 
 
 class Loader(Protocol):
-    """What a contestant's `open_loader` returns."""
+    """Interface of the loaders that `open_loader` returns."""
 
     def next(self) -> NDArray[np.int32]:
-        """The next batch; StopIteration where the corpus ends and is not repeated."""
+        """Return the next batch, token ids [16, 2048]; raise StopIteration after the corpus."""
 
     def state(self) -> bytes:
-        """What is needed to go on after the last batch."""
+        """Return the state after the last batch, as this loader stores it in a checkpoint."""
 
     def restore(self, state: bytes) -> None:
-        """Go on after the batch that a state follows, in a loader that was opened alike."""
+        """Continue after the batch of `state` in a new loader with the same settings."""
 
     def close(self) -> None:
-        """End the loader's threads and processes."""
+        """Stop the threads and processes of the loader."""
 
 
 CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -86,15 +84,15 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "reference encoder alone": ("raw", {"encoder": "reference"}),
     "fast encoder alone": ("raw", {"encoder": "fast"}),
 }
-"""Module and options by the name that tables show."""
+"""Module and options by the name in tables."""
 
 
 def make_settings(name: str, scratch: Path, **changes: Any) -> Settings:
-    """The settings of a contestant."""
+    """Return the settings of a contestant."""
     module, options = CONTESTANTS[name]
     return replace(Settings(module, scratch, options=options), **changes)
 
 
 def load_module(settings: Settings) -> Any:
-    """Import a contestant and, with it, all that it needs."""
+    """Import a contestant and its libraries."""
     return importlib.import_module(settings.module)

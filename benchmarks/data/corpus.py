@@ -1,17 +1,17 @@
-"""Make the corpora and tokenizers of the benchmark out of text that this machine already has.
+"""Write the corpora and tokenizers of the benchmark from files of this machine.
 
 Usage: python benchmarks/data/corpus.py SCRATCH [--megabytes 200]
 
-Code (.py), markup (.md, .rst, .html, .txt) and documentation (/usr/share/doc, manual pages) in
-shares of 55, 20 and 25 %, taken in an order that paths are hashed to. SCRATCH/corpora gets:
+Code (.py), markup (.md, .rst, .html, .txt) and documentation (/usr/share/doc, manual pages) have
+shares of 55, 20 and 25 %. Files are ordered by the hash of their path. Corpora:
 
-* `long`: the files as they are (of giants, pieces of 400 kB);
-* `short`: the same text cut at line ends into documents of about 1 kB;
-* `lines`: cut into documents of about 180 bytes;
-* `few`: the first 5,000 of the short ones;
-* `numbered`: 20,000 documents that repeat their own number, to count those lost and repeated.
+* `long`: complete files, or parts of 400 kB;
+* `short`: the same text, split at line ends into documents of about 1 kB;
+* `lines`: the same text, split into documents of about 180 bytes;
+* `few`: the first 5,000 documents of `short`;
+* `numbered`: 20,000 documents that repeat their number, to count lost and repeated documents.
 
-SCRATCH/tokenizers gets `bytes` and `pieces`. Nothing of it is committed.
+Tokenizers: `bytes` and `pieces`. The output is not committed.
 """
 
 import argparse
@@ -30,22 +30,22 @@ from streaming import MDSWriter
 from tokenizer_training import train_bytes, train_pieces
 
 SHARES = {"code": 0.55, "markup": 0.20, "documentation": 0.25}
-CUTS = {"long": 400_000, "short": 1024, "lines": 140}
-"""Documents end at the first line end after as many characters."""
+MIN_CHARACTERS = {"long": 400_000, "short": 1024, "lines": 140}
+"""Documents end at the first line end after this number of characters."""
 LAYOUTS = {"one": 1, "many": 40}
-"""Arrow files by layout. Some peers slow down with every file, others share files out to workers
-(`datasets` shuffles ten as one, so that two workers need more than ten); each is given its best."""
+"""Number of Arrow files by layout. Some peers slow down with each file, others distribute files to
+workers (`datasets` shuffles ten as one, so that two workers need more than ten)."""
 ROWS_PER_BATCH = 1000
-"""Rows of a record batch: what `datasets` writes by default."""
+"""Rows of a record batch, the default of `datasets`."""
 NUM_NUMBERED = 20_000
 NUM_FEW = 5_000
 REPETITIONS = 16
-"""How often a numbered document says its number."""
+"""Number of repetitions of the number in a numbered document."""
 MARKUP = {".md", ".rst", ".html", ".txt"}
 
 
 def list_files() -> dict[str, list[Path]]:
-    """Files of each kind, in an order that says nothing about where they lay."""
+    """Return the files of each category, ordered by the hash of their path."""
     libraries = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")}
     files = [path for root in libraries for path in root.rglob("*") if path.is_file()]
     shared = [path for root in ("doc", "man") for path in Path("/usr/share", root).rglob("*")]
@@ -61,7 +61,7 @@ def list_files() -> dict[str, list[Path]]:
 
 
 def read_text(path: Path) -> str | None:
-    """A file as text, or nothing where it is none."""
+    """Return the content of a text file, or None for other files."""
     try:
         content = path.read_bytes()
         content = gzip.decompress(content) if path.suffix == ".gz" else content
@@ -71,8 +71,8 @@ def read_text(path: Path) -> str | None:
     return text if text.strip() and "\0" not in text else None
 
 
-def read_kind(paths: Iterable[Path], limit: float) -> Iterator[str]:
-    """Different texts, until they hold `limit` bytes."""
+def read_distinct(paths: Iterable[Path], limit: float) -> Iterator[str]:
+    """Yield distinct texts until their total size is `limit` bytes."""
     seen: set[bytes] = set()
     size = 0
     for path in paths:
@@ -87,49 +87,50 @@ def read_kind(paths: Iterable[Path], limit: float) -> Iterator[str]:
             return
 
 
-def cut(text: str, least: int) -> Iterator[str]:
-    """Pieces of at least `least` characters (the last may be shorter) that end at line ends."""
+def split_at_lines(text: str, min_characters: int) -> Iterator[str]:
+    """Split a text at line ends into parts of at least `min_characters`, except for the last."""
     piece: list[str] = []
     length = 0
     for line in text.splitlines(keepends=True):
         piece.append(line)
         length += len(line)
-        if length >= least:
+        if length >= min_characters:
             yield "".join(piece)
             piece, length = [], 0
     if piece:
         yield "".join(piece)
 
 
-def write_arrow(folder: Path, texts: list[str], num_files: int) -> None:
-    """Write files in the Arrow stream format, as `datasets` does."""
+def write_arrow(folder: Path, documents: list[str], num_files: int) -> None:
+    """Write files in the Arrow stream format, like `datasets`."""
     folder.mkdir(parents=True, exist_ok=True)
     schema = pa.schema([("text", pa.string())])
-    for number, part in enumerate(np.array_split(np.arange(len(texts)), num_files)):
+    for number, part in enumerate(np.array_split(np.arange(len(documents)), num_files)):
         path = folder / f"{number:02}.arrow"
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
             for start in range(part[0], part[-1] + 1, ROWS_PER_BATCH):
                 end = min(start + ROWS_PER_BATCH, part[-1] + 1)
-                writer.write_batch(pa.record_batch([pa.array(texts[start:end])], schema=schema))
+                rows = pa.array(documents[start:end])
+                writer.write_batch(pa.record_batch([rows], schema=schema))
 
 
-def write_mds(folder: Path, texts: list[str]) -> None:
-    """Write the shards that mosaicml-streaming reads, of its default size."""
+def write_mds(folder: Path, documents: list[str]) -> None:
+    """Write shards of mosaicml-streaming with its default size."""
     with MDSWriter(out=str(folder), columns={"text": "str"}, exist_ok=True) as writer:
-        for text in texts:
+        for text in documents:
             writer.write({"text": text})
 
 
-def describe(texts: list[str]) -> dict[str, float]:
-    """Size of a corpus."""
-    size = sum(len(text.encode()) for text in texts)
-    return {"documents": len(texts), "bytes": size, "mean_bytes": round(size / len(texts), 1)}
+def summarize(documents: list[str]) -> dict[str, float]:
+    """Return the number of documents and their size."""
+    size, count = sum(len(text.encode()) for text in documents), len(documents)
+    return {"documents": count, "bytes": size, "mean_bytes": round(size / count, 1)}
 
 
-def shuffled(texts: list[str]) -> list[str]:
-    """Neighbouring pieces of a file apart from each other, as in a corpus of the web."""
-    order = np.random.default_rng(1).permutation(len(texts))
-    return [texts[i] for i in order]
+def shuffled(documents: list[str]) -> list[str]:
+    """Shuffle documents, because those of a web corpus are not ordered by file."""
+    order = np.random.default_rng(1).permutation(len(documents))
+    return [documents[i] for i in order]
 
 
 def main() -> None:
@@ -139,10 +140,10 @@ def main() -> None:
     arguments = parser.parse_args()
     limit = arguments.megabytes * 1e6
     kinds = list_files()
-    texts = [text for kind in SHARES for text in read_kind(kinds[kind], SHARES[kind] * limit)]
+    texts = [text for kind in SHARES for text in read_distinct(kinds[kind], SHARES[kind] * limit)]
     corpora = {
-        name: shuffled([piece for text in texts for piece in cut(text, least)])
-        for name, least in CUTS.items()
+        name: shuffled([part for text in texts for part in split_at_lines(text, characters)])
+        for name, characters in MIN_CHARACTERS.items()
     }
     corpora["few"] = corpora["short"][:NUM_FEW]
     numbers = [f"{number:07}" for number in range(NUM_NUMBERED)]
@@ -154,7 +155,7 @@ def main() -> None:
     sample = corpora["short"][:: max(1, len(corpora["short"]) // 40_000)]
     train_bytes(arguments.scratch / "tokenizers" / "bytes", sample)
     train_pieces(arguments.scratch / "tokenizers" / "pieces", sample)
-    description = {name: describe(documents) for name, documents in corpora.items()}
+    description = {name: summarize(documents) for name, documents in corpora.items()}
     (arguments.scratch / "corpus.json").write_text(json.dumps(description, indent=2) + "\n")
     json.dump(description, sys.stdout, indent=2)
 

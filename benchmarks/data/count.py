@@ -1,4 +1,4 @@
-"""Count documents of the `numbered` corpus in the tokens that a loader gave."""
+"""Count lost and repeated documents of the `numbered` corpus in the batches of a loader."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ WHOLE = re.compile(r"(\d{7})(?: \1){15}")
 
 
 def separators(scratch: Path) -> list[int]:
-    """The tokens between documents: a loader writes either a BOS before or an EOS after each."""
+    """Return the BOS and the EOS id; loaders separate documents by one of them."""
     tokenizer = _load(scratch)
     return [tokenizer.token_to_id(token) for token in (BOS["bytes"], EOS["bytes"])]
 
@@ -21,15 +21,15 @@ def separators(scratch: Path) -> list[int]:
 def count_documents(
     batches: NDArray[np.int32], rows_are_streams: bool, scratch: Path
 ) -> dict[str, int]:
-    """Documents of one epoch that came never, or more than once.
+    """Count the documents of one epoch that are missing, and those that are repeated.
 
-    Where rows are streams, each row gives its share of the epoch first; otherwise the first
-    documents are the epoch. What a loader gives after that is not counted.
+    With `rows_are_streams`, the epoch is the first part of each row; otherwise it is the first
+    documents of all. Later documents are not counted.
 
     Args:
         batches: Token ids [batches, rows, length].
-        rows_are_streams: Whether a row goes on in the same row of the next batch.
-        scratch: Folder that corpus.py filled.
+        rows_are_streams: True if a row continues in the same row of the next batch.
+        scratch: Directory with the output of corpus.py.
     """
     rows = batches.transpose(1, 0, 2) if rows_are_streams else batches.reshape(1, -1)
     tokenizer = _load(scratch)

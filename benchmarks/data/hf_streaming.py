@@ -1,12 +1,12 @@
-"""Hugging Face `datasets`, streaming: shuffle, tokenise, group, as its documentation has it.
+"""Hugging Face `datasets`, streaming: shuffle, tokenize and group as in its documentation.
 
-`shuffle(buffer_size=1000)` and `map(batched=True)` follow the guide on streaming, grouping into
-blocks follows the language modelling example of transformers (what does not fill a block at the
-end of 1,000 documents is dropped), and StatefulDataLoader is what the guide names for resuming.
-Two choices favour it: lists become tensors by the collator of transformers rather than by
-`with_format("torch")`, which converts token by token, and workers take a snapshot of their state
-every 500 batches rather than every batch. Keeping its state up to date costs `datasets` time on
-every document; with `stateful` off an ordinary DataLoader takes the same batches and cannot resume.
+`shuffle(buffer_size=1000)` and `map(batched=True)` follow the guide on streaming. Grouping into
+blocks follows the language modeling example of transformers: an incomplete block at the end of
+1,000 documents is dropped. StatefulDataLoader is the guide's recommendation for resuming. Two
+choices favor this contestant: the collator of transformers converts lists to tensors, because
+`with_format("torch")` converts token by token, and workers save their state every 500 batches
+instead of every batch. `datasets` updates its state for each document; with `stateful=False`, an
+ordinary DataLoader reads the same batches without this cost and cannot resume.
 """
 
 import pickle
@@ -26,7 +26,7 @@ BUFFER = 1000
 
 
 class HfStreaming:
-    """The data set behind torchdata's loader; epochs follow each other by `set_epoch`."""
+    """Contestant with torchdata's loader; `set_epoch` starts each epoch."""
 
     def __init__(self, dataset: IterableDataset, settings: Settings) -> None:
         self.dataset = dataset
@@ -77,13 +77,13 @@ def _make_loader(dataset: IterableDataset, settings: Settings) -> Any:
 
 
 def open_loader(settings: Settings) -> HfStreaming:
-    """Open the corpus as a stream."""
+    """Open the corpus as a streaming dataset."""
     path = str(settings.tokenizer_folder / "tokenizer.json")
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=path)
     eos = tokenizer.convert_tokens_to_ids(EOS[settings.tokenizer])
 
-    def tokenize(texts: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        ids = tokenizer(texts["text"], add_special_tokens=False)["input_ids"]
+    def tokenize(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        ids = tokenizer(rows["text"], add_special_tokens=False)["input_ids"]
         return {"input_ids": [[*document, eos] for document in ids]}
 
     def group(documents: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:

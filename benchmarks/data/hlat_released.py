@@ -1,12 +1,12 @@
-"""The loader of the released HLAT scripts, written anew from what it does.
+"""Implementation of the loader of the released HLAT scripts, from a description of its algorithm.
 
-One rank of `ExamplePackDataset`: documents are picked out of a shuffled `datasets.Dataset` one at
-a time until they hold a batch of whitespace words, tokenised, each with an EOS, put after what was
-left over, cut, and the rest is kept as a list. It runs inside the training process, without workers
-or prefetching, as for the 70B model. Its order (a fixed first shuffle, then one in place per
-epoch; on resume one shuffle of the unshuffled index) and its state (cursor, epoch, left-over
-tokens) are its own. Left out: cutting documents of more than 500,000 characters, which this corpus
-does not have, and the rendezvous of ranks. Added: that it can stop after one epoch.
+One rank of `ExamplePackDataset` selects documents of a shuffled `datasets.Dataset` one at a time
+until they have a batch of whitespace words. It tokenizes them, appends an EOS to each, and
+concatenates them with the remaining tokens of the previous batch. It runs in the training process,
+without workers or prefetching, as for the 70B model. The order (a fixed first shuffle, then one in
+place per epoch; on resume one shuffle of the unshuffled index) and the state (cursor, epoch,
+remaining tokens) are those of the original. Omitted: splitting documents of more than 500,000
+characters, which this corpus does not have, and the rendezvous of ranks. Added: `repeat=False`.
 """
 
 import os
@@ -27,7 +27,7 @@ Batch = dict[str, torch.Tensor]
 
 
 class PackedExamples(IterableDataset):
-    """Batches, without end unless asked; it counts words where it means tokens, as the original."""
+    """Packed batches, by default without end; counts words instead of tokens, as the original."""
 
     def __init__(
         self, dataset: datasets.Dataset, tokenizer: Any, eos: int, repeat: bool = True
@@ -42,29 +42,29 @@ class PackedExamples(IterableDataset):
         self.buffer: list[int] = []
 
     def __iter__(self) -> Iterator[Batch]:
-        wanted = ROWS * LENGTH
+        num_tokens = ROWS * LENGTH
         while True:
-            while len(self.buffer) < wanted:
-                texts = self._read(wanted - len(self.buffer))
-                if not texts:
+            while len(self.buffer) < num_tokens:
+                documents = self._read(num_tokens - len(self.buffer))
+                if not documents:
                     return
-                self.buffer = self.buffer + self._tokenize(texts)
-            tokens, self.buffer = self.buffer[:wanted], self.buffer[wanted:]
+                self.buffer = self.buffer + self._tokenize(documents)
+            tokens, self.buffer = self.buffer[:num_tokens], self.buffer[num_tokens:]
             ids = torch.tensor(tokens, dtype=torch.long).reshape(ROWS, LENGTH)
             yield {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
 
-    def _read(self, words: int) -> list[str]:
-        texts: list[str] = []
-        while words > 0:
+    def _read(self, num_remaining: int) -> list[str]:
+        documents: list[str] = []
+        while num_remaining > 0:
             if self.cursor == len(self.index):
                 if not self.repeat:
                     break
                 self._begin_epoch()
             row = int(self.index[self.cursor])
-            texts.append(self.dataset.select([row])["text"][0])
-            words -= len(texts[-1].split())
+            documents.append(self.dataset.select([row])["text"][0])
+            num_remaining -= len(documents[-1].split())
             self.cursor += 1
-        return texts
+        return documents
 
     def _begin_epoch(self) -> None:
         self.cursor = 0
@@ -75,14 +75,14 @@ class PackedExamples(IterableDataset):
         np.random.seed(FIRST_SEED + self.epoch)
         np.random.shuffle(self.index)
 
-    def _tokenize(self, texts: list[str]) -> list[int]:
+    def _tokenize(self, documents: list[str]) -> list[int]:
         tokens: list[int] = []
-        for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]:
+        for ids in self.tokenizer(documents, add_special_tokens=False)["input_ids"]:
             tokens += [*ids, self.eos]
         return tokens
 
     def resume(self, cursor: int, epoch: int, buffer: list[int]) -> None:
-        """Shuffle the unshuffled index once, whatever the epoch."""
+        """Shuffle the unshuffled index once in any epoch after the first."""
         self.cursor, self.epoch, self.buffer = cursor, epoch, buffer
         self.index = np.arange(len(self.index), dtype=np.uint32)
         if epoch:
@@ -90,7 +90,7 @@ class PackedExamples(IterableDataset):
 
 
 class Released:
-    """The data set behind the DataLoader of the released scripts."""
+    """Contestant with the DataLoader of the released scripts."""
 
     def __init__(self, examples: PackedExamples, keep_buffer: bool) -> None:
         self.examples = examples
@@ -104,7 +104,7 @@ class Released:
         return pickle.dumps((self.examples.cursor, self.examples.epoch, self.examples.buffer))
 
     def restore(self, state: bytes) -> None:
-        """Go on; the 70B script leaves the left-over tokens aside unless told otherwise."""
+        """Restore the position; the 70B script by default drops the remaining tokens."""
         cursor, epoch, buffer = pickle.loads(state)
         self.examples.resume(cursor, epoch, buffer if self.keep_buffer else [])
 
@@ -113,7 +113,7 @@ class Released:
 
 
 def open_loader(settings: Settings) -> Released:
-    """Open the Arrow files as they lie, without a copy."""
+    """Open the Arrow files without a copy."""
     if settings.workers:
         raise NotImplementedError("the released scripts use no workers")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

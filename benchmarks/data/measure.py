@@ -1,4 +1,4 @@
-"""One contestant in one process: how fast it is, how soon it begins, how much memory it takes.
+"""Measure throughput, time of the first batch, and memory of one contestant in this process.
 
 Usage: python benchmarks/data/measure.py '{"name": ..., "scratch": ..., "seconds": ...}'   (JSON)
 """
@@ -16,33 +16,33 @@ from contestants import Loader, load_module, make_settings
 WARM_UP_BATCHES = 20
 
 
-def family() -> list[psutil.Process]:
-    """This process and its children, those that have just ended left out."""
-    own = psutil.Process()
-    return [own, *own.children(recursive=True)]
+def process_tree() -> list[psutil.Process]:
+    """Return this process and its running children."""
+    parent = psutil.Process()
+    return [parent, *parent.children(recursive=True)]
 
 
 def cpu_seconds() -> float:
-    """User and system time of the process and its children, dead ones included."""
+    """Return the user and system time of the process and its children, also of ended ones."""
     total = 0.0
-    for process in family():
+    for process in process_tree():
         times = process.cpu_times()
         total += times.user + times.system + times.children_user + times.children_system
     return total
 
 
 def peak_rss_bytes() -> int:
-    """Sum of the peaks of resident memory over the processes, mapped files included."""
+    """Return the sum of the peak resident memory of the processes, including mapped files."""
     kilobytes = 0
-    for process in family():
+    for process in process_tree():
         for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 kilobytes += int(line.split()[1])
     return kilobytes * 1024
 
 
-def take(loader: Loader, seconds: float) -> dict[str, float]:
-    """Rates over a stretch of `seconds`."""
+def measure_rates(loader: Loader, seconds: float) -> dict[str, float]:
+    """Read batches for `seconds` and return the rates."""
     tokens = 0
     cpu, start = cpu_seconds(), time.perf_counter()
     while time.perf_counter() - start < seconds:
@@ -56,7 +56,7 @@ def take(loader: Loader, seconds: float) -> dict[str, float]:
 
 
 def measure(name: str, scratch: str, seconds: float, **changes: Any) -> dict[str, float]:
-    """Open the contestant, warm it up, and take batches for a while."""
+    """Open the contestant, warm up, and read batches for `seconds`."""
     settings = make_settings(name, Path(scratch), **changes)
     module = load_module(settings)
     start = time.perf_counter()
@@ -65,7 +65,7 @@ def measure(name: str, scratch: str, seconds: float, **changes: Any) -> dict[str
     first = time.perf_counter() - start
     for _ in range(WARM_UP_BATCHES):
         loader.next()
-    rates = take(loader, seconds)
+    rates = measure_rates(loader, seconds)
     return {"first_batch_seconds": first, **rates, "peak_rss_bytes": peak_rss_bytes()}
 
 

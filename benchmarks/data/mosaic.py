@@ -1,9 +1,9 @@
-"""mosaicml-streaming, with tokenisation in `__getitem__`.
+"""mosaicml-streaming with tokenization in `__getitem__`.
 
-StreamingDataset and StreamingDataLoader as the guide has them, shuffled by the default algorithm;
-documents are tokenised where its guide says that a sample is transformed. The library has no
-packing of text that is tokenised online, so documents are concatenated here, and what is left over
-is kept beside the library's own state. Documents arrive 64 at a time.
+StreamingDataset and StreamingDataLoader are used as in the guide, with the default shuffle;
+`__getitem__` is where the guide transforms samples. The library cannot pack text that is tokenized
+online, so this module concatenates documents and adds the remaining tokens to the library's state.
+The loader returns 64 documents at a time.
 """
 
 import pickle
@@ -21,7 +21,7 @@ DOCUMENTS = 64
 
 
 class Documents(StreamingDataset):
-    """Token ids of a document with its EOS."""
+    """Dataset of the token ids of documents, each with its EOS."""
 
     def __init__(self, settings: Settings) -> None:
         folder = settings.scratch / "mds" / settings.corpus
@@ -39,12 +39,12 @@ class Documents(StreamingDataset):
 
 
 def collate(documents: list[NDArray[np.int32]]) -> dict[str, list[Any]]:
-    """A dict, because the loader takes the length of its first value for the number of samples."""
+    """Return a dict, because the loader counts samples by the length of its first value."""
     return {"documents": documents}
 
 
 class Mosaic:
-    """Batches of concatenated documents."""
+    """Contestant that returns batches of concatenated documents."""
 
     def __init__(self, settings: Settings) -> None:
         self.repeat = settings.repeat
@@ -91,6 +91,6 @@ class Mosaic:
 
 
 def open_loader(settings: Settings) -> Mosaic:
-    """Open the shards; segments that an earlier process left behind are removed first."""
+    """Remove shared memory of earlier processes and open the shards."""
     clean_stale_shared_memory()
     return Mosaic(settings)

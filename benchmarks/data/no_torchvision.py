@@ -1,6 +1,7 @@
-"""Let mosaicml-streaming be imported without torchvision, which only its image data sets use.
+"""Replace torchvision, which only the image datasets of mosaicml-streaming use, by empty modules.
 
-PyPI's torchvision does not load beside a CPU build of torch. Import this before `streaming`.
+The torchvision of PyPI cannot be imported with a CPU build of torch. Import this before
+`streaming`.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""hlat's own loader, through the two calls that a training loop makes."""
+"""hlat's loader, used as in the training loop."""
 
 import json
 
@@ -13,11 +13,11 @@ from hlat.data.data_loader import DataLoader
 from hlat.data.data_loader import build_data_loader as open_hlat
 
 ROWS_ARE_STREAMS = True
-"""Documents go on in the same row of the next batch, not in the next row."""
+"""Documents continue in the same row of the next batch, not in the next row."""
 
 
 class Ours:
-    """Batches of a run with one source and one rank."""
+    """Contestant with one source and one rank."""
 
     def __init__(self, loader: DataLoader) -> None:
         self.loader = loader
@@ -36,7 +36,7 @@ class Ours:
 
 
 def open_loader(settings: Settings) -> Ours:
-    """Open the corpus as a run does; nothing is held out, so that an epoch is the corpus."""
+    """Open the corpus as in a run, without held-out documents, so that an epoch is the corpus."""
     data = DataConfig(
         name="benchmark",
         sources={"text": SourceConfig(paths=settings.arrow_files)},

@@ -1,4 +1,4 @@
-"""Where the two torchtitans lie: they share a package name, so neither is in the environment."""
+"""Import path of the two torchtitan versions, which share a package name."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def use_torchtitan(version: str) -> None:
-    """Put PEERS/torchtitan-<version> on the import path; see requirements.txt for making it."""
+    """Add PEERS/torchtitan-<version> to the import path (see requirements.txt)."""
     folder = Path(os.environ.get("PEERS", "peers")) / f"torchtitan-{version}"
     if not folder.is_dir():
         raise NotImplementedError(f"{folder} is missing; see requirements.txt")

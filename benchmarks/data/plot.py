@@ -1,4 +1,4 @@
-"""Draw the recorded results, and nothing that is not in them.
+"""Plot the recorded results.
 
 Usage: python benchmarks/data/plot.py [--format svg]
 """
@@ -15,15 +15,15 @@ from matplotlib.figure import Figure
 from benchmarks.common import OURS, PEER, STYLE
 
 HERE = Path(__file__).resolve().parent
-ALONE = "#e3e7ec"
+ENCODER_COLOUR = "#e3e7ec"
 SHADES = ["#56b4e9", "#0072b2", "#00456b"]
 NEMO_HOURS = 154
-"""To tokenise 2 T tokens before training, as the HLAT paper (section III-B) states of NeMo."""
+"""Hours that NeMo needs to tokenize 2 T tokens before training (HLAT paper, section III-B)."""
 TITLES = {"bytes": "byte-level BPE", "pieces": "SentencePiece BPE"}
 
 
-def short(value: float) -> str:
-    """A number with three digits and a unit."""
+def format_short(value: float) -> str:
+    """Format a number with three digits and k or M."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g}{unit}"
@@ -31,28 +31,28 @@ def short(value: float) -> str:
 
 
 def colour(name: str) -> str:
-    """Ours stand out, encoders alone stand back."""
+    """Return the colour of a contestant: ours, encoder or peer."""
     if name.startswith("ours"):
         return OURS
-    return ALONE if name.endswith("alone") else PEER
+    return ENCODER_COLOUR if name.endswith("alone") else PEER
 
 
-def bars(axes: Axes, names: list[str], values: list[float], labels: list[str]) -> None:
-    """Horizontal bars on a logarithmic axis, the first at the top, each with its label."""
-    places = range(len(names))
-    axes.barh(places, values, color=[colour(name) for name in names], height=0.7)
-    for place, value, label in zip(places, values, labels, strict=True):
+def plot_bars(axes: Axes, names: list[str], values: list[float], labels: list[str]) -> None:
+    """Plot horizontal bars with labels on a logarithmic axis, the first at the top."""
+    positions = range(len(names))
+    axes.barh(positions, values, color=[colour(name) for name in names], height=0.7)
+    for y, value, label in zip(positions, values, labels, strict=True):
         axes.annotate(
-            label, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=9
+            label, (value, y), (4, 0), textcoords="offset points", va="center", fontsize=9
         )
-    axes.set_yticks(places, names)
+    axes.set_yticks(positions, names)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.margins(x=0.12)
 
 
-def draw_throughput(result: dict[str, Any]) -> Figure:
-    """Tokens per CPU-second without workers, a panel for each tokenizer."""
+def plot_throughput(result: dict[str, Any]) -> Figure:
+    """Plot tokens per CPU-second without workers, with a panel for each tokenizer."""
     rows = [
         row
         for row in result["rows"]
@@ -65,28 +65,29 @@ def draw_throughput(result: dict[str, Any]) -> Figure:
     for axes, (name, panel) in zip(all_axes, panels.items(), strict=True):
         panel.sort(key=lambda row: -row["tokens_per_cpu_second"]["median"])
         rates = [row["tokens_per_cpu_second"]["median"] for row in panel]
-        bars(axes, [row["contestant"] for row in panel], rates, [short(rate) for rate in rates])
+        labels = [format_short(rate) for rate in rates]
+        plot_bars(axes, [row["contestant"] for row in panel], rates, labels)
         axes.set_title(f"Packed tokens per CPU-second, {TITLES[name]}", loc="left", fontsize=11)
     all_axes[-1].set_xlabel("tokens per CPU-second, one process, median (logarithmic)")
     return figure
 
 
-def draw_resume(result: dict[str, Any]) -> Figure:
-    """Seconds to go on, by how far the run was; hollow where other data followed."""
+def plot_resume(result: dict[str, Any]) -> Figure:
+    """Plot the restart time by number of documents; markers of inexact restarts are hollow."""
     rows = [row for row in result["rows"] if "points" in row]
     figure = Figure(figsize=(7.5, 1.4 + 0.34 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    for place, row in enumerate(rows):
+    for y, row in enumerate(rows):
         points = [point for point in row["points"] if point["corpus"] == "lines"]
         for shade, point in zip(SHADES, points, strict=False):
             face = shade if point["exact"] else "white"
             seconds = point["seconds"]["median"]
-            label = f"after {point['documents']:,} documents" if place == 0 else None
+            label = f"after {point['documents']:,} documents" if y == 0 else None
             style = {"facecolor": face, "edgecolor": shade, "linewidth": 1.5, "zorder": 3}
-            axes.scatter(seconds, place, s=60, label=label, **style)
+            axes.scatter(seconds, y, s=60, label=label, **style)
         last = max(point["seconds"]["median"] for point in points)
-        words = f"{last:.2g} s" + ("" if all(p["exact"] for p in points) else ", other data")
-        axes.annotate(words, (last, place), (8, 0), textcoords="offset points", va="center")
+        note = f"{last:.2g} s" + ("" if all(p["exact"] for p in points) else ", other data")
+        axes.annotate(note, (last, y), (8, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), [row["contestant"] for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("log")
@@ -97,8 +98,8 @@ def draw_resume(result: dict[str, Any]) -> Figure:
     return figure
 
 
-def draw_wait(result: dict[str, Any]) -> Figure:
-    """What one waits for before the first step."""
+def plot_wait(result: dict[str, Any]) -> Figure:
+    """Plot the time before the first step."""
     names = ["NeMo: tokenise 2 T tokens first (HLAT paper)"]
     values = [NEMO_HOURS * 3600.0]
     labels = [f"{NEMO_HOURS} h"]
@@ -110,16 +111,16 @@ def draw_wait(result: dict[str, Any]) -> Figure:
             labels.append(f"{values[-1]:.2g} s")
     figure = Figure(figsize=(7.5, 1.1 + 0.36 * len(names)), layout="constrained")
     axes = figure.subplots()
-    bars(axes, names, values, labels)
+    plot_bars(axes, names, values, labels)
     axes.set_title("Before the first step", loc="left", fontsize=11)
     axes.set_xlabel("seconds (logarithmic)")
     return figure
 
 
-DRAWINGS = {
-    "throughput": ("result.json", draw_throughput),
-    "resume": ("resume.json", draw_resume),
-    "wait": ("scale.json", draw_wait),
+FIGURES = {
+    "throughput": ("result.json", plot_throughput),
+    "resume": ("resume.json", plot_resume),
+    "wait": ("scale.json", plot_wait),
 }
 
 
@@ -128,13 +129,13 @@ def main() -> None:
     parser.add_argument("--format", default="svg")
     parser.add_argument("--results", type=Path, default=HERE)
     arguments = parser.parse_args()
-    for name, (file, draw) in DRAWINGS.items():
+    for name, (file, plot) in FIGURES.items():
         if (arguments.results / file).exists():
             result = json.loads((arguments.results / file).read_text())
             with rc_context(STYLE):
                 metadata = {"Date": None} if arguments.format == "svg" else None
                 path = arguments.results / f"{name}.{arguments.format}"
-                draw(result).savefig(path, dpi=120, metadata=metadata)
+                plot(result).savefig(path, dpi=120, metadata=metadata)
 
 
 if __name__ == "__main__":

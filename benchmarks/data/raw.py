@@ -1,8 +1,8 @@
-"""The two encoders alone, on the documents of the corpus: the ceiling of any loader on top of them.
+"""The two encoders without a loader, on the documents of the corpus: the upper limit of loaders.
 
-Documents lie in memory as text, 64 go into each call, ids come out as NumPy, one thread works. A
-"batch" is the ids of one call. Their order is random, as a loader that shuffles reads them: files
-of one project, one after the other, have more words in common.
+Documents are in memory as text. Each call encodes 64 of them in one thread and returns NumPy ids, a
+"batch". Their order is random, as in a loader that shuffles, because consecutive files of one
+project have more words in common.
 """
 
 import random
@@ -24,8 +24,8 @@ class Reference:
         self.tokenizer = tokenizers.Tokenizer.from_file(path)
         self.tokenizer.encode_special_tokens = True
 
-    def encode(self, texts: list[str]) -> NDArray[np.int32]:
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    def encode(self, documents: list[str]) -> NDArray[np.int32]:
+        encodings = self.tokenizer.encode_batch_fast(documents, add_special_tokens=False)
         return np.concatenate([np.array(encoding.ids, np.int32) for encoding in encodings])
 
 
@@ -35,36 +35,36 @@ class Fast:
     def __init__(self, path: str) -> None:
         self.tokenizer = gigatoken.Tokenizer(path)
 
-    def encode(self, texts: list[str]) -> NDArray[np.int32]:
-        ids = self.tokenizer.encode_batch(texts, parallel=False)
+    def encode(self, documents: list[str]) -> NDArray[np.int32]:
+        ids = self.tokenizer.encode_batch(documents, parallel=False)
         return np.asarray(ids.layout.content.data).astype(np.int32)
 
 
 class Raw:
-    """The documents over and over."""
+    """Contestant that encodes the documents repeatedly."""
 
     def __init__(self, settings: Settings) -> None:
-        self.texts = read_texts(settings.arrow_files)
-        random.Random(settings.seed).shuffle(self.texts)
+        self.documents = read_documents(settings.arrow_files)
+        random.Random(settings.seed).shuffle(self.documents)
         kind = {"reference": Reference, "fast": Fast}[settings.options["encoder"]]
         self.encoder = kind(str(settings.tokenizer_folder / "tokenizer.json"))
         self.start = 0
 
     def next(self) -> NDArray[np.int32]:
-        texts = self.texts[self.start : self.start + DOCUMENTS]
+        documents = self.documents[self.start : self.start + DOCUMENTS]
         self.start += DOCUMENTS
-        if self.start >= len(self.texts):
+        if self.start >= len(self.documents):
             self.start = 0
-        return self.encoder.encode(texts)
+        return self.encoder.encode(documents)
 
 
-def read_texts(files: list[str]) -> list[str]:
-    """All documents of a corpus."""
-    texts: list[str] = []
+def read_documents(files: list[str]) -> list[str]:
+    """Return all documents of a corpus."""
+    documents: list[str] = []
     for file in files:
         with pa.memory_map(file) as source:
-            texts += pa.ipc.open_stream(source).read_all()["text"].to_pylist()
-    return texts
+            documents += pa.ipc.open_stream(source).read_all()["text"].to_pylist()
+    return documents
 
 
 def open_loader(settings: Settings) -> Raw:

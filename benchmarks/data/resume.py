@@ -1,13 +1,12 @@
-"""What a restart costs: time, bytes of state, and whether the data goes on as if nothing happened.
+"""Measure restarts: time, size of the state, and equality of the following batches.
 
 Usage: python benchmarks/data/resume.py SCRATCH [--documents 10000 100000 1000000] [--only TEXT]
 
-Each contestant runs through `lines` and leaves its state after so many documents, together with the
-batches that follow. New processes then open the loader, restore the state and take the same
-batches: the seconds until the first (imports excluded) and whether all are equal, bit for bit. The
-same in the third epoch of `few`. Then `numbered` is read once through, with a new process every few
-batches, and the documents that never came or came twice are counted. Writes resume.json beside
-itself, contestant by contestant.
+Each contestant reads `lines` and saves its state after each number of documents, and the batches
+that follow. New processes open the loader, restore the state and read the same batches. The results
+are the seconds until the first batch, without imports, and whether all are bitwise equal. The same
+is measured in the third epoch of `few`. Then `numbered` is read once, with a new process every few
+batches, to count lost and repeated documents. Updates resume.json after each contestant.
 """
 
 import argparse
@@ -36,9 +35,9 @@ CONTESTANTS = [
     "mosaicml-streaming",
 ]
 BATCHES = 16
-"""Compared after each restart."""
+"""Number of batches that are compared after each restart."""
 THIRD_EPOCH = 12_500
-"""Documents of `few` after which a contestant stands in the middle of its third epoch."""
+"""Number of documents of `few` until the middle of the third epoch."""
 TIMINGS = 3
 BATCHES_BETWEEN_RESTARTS = 7
 TIMEOUT_SECONDS = 5400
@@ -61,7 +60,7 @@ def call(folder: Path, scratch: Path, **request: Any) -> dict[str, Any]:
 
 
 def measure_point(name: str, corpus: str, documents: int, folder: Path, scratch: Path) -> Any:
-    """Restart at one point, several times."""
+    """Restart several times from the state after `documents` documents."""
     request = {"name": name, "corpus": corpus, "documents": documents, "batches": BATCHES}
     results = [call(folder, scratch, task="resume", **request) for _ in range(TIMINGS)]
     return {
@@ -74,7 +73,7 @@ def measure_point(name: str, corpus: str, documents: int, folder: Path, scratch:
 
 
 def measure_points(name: str, documents: list[int], folder: Path, scratch: Path) -> dict[str, Any]:
-    """Leave states in one long run per corpus, then restart from each."""
+    """Save states in one run per corpus, then restart from each."""
     fresh = [
         call(folder, scratch, task="fresh", name=name, corpus="lines")["seconds"]
         for _ in range(TIMINGS)
@@ -89,7 +88,7 @@ def measure_points(name: str, documents: list[int], folder: Path, scratch: Path)
 
 
 def count_losses(name: str, restarts: bool, folder: Path, scratch: Path) -> dict[str, int]:
-    """Read `numbered` once, in one process or in a chain of them."""
+    """Read `numbered` once, in one process or in consecutive ones, and count its documents."""
     batches = BATCHES_BETWEEN_RESTARTS if restarts else 1000
     parts = []
     processes = 0
@@ -105,7 +104,7 @@ def count_losses(name: str, restarts: bool, folder: Path, scratch: Path) -> dict
 
 
 def study(name: str, documents: list[int], folder: Path, scratch: Path) -> dict[str, Any]:
-    """All about one contestant, as far as it gets."""
+    """Measure one contestant; after a failure, return the results so far and its message."""
     folder.mkdir(parents=True, exist_ok=True)
     row: dict[str, Any] = {"contestant": name}
     try:
@@ -135,7 +134,7 @@ def main() -> None:
 
 
 def read_rows(path: Path) -> dict[str, Any]:
-    """Rows of an earlier call, by contestant; measuring one again replaces its row."""
+    """Return the rows of an earlier call by contestant."""
     if not path.exists():
         return {}
     return {row["contestant"]: row for row in json.loads(path.read_text())["rows"]}

@@ -1,4 +1,4 @@
-"""The tasks of resume.py, each in a process of its own.
+"""Tasks of resume.py, which runs each in a separate process.
 
 Usage: python benchmarks/data/resume_task.py '{"task": ..., "name": ..., ...}'   (JSON)
 """
@@ -15,12 +15,12 @@ from contestants import LENGTH, ROWS, Loader, Settings, load_module, make_settin
 from count import NUM_NUMBERED, separators
 from numpy.typing import NDArray
 
-ROOM = 1.1
-"""A loader without end is stopped when it gave so many times the documents of an epoch."""
+MAX_EPOCHS = 1.1
+"""Number of epochs after which an infinite loader is stopped."""
 
 
 def run(settings: Settings, folder: Path, documents: list[int], batches: int) -> dict[str, Any]:
-    """Leave the state and the batches after it at several counts of documents."""
+    """Save the state and the following batches after each number of documents."""
     loader = load_module(settings).open_loader(settings)
     marks = separators(settings.scratch)
     seen = 0
@@ -35,7 +35,7 @@ def run(settings: Settings, folder: Path, documents: list[int], batches: int) ->
 
 
 def resume(settings: Settings, folder: Path, documents: int, batches: int) -> dict[str, Any]:
-    """Open, restore, take batches; compare."""
+    """Restore a state and compare the following batches with the saved ones."""
     module = load_module(settings)
     state = (folder / f"{settings.corpus}-{documents}.state").read_bytes()
     start = time.perf_counter()
@@ -43,14 +43,14 @@ def resume(settings: Settings, folder: Path, documents: int, batches: int) -> di
     loader.restore(state)
     first = loader.next()
     seconds = time.perf_counter() - start
-    got = np.stack([first, *(loader.next() for _ in range(batches - 1))])
-    wanted = np.load(folder / f"{settings.corpus}-{documents}.npy")
-    exact = bool(np.array_equal(got, wanted))
+    resumed = np.stack([first, *(loader.next() for _ in range(batches - 1))])
+    expected = np.load(folder / f"{settings.corpus}-{documents}.npy")
+    exact = bool(np.array_equal(resumed, expected))
     return {"seconds": seconds, "state_bytes": len(state), "exact": exact}
 
 
 def fresh(settings: Settings) -> dict[str, Any]:
-    """Open and take the first batch."""
+    """Measure the time to open a loader and read the first batch."""
     module = load_module(settings)
     start = time.perf_counter()
     module.open_loader(settings).next()
@@ -58,7 +58,7 @@ def fresh(settings: Settings) -> dict[str, Any]:
 
 
 def chain(settings: Settings, folder: Path, batches: int, first: bool) -> dict[str, Any]:
-    """Go on where the last process stopped, for so many batches or until every document came."""
+    """Continue after the previous process for at most `batches` batches, or to the end."""
     module = load_module(settings)
     loader = module.open_loader(settings)
     state, count = folder / "chain.state", folder / "chain.count"
@@ -66,25 +66,25 @@ def chain(settings: Settings, folder: Path, batches: int, first: bool) -> dict[s
     if not first:
         loader.restore(state.read_bytes())
         seen = int(count.read_text())
-    taken, ended = take(loader, batches, separators(settings.scratch), seen)
-    np.save(folder / "chain.npy", np.array(taken, np.int32).reshape(-1, ROWS, LENGTH))
+    read, ended = read_batches(loader, batches, separators(settings.scratch), seen)
+    np.save(folder / "chain.npy", np.array(read, np.int32).reshape(-1, ROWS, LENGTH))
     state.write_bytes(loader.state())
-    count.write_text(str(seen + int(np.isin(taken, separators(settings.scratch)).sum())))
+    count.write_text(str(seen + int(np.isin(read, separators(settings.scratch)).sum())))
     return {"ended": ended, "rows_are_streams": getattr(module, "ROWS_ARE_STREAMS", False)}
 
 
-def take(
+def read_batches(
     loader: Loader, batches: int, marks: list[int], seen: int
 ) -> tuple[list[NDArray[np.int32]], bool]:
-    """Batches, and whether the corpus has come to its end."""
-    taken: list[NDArray[np.int32]] = []
+    """Return the next batches, and True at the end of the corpus."""
+    read: list[NDArray[np.int32]] = []
     try:
-        while len(taken) < batches and seen < ROOM * NUM_NUMBERED:
-            taken.append(loader.next())
-            seen += int(np.isin(taken[-1], marks).sum())
+        while len(read) < batches and seen < MAX_EPOCHS * NUM_NUMBERED:
+            read.append(loader.next())
+            seen += int(np.isin(read[-1], marks).sum())
     except StopIteration:
-        return taken, True
-    return taken, seen >= ROOM * NUM_NUMBERED
+        return read, True
+    return read, seen >= MAX_EPOCHS * NUM_NUMBERED
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""How fast loaders make batches out of text, ours beside its peers.
+"""Measure the throughput of data loaders: ours and those of other projects.
 
 Usage: python benchmarks/data/run.py SCRATCH [--rounds 5] [--seconds 10] [--only TEXT ...]
 
-Every measurement is a process of its own (measure.py). The contestants take turns, so that a busy
-minute of the machine falls on all of them. A round before the first begins with empty caches and
-fills them; of it only the time to the first batch is kept.
-Writes result.json beside itself, or replaces rows of it; corpus.py fills SCRATCH.
+Each measurement has a separate process (measure.py). The contestants alternate, so that other load
+of the machine affects all of them. An additional first round starts with empty caches; only its
+time to the first batch is used. Writes result.json, or replaces rows of it. SCRATCH is the output
+of corpus.py.
 """
 
 import argparse
@@ -33,7 +33,7 @@ LIBRARIES = [
     "pyarrow",
     "numpy",
 ]
-"""Whose versions a result records."""
+"""Packages with versions in the result."""
 PEERS = [
     "torchtitan main, map",
     "torchtitan main, streaming",
@@ -44,24 +44,24 @@ PEERS = [
     "mosaicml-streaming",
 ]
 OURS = ["ours", "ours, fast encoder"]
-ALONE = ["reference encoder alone", "fast encoder alone"]
-SHARING = ["torchtitan 0.3.0, streaming", "datasets streaming", "mosaicml-streaming"]
-"""Peers whose workers share out the corpus."""
+ENCODERS = ["reference encoder alone", "fast encoder alone"]
+WITH_WORKERS = ["torchtitan 0.3.0, streaming", "datasets streaming", "mosaicml-streaming"]
+"""Peers that distribute the corpus to workers."""
 Entry = tuple[str, str, int, str]
 KEYS = ("contestant", "tokenizer", "workers", "corpus")
 HLAT = ["HLAT as released", "HLAT, fast tokenizer"]
 ENTRIES: list[Entry] = [
-    *[(name, "bytes", 0, "short") for name in [*ALONE, *OURS, HLAT[1], *PEERS]],
-    *[(name, "pieces", 0, "short") for name in [*ALONE, *OURS, *HLAT]],
-    *[(name, "bytes", 2, "short") for name in [*OURS, *SHARING]],
-    *[(name, "bytes", 0, "long") for name in [*ALONE, *OURS, *PEERS]],
+    *[(name, "bytes", 0, "short") for name in [*ENCODERS, *OURS, HLAT[1], *PEERS]],
+    *[(name, "pieces", 0, "short") for name in [*ENCODERS, *OURS, *HLAT]],
+    *[(name, "bytes", 2, "short") for name in [*OURS, *WITH_WORKERS]],
+    *[(name, "bytes", 0, "long") for name in [*ENCODERS, *OURS, *PEERS]],
 ]
 WARM_UP_SECONDS = 1.0
 TIMEOUT_SECONDS = 900
 
 
 def measure(entry: Entry, scratch: Path, seconds: float) -> dict[str, Any]:
-    """Run one process; its result, or what it said last when it failed."""
+    """Run one process; return its result, or the last line of its error message."""
     name, tokenizer, workers, corpus = entry
     request = {"name": name, "scratch": str(scratch), "seconds": seconds}
     request |= {"tokenizer": tokenizer, "workers": workers, "corpus": corpus}
@@ -82,7 +82,7 @@ def measure(entry: Entry, scratch: Path, seconds: float) -> dict[str, Any]:
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """One thread for the tokenizer of a process, caches inside the scratch folder, no network."""
+    """Return the environment: one tokenizer thread, caches in `scratch`, no network."""
     return os.environ | {
         "PYTHONPATH": str(HERE.parent.parent),
         "TOKENIZERS_PARALLELISM": "false",
@@ -93,7 +93,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def summarise(entry: Entry, results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of the result, from a measurement with empty caches and those that count."""
+    """Return the row of an entry; the first result is that with empty caches."""
     cold, *runs = results
     row: dict[str, Any] = dict(zip(KEYS, entry, strict=True))
     failures = [run["failure"] for run in results if "failure" in run]
@@ -105,19 +105,19 @@ def summarise(entry: Entry, results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def add_fractions(rows: list[dict[str, Any]]) -> None:
-    """Rate of each row as a fraction of the encoder alone, both per CPU-second."""
-    alone = {(row["contestant"], row["tokenizer"], row["corpus"]): row for row in rows}
+    """Add the rates relative to those of the two encoders, per CPU-second, to the rows."""
+    by_entry = {(row["contestant"], row["tokenizer"], row["corpus"]): row for row in rows}
     for row in rows:
         for encoder in ("reference", "fast"):
-            limit = alone.get((f"{encoder} encoder alone", row["tokenizer"], row["corpus"]))
+            limit = by_entry.get((f"{encoder} encoder alone", row["tokenizer"], row["corpus"]))
             if "failure" in row or not limit or "failure" in limit:
                 continue
-            rate, most = (r["tokens_per_cpu_second"]["median"] for r in (row, limit))
-            row[f"fraction_of_{encoder}_encoder"] = round(rate / most, 3)
+            rate, maximum = (r["tokens_per_cpu_second"]["median"] for r in (row, limit))
+            row[f"fraction_of_{encoder}_encoder"] = round(rate / maximum, 3)
 
 
 def read_rows(path: Path) -> dict[Any, dict[str, Any]]:
-    """Rows of an earlier call, by entry."""
+    """Return the rows of an earlier call by entry."""
     if not path.exists():
         return {}
     rows = json.loads(path.read_text())["rows"]

@@ -1,15 +1,14 @@
-"""Our loader where size could hurt: 10**9 rows, a million documents, a consumer with a pace.
+"""Measure our loader with 10**9 rows, a million documents, and a consumer with a fixed rate.
 
 Usage: python benchmarks/data/scale.py SCRATCH [--files 1000] [--documents 1000000]
 
-* `rows`: seconds until the first batch of 10**9 rows, 1,000 hard links to one file of 10**6
-  short ones (about 130 MB, removed afterwards), beside the same with one link;
+* `rows`: seconds until the first batch of 10**9 rows (1,000 hard links to one file of 10**6 short
+  rows, about 130 MB, removed afterwards), and the same with one link;
 * `memory`: resident memory every 50,000 documents of `lines`;
-* `permutation`: microseconds per document of an order of up to 10**10;
-* `waiting`: share of its time that a consumer waits which takes batches at a fixed pace, half of
-  what the loader can give when nothing holds it up.
+* `permutation`: microseconds per document for orders of up to 10**10 documents;
+* `waiting`: share of the time that a consumer waits, if it reads at half of the loader's rate.
 
-Writes scale.json beside itself.
+Writes scale.json.
 """
 
 import argparse
@@ -38,7 +37,7 @@ BLOCK = 4096
 
 
 def write_rows(path: Path) -> None:
-    """One file of short rows, all different."""
+    """Write a file of distinct short rows."""
     schema = pa.schema([("text", pa.string())])
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         for start in range(0, ROWS_OF_FILE, ROWS_PER_BATCH):
@@ -49,7 +48,7 @@ def write_rows(path: Path) -> None:
 
 
 def link_rows(scratch: Path, num_files: int) -> Path:
-    """A corpus folder of hard links; it takes the room of one file."""
+    """Write a corpus of hard links to one file and return its directory."""
     folder = scratch / "corpora" / f"rows-{num_files}" / "one"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -63,28 +62,28 @@ def link_rows(scratch: Path, num_files: int) -> Path:
 
 
 def resident_bytes() -> dict[str, int]:
-    """Memory of the process now: its own, and pages of mapped files, which all processes share."""
+    """Return the private memory of this process, and the pages of mapped files."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    kinds = {"own_bytes": "RssAnon", "mapped_bytes": "RssFile"}
-    return {key: int(fields[field].split()[0]) * 1024 for key, field in kinds.items()}
+    keys = {"own_bytes": "RssAnon", "mapped_bytes": "RssFile"}
+    return {key: int(fields[field].split()[0]) * 1024 for key, field in keys.items()}
 
 
 def open_corpus(scratch: Path, encoder: str, corpus: str, workers: int = 0) -> Any:
-    """Our loader, its library imported before the clock starts."""
+    """Return the start time after imports, and our loader."""
     settings = make_settings(NAMES[encoder], scratch, corpus=corpus, workers=workers)
     module = load_module(settings)
     return time.perf_counter(), module.open_loader(settings)
 
 
 def first_batch(scratch: Path, encoder: str, corpus: str) -> dict[str, float]:
-    """Seconds until the first batch, imports excluded."""
+    """Measure the seconds until the first batch, without imports."""
     start, loader = open_corpus(scratch, encoder, corpus)
     loader.next()
     return {"seconds": time.perf_counter() - start, **resident_bytes()}
 
 
 def memory(scratch: Path, encoder: str, documents: int, every: int) -> list[dict[str, int]]:
-    """Resident memory after so many documents, and again and again."""
+    """Measure resident memory after each `every` documents."""
     _, loader = open_corpus(scratch, encoder, "lines")
     samples = []
     while not samples or samples[-1]["documents"] < documents:
@@ -96,10 +95,10 @@ def memory(scratch: Path, encoder: str, documents: int, every: int) -> list[dict
 
 
 def permutation(size: int) -> dict[str, float]:
-    """Microseconds to make an order, and per document: one at a time, and in blocks of 4,096."""
+    """Measure the construction of an order, and microseconds per document, single and in blocks."""
     start = time.perf_counter()
     order = Permutation(size, ("epoch", 1, "text", 0))
-    made = time.perf_counter()
+    constructed = time.perf_counter()
     for index in range(20_000):
         order(index)
     one = time.perf_counter()
@@ -108,14 +107,14 @@ def permutation(size: int) -> dict[str, float]:
     blocks = time.perf_counter()
     return {
         "size": size,
-        "make_microseconds": (made - start) * 1e6,
-        "microseconds": (one - made) / 20_000 * 1e6,
+        "make_microseconds": (constructed - start) * 1e6,
+        "microseconds": (one - constructed) / 20_000 * 1e6,
         "block_microseconds": (blocks - one) / (200 * BLOCK) * 1e6,
     }
 
 
 def waiting(scratch: Path, encoder: str, workers: int, seconds: float) -> dict[str, Any]:
-    """Share of the time that a consumer waits at half of the loader's pace."""
+    """Measure the share of the time that a consumer waits at half of the loader's rate."""
     _, loader = open_corpus(scratch, encoder, "short", workers)
     for _ in range(20):
         loader.next()
@@ -123,15 +122,15 @@ def waiting(scratch: Path, encoder: str, workers: int, seconds: float) -> dict[s
     while time.perf_counter() - start < seconds:
         loader.next()
         batches += 1
-    pace = 2 * (time.perf_counter() - start) / batches
+    period = 2 * (time.perf_counter() - start) / batches
     waits = []
     start = time.perf_counter()
     while time.perf_counter() - start < seconds:
         loader.next()
         waits.append(loader.loader.wait_seconds)
-        time.sleep(max(0.0, pace - waits[-1]))
+        time.sleep(max(0.0, period - waits[-1]))
     share = sum(waits) / (time.perf_counter() - start)
-    rate = ROWS * LENGTH / pace
+    rate = ROWS * LENGTH / period
     return {"workers": workers, "tokens_per_second": rate, "share_waited": share}
 
 
@@ -139,7 +138,7 @@ TASKS = {f.__name__: f for f in (first_batch, memory, waiting)}
 
 
 def call(scratch: Path, task: str, **request: Any) -> Any:
-    """Run one of the tasks in a process of its own."""
+    """Run a task in a new process."""
     request |= {"task": task}
     command = [sys.executable, str(HERE / "scale.py"), str(scratch), "--task", json.dumps(request)]
     done = subprocess.run(command, env=environment(scratch), capture_output=True, text=True)
@@ -149,7 +148,7 @@ def call(scratch: Path, task: str, **request: Any) -> Any:
 
 
 def measure_rows(scratch: Path, encoder: str, num_files: int) -> dict[str, Any]:
-    """The first batch of so many files."""
+    """Measure the first batch of a corpus of `num_files` files."""
     corpus = link_rows(scratch, num_files)
     request = {"encoder": encoder, "corpus": corpus.name}
     results = [call(scratch, "first_batch", **request) for _ in range(REPETITIONS + 1)][1:]
@@ -163,7 +162,7 @@ def measure_rows(scratch: Path, encoder: str, num_files: int) -> dict[str, Any]:
 def study(
     scratch: Path, encoder: str, files: int, documents: int, seconds: float
 ) -> dict[str, Any]:
-    """Everything about one encoder."""
+    """Measure our loader with one encoder."""
     paced = {"encoder": encoder, "seconds": seconds}
     every = max(1, documents // 20)
     return {

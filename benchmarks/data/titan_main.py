@@ -1,7 +1,7 @@
-"""torchtitan's Grain loader, the one on its main branch (commit b5bcd76, see requirements.txt).
+"""torchtitan's Grain loader from its main branch (commit b5bcd76, see requirements.txt).
 
-Built as its guide (torchtitan/components/data/README.md) shows for text: a Hugging Face source, a
-TextProcessor, concat-then-split packing, defaults of GrainDataLoader. Its processor writes a BOS
+Configured as in its guide for text (torchtitan/components/data/README.md): a Hugging Face source, a
+TextProcessor, concat-then-split packing, defaults of GrainDataLoader. The processor adds a BOS
 before each document and drops the EOS from the inputs, so the number of tokens is the same.
 """
 
@@ -26,7 +26,7 @@ from torchtitan.hf_datasets.text_datasets import TextProcessor  # noqa: E402
 
 
 class TitanMain:
-    """GrainDataLoader; it packs a whole batch as one row, which is cut here."""
+    """Contestant with GrainDataLoader, which packs a batch as one row; `next` splits it."""
 
     def __init__(self, loader: GrainDataLoader) -> None:
         self.loader = loader
@@ -47,7 +47,7 @@ class TitanMain:
 
 
 def open_loader(settings: Settings) -> TitanMain:
-    """Open the map path or the streaming path."""
+    """Open the map or the streaming loader."""
     if settings.workers:
         raise NotImplementedError("torchtitan's Grain loader has threads, not worker processes")
     streaming = settings.options["streaming"]

@@ -1,8 +1,8 @@
-"""torchtitan's loader as of its last release, 0.3.0, which is built on `datasets` and torchdata.
+"""Loader of torchtitan's last release, 0.3.0, which uses `datasets` and torchdata.
 
-A data set is added to its table as its guide says (docs/datasets.md). The map path does not
-shuffle its first epoch, the streaming path shuffles none. snapshot_every_n_steps is what its
-trainer passes: the checkpoint interval, by default 500.
+The dataset is registered as in its guide (docs/datasets.md). The map loader does not shuffle its
+first epoch, the streaming loader shuffles none. As in its trainer, snapshot_every_n_steps is the
+checkpoint interval, by default 500.
 """
 
 import logging
@@ -30,7 +30,7 @@ def _load(path: str, files: list[str], streaming: bool) -> Any:
 
 
 class TitanRelease:
-    """HuggingFaceTextDataLoader."""
+    """Contestant with HuggingFaceTextDataLoader."""
 
     def __init__(self, loader: HuggingFaceTextDataLoader) -> None:
         self.loader = loader
@@ -56,7 +56,7 @@ class TitanRelease:
 
 
 def open_loader(settings: Settings) -> TitanRelease:
-    """Open the map path or the streaming path."""
+    """Open the map or the streaming loader."""
     logging.getLogger().setLevel(logging.ERROR)
     streaming = settings.options["streaming"]
     if settings.workers and not streaming:

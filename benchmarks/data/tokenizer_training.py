@@ -1,4 +1,4 @@
-"""Train the benchmark's two tokenizers: `bytes`, like Llama 3's, and `pieces`, like Llama 2's."""
+"""Train the tokenizers of the benchmark: `bytes`, like Llama 3's, and `pieces`, like Llama 2's."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ LLAMA3_SPLIT = (
 )
 
 
-def train_bytes(folder: Path, texts: list[str]) -> None:
-    """A byte-level BPE behind the split of Llama 3."""
+def train_bytes(folder: Path, documents: list[str]) -> None:
+    """Train a byte-level BPE with the pattern of Llama 3."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -31,7 +31,7 @@ def train_bytes(folder: Path, texts: list[str]) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(documents, trainer)
     marks = [BOS["bytes"], EOS["bytes"]]
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,11 +39,11 @@ def train_bytes(folder: Path, texts: list[str]) -> None:
     _write_config(folder, "PreTrainedTokenizerFast", *marks)
 
 
-def train_pieces(folder: Path, texts: list[str]) -> None:
-    """A SentencePiece BPE with byte fallback, with the options recorded in Llama 2's model file."""
+def train_pieces(folder: Path, documents: list[str]) -> None:
+    """Train a SentencePiece BPE with byte fallback and the options of Llama 2's model file."""
     folder.mkdir(parents=True, exist_ok=True)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for text in texts for line in text.splitlines()]),
+        sentence_iterator=iter([line for text in documents for line in text.splitlines()]),
         model_prefix=str(folder / "tokenizer"),
         model_type="bpe",
         vocab_size=NUM_TOKENS,
@@ -63,6 +63,6 @@ def train_pieces(folder: Path, texts: list[str]) -> None:
     )
 
 
-def _write_config(folder: Path, kind: str, bos: str, eos: str, **more: Any) -> None:
-    config = {"tokenizer_class": kind, "bos_token": bos, "eos_token": eos, **more}
+def _write_config(folder: Path, tokenizer_class: str, bos: str, eos: str, **more: Any) -> None:
+    config = {"tokenizer_class": tokenizer_class, "bos_token": bos, "eos_token": eos, **more}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
