@@ -1,4 +1,4 @@
-"""A short run on one rank, with a bug or without: what a user sees of it."""
+"""Loss curve of a short run on one rank, with or without a bug."""
 
 import contextlib
 import tempfile
@@ -16,41 +16,41 @@ from tests.distributed.mutants import MUTANTS
 
 
 def losses(config: Config, mutant: str | None, steps: int, restarts: bool) -> list[float]:
-    """The loss of each step of a run, which may go on half way from what it has saved."""
+    """Return the loss of each step; with `restarts`, the run resumes after half of the steps."""
     with contextlib.nullcontext() if mutant is None else MUTANTS[mutant]():
         engine = create_engine(config)
         engine.build(config)
         loader = _open(config, engine)
-        found = []
+        curve = []
         for step in range(steps):
             if restarts and step == steps // 2:
-                loader = _restarted(config, engine, loader)
+                loader = _save_and_load(config, engine, loader)
             pending = engine.train_step(loader.next_batch(), compute_lr(step, config))
-            found.append(engine.read(pending).loss)
+            curve.append(engine.read(pending).loss)
         loader.close()
         engine.close()
-    return found
+    return curve
 
 
-def _restarted(config: Config, engine: Engine, loader: DataLoader) -> DataLoader:
-    """The engine's state through the store, and a new loader where the old one was."""
+def _save_and_load(config: Config, engine: Engine, loader: DataLoader) -> DataLoader:
+    """Save and load the engine's state, and return a new loader with the state of `loader`."""
     world = engine.world
-    everyone = world.world_group
-    states: list[Any] = everyone.gather_object([world.dp_rank, loader.state_dict()])
+    group = world.world_group
+    states: list[Any] = group.gather_object([world.dp_rank, loader.state_dict()])
     state = broadcast_object(
-        everyone, merge_state_dicts([*dict(states).values()]) if everyone.is_rank0 else None
+        group, merge_state_dicts([*dict(states).values()]) if group.is_rank0 else None
     )
     loader.close()
-    made = tempfile.mkdtemp() if everyone.is_rank0 else None
-    folder = Path(broadcast_object(everyone, made))
-    path = checkpoint_store.save_checkpoint(folder, 1, engine.chunks(), {}, world.rank, everyone)
+    temporary = tempfile.mkdtemp() if group.is_rank0 else None
+    folder = Path(broadcast_object(group, temporary))
+    path = checkpoint_store.save_checkpoint(folder, 1, engine.chunks(), {}, world.rank, group)
     assert isinstance(path, Path)
     checkpoint_store.load_checkpoint(path, engine.chunks())
-    again = _open(config, engine)
-    again.load_state_dict(state)
-    return again
+    resumed = _open(config, engine)
+    resumed.load_state_dict(state)
+    return resumed
 
 
 def _open(config: Config, engine: Engine) -> DataLoader:
-    share = engine.world.data_shard
-    return build_data_loader(config.data, config.phase, config.batch, config.run.seed, *share)
+    shard = engine.world.data_shard
+    return build_data_loader(config.data, config.phase, config.batch, config.run.seed, *shard)

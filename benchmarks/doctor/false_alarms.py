@@ -1,9 +1,9 @@
-"""False alarms of the doctor: all checks of correct runs of each model family, over seeds.
+"""Count false alarms of the doctor in correct runs of each model family.
 
 Usage: python benchmarks/doctor/false_alarms.py [--seeds 20] [--layouts 5] [--models NAME ...]
 
-Each desk preset is checked in some layouts and recipes. Writes false_alarms.json beside itself, and
-the table of README.md. Exits with 1 after a false alarm.
+All checks run for each desk preset, layout and seed. Writes false_alarms.json and the table of
+README.md. Exits with 1 after a false alarm.
 """
 
 import argparse
@@ -32,27 +32,29 @@ LAYOUTS = {
     "tp=2 with sequence parallelism, bf16_sr": f"{SP} precision=bf16_sr",
     "pp=2": PP,
 }
-ARITHMETIC = [name for name in CHECKS if name != "data"]
+CHECK_NAMES = [name for name in CHECKS if name != "data"]
 
 
-def check(ranks: Ranks, model: str, words: str, seed: int) -> tuple[list[CheckResult], float]:
-    """Results of all checks of one run, and seconds."""
-    overrides = [f"model={model}", f"run.seed={seed}", *words.split()]
+def check(ranks: Ranks, model: str, layout: str, seed: int) -> tuple[list[CheckResult], float]:
+    """Run all checks of one configuration; return the results and the seconds."""
+    overrides = [f"model={model}", f"run.seed={seed}", *layout.split()]
     config = reduce_config(resolve_config(compose_config(overrides)))
-    begun = time.perf_counter()
-    found = ranks.run(config.num_processes, mutants.diagnose, config, None, ARITHMETIC)[0]
-    return found, time.perf_counter() - begun
+    start = time.perf_counter()
+    results = ranks.run(config.num_processes, mutants.diagnose, config, None, CHECK_NAMES)[0]
+    return results, time.perf_counter() - start
 
 
-def summary(model: str, layout: str, runs: list[tuple[list[CheckResult], float]]) -> dict[str, Any]:
-    """Alarms of all seeds, and the largest measured value over its tolerance."""
-    results = [result for found, _ in runs for result in found]
+def summarize(
+    model: str, layout: str, runs: list[tuple[list[CheckResult], float]]
+) -> dict[str, Any]:
+    """Return the alarms of all seeds, and the largest ratio of measured value and tolerance."""
+    results = [result for run, _ in runs for result in run]
     failed = [result for result in results if result.status is CheckStatus.failed]
     ratios = {
-        f"{result.check}: {numbers['largest'] / numbers['tolerance']:.2f}": numbers["largest"]
-        / numbers["tolerance"]
+        f"{result.check}: {values['largest'] / values['tolerance']:.2f}": values["largest"]
+        / values["tolerance"]
         for result in results
-        if (numbers := result.numbers).keys() >= {"largest", "tolerance"}
+        if (values := result.numbers).keys() >= {"largest", "tolerance"}
     }
     return {
         "model": model,
@@ -66,7 +68,7 @@ def summary(model: str, layout: str, runs: list[tuple[list[CheckResult], float]]
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of README.md."""
+    """Return the table of README.md."""
     keys = ("model", "layout", "seeds", "checks", "alarms", "nearest", "seconds")
     lines = [
         [str(len(row[key]) if key == "alarms" else row[key]) for key in keys]
@@ -85,18 +87,17 @@ def render(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Check, and write the results after each model and layout."""
-    desks = [name for name in list_choices("model") if name.endswith("_desk")]
+    presets = [name for name in list_choices("model") if name.endswith("_desk")]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--layouts", type=int, default=len(LAYOUTS))
-    parser.add_argument("--models", nargs="+", default=desks)
+    parser.add_argument("--models", nargs="+", default=presets)
     settings = parser.parse_args()
     ranks, rows = Ranks(4), []
-    for layout, words in [*LAYOUTS.items()][: settings.layouts]:
+    for name, layout in [*LAYOUTS.items()][: settings.layouts]:
         for model in settings.models:
-            runs = [check(ranks, model, words, seed) for seed in range(settings.seeds)]
-            rows.append(summary(model, layout, runs))
+            runs = [check(ranks, model, layout, seed) for seed in range(settings.seeds)]
+            rows.append(summarize(model, name, runs))
             print(rows[-1], flush=True)
     ranks.close()
     result = {"rows": rows, "machine": describe_machine(["torch"])}

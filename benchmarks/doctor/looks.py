@@ -1,11 +1,11 @@
-"""What a look between steps costs of a step, and how often it takes less than 0.5 % of the time.
+"""Measure the cost of a periodic check relative to a step, and the interval with less than 0.5 %.
 
 Usage: PYTHONPATH=. python benchmarks/doctor/looks.py [--rounds 10]
 
-In each round the same processes make some steps, and as many with a look after each, as
-recovery.check_replicas_every_steps=1 would; the difference is the cost of a look, with what it
-makes the next step do again. CPU time of the first rank is counted, which other programs do not
-stretch. Writes looks.json beside itself, and the table of README.md.
+In each round the same processes run some steps, and as many with a check after each, as with
+recovery.check_replicas_every_steps=1. The difference is the cost of a check, including work that it
+causes in the next step. The metric is CPU time of rank 0, because it does not depend on other load.
+Writes looks.json and the table of README.md.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from tests.distributed.ranks import Ranks
 
 HERE = Path(__file__).resolve().parent
 STEPS = 2
-SHARE = 0.005
+MAX_SHARE = 0.005
 BATCH = ["batch.global_batch_size=16", "batch.micro_batch_size=2", "batch.sequence_length=64"]
 RUNS = {
     "one process": [],
@@ -41,81 +41,81 @@ RUNS = {
 
 
 def measure(config: Config, rounds: int) -> list[tuple[float, float]]:
-    """Of each round, seconds of a step and of a look; on one rank."""
+    """Return the seconds of a step and of a check in each round on this rank."""
     engine = create_engine(config)
     engine.build(config)
-    batch, found = tokens(config, engine), []
-    seconds(engine, config, batch, looks=True)
+    batch, times = sample_batch(config, engine), []
+    seconds(engine, config, batch, checks=True)
     for _ in range(rounds):
-        plain = seconds(engine, config, batch, looks=False)
-        found.append((plain, seconds(engine, config, batch, looks=True) - plain))
+        plain = seconds(engine, config, batch, checks=False)
+        times.append((plain, seconds(engine, config, batch, checks=True) - plain))
     engine.close()
-    return found
+    return times
 
 
-def seconds(engine: Engine, config: Config, batch: PackedSequences, looks: bool) -> float:
-    """CPU time of a step, or of a step and a look."""
-    begin = time.process_time()
+def seconds(engine: Engine, config: Config, batch: PackedSequences, checks: bool) -> float:
+    """Measure the CPU time of a step, with or without a check."""
+    start = time.process_time()
     for step in range(STEPS):
         engine.read(engine.train_step(batch, 1e-4))
-        if looks:
+        if checks:
             assert (
                 periodic_checks.run_periodic_checks(config, engine, tracker=None, step=step) is None
             )  # type: ignore[arg-type]
-    return (time.process_time() - begin) / STEPS
+    return (time.process_time() - start) / STEPS
 
 
-def tokens(config: Config, engine: Engine) -> PackedSequences:
-    """A data-parallel rank's part of a batch."""
+def sample_batch(config: Config, engine: Engine) -> PackedSequences:
+    """Return the shard of a random batch of this data-parallel rank."""
     size = (config.batch.global_batch_size // engine.world.dp_size, config.batch.sequence_length)
-    lot = np.random.default_rng(engine.world.dp_rank)
-    drawn = lot.integers(0, config.model.vocab_size, size, np.int32)
-    return PackedSequences(drawn, np.zeros(size, np.int32))
+    generator = np.random.default_rng(engine.world.dp_rank)
+    tokens = generator.integers(0, config.model.vocab_size, size, np.int32)
+    return PackedSequences(tokens, np.zeros(size, np.int32))
 
 
-def row(name: str, words: list[str], found: list[tuple[float, float]]) -> dict[str, Any]:
-    """What rounds have shown of a run."""
-    share = [look / step for step, look in found]
+def summarize(name: str, overrides: list[str], times: list[tuple[float, float]]) -> dict[str, Any]:
+    """Return the row of a run."""
+    ratios = [check / step for step, check in times]
     return {
         "run": name,
-        "overrides": [*BATCH, *words],
-        "step_seconds": spread([step for step, _ in found]),
-        "look_seconds": spread([look for _, look in found]),
-        "looks_per_step": spread(share),
-        "every_steps": math.ceil(statistics.median(share) / SHARE),
+        "overrides": [*BATCH, *overrides],
+        "step_seconds": spread([step for step, _ in times]),
+        "look_seconds": spread([check for _, check in times]),
+        "looks_per_step": spread(ratios),
+        "every_steps": math.ceil(statistics.median(ratios) / MAX_SHARE),
     }
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of README.md."""
+    """Return the table of README.md."""
     lines = [
         [
-            one["run"],
-            f"{one['step_seconds']['median'] * 1e3:,.0f}",
-            f"{one['look_seconds']['median'] * 1e3:,.0f}",
-            "{median:.0%} ({min:.0%} to {max:.0%})".format(**one["looks_per_step"]),
-            f"{one['every_steps']:,}",
+            row["run"],
+            f"{row['step_seconds']['median'] * 1e3:,.0f}",
+            f"{row['look_seconds']['median'] * 1e3:,.0f}",
+            "{median:.0%} ({min:.0%} to {max:.0%})".format(**row["looks_per_step"]),
+            f"{row['every_steps']:,}",
         ]
-        for one in result["rows"]
+        for row in result["rows"]
     ]
     header = [
         "run",
         "step, ms",
-        "look, ms",
-        "look of a step",
-        "0.5 % is a look every so many steps",
+        "check, ms",
+        "check / step",
+        "interval for 0.5%, steps",
     ]
     return f"{table(header, lines)}\n\n{machine(result)}"
 
 
 def main() -> None:
-    """Measure, and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     rounds, ranks, rows = parser.parse_args().rounds, Ranks(2), []
-    for name, words in RUNS.items():
-        config = resolve_config(compose_config([*BATCH, *words]))
-        rows.append(row(name, words, ranks.run(config.num_processes, measure, config, rounds)[0]))
+    for name, overrides in RUNS.items():
+        config = resolve_config(compose_config([*BATCH, *overrides]))
+        times = ranks.run(config.num_processes, measure, config, rounds)[0]
+        rows.append(summarize(name, overrides, times))
         print(rows[-1], flush=True)
     ranks.close()
     result = {

@@ -1,10 +1,10 @@
-"""What the doctor says of each planted bug, beside what a loss curve alone would have shown.
+"""Compare the doctor's result for each planted bug with the loss curve of a run with the bug.
 
 Usage: python benchmarks/doctor/run.py [--steps 200]
 
-Every bug of tests/distributed/mutants.py is planted in a run of the quickstart's data with a
-thinner model, in the layout and recipe where it can do harm; healthy runs of three seeds in each
-say how far curves differ by chance. Writes result.json beside itself, and the table of README.md.
+Each bug of tests/distributed/mutants.py is planted in a run of the quickstart's data with a
+narrower model, in a layout and recipe that it affects. Correct runs of three seeds in each of these
+give the standard deviation of the curves. Writes result.json and the table of README.md.
 """
 
 import argparse
@@ -37,38 +37,38 @@ RUN = [
     "data.workers=0",
     "schedule.total_steps=200",
 ]
-OF_GRADIENTS = {"loss", "reduction", "pipeline", "gradient norm"}
+GRADIENT_CHECKS = {"loss", "reduction", "pipeline", "gradient norm"}
 
 
 def smoothed(losses: list[float]) -> NDArray[np.float64]:
-    """Means of so many steps up to each."""
+    """Return the means of the last `WINDOW` losses."""
     return np.convolve(losses, np.ones(WINDOW) / WINDOW, "valid")
 
 
 def deviation(healthy: dict[str, list[list[float]]]) -> float:
-    """Of smoothed curves over seeds, in the second half of all configurations."""
-    variances = [np.var([smoothed(one) for one in runs], 0, ddof=1) for runs in healthy.values()]
+    """Return the standard deviation over seeds, in the second half of all configurations."""
+    variances = [np.var([smoothed(run) for run in runs], 0, ddof=1) for runs in healthy.values()]
     half = len(variances[0]) // 2
     return float(np.sqrt(np.mean([variance[half:] for variance in variances])))
 
 
-def visible_from(losses: list[float], healthy: list[list[float]], by_chance: float) -> int | None:
-    """The step from which on the curve stays beyond what seeds do; None: it never does."""
-    usual = np.mean([smoothed(one) for one in healthy], 0)
-    inside = np.flatnonzero(np.abs(smoothed(losses) - usual) <= SIGMAS * by_chance)
+def visible_from(losses: list[float], healthy: list[list[float]], std: float) -> int | None:
+    """Return the step after which the curve stays outside of `SIGMAS` deviations, or None."""
+    mean = np.mean([smoothed(run) for run in healthy], 0)
+    inside = np.flatnonzero(np.abs(smoothed(losses) - mean) <= SIGMAS * std)
     if len(inside) == 0:
         return WINDOW
-    return None if inside[-1] + 1 == len(usual) else int(inside[-1]) + 1 + WINDOW
+    return None if inside[-1] + 1 == len(mean) else int(inside[-1]) + 1 + WINDOW
 
 
-def diagnosis(ranks: Ranks, words: list[str], mutant: str, check: str) -> dict[str, Any]:
-    """The doctor's words, from the one check that is to find it."""
-    config = reduce_config(resolve_config(compose_config(words)))
-    names = ["gradients" if check in OF_GRADIENTS else check]
-    begun = time.perf_counter()
-    told = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)[0]
-    seconds = time.perf_counter() - begun
-    (outcome,) = [one for one in told if one.check == check]
+def diagnose(ranks: Ranks, overrides: list[str], mutant: str, check: str) -> dict[str, Any]:
+    """Run the check that must detect the bug and return its result."""
+    config = reduce_config(resolve_config(compose_config(overrides)))
+    names = ["gradients" if check in GRADIENT_CHECKS else check]
+    start = time.perf_counter()
+    results = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)[0]
+    seconds = time.perf_counter() - start
+    (outcome,) = [result for result in results if result.check == check]
     worst = outcome.culprits[0]
     return {
         "check": check,
@@ -80,51 +80,53 @@ def diagnosis(ranks: Ranks, words: list[str], mutant: str, check: str) -> dict[s
     }
 
 
-def training(words: str, seed: int | None = None) -> Config:
-    """The run in which a bug is planted."""
+def build_config(overrides: str, seed: int | None = None) -> Config:
+    """Return the configuration of a run with a bug, or of a correct one."""
     seeds = [] if seed is None else [f"run.seed={seed}"]
-    return resolve_config(compose_config([*RUN, *words.split(), *seeds]))
+    return resolve_config(compose_config([*RUN, *overrides.split(), *seeds]))
 
 
 def measure(steps: int) -> Iterator[dict[str, Any]]:
-    """All bugs, after the healthy runs of their layout and recipe; what is known after each."""
+    """Measure all bugs and the correct runs, and yield the result after each bug."""
     ranks = Ranks(4)
 
     def losses(config: Config, mutant: str | None, check: str) -> list[float]:
         restarts = check in ("data", "checkpoint")
         settings = (config, mutant, steps, restarts)
-        found: list[float] = ranks.run(config.num_processes, curves.losses, *settings)[0]
-        return found
+        curve: list[float] = ranks.run(config.num_processes, curves.losses, *settings)[0]
+        return curve
 
     healthy: dict[str, list[list[float]]] = {}
-    seen: list[tuple[dict[str, Any], list[float]]] = []
-    for mutant, (words, check, _, _) in sorted(mutants.FOUND.items(), key=lambda item: item[1][0]):
-        if words not in healthy:
-            healthy[words] = [losses(training(words, seed), None, "") for seed in SEEDS]
-        found = losses(training(words), mutant, check)
-        row = {"bug": mutant, "overrides": words} | diagnosis(ranks, words.split(), mutant, check)
-        seen.append((row, found))
-        yield summary(seen, healthy) | {"steps": steps, "machine": describe_machine(["torch"])}
+    bugs: list[tuple[dict[str, Any], list[float]]] = []
+    found = sorted(mutants.FOUND.items(), key=lambda item: item[1][0])
+    for mutant, (overrides, check, _, _) in found:
+        if overrides not in healthy:
+            healthy[overrides] = [losses(build_config(overrides, seed), None, "") for seed in SEEDS]
+        curve = losses(build_config(overrides), mutant, check)
+        row = {"bug": mutant, "overrides": overrides}
+        row |= diagnose(ranks, overrides.split(), mutant, check)
+        bugs.append((row, curve))
+        yield summarize(bugs, healthy) | {"steps": steps, "machine": describe_machine(["torch"])}
     ranks.close()
 
 
-def summary(
-    seen: list[tuple[dict[str, Any], list[float]]], healthy: dict[str, list[list[float]]]
+def summarize(
+    bugs: list[tuple[dict[str, Any], list[float]]], healthy: dict[str, list[list[float]]]
 ) -> dict[str, Any]:
-    """What the doctor said of each bug, and what its curve shows beside healthy ones."""
-    by_chance, rows = deviation(healthy), []
-    for row, found in seen:
-        usual = healthy[row["overrides"]]
+    """Compare the curve of each bug with the correct ones of the same configuration."""
+    std, rows = deviation(healthy), []
+    for row, curve in bugs:
+        runs = healthy[row["overrides"]]
         ends = {
-            "final_loss": round(float(smoothed(found)[-1]), 4),
-            "healthy_loss": round(float(np.mean([smoothed(one)[-1] for one in usual])), 4),
+            "final_loss": round(float(smoothed(curve)[-1]), 4),
+            "healthy_loss": round(float(np.mean([smoothed(run)[-1] for run in runs])), 4),
         }
-        rows.append(row | ends | {"visible_from": visible_from(found, usual, by_chance)})
-    return {"seeds": len(SEEDS), "deviation": round(by_chance, 4), "rows": rows}
+        rows.append(row | ends | {"visible_from": visible_from(curve, runs, std)})
+    return {"seeds": len(SEEDS), "deviation": round(std, 4), "rows": rows}
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of README.md."""
+    """Return the table of README.md."""
     lines = [
         [
             row["bug"],
@@ -135,18 +137,20 @@ def render(result: dict[str, Any]) -> str:
         ]
         for row in result["rows"]
     ]
-    header = ["bug", "run", "the doctor blames", "loss at the end (healthy)", "seen in the curve"]
+    header = [
+        *("bug", "run", "result of the doctor"),
+        *("loss at the end (correct)", "visible in the curve"),
+    ]
     hidden = sum(row["visible_from"] is None for row in result["rows"])
     found = sum(row["status"] == "FAIL" for row in result["rows"])
     return (
-        f"Of {len(lines)} bugs the doctor finds {found}; {hidden} do not show in a curve of "
+        f"The doctor detects {found} of {len(lines)} bugs; {hidden} are not visible in a curve of "
         f"{result['steps']} steps. The standard deviation over seeds is "
         f"{result['deviation']:.3f}.\n\n{table(header, lines)}\n\n{machine(result)}"
     )
 
 
 def main() -> None:
-    """Measure, and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     for result in measure(parser.parse_args().steps):
