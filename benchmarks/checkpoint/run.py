@@ -1,10 +1,10 @@
-"""How long a save stops training, beside torch.distributed.checkpoint's asynchronous one.
+"""Measure how long a save stops training, for hlat and torch.distributed.checkpoint.async_save.
 
     PYTHONPATH=. python benchmarks/checkpoint/run.py [--models tiny,160m] [--repetitions 10]
 
-Each save is begun between two training steps of the same engine in the same process, one contestant
-after the other, and steps go on until it is durable. `stall` is what the call that begins it takes,
-`save` the time from there until it is durable.
+The contestants save alternately between two training steps of one engine, and training continues
+until the save is durable. `stall` is the duration of the call that starts a save, `save` the time
+from this call until it is durable.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from hlat.training_state import TrainingState
 
 HERE = Path(__file__).resolve().parent
 SEQUENCES = {"tiny": (32, 256), "160m": (2, 128)}
-"""Sequences of a step and their length, so that a step takes a fraction of a second."""
+"""Number and length of the sequences of a step, for a step of less than a second."""
 
 
 class Loader:
-    """The state of a loader that has read nothing."""
+    """Data loader that has not read anything."""
 
     def state(self) -> dict[str, Any]:
         return {"step": 0, "fingerprint": {}, "chapters": [], "streams": {}}
@@ -51,7 +51,7 @@ class Loader:
 
 
 class Tracker:
-    """Keeps events."""
+    """Tracker that stores events in a list."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -67,43 +67,43 @@ class Tracker:
 
 
 class Ours:
-    """hlat's saves, as a run makes them."""
+    """hlat's checkpointer, as in a run."""
 
-    def __init__(self, config: Config, place: Path, engine: NativeEngine) -> None:
+    def __init__(self, config: Config, folder: Path, engine: NativeEngine) -> None:
         self._tracker = Tracker()
-        self._saves = Checkpointer(config, place, engine, Loader(), self._tracker)  # type: ignore[arg-type]
+        self._checkpointer = Checkpointer(config, folder, engine, Loader(), self._tracker)  # type: ignore[arg-type]
         self._step = 0
 
-    def begin(self) -> Callable[[], bool]:
+    def save(self) -> Callable[[], bool]:
         self._step += 1
-        self._saves.save(TrainingState(self._step), prune=True)
-        return self._done
+        self._checkpointer.save(TrainingState(self._step), prune=True)
+        return self._is_done
 
-    def _done(self) -> bool:
-        self._saves.log_finished_save()
+    def _is_done(self) -> bool:
+        self._checkpointer.log_finished_save()
         last = self._tracker.events[-1]
         assert last["event"] != "checkpoint_failed", last
         return last["event"] == "checkpoint" and last["step"] == self._step
 
 
 class Dcp:
-    """torch.distributed.checkpoint, with its own thread and its own copy."""
+    """torch.distributed.checkpoint.async_save, with its thread and its copy of the state."""
 
-    def __init__(self, config: Config, place: Path, engine: NativeEngine) -> None:
-        self._place, self._engine = place / "dcp", engine
+    def __init__(self, config: Config, folder: Path, engine: NativeEngine) -> None:
+        self._folder, self._engine = folder / "dcp", engine
 
-    def begin(self) -> Callable[[], bool]:
+    def save(self) -> Callable[[], bool]:
         state = {chunk.name: chunk.tensor.detach() for chunk in self._engine.chunks()}
-        shutil.rmtree(self._place, ignore_errors=True)
-        saving = dcp.async_save(state, checkpoint_id=str(self._place))
-        return lambda: bool(saving.done())
+        shutil.rmtree(self._folder, ignore_errors=True)
+        future = dcp.async_save(state, checkpoint_id=str(self._folder))
+        return lambda: bool(future.done())
 
 
 CONTESTANTS = {"hlat": Ours, "DCP async_save": Dcp}
 
 
-def measure(model: str, repetitions: int, place: Path) -> dict[str, dict[str, Any]]:
-    """Seconds of stall and save, and their ratio, of each contestant."""
+def measure(model: str, repetitions: int, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the seconds of stall and save of each contestant, and their ratio."""
     config = _config(model)
     engine = NativeEngine()
     engine.build(config)
@@ -111,27 +111,27 @@ def measure(model: str, repetitions: int, place: Path) -> dict[str, dict[str, An
     tokens = rng.integers(0, config.model.vocab_size, SEQUENCES[model], np.int32)
 
     def train() -> float:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         engine.read(engine.train_step(PackedSequences(tokens), 1e-4))
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
-    contestants = {name: kind(config, place, engine) for name, kind in CONTESTANTS.items()}
+    contestants = {name: create(config, folder, engine) for name, create in CONTESTANTS.items()}
     undisturbed = [train() for _ in range(8)][3:]
     rows: dict[str, list[tuple[float, float, float]]] = {name: [] for name in contestants}
-    for repetition in range(repetitions + 1):  # the first of each warms up
+    for repetition in range(repetitions + 1):  # the first is a warm-up
         for name, contestant in contestants.items():
-            begin = time.perf_counter()
-            done = contestant.begin()
-            stall = time.perf_counter() - begin
+            start = time.perf_counter()
+            is_done = contestant.save()
+            stall = time.perf_counter() - start
             steps = [train()]
-            while not done():
+            while not is_done():
                 steps.append(train())
             if repetition:
-                rows[name].append((stall, time.perf_counter() - begin, sum(steps) / len(steps)))
+                rows[name].append((stall, time.perf_counter() - start, sum(steps) / len(steps)))
         print(f"{model}: {repetition} of {repetitions}", file=sys.stderr)
     size = sum(c.tensor.numel() * c.tensor.element_size() for c in engine.chunks())
     engine.close()
-    found = {
+    results = {
         name: {
             "stall_s": spread([stall for stall, _, _ in values]),
             "save_s": spread([save for _, save, _ in values]),
@@ -140,7 +140,7 @@ def measure(model: str, repetitions: int, place: Path) -> dict[str, dict[str, An
         }
         for name, values in rows.items()
     }
-    return {"bytes": size, "undisturbed_step_s": spread(undisturbed), "contestants": found}
+    return {"bytes": size, "undisturbed_step_s": spread(undisturbed), "contestants": results}
 
 
 def _config(model: str) -> Config:
@@ -162,7 +162,7 @@ def _config(model: str) -> Config:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of the README."""
+    """Return the table of README.md."""
     rows = []
     for model, found in result["models"].items():
         for name, values in found["contestants"].items():
@@ -188,8 +188,8 @@ def main() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     models = {}
     for model in arguments.models.split(","):
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
-            models[model] = measure(model, arguments.repetitions, Path(place))
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            models[model] = measure(model, arguments.repetitions, Path(folder))
     result = {"machine": describe_machine(["torch"]), "models": models}
     (HERE / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     write_between(HERE / "README.md", "table", render(result))

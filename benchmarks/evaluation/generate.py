@@ -1,12 +1,11 @@
-"""Tokens that a model writes in a second of a core, beside transformers with the same weights.
+"""Compare generated tokens per CPU-second with transformers, with the same weights.
 
 Usage: OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/evaluation/generate.py
-       PYTHONPATH=. python benchmarks/evaluation/generate.py --render   (the table again)
+       PYTHONPATH=. python benchmarks/evaluation/generate.py --render   (from generate.json)
 
-Both run in this process and take turns, with their own attention over a cache of keys and values,
-in fp32. Weights are random and every text is as long as it may be, so what is timed does not depend
-on what is written; greedy texts are compared, and must be the same. Seconds are the process's own,
-of its single thread, so that other work on the machine does not count.
+Both run alternately in this process in fp32, each with its KV cache. Weights are random and all
+outputs have the maximum length, so the time does not depend on the tokens. Greedy outputs must be
+equal. Seconds are CPU time of the single thread, because it does not depend on other load.
 """
 
 import argparse
@@ -51,11 +50,11 @@ CASES = {
     "8 samples of a prompt of 256 tokens": [256],
 }
 NUM_SAMPLES = 8
-DRAWN = {"temperature": 0.8, "top_p": 0.95}
+SAMPLING = {"temperature": 0.8, "top_p": 0.95}
 
 
-def build() -> tuple[Config, Engine]:
-    """A model of random weights."""
+def build_engine() -> tuple[Config, Engine]:
+    """Build a model with random weights."""
     register_configs()
     with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
         config = resolve_config(compose("config", SHAPE))
@@ -64,8 +63,8 @@ def build() -> tuple[Config, Engine]:
     return config, engine
 
 
-def peer_of(config: Config, engine: Engine) -> Any:
-    """The same weights in transformers."""
+def build_peer(config: Config, engine: Engine) -> Any:
+    """Build the model of transformers with the weights of `engine`."""
     settings = hugging_face_config.build_hf_config(config.model, 1024, 0, Dtype.fp32)
     peer = transformers.LlamaForCausalLM(transformers.LlamaConfig.from_dict(settings))
     weights = {
@@ -77,25 +76,25 @@ def peer_of(config: Config, engine: Engine) -> Any:
     return peer.eval()
 
 
-def ours(engine: Engine, prompts: list[list[int]], drawn: bool) -> list[list[int]]:
-    """What we write."""
-    repeated = prompts * (NUM_SAMPLES if drawn else 1)
-    settings = DRAWN if drawn else {}
+def generate_ours(engine: Engine, prompts: list[list[int]], do_sample: bool) -> list[list[int]]:
+    """Generate tokens with hlat."""
+    repeated = prompts * (NUM_SAMPLES if do_sample else 1)
+    settings = SAMPLING if do_sample else {}
     return InferenceModel(engine).generate(
         repeated, NEW_TOKENS, is_finished=lambda tokens: False, **settings
     )
 
 
 @torch.inference_mode()
-def theirs(peer: Any, prompts: list[list[int]], drawn: bool) -> list[list[int]]:
-    """What transformers writes; prompts are filled up on the left."""
+def generate_peer(peer: Any, prompts: list[list[int]], do_sample: bool) -> list[list[int]]:
+    """Generate tokens with transformers, with left padding."""
     width = max(map(len, prompts))
     tokens = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     settings: Json = {"do_sample": False}
-    if drawn:
-        settings = {"do_sample": True, "top_k": 0, "num_return_sequences": NUM_SAMPLES} | DRAWN
-    found = peer.generate(
+    if do_sample:
+        settings = {"do_sample": True, "top_k": 0, "num_return_sequences": NUM_SAMPLES} | SAMPLING
+    output = peer.generate(
         tokens,
         attention_mask=mask,
         max_new_tokens=NEW_TOKENS,
@@ -103,38 +102,38 @@ def theirs(peer: Any, prompts: list[list[int]], drawn: bool) -> list[list[int]]:
         pad_token_id=0,
         **settings,
     )
-    return found[:, width:].tolist()
+    return output[:, width:].tolist()
 
 
-def timed(write: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
-    """Tokens per second, and the texts."""
-    since = time.process_time()
-    texts = write()
-    return sum(map(len, texts)) / (time.process_time() - since), texts
+def timed(generate: Callable[[], list[list[int]]]) -> tuple[float, list[list[int]]]:
+    """Return tokens per second and the outputs."""
+    start = time.process_time()
+    outputs = generate()
+    return sum(map(len, outputs)) / (time.process_time() - start), outputs
 
 
 def measure(repetitions: int) -> Json:
-    """Let both write every case in turn."""
-    config, engine = build()
-    peer = peer_of(config, engine)
+    """Measure all cases; the two alternate, and the first round is a warm-up."""
+    config, engine = build_engine()
+    peer = build_peer(config, engine)
     generator = np.random.default_rng(0)
     result: Json = {"shape": SHAPE, "new_tokens": NEW_TOKENS, "cases": {}}
     for name, lengths in CASES.items():
-        drawn = "samples" in name
+        do_sample = "samples" in name
         prompts = [generator.integers(0, 4096, length).tolist() for length in lengths]
         speeds: dict[str, list[float]] = {"hlat": [], "transformers": []}
         for repetition in range(repetitions + 1):
-            mine, texts = timed(lambda: ours(engine, prompts, drawn))  # noqa: B023
-            other, peers = timed(lambda: theirs(peer, prompts, drawn))  # noqa: B023
-            if not drawn and texts != peers:
-                raise SystemExit(f"{name}: the two have not written the same")
+            speed, outputs = timed(lambda: generate_ours(engine, prompts, do_sample))  # noqa: B023
+            peer_speed, expected = timed(lambda: generate_peer(peer, prompts, do_sample))  # noqa: B023
+            if not do_sample and outputs != expected:
+                raise SystemExit(f"{name}: the greedy outputs differ")
             if repetition:
-                speeds["hlat"].append(mine)
-                speeds["transformers"].append(other)
+                speeds["hlat"].append(speed)
+                speeds["transformers"].append(peer_speed)
         pairs = zip(speeds["hlat"], speeds["transformers"], strict=True)
         result["cases"][name] = {
-            "tokens_per_cpu_second": {who: spread(values) for who, values in speeds.items()},
-            "ratio": spread([mine / other for mine, other in pairs]),
+            "tokens_per_cpu_second": {key: spread(values) for key, values in speeds.items()},
+            "ratio": spread([ours / theirs for ours, theirs in pairs]),
         }
         print(name, result["cases"][name])
     engine.close()
@@ -142,7 +141,7 @@ def measure(repetitions: int) -> Json:
 
 
 def render(result: Json) -> None:
-    """Write the table."""
+    """Write the table into docs/humaneval.md."""
     rows = []
     for name, case in result["cases"].items():
         speeds, ratio = case["tokens_per_cpu_second"], case["ratio"]
@@ -160,7 +159,6 @@ def render(result: Json) -> None:
 
 
 def main() -> None:
-    """Measure, and render."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--render", action="store_true")

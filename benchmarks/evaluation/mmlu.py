@@ -79,13 +79,13 @@ Json = dict[str, Any]
 
 
 def write_task(folder: Path, num_documents: int) -> None:
-    """Write documents of about the length of those of MMLU, from random words, and the task."""
-    draw = random.Random(0)
+    """Write the task and documents of random words with about the length of those of MMLU."""
+    rng = random.Random(0)
 
     def row() -> Json:
-        texts = [" ".join(draw.choices(WORDS, k=draw.randint(2, 10))) for _ in range(CHOICES)]
-        question = " ".join(draw.choices(WORDS, k=draw.randint(8, 40)))
-        return {"question": question, "choices": texts, "answer": draw.randrange(CHOICES)}
+        choices = [" ".join(rng.choices(WORDS, k=rng.randint(2, 10))) for _ in range(CHOICES)]
+        question = " ".join(rng.choices(WORDS, k=rng.randint(8, 40)))
+        return {"question": question, "choices": choices, "answer": rng.randrange(CHOICES)}
 
     files = {}
     for split, count in (("test", num_documents), ("dev", SHOTS)):
@@ -95,18 +95,18 @@ def write_task(folder: Path, num_documents: int) -> None:
     (folder / "mmlu_generated.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
 
-def run(code: str, words: list[str], folder: Path, output: Path) -> Json:
-    """Run a command in a new process; return its seconds, and the answers of all requests."""
+def run(code: str, arguments: list[str], folder: Path, output: Path) -> Json:
+    """Run a command in a new process; return its seconds and the responses of all requests."""
     environment = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-    since = time.perf_counter()
+    start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", code, *words],
+        [sys.executable, "-c", code, *arguments],
         capture_output=True,
         text=True,
         env=environment,
         check=False,
     )
-    whole = time.perf_counter() - since
+    whole = time.perf_counter() - start
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     [line] = [line for line in done.stdout.splitlines() if line.startswith("SECONDS")]
@@ -126,8 +126,8 @@ def run(code: str, words: list[str], folder: Path, output: Path) -> Json:
 
 def measure(repetitions: int, num_documents: int) -> Json:
     """Alternate the commands; the first round is a warm-up."""
-    with TemporaryDirectory() as place:
-        folder = Path(place)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         model = make_model(folder / "model")
         write_task(folder, num_documents)
         harness = ["--model", "hf", "--device", "cpu", "--log_samples", "--tasks", TASK["task"]]
@@ -166,7 +166,7 @@ def measure(repetitions: int, num_documents: int) -> Json:
         peers = [name for name in seconds if name != "hlat"]
         peer = min(peers, key=lambda name: spread(seconds[name][key])["median"])
         pairs = zip(seconds["hlat"][key], seconds[peer][key], strict=True)
-        ratios = spread([other / own for own, other in pairs])
+        ratios = spread([theirs / ours for ours, theirs in pairs])
         result["times_as_fast"][key] = ratios | {"peer": peer}
     return result
 
@@ -187,19 +187,18 @@ def render(result: Json) -> None:
 
 
 def main() -> None:
-    """Measure and render."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--documents", type=int, default=DOCUMENTS)
     parser.add_argument("--output", type=Path, default=HERE / "mmlu.json")
     parser.add_argument("--render", action="store_true")
-    given = parser.parse_args()
-    if not given.render:
-        result = measure(given.repetitions, given.documents)
-        given.output.write_text(json.dumps(result, indent=2) + "\n")
+    arguments = parser.parse_args()
+    if not arguments.render:
+        result = measure(arguments.repetitions, arguments.documents)
+        arguments.output.write_text(json.dumps(result, indent=2) + "\n")
         print(json.dumps(result["times_as_fast"], indent=2))
-    if given.output == HERE / "mmlu.json":
-        render(json.loads(given.output.read_text()))
+    if arguments.output == HERE / "mmlu.json":
+        render(json.loads(arguments.output.read_text()))
 
 
 if __name__ == "__main__":

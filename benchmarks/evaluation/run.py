@@ -1,13 +1,13 @@
-"""How fast a model answers the harness: our adapter beside the harness's own for transformers.
+"""Compare the speed of lm-evaluation-harness with our adapter and with its `hf` adapter.
 
 Usage: OMP_NUM_THREADS=1 PYTHONPATH=. python benchmarks/evaluation/run.py [--repetitions N]
        PYTHONPATH=. python benchmarks/evaluation/run.py --render   (from result.json)
 
-Both hold the same weights in fp32 in this process, on as many threads, and are asked the same
-requests of the harness's own tasks by turns; that their answers are the same is checked each time.
-The harness's adapter gets batches of 8 texts, and of 1, and the better of both counts. Questions
-are made of words drawn by lot, in the schema of the real data sets. Seconds are the process's own,
-so that other work on the machine does not count.
+Both have the same fp32 weights in this process and the same number of threads. They process the
+same requests of the harness's tasks alternately, and each round verifies that the results agree.
+The `hf` adapter runs with batches of 8 and of 1, and the faster one counts. Documents are random
+words in the schema of the real data sets. Seconds are CPU time of the process, because it does not
+depend on other load.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 from tests.run.questions import WORDS, write
 
 HERE = Path(__file__).resolve().parent
-POSITIONS, QUESTIONS = 1024, 16
-KINDS = {
+POSITIONS, DOCUMENTS = 1024, 16
+TASKS = {
     "mmlu, 5 shots": ("mmlu_anatomy", 5, "one-token answers to one question, behind one prompt"),
     "arc_easy, 0 shots": ("arc_easy", 0, "answers of some words to one question"),
     "rolling": ("", 0, "a text of two windows of 1,024 tokens"),
@@ -48,7 +48,7 @@ Json = dict[str, Any]
 
 
 def make_model(folder: Path) -> Path:
-    """A Llama of 11 million parameters with random weights, as a Hugging Face folder."""
+    """Save a Llama with 11 million random parameters in the Hugging Face format."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=4096,
@@ -70,81 +70,86 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def requests(data: Path, task: str, shots: int) -> tuple[str, list[Any]]:
-    """What the harness asks in a task, and by which method."""
+def build_requests(data: Path, task: str, shots: int) -> tuple[str, list[Any]]:
+    """Return the request type and the requests of a task."""
     from lm_eval.api.instance import Instance
 
     if not task:
-        draw = random.Random(0)
-        texts = [" ".join(draw.choices(WORDS, k=1500)) for _ in range(QUESTIONS // 4)]
-        kind = "loglikelihood_rolling"
-        return kind, [Instance(kind, {}, (text,), i) for i, text in enumerate(texts)]
+        rng = random.Random(0)
+        texts = [" ".join(rng.choices(WORDS, k=1500)) for _ in range(DOCUMENTS // 4)]
+        request_type = "loglikelihood_rolling"
+        return request_type, [
+            Instance(request_type, {}, (text,), i) for i, text in enumerate(texts)
+        ]
     library = TaskLoader(data)
     [item] = library.resolve_tasks([task], shots)
     [loaded] = library.load_task(item)["tasks"].values()
     if loaded.get_config("generation_kwargs"):
         loaded.set_config("generation_kwargs", {"max_gen_toks": 32}, update=True)
     with contextlib.redirect_stderr(io.StringIO()):
-        loaded.build_all_requests(limit=QUESTIONS, rank=0, world_size=1)
+        loaded.build_all_requests(limit=DOCUMENTS, rank=0, world_size=1)
     return loaded.instances[0].request_type, loaded.instances
 
 
-def timed(ask: Callable[[list[Any]], Any], asked: list[Any]) -> tuple[float, Any]:
-    """CPU seconds, and what was answered."""
+def timed(process: Callable[[list[Any]], Any], requests: list[Any]) -> tuple[float, Any]:
+    """Return CPU seconds and responses."""
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-        since = time.process_time()
-        found = ask(asked)
-        return time.process_time() - since, found
+        start = time.process_time()
+        responses = process(requests)
+        return time.process_time() - start, responses
 
 
-def differ(one: list[Any], other: list[Any]) -> float:
-    """The largest difference of two logarithms, relative; texts must be equal."""
-    if isinstance(one[0], str):
-        assert one == other
+def compare(actual: list[Any], expected: list[Any]) -> float:
+    """Return the largest relative difference of log-likelihoods; assert that texts are equal."""
+    if isinstance(actual[0], str):
+        assert actual == expected
         return 0.0
     pairs = [
-        (a[0], b[0]) if isinstance(a, tuple) else (a, b) for a, b in zip(one, other, strict=True)
+        (a[0], b[0]) if isinstance(a, tuple) else (a, b)
+        for a, b in zip(actual, expected, strict=True)
     ]
     return max(abs(a - b) / abs(b) for a, b in pairs)
 
 
 def measure(repetitions: int) -> Iterator[Json]:
-    """Ask both, by turns; what is known so far after each kind of request."""
+    """Alternate the adapters, and yield the result after each task."""
     from lm_eval.models.huggingface import HFLM
 
-    with TemporaryDirectory() as place:
-        folder, data = make_model(Path(place) / "model"), write(Path(place) / "data", QUESTIONS)
-        one = model_source.find_model(str(folder))
-        engine = create_engine(config := build_inference_config(one, []))
+    with TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        folder, data = make_model(root / "model"), write(root / "data", DOCUMENTS)
+        source = model_source.find_model(str(folder))
+        engine = create_engine(config := build_inference_config(source, []))
         engine.build(config, training=False)
-        one.load_weights(engine.chunks())
-        asking = Rank0Scheduler(InferenceModel(engine), one.tokenizer, engine.world.world_group)
-        contestants = {"hlat": LMEvalAdapter(asking, one.sequence_length)} | {
+        source.load_weights(engine.chunks())
+        model = InferenceModel(engine)
+        scheduler = Rank0Scheduler(model, source.tokenizer, engine.world.world_group)
+        contestants = {"hlat": LMEvalAdapter(scheduler, source.sequence_length)} | {
             f"hf, batches of {size}": HFLM(
                 pretrained=str(folder), dtype="float32", device="cpu", batch_size=size
             )
             for size in (8, 1)
         }
         result: Json = {"kinds": {}}
-        for label, (task, shots, what) in KINDS.items():
-            kind, asked = requests(data, task, shots)
+        for label, (task, shots, content) in TASKS.items():
+            request_type, requests = build_requests(data, task, shots)
             seconds: dict[str, list[float]] = {name: [] for name in contestants}
             difference = 0.0
-            for repetition in range(repetitions + 1):  # the first warms up
-                answers = {}
+            for repetition in range(repetitions + 1):  # the first is a warm-up
+                responses = {}
                 for name, adapter in contestants.items():
-                    spent, answers[name] = timed(getattr(adapter, kind), asked)
+                    elapsed, responses[name] = timed(getattr(adapter, request_type), requests)
                     if repetition:
-                        seconds[name].append(spent)
+                        seconds[name].append(elapsed)
                 for name in contestants:
-                    difference = max(difference, differ(answers["hlat"], answers[name]))
+                    difference = max(difference, compare(responses["hlat"], responses[name]))
             best = min(
                 (n for n in seconds if n != "hlat"), key=lambda n: spread(seconds[n])["median"]
             )
             ratios = [b / a for a, b in zip(seconds["hlat"], seconds[best], strict=True)]
             result["kinds"][label] = {
-                "what": what,
-                "requests": len(asked),
+                "what": content,
+                "requests": len(requests),
                 "seconds": seconds,
                 "peer": best,
                 "times_as_fast": spread(ratios),
@@ -159,23 +164,23 @@ def measure(repetitions: int) -> Iterator[Json]:
 def render(result: Json) -> None:
     """Write the table into the README."""
     rows = []
-    for label, kind in result["kinds"].items():
-        ours, peer = (spread(kind["seconds"][name])["median"] for name in ("hlat", kind["peer"]))
-        fast = kind["times_as_fast"]
+    for label, task in result["kinds"].items():
+        ours, peer = (spread(task["seconds"][name])["median"] for name in ("hlat", task["peer"]))
+        ratio = task["times_as_fast"]
         rows.append(
             [
                 label,
-                kind["what"],
-                str(kind["requests"]),
+                task["what"],
+                str(task["requests"]),
                 f"{ours:.3g}",
-                f"{peer:.3g} ({kind['peer']})",
-                f"**{fast['median']:.2f}** ({fast['min']:.2f} to {fast['max']:.2f})",
-                f"{kind['largest_relative_difference']:.0e}",
+                f"{peer:.3g} ({task['peer']})",
+                f"**{ratio['median']:.2f}** ({ratio['min']:.2f} to {ratio['max']:.2f})",
+                f"{task['largest_relative_difference']:.0e}",
             ]
         )
     head = [
         "task",
-        "what it asks",
+        "content",
         "requests",
         "hlat, CPU s",
         "peer, CPU s",
@@ -187,14 +192,13 @@ def render(result: Json) -> None:
 
 
 def main() -> None:
-    """Measure and render."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--render", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     file = HERE / "result.json"
-    if not given.render:
-        for result in measure(given.repetitions):
+    if not arguments.render:
+        for result in measure(arguments.repetitions):
             file.write_text(json.dumps(result, indent=2) + "\n")
     render(json.loads(file.read_text()))
 

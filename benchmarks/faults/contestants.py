@@ -1,6 +1,6 @@
-"""Checkpoint formats under one interface: save a state, load it or raise.
+"""Checkpoint formats with one interface: save a state, load it or raise.
 
-Each is used as its own documentation says to, with the safest loading that it offers.
+Each is used as its documentation recommends, with its safest loading function.
 """
 
 from collections.abc import Callable
@@ -18,10 +18,9 @@ class Contestant:
     """A format.
 
     Attributes:
-        name: In tables.
-        save: Writes the state of a step into a folder that does not exist yet.
-        load: Reads what lies in a folder, or raises; the second argument has the shapes and dtypes
-            of what is expected.
+        name: Name in tables.
+        save: Writes the state of a step into a new directory.
+        load: Loads a directory or raises; the second argument has the expected shapes and dtypes.
     """
 
     name: str
@@ -69,7 +68,7 @@ def distributed_checkpoint() -> Contestant:
 
 
 def orbax() -> Contestant:
-    """Its default files: zarr3 arrays, merged into an OCDBT database."""
+    """Return Orbax with its default files: zarr3 arrays, merged into an OCDBT database."""
     import numpy as np
     from orbax.checkpoint import PyTreeCheckpointer, args
 
@@ -87,7 +86,7 @@ def orbax() -> Contestant:
 
 
 def hlat() -> Contestant:
-    """As a run resumes: the newest checkpoint that `verify` accepts, then its tensors."""
+    """Return hlat with the two calls of a resumed run: verify, then load."""
     from hlat.checkpoint import checkpoint_store
     from hlat.checkpoint.tensor_chunk import TensorChunk
 

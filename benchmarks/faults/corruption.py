@@ -1,10 +1,9 @@
-"""Which checkpoint formats notice that a file was damaged, and which load it as if nothing were.
+"""Measure which checkpoint formats detect a damaged file.
 
 Usage: python benchmarks/faults/corruption.py [--flips 200] [--others 60]
 
-Every format saves the same state at two steps; then, again and again, one file of a fresh copy of
-the newer checkpoint is damaged and the checkpoint loaded. Writes result.json beside itself, and
-the tables of README.md.
+Each format saves the same state at two steps. Each trial damages one file of a new copy of the
+newer checkpoint and loads it. Writes result.json and the tables of README.md.
 """
 
 import argparse
@@ -32,7 +31,7 @@ OUTCOMES = ("noticed", "silently wrong", "harmless")
 
 
 def make_state(step: int) -> State:
-    """Weights and two moments of a few layers, 0.6 MB: values as training has them, no zeros."""
+    """Return weights and two moments of some layers, 0.6 MB, without zeros."""
     generator = torch.Generator().manual_seed(step)
     shapes = {"embed": (256, 64), "attention": (64, 192), "mlp": (64, 344), "norm": (64,)}
     return {
@@ -42,8 +41,8 @@ def make_state(step: int) -> State:
     }
 
 
-def same(found: State, expected: State) -> bool:
-    """Whether every tensor is there, of the right dtype and shape, with the right bits."""
+def is_equal(found: State, expected: State) -> bool:
+    """Return True if names, dtypes, shapes and bits of all tensors are equal."""
     return found.keys() == expected.keys() and all(
         found[name].dtype == tensor.dtype
         and found[name].shape == tensor.shape
@@ -52,19 +51,19 @@ def same(found: State, expected: State) -> bool:
     )
 
 
-def outcome(contestant: Contestant, folder: Path, expected: State) -> str:
-    """What came of loading a damaged checkpoint."""
+def load_damaged(contestant: Contestant, folder: Path, expected: State) -> str:
+    """Load a damaged checkpoint and return one of `OUTCOMES`."""
     try:
         found = contestant.load(folder, expected)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # torch.distributed.checkpoint raises what is no Exception
+    except BaseException:  # the error of torch.distributed.checkpoint is not an Exception
         return "noticed"
-    return "harmless" if same(found, expected) else "silently wrong"
+    return "harmless" if is_equal(found, expected) else "silently wrong"
 
 
-class Bench:
-    """Two checkpoints of a format, the newer of which is damaged and put back."""
+class Trials:
+    """Two checkpoints of a format; each trial damages a copy of the newer one."""
 
     def __init__(self, contestant: Contestant, root: Path) -> None:
         self.contestant = contestant
@@ -72,96 +71,96 @@ class Bench:
         self.older, self.newer = (self.root / format_step_name(step) for step in (1, 2))
         for step, folder in ((1, self.older), (2, self.newer)):
             contestant.save(folder, step, make_state(step))
-        self._kept = root / "kept"
-        shutil.copytree(self.newer, self._kept)
-        assert same(contestant.load(self.newer, make_state(2)), make_state(2))
+        self._original = root / "kept"
+        shutil.copytree(self.newer, self._original)
+        assert is_equal(contestant.load(self.newer, make_state(2)), make_state(2))
 
     def files(self) -> list[Path]:
-        """The files of the newer checkpoint, relative to it."""
+        """Return the relative paths of the files of the newer checkpoint."""
         return [path.relative_to(self.newer) for path in damage.files(self.newer)]
 
-    def repeat(
-        self, kind: str, count: int, choose: Callable[[random.Random], Path]
+    def run(
+        self, fault: str, count: int, choose: Callable[[random.Random], Path]
     ) -> dict[str, int]:
-        """Damage and load; count the outcomes, and for hlat what a resumed run would take."""
+        """Damage and load `count` times; count outcomes, and for hlat resumes from the older."""
         expected, counts = make_state(2), Counter[str]()
-        chance = random.Random(f"{kind} {count}")
+        rng = random.Random(f"{fault} {count}")
         for _ in range(count):
             shutil.rmtree(self.newer)
-            shutil.copytree(self._kept, self.newer)
-            damage.KINDS[kind][0](choose(chance), self.older, chance)
-            counts[outcome(self.contestant, self.newer, expected)] += 1
+            shutil.copytree(self._original, self.newer)
+            damage.KINDS[fault][0](choose(rng), self.older, rng)
+            counts[load_damaged(self.contestant, self.newer, expected)] += 1
             if self.contestant.name == "hlat":
                 counts["previous used"] += self._previous_is_used()
         shutil.rmtree(self.newer)
-        shutil.copytree(self._kept, self.newer)
+        shutil.copytree(self._original, self.newer)
         return dict(counts)
 
     def _previous_is_used(self) -> bool:
-        """Whether a resumed run takes the older checkpoint whole, and says why not the newer."""
-        found, refused = find_newest_valid(self.root)
-        told = len(refused) == 1 and f"{self.newer.name} is rejected: " in refused[0]
+        """Return True if a resume loads the older checkpoint and logs why it rejects the newer."""
+        found, rejected = find_newest_valid(self.root)
+        is_logged = len(rejected) == 1 and f"{self.newer.name} is rejected: " in rejected[0]
         return (
-            told
+            is_logged
             and found == self.older
-            and same(self.contestant.load(found, make_state(1)), make_state(1))
+            and is_equal(self.contestant.load(found, make_state(1)), make_state(1))
         )
 
 
 def measure(num_flips: int, num_others: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Outcomes by format and kind, and for hlat by file and kind."""
+    """Return the outcomes by format and damage, and for hlat by file and damage."""
     rows, by_file = [], []
     for make in ALL:
         contestant = make()
         with tempfile.TemporaryDirectory() as root:
-            bench = Bench(contestant, Path(root))
-            for kind, count in damage.trials(num_flips, num_others):
-                pick = damage.KINDS[kind][1]
-                counts = bench.repeat(kind, count, partial(pick, bench.newer))
-                rows.append({"format": contestant.name, "damage": kind, "trials": count} | counts)
+            trials = Trials(contestant, Path(root))
+            for fault, count in damage.trials(num_flips, num_others):
+                choose = damage.KINDS[fault][1]
+                counts = trials.run(fault, count, partial(choose, trials.newer))
+                rows.append({"format": contestant.name, "damage": fault, "trials": count} | counts)
                 print(*rows[-1].values(), flush=True)
             if contestant.name != "hlat":
                 continue
-            for file in bench.files():
-                for kind, count in damage.trials(num_flips, num_others):
-                    counts = bench.repeat(kind, count, partial(_always, bench.newer / file))
-                    by_file.append({"file": str(file), "damage": kind, "trials": count} | counts)
+            for file in trials.files():
+                for fault, count in damage.trials(num_flips, num_others):
+                    counts = trials.run(fault, count, partial(_constant, trials.newer / file))
+                    by_file.append({"file": str(file), "damage": fault, "trials": count} | counts)
     return rows, by_file
 
 
-def _always(file: Path, chance: random.Random) -> Path:
+def _constant(file: Path, rng: random.Random) -> Path:
     return file
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of formats: noticed, and silently wrong, of all trials."""
+    """Return the table of formats with detected and silently wrong trials."""
     formats = list(dict.fromkeys(row["format"] for row in result["formats"]))
     lines = []
-    for kind in damage.KINDS:
-        cells = {row["format"]: _cell(row) for row in result["formats"] if row["damage"] == kind}
-        lines.append([kind, *(cells[name] for name in formats)])
+    for fault in damage.KINDS:
+        cells = {row["format"]: _cell(row) for row in result["formats"] if row["damage"] == fault}
+        lines.append([fault, *(cells[name] for name in formats)])
     return f"{table(['damage', *formats], lines)}\n\n{machine(result)}"
 
 
 def render_files(result: dict[str, Any]) -> str:
-    """The table of hlat's files: noticed, and the previous checkpoint used, of all trials."""
+    """Return the table of hlat's files with detected trials and resumes from the older."""
     names = list(dict.fromkeys(row["file"] for row in result["files"]))
     lines = []
-    for kind in damage.KINDS:
-        cells = {row["file"]: row for row in result["files"] if row["damage"] == kind}
-        found = [
+    for fault in damage.KINDS:
+        cells = {row["file"]: row for row in result["files"] if row["damage"] == fault}
+        counts = [
             f"{cells[name].get('noticed', 0)}, {cells[name]['previous used']} of "
             f"{cells[name]['trials']}"
             for name in names
         ]
-        lines.append([kind, *found])
+        lines.append([fault, *counts])
     return table(["damage", *names], lines)
 
 
 def _cell(row: dict[str, Any]) -> str:
     wrong = row.get("silently wrong", 0)
-    told = f"{row.get('noticed', 0)} of {row['trials']}"
-    return f"{told}, **{wrong} silently wrong**" if wrong else told
+    detected = f"{row.get('noticed', 0)} of {row['trials']}"
+    return f"{detected}, **{wrong} silently wrong**" if wrong else detected
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What disks, file systems and people do to the files of a checkpoint."""
+"""Damage to the files of a checkpoint, as by disks, file systems and users."""
 
 import os
 import random
@@ -9,21 +9,21 @@ from pathlib import Path
 PAGE_BYTES = 4096
 
 Damage = Callable[[Path, Path, random.Random], None]
-"""Harms a checkpoint, given one of its files, the checkpoint of another step, and chance."""
+"""Damages a file of a checkpoint, given the file, the checkpoint of another step, and an RNG."""
 
 
 def files(folder: Path) -> list[Path]:
-    """Every file of a checkpoint, by name."""
+    """Return the files of a checkpoint, sorted."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def any_file(folder: Path, chance: random.Random) -> Path:
-    """One of the files, each as likely as another."""
+    """Sample a file uniformly."""
     return chance.choice([path for path in files(folder) if path.stat().st_size])
 
 
 def file_of_any_byte(folder: Path, chance: random.Random) -> Path:
-    """One of the files, as likely as it is large: a disk does not know where files begin."""
+    """Sample a file with probability proportional to its size."""
     found = files(folder)
     return chance.choices(found, [path.stat().st_size for path in found])[0]
 
@@ -53,18 +53,18 @@ def delete(file: Path, other: Path, chance: random.Random) -> None:
 
 
 def add(file: Path, other: Path, chance: random.Random) -> None:
-    """A file beside the one that is given, under a name like it."""
+    """Add a file with a similar name to the directory of `file`."""
     copy = file.with_name(f"{file.stem}_{chance.randrange(10**6)}{file.suffix}")
     copy.write_bytes(chance.randbytes(1000))
 
 
 def replace(file: Path, other: Path, chance: random.Random) -> None:
-    """The file of the other step in its place; of a name that only one step has, the nearest."""
-    theirs = other / file.relative_to(other.parent / file.relative_to(other.parent).parts[0])
-    if not theirs.exists():
-        beside = files(theirs.parent if theirs.parent.is_dir() else other)
-        theirs = min(beside, key=lambda path: abs(path.stat().st_size - file.stat().st_size))
-    shutil.copy(theirs, file)
+    """Replace `file` by that of the other step, or by one of the nearest size if it has none."""
+    source = other / file.relative_to(other.parent / file.relative_to(other.parent).parts[0])
+    if not source.exists():
+        candidates = files(source.parent if source.parent.is_dir() else other)
+        source = min(candidates, key=lambda path: abs(path.stat().st_size - file.stat().st_size))
+    shutil.copy(source, file)
 
 
 KINDS: dict[str, tuple[Damage, Callable[[Path, random.Random], Path]]] = {
@@ -75,10 +75,10 @@ KINDS: dict[str, tuple[Damage, Callable[[Path, random.Random], Path]]] = {
     "extra file": (add, any_file),
     "file of another step": (replace, any_file),
 }
-"""What happens, and how the file is chosen that it happens to."""
+"""Damage, and the function that samples the file."""
 
 
 def trials(num_flips: int, num_others: int) -> Iterator[tuple[str, int]]:
-    """Each kind with its number of repetitions."""
-    for kind in KINDS:
-        yield kind, num_flips if kind == "one bit flipped" else num_others
+    """Yield each damage with its number of trials."""
+    for fault in KINDS:
+        yield fault, num_flips if fault == "one bit flipped" else num_others
