@@ -1,4 +1,4 @@
-"""What benchmarks share: summaries, what was measured on, tables in a README, and a look."""
+"""Functions of all benchmarks: summaries, machine description, tables in a README, plot style."""
 
 import os
 import platform
@@ -31,17 +31,17 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hlat",
 }
-"""Of figures with a line for each contestant."""
+"""Style of figures with a row per contestant."""
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and range, to four digits."""
+    """Return the median and the range with four digits."""
     low, middle, high = min(values), statistics.median(values), max(values)
     return {k: float(f"{v:.4g}") for k, v in (("median", middle), ("min", low), ("max", high))}
 
 
 def describe_machine(libraries: list[str]) -> dict[str, Any]:
-    """Processor, load and versions."""
+    """Return the processor, the load and the versions of `libraries`."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
@@ -56,23 +56,23 @@ def describe_machine(libraries: list[str]) -> dict[str, Any]:
 
 
 def machine(result: dict[str, Any]) -> str:
-    """Where a result was measured."""
-    here = result["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in here["versions"].items())
+    """Format the machine of a result."""
+    found = result["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     return (
-        f"{here['processor']}, {here['cores']} cores, load {here['load_at_end']} at the end, "
-        f"Python {here['python']}, {versions}."
+        f"{found['processor']}, {found['cores']} cores, load {found['load_at_end']} at the end, "
+        f"Python {found['python']}, {versions}."
     )
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, its first column left and the others right aligned."""
+    """Format a Markdown table with the first column left and the others right aligned."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
 def write_between(readme: Path, name: str, lines: str) -> None:
-    """Replace what stands between the two markers of a table."""
+    """Replace the text between the two markers of a table."""
     body = f"<!-- {name} -->\n\n{lines}\n\n<!-- end -->"
     old = rf"<!-- {name} -->.*?<!-- end -->"
     readme.write_text(re.sub(old, lambda _: body, readme.read_text(), flags=re.DOTALL))

@@ -1,11 +1,11 @@
-"""What the mean of a run's last checkpoints is worth beside each of them, on held-out text.
+"""Compare averages of a run's last checkpoints with each checkpoint, on held-out text.
 
 Usage: PYTHONPATH=. python benchmarks/averaging/run.py [--runs DIR] [--seeds N]
-       PYTHONPATH=. python benchmarks/averaging/run.py --render   (tables again, from result.json)
+       PYTHONPATH=. python benchmarks/averaging/run.py --render   (tables from result.json)
 
-Trains a run for each way that a learning rate can end, and evaluates its last checkpoints and their
-means as training does: by the engine, on the text that evaluation holds out. A seed takes about ten
-minutes of one core. Runs that stand in DIR already are not trained again.
+Trains a run for each final learning rate, and evaluates its last checkpoints and their averages
+with the engine on the held-out text. A seed needs about ten minutes of one core. Existing runs in
+DIR are not trained again.
 """
 
 import argparse
@@ -43,7 +43,7 @@ RUN = [
 ]
 ENDS = {
     "zero": [f"schedule.total_steps={STEPS}"],
-    # Ends where HLAT-70B did, at 429/500 of a cosine that is clamped at a tenth of the peak
+    # As for HLAT-70B, ends at 429/500 of a cosine that is clamped at a tenth of the peak
     "tenth": ["schedule.name=hlat", "schedule.min_lr_ratio=0.1", "schedule.total_steps=1400"],
     "constant": [
         "schedule.name=constant",
@@ -51,7 +51,7 @@ ENDS = {
         f"schedule.total_steps={STEPS}",
     ],
 }
-TOLD = {
+TITLES = {
     "zero": "The learning rate decays linearly to zero, as in `experiment=desk`",
     "tenth": "The learning rate decays to a tenth of the peak, as for HLAT-70B",
     "constant": "The learning rate is constant",
@@ -62,42 +62,42 @@ LAST = f"step {STEPS}"
 
 
 def train(run: Path, overrides: list[str]) -> None:
-    """Train a run if it is not there."""
+    """Train a run if it does not exist."""
     if not (run / "checkpoints" / checkpoint_store.format_step_name(STEPS)).exists():
-        words = [f"run.root={run.parent}", f"run.name={run.name}"]
-        subprocess.run([sys.executable, "-m", "hlat.train", *overrides, *words], check=True)
+        name = [f"run.root={run.parent}", f"run.name={run.name}"]
+        subprocess.run([sys.executable, "-m", "hlat.train", *overrides, *name], check=True)
 
 
 def averages(run: Path) -> dict[str, Path]:
-    """The means of the last checkpoints, by what they are called."""
+    """Return the paths of the last checkpoints and of their averages by label."""
     last = sorted((run / "checkpoints").glob("step_*"))[-NUM_SINGLE:]
     found = {f"step {checkpoint_store.parse_step(path)}": path for path in last}
     for count in AVERAGES:
         path = run / "averages" / f"last_{count}"
         if not path.exists():
-            words = [str(run), f"last={count}", f"--output={path}"]
-            subprocess.run([sys.executable, "-m", "hlat.average", *words], check=True)
+            arguments = [str(run), f"last={count}", f"--output={path}"]
+            subprocess.run([sys.executable, "-m", "hlat.average", *arguments], check=True)
         found[f"average of the last {count}"] = path
     return found
 
 
 def measure(engine: Engine, config: Config, paths: dict[str, Path]) -> dict[str, Json]:
-    """Held-out loss and bits per byte of each checkpoint, by source."""
+    """Return the held-out loss and bits per byte of each checkpoint by source."""
     loader = build_data_loader(config.data, config.phase, config.batch, config.run.seed)
-    texts = loader.build_heldout_sequences(config.evaluation.sequences_per_source)
+    sequences = loader.build_heldout_sequences(config.evaluation.sequences_per_source)
     results = {}
     for name, path in paths.items():
         checkpoint_store.load_checkpoint(
             path, [c for c in engine.chunks() if c.name.startswith("weights/")]
         )
-        loss, bits = heldout_evaluation.compute_heldout_loss(engine, texts)
+        loss, bits = heldout_evaluation.compute_heldout_loss(engine, sequences)
         results[name] = {"loss": loss, "bits_per_byte": bits}
     loader.close()
     return results
 
 
 def measure_end(end: str, runs: Path, seeds: tuple[int, ...]) -> Json:
-    """Train, average and evaluate for one end of the learning rate."""
+    """Train, average and evaluate with one final learning rate."""
     overrides = [*RUN, *ENDS[end]]
     result: Json = {"overrides": overrides, "seeds": {}}
     for seed in seeds:
@@ -114,12 +114,12 @@ def measure_end(end: str, runs: Path, seeds: tuple[int, ...]) -> Json:
 
 
 def bits(found: Json, name: str, source: str) -> list[float]:
-    """Bits per byte of a checkpoint, for each seed."""
+    """Return the bits per byte of a checkpoint for each seed."""
     return [seed[name]["bits_per_byte"][source] for seed in found["seeds"].values()]
 
 
 def relative_to_last(found: Json, name: str) -> str:
-    """Bits per byte less those of the last checkpoint: mean and standard deviation over seeds."""
+    """Format the difference to the last checkpoint: mean and standard deviation over seeds."""
     pairs = zip(bits(found, name, "mean"), bits(found, LAST, "mean"), strict=True)
     differences = [value - last for value, last in pairs]
     spread = f" ± {statistics.stdev(differences):.4f}" if len(differences) > 1 else ""
@@ -127,7 +127,7 @@ def relative_to_last(found: Json, name: str) -> str:
 
 
 def render(result: Json) -> str:
-    """A table of bits per byte for each end: checkpoints down, sources across, as in Table IV."""
+    """Return a table of checkpoints and sources for each final learning rate, as in Table IV."""
     parts = []
     for end, found in result["ends"].items():
         rows = next(iter(found["seeds"].values()))
@@ -142,13 +142,13 @@ def render(result: Json) -> str:
         ]
         rates = "{peak:g} at the peak, {last:.2g} at the last step".format(**found["rates"])
         header = ["bits per byte", *sources, f"mean, relative to {LAST}"]
-        parts += [f"{TOLD[end]} ({rates}):", table(header, cells)]
+        parts += [f"{TITLES[end]} ({rates}):", table(header, cells)]
     return "\n\n".join([*parts, machine(result)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=Path, help="where runs are and stay; without it: nowhere")
+    parser.add_argument("--runs", type=Path, help="directory of the runs; default: a temporary one")
     parser.add_argument("--seeds", type=int, choices=range(1, len(SEEDS) + 1), default=1)
     parser.add_argument("--render", action="store_true")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
-"""How long `python -m hlat.train --cfg job` takes, beside an empty Hydra program.
+"""Measure the time of `python -m hlat.train --cfg job` relative to an empty Hydra program.
 
-Usage: python benchmarks/compose/run.py     (prints a table, writes result.json beside itself)
+Usage: python benchmarks/compose/run.py     (prints a table, writes result.json)
 """
 
 import json
@@ -60,9 +60,9 @@ def main() -> None:
         seconds: dict[str, list[float]] = {name: [] for name in contestants}
         for repetition in range(REPETITIONS + 1):
             for name, command in contestants.items():
-                taken = measure(command, folder)
+                elapsed = measure(command, folder)
                 if repetition:  # the first round warms the file cache
-                    seconds[name].append(taken)
+                    seconds[name].append(elapsed)
     peer = statistics.median(seconds["an empty Hydra program --cfg job"])
     result = {
         "python": platform.python_version(),
@@ -72,12 +72,12 @@ def main() -> None:
         "omegaconf": metadata.version("omegaconf"),
         "seconds": {
             name: {
-                "median": round(statistics.median(taken), 4),
-                "min": round(min(taken), 4),
-                "max": round(max(taken), 4),
-                "ratio_to_empty_program": round(statistics.median(taken) / peer, 3),
+                "median": round(statistics.median(values), 4),
+                "min": round(min(values), 4),
+                "max": round(max(values), 4),
+                "ratio_to_empty_program": round(statistics.median(values) / peer, 3),
             }
-            for name, taken in seconds.items()
+            for name, values in seconds.items()
         },
     }
     (HERE / "result.json").write_text(json.dumps(result, indent=2) + "\n")

@@ -3,10 +3,10 @@
     python -m benchmarks.launchers.run PYTHON [REPETITIONS]
 
 PYTHON is the interpreter of an environment with hydra-submitit-launcher. The script starts a Slurm
-(tests/slurm/cluster.py) and submits held jobs, so that no job competes for the processor. A
-submission ends when squeue lists 200 tasks. hydra-submitit-launcher waits for its jobs, so it is
-killed then. Its application has three settings and no training, and hlat.train has all of its
-settings. The script then runs four points with hydra-submitit-launcher of which one raises an
+(tests/slurm/cluster.py) and submits jobs on hold, so that they do not use the processor. A
+submission ends when squeue lists 200 tasks. hydra-submitit-launcher waits for its jobs, so the
+script kills it then. Its application has three settings and no training; hlat.train has all its
+settings. The script then runs four points with hydra-submitit-launcher, of which one raises an
 exception and one is killed. It writes result.json and the table in docs/launchers.md.
 """
 
@@ -35,7 +35,7 @@ def count_tasks(cluster: Cluster) -> int:
 
 
 def measure(cluster: Cluster, folder: Path, command: list[str]) -> dict[str, float]:
-    """Submit 200 held points; return seconds, requests, files and bytes."""
+    """Submit 200 points on hold; return seconds, requests, files and bytes."""
     folder.mkdir()
     (folder / "bin").mkdir()
     script = f'#!/bin/sh\necho >> {folder}/requests\nexec {shutil.which("sbatch")} "$@"\n'
@@ -74,10 +74,14 @@ def measure(cluster: Cluster, folder: Path, command: list[str]) -> dict[str, flo
 def observe_failures(cluster: Cluster, folder: Path, python: str) -> dict[str, Any]:
     """Run four points with hydra-submitit-launcher; return exit code and states."""
     folder.mkdir()
-    words = [python, str(HERE / "peer_app.py"), "-m", "hydra/launcher=submitit_slurm"]
-    words += ["+point=0,1,2,3", "+fail=true", "hydra.launcher.timeout_min=5"]
+    command = [python, str(HERE / "peer_app.py"), "-m", "hydra/launcher=submitit_slurm"]
+    command += ["+point=0,1,2,3", "+fail=true", "hydra.launcher.timeout_min=5"]
     process = subprocess.Popen(
-        words, cwd=folder, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=folder,
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         output, _ = process.communicate(timeout=90)

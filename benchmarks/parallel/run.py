@@ -1,9 +1,9 @@
-"""What a layout costs over one process on the same cores, for the same tokens.
+"""Measure the throughput of layouts relative to one process on the same cores.
 
 Usage: python benchmarks/parallel/run.py [--rounds 3] [--steps 30]
 
-Whole runs, started as a user starts them, in turns; one process has all cores, the processes of a
-layout share them. Writes result.json beside itself, and the table of README.md.
+Complete runs of `hlat.train` alternate. One process uses all cores, the processes of a layout share
+them. Writes result.json and the table of README.md.
 """
 
 import argparse
@@ -43,7 +43,7 @@ LAYOUTS = {
 
 
 def tokens_per_second(layout: str, steps: int) -> float:
-    """Of the steps of one run after the first ones."""
+    """Return the median of one run after the warm-up steps."""
     settings = [f"parallelism.{setting}" for setting in layout.split()]
     with tempfile.TemporaryDirectory() as root:
         command = [sys.executable, "-m", "hlat.train", *RUN, *settings]
@@ -55,7 +55,7 @@ def tokens_per_second(layout: str, steps: int) -> float:
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of README.md."""
+    """Return the table of README.md."""
     lines = [
         [
             row["layout"],
@@ -64,7 +64,7 @@ def render(result: dict[str, Any]) -> str:
         ]
         for row in result["rows"]
     ]
-    header = ["layout", "tokens per second", "of one process"]
+    header = ["layout", "tokens per second", "relative to one process"]
     return f"{table(header, lines)}\n\n{machine(result)}"
 
 
@@ -79,13 +79,13 @@ def main() -> None:
         for name, layout in LAYOUTS.items():
             found[name].append(tokens_per_second(layout, arguments.steps))
             print(name, round(found[name][-1]), flush=True)
-    alone = found["one process"]
+    single = found["one process"]
     rows: list[dict[str, Any]] = [
         {
             "layout": name,
             "settings": LAYOUTS[name],
             "tokens_per_second": spread(values),
-            "ratio": spread([one / base for one, base in zip(values, alone, strict=True)]),
+            "ratio": spread([value / base for value, base in zip(values, single, strict=True)]),
         }
         for name, values in found.items()
     ]

@@ -1,9 +1,9 @@
-"""Fits the planner's constants of trn1 to published rows, and tells the error of each row.
+"""Fit the planner's constants of trn1 to published rows and compute the error of each row.
 
 Usage: PYTHONPATH=. python benchmarks/planning/fit.py
 
-Writes fit.json and the table of published.md. Because somebody chose the rows to
-fit, other choices of as many, drawn by lot, are tried as well.
+Writes fit.json and the table of published.md. Because the choice of the fitted rows affects the
+error, random choices of the same number of rows are fitted as well.
 """
 
 import json
@@ -32,7 +32,7 @@ Row = tuple[PublishedRun, Config]
 
 
 def rate(shares: Sequence[float], config: Config) -> float:
-    """Sequences per second with these shares of the data sheet."""
+    """Return the sequences per second with these fractions of the data sheet values."""
     constants = HardwareEfficiency(*shares, "fit")
     return (
         config.batch.global_batch_size
@@ -41,7 +41,7 @@ def rate(shares: Sequence[float], config: Config) -> float:
 
 
 def loss(shares: Sequence[float], rows: Sequence[Row]) -> float:
-    """Mean square of the logarithm of predicted over published, rows alike, summed over rows."""
+    """Return the sum over rows of the mean squared log ratio of predicted and published."""
     return sum(
         math.log(rate(shares, config) / value) ** 2 / len(row.sequences_per_second)
         for row, config in rows
@@ -50,7 +50,7 @@ def loss(shares: Sequence[float], rows: Sequence[Row]) -> float:
 
 
 def fit(rows: Sequence[Row], precision: float = 1e-3) -> list[float]:
-    """Shares with the least loss, none above 1, by steps along one axis at a time."""
+    """Return fractions of at most 1 that minimize the loss, by coordinate descent."""
     shares, step = START, 0.3
     best = loss(shares, rows)
     while step > precision:
@@ -66,13 +66,13 @@ def fit(rows: Sequence[Row], precision: float = 1e-3) -> list[float]:
 
 
 def error(shares: Sequence[float], row: Row) -> float:
-    """Of the prediction against the median of a row."""
+    """Return the relative error of the prediction to the median of a row."""
     published, config = row
     return rate(shares, config) / statistics.median(published.sequences_per_second) - 1
 
 
 def other_choices(rows: Sequence[Row], count: int) -> dict[str, float]:
-    """Largest error of held-out rows, over some choices of fitted ones."""
+    """Return the largest error of held-out rows over random choices of fitted rows."""
     worst = []
     all_choices = list(combinations(range(len(rows)), count))
     for chosen in random.Random(0).sample(all_choices, CHOICES):
@@ -80,7 +80,7 @@ def other_choices(rows: Sequence[Row], count: int) -> dict[str, float]:
         held_out = [abs(error(shares, row)) for i, row in enumerate(rows) if i not in chosen]
         worst.append(max(held_out))
     worst.sort()
-    within = sum(one < 0.15 for one in worst) / len(worst)
+    within = sum(value < 0.15 for value in worst) / len(worst)
     return {
         "choices": len(worst),
         "median": statistics.median(worst),

@@ -1,9 +1,9 @@
-"""What one rank of a layout really holds at most, in a process of its own.
+"""Measure the peak memory of one rank of a layout in this process.
 
-Usage: python benchmarks/planning/measure.py OVERRIDE ...   (of hlat.train; RANK and so on are set)
+Usage: python benchmarks/planning/measure.py OVERRIDE ...   (of hlat.train, with RANK etc. set)
 
-Prints the bytes by which the process grew from before the model was built to its peak over two
-steps. Small tensors come from a heap that never shrinks, so the caller sets MALLOC_MMAP_THRESHOLD_.
+Prints the increase in bytes from before the model is built to the peak of two steps. The caller
+sets MALLOC_MMAP_THRESHOLD_, because small tensors are on a heap that does not shrink.
 """
 
 import json
@@ -22,7 +22,7 @@ STEPS = 2
 
 
 def resident(key: str) -> int:
-    """Bytes of VmRSS, now, or VmHWM, at most."""
+    """Return VmRSS, the current memory, or VmHWM, the peak, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
@@ -30,10 +30,10 @@ def resident(key: str) -> int:
 def main(overrides: list[str]) -> None:
     config = resolve_config(compose_config(overrides))
     engine = NativeEngine()
-    engine.run_device_checks(config)  # joins the others, and lets libraries make what they keep
+    engine.run_device_checks(config)  # starts the process group and initializes libraries
     torch.nn.Linear(64, 64)(torch.ones(64, 64)).sum().backward()
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     engine.build(config)
     batch = config.batch
     shape = (batch.global_batch_size // engine.world.dp_size, batch.sequence_length)

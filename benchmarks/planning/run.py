@@ -1,9 +1,9 @@
-"""The planner's memory beside what native runs on this machine hold at most.
+"""Compare the planner's memory with the peak of runs of the native engine on this machine.
 
 Usage: PYTHONPATH=. python benchmarks/planning/run.py
 
-A layout's processes run together, two steps each, and the fullest counts. Writes result.json
-and the table of README.md.
+The processes of a layout run two steps, and the maximum over ranks counts. Writes result.json and
+the table of README.md.
 """
 
 import json
@@ -50,36 +50,37 @@ LAYOUTS = {
 TOLERANCE = 0.1
 
 
-def overrides(layout: str) -> list[str]:
-    """Of hlat.train."""
-    words = layout.split()
+def build_overrides(layout: str) -> list[str]:
+    """Return the overrides of hlat.train."""
+    settings = layout.split()
     return MODEL + [
-        word if word.startswith("precision=") else f"parallelism.{word}" for word in words
+        setting if setting.startswith("precision=") else f"parallelism.{setting}"
+        for setting in settings
     ]
 
 
-def measured(words: list[str], processes: int) -> int:
-    """Bytes of the fullest rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    started = []
-    for rank in range(processes):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def measure_memory(overrides: list[str], num_processes: int) -> int:
+    """Return the maximum over ranks in bytes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    processes = []
+    for rank in range(num_processes):
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
+        endpoint = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         memory = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
         threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-        command = [sys.executable, str(HERE / "measure.py"), *words]
-        environment = {**os.environ, **place, **meeting, **memory, **threads}
-        started.append(
+        command = [sys.executable, str(HERE / "measure.py"), *overrides]
+        environment = {**os.environ, **ranks, **endpoint, **memory, **threads}
+        processes.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         )
-    found = [process.communicate()[0] for process in started]
-    return max(json.loads(text.splitlines()[-1]) for text in found)
+    outputs = [process.communicate()[0] for process in processes]
+    return max(json.loads(output.splitlines()[-1]) for output in outputs)
 
 
 def render(result: dict[str, Any]) -> str:
-    """The table of README.md."""
+    """Return the table of README.md."""
     rows = [
         [
             row["layout"],
@@ -96,15 +97,16 @@ def render(result: dict[str, Any]) -> str:
 def main() -> None:
     rows = []
     for name, layout in LAYOUTS.items():
-        words = overrides(layout)
-        config = resolve_config(compose_config(words))
-        need, peak = estimate_memory(config), measured(words, config.num_processes)
+        overrides = build_overrides(layout)
+        config = resolve_config(compose_config(overrides))
+        estimate = estimate_memory(config)
+        peak = measure_memory(overrides, config.num_processes)
         rows.append(
             {
                 "layout": name,
                 "settings": layout,
-                "terms": asdict(need),
-                "predicted": need.total - need.process,  # growth since before the model was built
+                "terms": asdict(estimate),
+                "predicted": estimate.total - estimate.process,  # increase by the build and steps
                 "measured": peak,
             }
         )

@@ -1,4 +1,4 @@
-"""Initial values of one rank of a 70B layer: CPU seconds, sampled numbers and memory.
+"""Initial values of one rank of a 70B layer: CPU seconds, number of sampled values, and memory.
 
     PYTHONPATH=. python benchmarks/scale/initial_values.py [TP] [DP]
 
@@ -32,7 +32,7 @@ LAYER = "layers.0."
 
 @dataclass
 class Sampler:
-    """compute_initial_values that counts what a random stream generates."""
+    """compute_initial_values with a counter of the sampled values."""
 
     num_sampled: int = 0
 
@@ -81,7 +81,7 @@ def measure(config: Any, tp: int, dp: int, rank: int, store: str, results: Any) 
 
 def main() -> None:
     """Print rank 0 before, and the mean and maximum over ranks after."""
-    tp, dp = (int(word) for word in [*sys.argv[1:], "32", "1"][:2])
+    tp, dp = (int(argument) for argument in [*sys.argv[1:], "32", "1"][:2])
     config = resolve_config(compose_config(["model=70b"]))
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

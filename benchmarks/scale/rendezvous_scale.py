@@ -1,9 +1,9 @@
-"""Requests of all ranks to the one store of a run at start-up, by threads of one process.
+"""Requests of all ranks to the store of a run at start-up, from threads of one process.
 
-Each rank has a connection of its own to the store. Its requests are those of init_process_group and
+Each rank has a separate connection to the store. Its requests are those of init_process_group and
 of the groups of its axes: gloo publishes an address (154 bytes, as counted with a store in Python)
-and reads those of the ranks that it connects to in one request. The connections between ranks are
-not made.
+and reads those of the ranks that it connects to in one request. The ranks do not connect to each
+other.
 """
 
 import resource

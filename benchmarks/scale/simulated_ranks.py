@@ -1,7 +1,7 @@
-"""Ranks of a large run in one process: their chunks without memory, and their mesh without network.
+"""Ranks of a large run in one process, with chunks without memory and a mesh without network.
 
-Only the path of one rank is timed. A message that this rank would receive in a gather is computed
-by the same code for the rank that would send it, outside the timed part.
+Only the code of one rank is timed. The messages that it receives in a gather are computed by the
+same code as the other ranks, outside of the timed part.
 """
 
 import time
@@ -42,10 +42,10 @@ class SimulatedRun:
         self._parameters: list[list[ModuleParameter]] = [[] for _ in stages]
         last = len(stages) - 1
         for parameter in list_module_parameters(model):
-            words = parameter.name.split(".")
-            stage = stage_of[int(words[1])] if words[0] == "layers" else None
+            parts = parameter.name.split(".")
+            stage = stage_of[int(parts[1])] if parts[0] == "layers" else None
             if stage is None:
-                stage = 0 if words[0].startswith("embed") else last
+                stage = 0 if parts[0].startswith("embed") else last
             self._parameters[stage].append(parameter)
         self._shard = lru_cache(maxsize=None)(lambda p, tp: compute_shard(p, degrees.tp, tp))
 
@@ -108,10 +108,10 @@ class _SimulatedAxis(MeshAxis):
 
 
 class SimulatedMesh:
-    """All ranks of a run as seen by one of them.
+    """Collectives of one rank with all other ranks of a run.
 
-    `act` performs the collectives of a rank, given its group; the messages of the gather with
-    number `index` are computed by `act` of the ranks that send them.
+    `act` runs the collectives of a rank, given its group. It is also called for the other ranks to
+    compute their messages in the gather number `index`.
     """
 
     def __init__(

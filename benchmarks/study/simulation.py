@@ -22,7 +22,7 @@ from hlat.study.study_analysis import Verdict, analyze_study
 
 HERE = Path(__file__).resolve().parent
 SEED_STD, RUN_STD = 0.03, 0.01
-"""Standard deviations of what the runs of a seed share, and of each run."""
+"""Standard deviations of the common part of the runs of a seed, and of each run."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Rates:
-    """Rates that were found."""
+    """Rates over all simulated studies of a design."""
 
     difference: float
     stated_power: float
@@ -124,15 +124,15 @@ def sample_values(
 def run_study(values: np.ndarray, design: StudyConfig) -> tuple[list[Verdict], int]:
     """Return the verdicts of a study that trains seed by seed, and the number of its runs."""
     num_points, num_seeds = values.shape
-    looks = range(2, num_seeds + 1) if design.stop_worse else [num_seeds]
+    tested_seeds = range(2, num_seeds + 1) if design.stop_worse else [num_seeds]
     num_trained = [num_seeds] * num_points
-    for look in looks:
-        seeds = [min(look, trained) for trained in num_trained]
+    for count in tested_seeds:
+        seeds = [min(count, trained) for trained in num_trained]
         points = {(("point", str(i)),): build_runs(row[: seeds[i]]) for i, row in enumerate(values)}
         comparisons = analyze_study(points, design, num_seeds)
         for i, comparison in enumerate(comparisons, start=1):
             if comparison.verdict is Verdict.worse and design.stop_worse:
-                num_trained[i] = min(num_trained[i], look)
+                num_trained[i] = min(num_trained[i], count)
     return [comparison.verdict for comparison in comparisons], sum(num_trained)
 
 

@@ -1,10 +1,10 @@
-"""What the mean of the last checkpoints of a study's runs is worth beside each of them.
+"""Compare averages of the last checkpoints of a study's runs with each checkpoint.
 
 Usage: PYTHONPATH=. python benchmarks/sweeps/average.py --runs runs   (averaging.json, averaging.md)
-       PYTHONPATH=. python benchmarks/sweeps/average.py               (the latter from the first)
+       PYTHONPATH=. python benchmarks/sweeps/average.py               (averaging.md from the JSON)
 
-The runs are those of sweeps/averaging.yaml; python -m hlat.average takes the means, and what it has
-written is evaluated as training evaluates, in the recipe's own dtypes.
+The runs are those of sweeps/averaging.yaml. `python -m hlat.average` writes the averages, and the
+engine evaluates them as in training, with the dtypes of the recipe.
 """
 
 import argparse
@@ -25,38 +25,38 @@ STUDY = "averaging"
 Json = dict[str, Any]
 
 
-def bits_of(run: Path, overrides: list[str]) -> Json:
-    """Bits per byte by source, of each of a run's last checkpoints and of their means."""
+def evaluate_run(run: Path, overrides: list[str]) -> Json:
+    """Return the bits per byte by source of a run's last checkpoints and their averages."""
     config = resolve_config(compose_config(overrides))
     engine = create_engine(config)
     engine.build(config)
     found = measure(engine, config, averages(run))
     engine.close()
     bits = {name: values["bits_per_byte"] for name, values in found.items()}
-    *_, told = load_run_record(run).evaluations.values()
+    *_, logged = load_run_record(run).evaluations.values()
     last = next(name for name in reversed(bits) if name.startswith("step"))
-    if bits[last] != get_numbers(told, "bits_per_byte"):
-        sys.exit(f"{run}: {last} evaluates to {bits[last]}, and its run told {told}")
+    if bits[last] != get_numbers(logged, "bits_per_byte"):
+        sys.exit(f"{run}: {last} evaluates to {bits[last]}, but the run logged {logged}")
     return bits
 
 
 def collect(runs: Path) -> Json:
-    """The same for every run of the study that finished, by point and seed."""
+    """Evaluate all finished runs of the study, by point and seed."""
     result: Json = {}
     for point, seeds in points_of(STUDY).items():
         for seed, name in seeds.items():
             if not (runs / name / "events.jsonl").exists():
                 continue
             if load_run_record(runs / name).last_attempt_events[-1]["event"] == "finish":
-                words = [f"+sweep={STUDY}", point, f"run.seed={seed}"]
-                result.setdefault(point, {})[seed] = bits_of(runs / name, words)
+                overrides = [f"+sweep={STUDY}", point, f"run.seed={seed}"]
+                result.setdefault(point, {})[seed] = evaluate_run(runs / name, overrides)
     if not result:
-        sys.exit(f"{runs} holds no finished run of {STUDY}; start them with -m +sweep={STUDY}")
+        sys.exit(f"{runs} contains no finished run of {STUDY}; start them with -m +sweep={STUDY}")
     return result
 
 
 def render(result: Json) -> str:
-    """A table for each point, checkpoints down and sources across; differences within a seed."""
+    """Return a table of checkpoints and sources for each point, with differences within a seed."""
     tables = []
     for point, seeds in result.items():
         rows = list(next(iter(seeds.values())))

@@ -1,12 +1,11 @@
-"""Sum up the runs of a study: numbers, a table and a figure, over the seeds.
+"""Summarize the runs of a study over its seeds: values, tables and a figure.
 
 Usage: python benchmarks/sweeps/plot.py STUDY --runs runs   (writes STUDY.json, STUDY.md, STUDY.svg)
-       python benchmarks/sweeps/plot.py STUDY               (the latter two again, from the first)
+       python benchmarks/sweeps/plot.py STUDY               (the last two from STUDY.json)
 
-Runs of one seed start from the same weights and read the same text, so a point is compared seed by
-seed with the one that has the first value of the last axis, and its own of the others: the
-difference is not blurred by what the seeds differ in. Intervals, p values and verdicts are those of
-hlat.study, for the design in the study's YAML.
+Runs of one seed have the same initial weights and data. So each point is compared seed by seed with
+its reference, the point with the first value of the last axis and the same values of the others.
+Intervals, p values and verdicts are those of hlat.study, for the design in the study's YAML.
 """
 
 import argparse
@@ -36,7 +35,7 @@ from hlat.study.study_analysis import Comparison, analyze_study, format_verdict
 
 HERE = Path(__file__).resolve().parent
 BLOCKS = 50
-"""Equal stretches of a run, whose mean losses make its smoothed curve."""
+"""Number of equal parts of a run; the smoothed curve consists of their mean losses."""
 INK, MUTED, GRID = "#1c2024", "#5a6470", "#dfe3e8"
 COLOURS = ["#1c2024", "#c04f00", "#0072b2", "#007a5a", "#9b4a85"]
 STYLE: dict[Any, Any] = {
@@ -62,7 +61,7 @@ SEED = "run.seed"
 
 
 def axes_of(study: str) -> dict[str, list[str]]:
-    """What a study sweeps: keys and their values, in its order."""
+    """Return the swept keys of a study and their values."""
     sweep = OmegaConf.load(find_package_dir("sweeps") / f"{study}.yaml")
     axes = OmegaConf.to_container(OmegaConf.select(sweep, "hydra.sweeper.params"))
     assert isinstance(axes, dict)
@@ -70,10 +69,9 @@ def axes_of(study: str) -> dict[str, list[str]]:
 
 
 def points_of(study: str) -> dict[str, dict[str, str]]:
-    """The name of every run of a study, by point and seed.
+    """Return the names of all runs of a study by point and seed.
 
-    Runs are found by the name that their settings give them: a point that two studies share was
-    trained once.
+    The name depends on the settings only, so a point of two studies is trained once.
     """
     axes = axes_of(study)
     names: dict[str, dict[str, str]] = {}
@@ -81,29 +79,29 @@ def points_of(study: str) -> dict[str, dict[str, str]]:
     with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
         for values in itertools.product(*axes.values()):
             overrides = dict(zip(axes, values, strict=True))
-            typed = [f"{key}={value}" for key, value in overrides.items()]
+            arguments = [f"{key}={value}" for key, value in overrides.items()]
             seed = overrides.pop(SEED)
             point = ", ".join(f"{key}={value}" for key, value in overrides.items())
-            config = resolve_config(compose("config", [f"+sweep={study}", *typed]))
+            config = resolve_config(compose("config", [f"+sweep={study}", *arguments]))
             names.setdefault(point, {})[seed] = str(config.run.name)
     return names
 
 
 def variance_around_line(values: NDArray[np.float64]) -> float:
-    """Variance of what is left of values when their least-squares line is taken away."""
-    places = np.arange(len(values))
-    line = np.polyval(np.polyfit(places, values, 1), places)
+    """Return the variance of the residuals of a least-squares line."""
+    steps = np.arange(len(values))
+    line = np.polyval(np.polyfit(steps, values, 1), steps)
     return float(((values - line) ** 2).sum() / (len(values) - 2))
 
 
-def sum_up(record: RunRecord) -> Json:
-    """The numbers of one run.
+def summarize(record: RunRecord) -> Json:
+    """Return the values of one run.
 
     `loss` is the mean over the last tenth of the steps in nats per token, `loss_variance` the
     variance around a line over the last quarter, `bits_per_byte` the mean over the held-out sources
-    at the end, `sources` each of them, `spikes` how often the gradient norm left its running mean
-    (hlat.recovery.spike_detector); the curves have a point for each of BLOCKS stretches and for
-    each evaluation.
+    at the end, `sources` each of them, `spikes` the number of spikes of the gradient norm
+    (hlat.recovery.spike_detector). The curves have a point for each of BLOCKS parts and for each
+    evaluation.
     """
     steps = np.array([row["step"] for row in record.metrics])
     loss = np.array([row["loss"] for row in record.metrics], np.float64)
@@ -125,7 +123,7 @@ def sum_up(record: RunRecord) -> Json:
 
 
 def collect(study: str, runs: Path) -> Json:
-    """Every run of a study by point and seed; one that did not finish only with how it ended."""
+    """Summarize the runs of a study by point and seed; unfinished ones have only the last event."""
     result: Json = {"study": study, "points": {}, "machines": []}
     for point, seeds in points_of(study).items():
         for seed, name in seeds.items():
@@ -133,7 +131,7 @@ def collect(study: str, runs: Path) -> Json:
                 continue
             record = load_run_record(runs / name)
             ended = record.last_attempt_events[-1]["event"]
-            summary = sum_up(record) if ended == "finish" else {"run": name, "ended": ended}
+            summary = summarize(record) if ended == "finish" else {"run": name, "ended": ended}
             result["points"].setdefault(point, {})[seed] = summary
             origin = record.provenance
             machine = {key: origin[key] for key in ("python", "platform", "device", "git_revision")}
@@ -141,17 +139,17 @@ def collect(study: str, runs: Path) -> Json:
             if machine not in result["machines"]:
                 result["machines"].append(machine)
     if not result["points"]:
-        sys.exit(f"{runs} holds no run of {study}; start them with -m +sweep={study}")
+        sys.exit(f"{runs} contains no run of {study}; start them with -m +sweep={study}")
     return result
 
 
 def finished(runs: Json) -> Json:
-    """The runs of a point that finished, by seed."""
+    """Return the finished runs of a point by seed."""
     return {seed: run for seed, run in runs.items() if "loss" in run}
 
 
 def spread(values: list[float], digits: int) -> str:
-    """Mean over seeds with its 95% confidence interval."""
+    """Format the mean over seeds with its 95% confidence interval."""
     if not values:
         return ""
     mean, low, high = compute_mean_interval(values)
@@ -176,7 +174,7 @@ def analyze(result: Json, design: StudyConfig) -> list[Comparison]:
     """Return the comparison of each point with its baseline."""
     points = {}
     for name, runs in result["points"].items():
-        point = tuple(tuple(word.split("=")) for word in name.split(", "))
+        point = tuple(tuple(setting.split("=")) for setting in name.split(", "))
         values = {seed: get_metric(run, design.metric) for seed, run in finished(runs).items()}
         diverged = [seed for seed, run in runs.items() if run.get("ended") == "diverge"]
         points[point] = PointRuns(values, frozenset(diverged))
@@ -192,29 +190,29 @@ def build_effect_rows(result: Json, design: StudyConfig) -> list[list[str]]:
     lines = [
         [design.metric, "seeds", "difference", "95% interval", "p (Holm)", "Hedges' g", "verdict"]
     ]
-    for one in analyze(result, design):
-        difference = one.difference
+    for comparison in analyze(result, design):
+        difference = comparison.difference
         lines.append(
             [
-                one.label,
+                comparison.label,
                 str(difference.num_pairs),
                 format_metric(difference.mean, signed=True),
                 format_interval(difference.low, difference.high),
-                format_p_value(one.p_value),
+                format_p_value(comparison.p_value),
                 format_metric(difference.effect_size, signed=True, decimals=1),
-                format_verdict(one, design),
+                format_verdict(comparison, design),
             ]
         )
     return lines
 
 
 def compared_with(result: Json) -> str:
-    """The first value of the last axis."""
+    """Return the first value of the last axis."""
     return str(next(iter(result["points"]))).rpartition(", ")[2]
 
 
 def reference(result: Json, point: str) -> str:
-    """The point that another one is compared with."""
+    """Return the reference of a point."""
     others, comma, _ = point.rpartition(", ")
     return f"{others}{comma}{compared_with(result)}"
 
@@ -226,7 +224,7 @@ def compute_source_differences(runs: Json, first: Json, source: str) -> list[flo
 
 
 def in_markdown(lines: list[list[str]]) -> str:
-    """A table with a line below its header."""
+    """Format a Markdown table."""
     header, *rows = lines
     ruled = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in ruled) + "\n"
@@ -235,15 +233,15 @@ def in_markdown(lines: list[list[str]]) -> str:
 def render(result: Json) -> str:
     """Return the tables in Markdown: effects with verdicts, and means with 95% intervals."""
     points = {point: finished(runs) for point, runs in result["points"].items()}
-    every = [run for runs in points.values() for run in runs.values()]
-    counted = all("spikes" in run for run in every)
+    all_runs = [run for runs in points.values() for run in runs.values()]
+    has_spikes = all("spikes" in run for run in all_runs)
     header = [
         "",
         "finished",
         "training loss, last tenth",
         "held-out bits per byte",
         "variance of the loss, last quarter",
-        *(["spikes of the gradient norm"] if counted else []),
+        *(["spikes of the gradient norm"] if has_spikes else []),
     ]
     lines = [header]
     for point, done in points.items():
@@ -251,20 +249,20 @@ def render(result: Json) -> str:
         variances = [run["loss_variance"] for run in done.values()]
         count = f"{len(done)} of {len(result['points'][point])}"
         cells = [point, count, *(spread(c, 4) for c in columns), spread(variances, 5)]
-        spikes = [spread([run["spikes"] for run in done.values()], 1)] if counted else []
+        spikes = [spread([run["spikes"] for run in done.values()], 1)] if has_spikes else []
         lines.append([*cells, *spikes])
     table = (
         in_markdown(build_effect_rows(result, load_design(result["study"])))
         + "\n"
         + in_markdown(lines)
     )
-    if all("sources" in run for run in every):
+    if all("sources" in run for run in all_runs):
         table += "\n" + in_markdown(by_source(result, points))
     return table
 
 
 def by_source(result: Json, points: dict[str, Json]) -> list[list[str]]:
-    """Rows of the held-out bits per byte of each source."""
+    """Return the rows of the table of held-out bits per byte by source."""
     sources = list(next(run for runs in points.values() for run in runs.values())["sources"])
     first = compared_with(result)
     lines = [
@@ -284,7 +282,7 @@ def by_source(result: Json, points: dict[str, Json]) -> list[list[str]]:
 
 
 def band(axes: Axes, curves: list[list[list[float]]], label: str, colour: str) -> None:
-    """The mean of curves as a line, their range as a band."""
+    """Plot the mean of curves as a line and their range as a band."""
     if not curves:
         return
     steps = [step for step, _ in curves[0]]
@@ -294,7 +292,7 @@ def band(axes: Axes, curves: list[list[list[float]]], label: str, colour: str) -
 
 
 def draw(result: Json) -> Figure:
-    """The smoothed loss, and how far held-out bits per byte lie above the first point's."""
+    """Plot the smoothed loss, and the difference in held-out bits per byte to the reference."""
     figure = Figure(figsize=(7.5, 7), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     for colour, (point, runs) in zip(COLOURS, result["points"].items(), strict=False):
@@ -324,7 +322,7 @@ def draw(result: Json) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("study")
-    parser.add_argument("--runs", type=Path, help="folder of run folders; without it: STUDY.json")
+    parser.add_argument("--runs", type=Path, help="directory of the runs; default: read STUDY.json")
     parser.add_argument("--output", type=Path, default=HERE)
     arguments = parser.parse_args()
     recorded = arguments.output / f"{arguments.study}.json"
