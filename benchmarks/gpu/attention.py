@@ -1,4 +1,4 @@
-"""Time of causal attention, forward and backward, by kernel and by mode of determinism.
+"""Measure causal attention, forward and backward, by kernel and mode of determinism.
 
 Usage: python benchmarks/gpu/attention.py DEVICE SHAPE [SHAPE ...]
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from contestants import make_settings
-from measure import tell, wait
+from measure import print_result, synchronize
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -34,7 +34,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 def list_kernels(num_rows: int, length: int, device: str) -> dict[str, Attend]:
     """Return functions of queries, keys and values [B, heads, S, D]."""
 
-    def attend_by(backend: SDPBackend | None) -> Attend:
+    def make_sdpa(backend: SDPBackend | None) -> Attend:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             is_gqa = q.shape[1] != k.shape[1]
             if backend is None:
@@ -53,8 +53,8 @@ def list_kernels(num_rows: int, length: int, device: str) -> dict[str, Attend]:
         return attend(q, k, v, documents, None, q.shape[-1] ** -0.5, None, None)
 
     return {
-        "torch's choice": attend_by(None),
-        **{name: attend_by(backend) for name, backend in BACKENDS.items()},
+        "torch's choice": make_sdpa(None),
+        **{name: make_sdpa(backend) for name, backend in BACKENDS.items()},
         "hlat, documents": attend_within_documents,
     }
 
@@ -63,11 +63,11 @@ def time_kernel(call: Attend, inputs: list[Tensor], device: str) -> float:
     """Return the median seconds of a forward and a backward pass."""
     times = []
     for repetition in range(2 + REPETITIONS):
-        wait(device)
+        synchronize(device)
         start = time.perf_counter()
         y = call(*inputs)
         y.backward(torch.ones_like(y))
-        wait(device)
+        synchronize(device)
         if repetition >= 2:
             times.append(time.perf_counter() - start)
     return statistics.median(times)
@@ -103,8 +103,8 @@ def measure(shape: str, device: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     device, *shapes = sys.argv[1:]
-    tell({"rows": [row for shape in shapes for row in measure(shape, device)]})
-    os._exit(0)  # compilers leave workers behind
+    print_result({"rows": [row for shape in shapes for row in measure(shape, device)]})
+    os._exit(0)  # workers of compilers may still run
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""One contestant of the step benchmark on a device, in a separate process.
+"""Measure one contestant of the step benchmark on a device.
 
 Usage: python benchmarks/gpu/contestant.py '{"name": ..., "shape": ..., "recipe": ...}'   (JSON)
 
-It imports its libraries, waits for a line on its standard input, and only then uses the device, so
-that the next contestant is imported while another one is measured.
+The process imports its libraries and waits for a line on its standard input before it uses the
+device. So the next contestant can be imported while another one is measured.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import plain_loop
 from contestants import Settings, Trainer, load_module, make_settings
-from measure import WARM_UP_STEPS, CpuMemory, DeviceMemory, matmul_peak, tell, wait
+from measure import WARM_UP_STEPS, CpuMemory, DeviceMemory, matmul_peak, print_result, synchronize
 from numpy.typing import NDArray
 
 from benchmarks.common import spread
@@ -33,9 +33,9 @@ from hlat.model.decoder_spec import (
 from hlat.model.parameter_spec import Initialization, ParameterSpec
 from hlat.plan.memory_estimate import estimate_memory
 
-STRETCHES = 3
+NUM_INTERVALS = 3
 PATTERN_SIZE = (1 << 20) + 7
-"""Values that are repeated; the size divides no width of a matrix."""
+"""Number of values that are repeated; not a divisor of any matrix width."""
 
 
 def repeat_normals(
@@ -64,16 +64,16 @@ def build_pattern(std: float, seed: int) -> NDArray[np.float32]:
     return values * np.float32(std)
 
 
-def take(trainer: Trainer, settings: Settings, seconds: float) -> float:
-    """Return tokens per second over a stretch of steps with one synchronization at its end."""
+def measure_rate(trainer: Trainer, settings: Settings, seconds: float) -> float:
+    """Return tokens per second over an interval of steps with one synchronization at its end."""
     start = time.perf_counter()
     trainer.step()
-    wait(settings.device)
+    synchronize(settings.device)
     num_steps = max(2, round(seconds / (time.perf_counter() - start)))
     start = time.perf_counter()
     for _ in range(num_steps):
         trainer.step()
-    wait(settings.device)
+    synchronize(settings.device)
     return num_steps * settings.config.batch.tokens_per_step / (time.perf_counter() - start)
 
 
@@ -84,23 +84,23 @@ def plan_bytes(settings: Settings) -> int:
 
 
 def measure(settings: Settings, seconds: float, module: Any) -> dict[str, Any]:
-    """Build the contestant, warm it up, and measure some stretches."""
+    """Build the contestant, warm up, and measure `NUM_INTERVALS` intervals."""
     start = time.perf_counter()
     memory = CpuMemory() if settings.device == "cpu" else DeviceMemory()
     trainer = module.open_trainer(settings)
-    wait(settings.device)
+    synchronize(settings.device)
     built = time.perf_counter()
     expected = count_parameters(settings.config.model)
     assert trainer.num_parameters == expected, f"{trainer.num_parameters} parameters, {expected}"
     trainer.step()
-    wait(settings.device)
+    synchronize(settings.device)
     first_step = time.perf_counter()
     first_loss = trainer.loss()
     for _ in range(WARM_UP_STEPS):
         trainer.step()
-    wait(settings.device)
+    synchronize(settings.device)
     memory.reset()
-    rates = [take(trainer, settings, seconds) for _ in range(STRETCHES)]
+    rates = [measure_rate(trainer, settings, seconds) for _ in range(NUM_INTERVALS)]
     result = {
         "tokens_per_second": spread(rates),
         "flops_per_token": compute_flops_per_token(
@@ -121,7 +121,7 @@ def main() -> None:
     name, seconds = request.pop("name"), request.pop("seconds")
     if name == "matmul":
         sys.stdin.readline()
-        tell(matmul_peak(request["recipe"], request["device"]))
+        print_result(matmul_peak(request["recipe"], request["device"]))
         os._exit(0)
     settings = make_settings(name, **request)
     module = load_module(settings)
@@ -129,8 +129,8 @@ def main() -> None:
     state_chunks.compute_initial_values = repeat_normals
     plain_loop.compute_initial_values = repeat_normals
     sys.stdin.readline()
-    tell(measure(settings, seconds, module))
-    os._exit(0)  # compilers leave workers behind
+    print_result(measure(settings, seconds, module))
+    os._exit(0)  # workers of compilers may still run
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Versions and the device that a benchmark runs on.
+"""Print versions and properties of the device of a benchmark.
 
 Usage: python benchmarks/gpu/describe.py DEVICE
 """
@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import torch
-from measure import tell
+from measure import print_result
 
 from benchmarks.common import describe_machine
 from hlat.config.compose import compose_config
@@ -42,7 +42,7 @@ def list_installed(libraries: list[str]) -> list[str]:
 
 
 def describe_cuda() -> dict[str, Any]:
-    """Return properties of the GPU, and what nvidia-smi reports."""
+    """Return properties of the GPU and the output of nvidia-smi."""
     properties = torch.cuda.get_device_properties(0)
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv"]
     try:
@@ -75,7 +75,7 @@ def main() -> None:
         result["device"] = describe_cuda()
     count, num_wrong, flops = run_burn_in(torch.device(device), torch.bfloat16)
     result["burn_in"] = {"matmuls": count, "wrong_elements": num_wrong, "flops_per_second": flops}
-    tell(result)
+    print_result(result)
 
 
 if __name__ == "__main__":

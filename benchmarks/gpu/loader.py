@@ -1,9 +1,9 @@
-"""Tokens per second that hlat's loader delivers in the batches of a shape.
+"""Measure the tokens per second of hlat's loader in batches of a shape.
 
 Usage: python benchmarks/gpu/loader.py SHAPE SECONDS
 
-The text is the embedded corpus, which needs no network. Its tokens are smaller numbers than those
-of the shape's vocabulary.
+The text is the embedded corpus, which needs no network. Its vocabulary is smaller than that of the
+shape.
 """
 
 import sys
@@ -11,7 +11,7 @@ import time
 from contextlib import closing
 
 from contestants import make_settings
-from measure import tell
+from measure import print_result
 
 from hlat.data.data_loader import build_data_loader
 
@@ -33,7 +33,7 @@ def main() -> None:
             loader.next_batch()
             num_batches += 1
         rate = num_batches * config.batch.tokens_per_step / (time.perf_counter() - ready)
-    tell(
+    print_result(
         {
             "shape": shape,
             "workers": config.data.workers,

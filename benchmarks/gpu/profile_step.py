@@ -1,4 +1,4 @@
-"""Time of each kernel in one step of hlat.
+"""Measure the time of each kernel in one step of hlat.
 
 Usage: python benchmarks/gpu/profile_step.py '{"name": ..., "shape": ..., "recipe": ...}'   (JSON)
 """
@@ -12,13 +12,13 @@ from typing import Any
 
 from contestant import repeat_normals
 from contestants import load_module, make_settings
-from measure import WARM_UP_STEPS, tell, wait
+from measure import WARM_UP_STEPS, print_result, synchronize
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from hlat.engine import state_chunks
 
-SMALLEST_SHARE = 0.02
+MIN_TIME_FRACTION = 0.02
 """Kernels below this share of the device time are not listed."""
 CATEGORIES = {
     "attention": r"flash|fmha|sdpa|attention|flex",
@@ -28,7 +28,7 @@ CATEGORIES = {
     "compiled": r"^triton_",
     "copy": r"memcpy|memset|copy",
 }
-"""Patterns of kernel names, the first that matches counts; the others are `other`."""
+"""Patterns of kernel names; the first match counts, and the others are `other`."""
 ANNOTATIONS = r"^(ProfilerStep|Optimizer\.|autograd::|Torch-Compiled|## Call)"
 """Ranges that contain kernels and must not be counted with them."""
 
@@ -57,7 +57,7 @@ def list_kernels(profiled: profile, device: str) -> list[dict[str, Any]]:
 
 
 def summarize(kernels: list[dict[str, Any]], step_seconds: float) -> dict[str, Any]:
-    """Return shares of the time in kernels, and the share of the step outside of them."""
+    """Return the fractions of the kernel time, and the fraction of the step outside of kernels."""
     total = sum(kernel["microseconds"] for kernel in kernels)
     shares: dict[str, float] = {}
     for kernel in kernels:
@@ -70,7 +70,7 @@ def summarize(kernels: list[dict[str, Any]], step_seconds: float) -> dict[str, A
         "idle_share": round(max(0.0, 1 - total / 1e6 / step_seconds), 4),
         "num_launches": sum(kernel["calls"] for kernel in kernels),
         "shares": {key: round(share, 4) for key, share in sorted(shares.items())},
-        "kernels": [kernel for kernel in kernels if kernel["share"] >= SMALLEST_SHARE],
+        "kernels": [kernel for kernel in kernels if kernel["share"] >= MIN_TIME_FRACTION],
     }
 
 
@@ -80,19 +80,19 @@ def main() -> None:
     trainer = load_module(settings).open_trainer(settings)
     for _ in range(1 + WARM_UP_STEPS):
         trainer.step()
-    wait(settings.device)
+    synchronize(settings.device)
     start = time.perf_counter()
     trainer.step()
-    wait(settings.device)
+    synchronize(settings.device)
     step_seconds = time.perf_counter() - start
     activities = [ProfilerActivity.CPU]
     if settings.device != "cpu":
         activities.append(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiled:
         trainer.step()
-        wait(settings.device)
-    tell(summarize(list_kernels(profiled, settings.device), step_seconds))
-    os._exit(0)  # compilers leave workers behind
+        synchronize(settings.device)
+    print_result(summarize(list_kernels(profiled, settings.device), step_seconds))
+    os._exit(0)  # workers of compilers may still run
 
 
 if __name__ == "__main__":

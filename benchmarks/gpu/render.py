@@ -1,4 +1,4 @@
-"""Write page.md and figure.svg from result.json, and nothing that is not in it.
+"""Write page.md and figure.svg from result.json.
 
 Usage: python benchmarks/gpu/render.py FOLDER
 """
@@ -161,7 +161,7 @@ def render_profile(part: Json) -> str:
 
 
 def render_attention(part: Json) -> str:
-    """Return time and speed of each kernel; a kernel with documents computes fewer operations."""
+    """Return time and speed of the kernels; those with documents have fewer operations."""
     rows = [
         [
             row["shape"],

@@ -1,12 +1,12 @@
-"""Tests, speed and profile on a GPU, in one command of at most 8 minutes.
+"""Run tests, benchmarks and a profile on a GPU within 8 minutes.
 
 Usage: python benchmarks/gpu/run.py [--device cpu] [--parts step,profile] [--output build/gpu]
 
-Parts run in the order of `PARTS`, each in separate processes and with a time limit. A part that
-fails or reaches its limit is recorded with its error, and the next one starts. result.json is
-written after each part and each contestant, so that an interruption loses no result; a later call
-replaces the parts and rows that it measures. Packages that are missing are installed from a
-folder of wheels (make gpu-wheels), without network. This file needs the standard library only.
+Parts run in the order of `PARTS`, each in separate processes and with a time limit. If a part fails
+or reaches its limit, its error is recorded and the next one starts. result.json is written after
+each part and contestant, so no result is lost after an interruption. A later call replaces the
+parts and rows that it measures. Missing packages are installed from a directory of wheels (make
+gpu-wheels), without network. This file needs only the standard library.
 """
 
 import argparse
@@ -38,8 +38,8 @@ CONTESTANTS = [
     ["ours, compiled", "transformers"],
     ["ours"],
 ]
-"""Contestants by importance: all shapes and recipes of the first ones are measured first. Peers do
-not use deterministic algorithms, which exclude cuDNN's attention."""
+"""Contestants by priority: all shapes and recipes of the first group are measured first. Peers do
+not use deterministic algorithms, because these exclude cuDNN's attention."""
 TITAN = "torchtitan, compiled"
 MATMUL = "matmul"
 PROFILED = [
@@ -56,7 +56,7 @@ TESTS = [
 ]
 MAX_CONTESTANT_SECONDS = 100
 SUMMARY_SECONDS = 5
-"""Time in which pytest prints the failures so far, after an interrupt."""
+"""Time for the summary of pytest after an interrupt."""
 LOSS_TOLERANCES = {"fp32": 1e-5, "bf16": 5e-3, "mixed": 5e-3, "bf16_sr": 5e-3}
 """Largest relative difference of the first losses of contestants (benchmarks/step/run.py)."""
 
@@ -66,8 +66,8 @@ class Settings:
     """Settings of one call.
 
     Attributes:
-        seconds: Length of a stretch of steps; three are measured.
-        peers: Folder that contains torchtitan-0.3.0; None: torchtitan does not take part.
+        seconds: Duration of an interval of steps; three are measured.
+        peers: Directory that contains torchtitan-0.3.0; None: without torchtitan.
         environment: Environment variables of all processes.
     """
 
@@ -81,7 +81,7 @@ class Settings:
 
 
 class Script:
-    """A process of a script of this folder, which prints a line RESULT and JSON."""
+    """Process of a script of this directory, which prints a line with RESULT and JSON."""
 
     def __init__(self, settings: Settings, script: str, *arguments: str) -> None:
         self._log_path = settings.output / "logs" / f"{time.monotonic_ns()}_{script}.log"
@@ -99,7 +99,7 @@ class Script:
             )
 
     def read_result(self, deadline: float) -> Json:
-        """Start the script, and return its result, or its failure."""
+        """Send the start line and return the result or the failure."""
         seconds = max(1.0, deadline - time.monotonic())
         try:
             output, _ = self._process.communicate("go\n", timeout=seconds)
@@ -125,7 +125,7 @@ def describe_environment(settings: Settings, deadline: float, record: Record) ->
 
 
 def run_tests(settings: Settings, deadline: float, record: Record) -> Json:
-    """Run the tests marked cuda; those that ran count if the time is over."""
+    """Run the tests marked cuda; at the time limit, return the results so far."""
     command = [sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-W", "default"]
     command += ["--accelerator", settings.device, "--show-capture=no", "--durations=8", *TESTS]
     log_path = settings.output / "tests.log"
@@ -203,9 +203,9 @@ def measure_steps(settings: Settings, deadline: float, record: Record) -> Json:
 
 
 def list_entries(settings: Settings) -> list[tuple[str, str, str]]:
-    """Return contestant, shape and recipe of each process; peers have no stochastic rounding."""
+    """Return contestant, shape and recipe of each process; only ours has stochastic rounding."""
     groups = [[*CONTESTANTS[0], *([TITAN] if settings.peers else [])], *CONTESTANTS[1:]]
-    if settings.device == "cpu":  # a rehearsal, for which compilers take longest
+    if settings.device == "cpu":  # a rehearsal, where compilers need the most time
         groups.reverse()
     return [
         (MATMUL, settings.shapes[0], "bf16"),
@@ -283,9 +283,9 @@ PARTS: dict[str, tuple[Callable[[Settings, float, Record], Json], float]] = {
     "attention": (measure_attention, 0.06),
     "loader": (measure_loader, 0.04),
 }
-"""Function and share of the time of each part; a part may also use what earlier ones left."""
+"""Function and fraction of the time of each part, in addition to unused time of earlier parts."""
 PAGE_SECONDS = 10
-"""Time of the page, after all parts."""
+"""Time to write the page, after all parts."""
 
 
 def run_part(
@@ -304,7 +304,7 @@ def run_part(
 
 
 def merge_part(name: str, before: Json, new: Json) -> Json:
-    """Return a part's result; rows of an earlier call that this one did not measure stay."""
+    """Return the result of a part with the rows of an earlier call that are not replaced."""
     if name != "step" or "rows" not in before:
         return new
 
@@ -319,7 +319,7 @@ def merge_part(name: str, before: Json, new: Json) -> Json:
 
 
 def install_missing_packages(wheels: Path, target: Path) -> list[str]:
-    """Install the wheels of packages that this Python lacks to a folder; return their names."""
+    """Install the wheels of missing packages to `target`; return their names."""
     installed = {
         normalize(item.metadata["Name"])
         for item in importlib.metadata.distributions()
@@ -343,7 +343,7 @@ def normalize(name: str) -> str:
 
 
 def build_environment(packages: Path, caches: Path, peers: Path | None) -> dict[str, str]:
-    """Return the environment variables of all processes; compilers begin with an empty cache."""
+    """Return the environment variables of all processes, with an empty cache of compilers."""
     paths = [REPOSITORY, HERE.parent / "step", packages]
     inherited = os.environ.get("PYTHONPATH")
     return os.environ | {
@@ -358,12 +358,12 @@ def build_environment(packages: Path, caches: Path, peers: Path | None) -> dict[
 def run_parts(settings: Settings, names: list[str], minutes: float, result: Json) -> None:
     """Run the parts, and write result.json after each of them."""
     path = settings.output / "result.json"
-    start, share = time.monotonic(), 0.0
+    start, fraction = time.monotonic(), 0.0
     available = minutes * 60 - PAGE_SECONDS
     total = sum(PARTS[name][1] for name in names)
     for name in names:
-        part, part_share = PARTS[name]
-        share += part_share / total
+        part, part_fraction = PARTS[name]
+        fraction += part_fraction / total
         before = result.get(name, {})
 
         def record(value: Json, name: str = name, before: Json = before) -> None:
@@ -372,8 +372,8 @@ def run_parts(settings: Settings, names: list[str], minutes: float, result: Json
             temporary.write_text(json.dumps(result, indent=2) + "\n")
             temporary.replace(path)
 
-        print(f"{name}: until {share * available:.0f} s", flush=True)
-        record(run_part(part, settings, start + share * available, record))
+        print(f"{name}: until {fraction * available:.0f} s", flush=True)
+        record(run_part(part, settings, start + fraction * available, record))
         print(json.dumps(result[name])[:2000], flush=True)
 
 
@@ -384,8 +384,10 @@ def main() -> None:
     parser.add_argument("--parts", default=",".join(PARTS), help="separated by commas")
     parser.add_argument("--shapes", help="separated by commas (benchmarks/step/contestants.py)")
     parser.add_argument("--recipes", default=",".join(RECIPES), help="separated by commas")
-    parser.add_argument("--seconds", type=float, default=1.5, help="length of a stretch of steps")
-    parser.add_argument("--torchtitan", type=Path, help="folder that contains torchtitan-0.3.0")
+    parser.add_argument(
+        "--seconds", type=float, default=1.5, help="duration of an interval of steps"
+    )
+    parser.add_argument("--torchtitan", type=Path, help="directory of torchtitan-0.3.0")
     parser.add_argument("--wheels", type=Path, default=REPOSITORY / "build" / "gpu-wheels")
     parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "gpu")
     arguments = parser.parse_args()

@@ -1,8 +1,7 @@
-"""Who takes part, and the one interface through which all are driven.
+"""The contestants and their common interface.
 
-A contestant is a module with `open_trainer(settings)`, which returns an object with `step()` (one
-optimizer step on the fixed batch), `loss()` (of the last step) and `num_parameters`. Modules import
-their libraries at the top, so that what a process holds before `open_trainer` leaves imports out.
+A contestant is a module with `open_trainer(settings)`, which returns a `Trainer`. Modules import
+their libraries at the top, so that the memory of `open_trainer` excludes imports.
 """
 
 import importlib
@@ -62,13 +61,13 @@ SHAPES = {
         "batch.micro_batch_size=2",
     ],
 }
-"""Overrides of the configuration that all contestants read their shape from; one micro batch. Other
+"""Configuration overrides that define the shape of all contestants, with one micro batch. Other
 shapes are presets of conf/model, with the batch of their configuration."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one process of the benchmark trains."""
+    """Contestant, shape and recipe of one benchmark process."""
 
     module: str
     shape: str
@@ -77,7 +76,7 @@ class Settings:
     recipe of hlat that peers do not have."""
     device: str = "cpu"
     options: dict[str, Any] = field(default_factory=dict)
-    """The contestant's own."""
+    """Options of the contestant."""
 
     @property
     def compiled(self) -> bool:
@@ -101,7 +100,7 @@ class Settings:
         return resolve_config(compose_config(self.overrides))
 
     def tokens(self) -> NDArray[np.int32]:
-        """Return the batch of every step, [sequences, tokens]."""
+        """Return the batch of all steps, [sequences, tokens]."""
         batch = self.config.batch
         size = (batch.global_batch_size, batch.sequence_length)
         generator = np.random.default_rng(self.config.run.seed)
@@ -109,12 +108,12 @@ class Settings:
 
 
 class Trainer(Protocol):
-    """Model and optimizer of a contestant, which its `open_trainer` returns."""
+    """Interface of the model and optimizer that `open_trainer` returns."""
 
     num_parameters: int
 
     def step(self) -> None:
-        """Run forward, backward, clipping and update, without waiting for the device."""
+        """Run forward, backward, clipping and update on the fixed batch; do not synchronize."""
 
     def loss(self) -> float:
         """Return the mean loss of the last step, before its update."""
@@ -133,7 +132,7 @@ CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "torchtitan": ("titan", {}),
     "torchtitan, compiled": ("titan", {"compiled": True}),
 }
-"""Module and options by the name that tables show."""
+"""Module and options by the name in tables."""
 
 
 FAMILIES = {
@@ -141,11 +140,11 @@ FAMILIES = {
     "plain_model": {"llama"},
     "titan": {"llama", "qwen3"},
 }
-"""Model families of the contestants' modules; the others have all families."""
+"""Supported model families by module; the other modules support all."""
 
 
 def list_contestants(shape: str) -> list[str]:
-    """Return the names of the contestants that have the model family of a shape."""
+    """Return the names of the contestants that support the model family of a shape."""
     family = make_settings("ours", shape, "fp32", "cpu").config.model.family
     return [
         name
@@ -155,11 +154,11 @@ def list_contestants(shape: str) -> list[str]:
 
 
 def make_settings(name: str, shape: str, recipe: str, device: str) -> Settings:
-    """The settings of a contestant."""
+    """Return the settings of a contestant."""
     module, options = CONTESTANTS[name]
     return Settings(module, shape, recipe, device, options)
 
 
 def load_module(settings: Settings) -> Any:
-    """Import a contestant and, with it, all that it needs."""
+    """Import a contestant and its libraries."""
     return importlib.import_module(settings.module)

@@ -1,4 +1,4 @@
-"""transformers' model of the family, as its guide trains it without a Trainer."""
+"""transformers' model of the family, trained as in its guide without a Trainer."""
 
 import torch
 import transformers
@@ -14,17 +14,17 @@ EOS_TOKEN_ID = 0
 
 
 def open_trainer(settings: Settings) -> PlainLoop:
-    """Attention is torch's own, except with a soft-cap or sinks, which torch does not support.
+    """Build the model in this shape without a KV cache.
 
-    There is no cache of keys and values, which training does not read.
+    Attention is SDPA, except with a soft-cap or sinks, which SDPA does not support.
     """
     config = settings.config
     attention = config.model.attention
     keys = build_hf_config(config.model, config.batch.sequence_length, EOS_TOKEN_ID, Dtype.fp32)
     hf_config = transformers.AutoConfig.for_model(**keys)
     hf_config.use_cache = False
-    has_softmax_of_torch = attention.logit_softcap is None and not attention.sinks
-    hf_config._attn_implementation = "sdpa" if has_softmax_of_torch else "eager"
+    supports_sdpa = attention.logit_softcap is None and not attention.sinks
+    hf_config._attn_implementation = "sdpa" if supports_sdpa else "eager"
     model_class = getattr(transformers, keys["architectures"][0])
     with torch.device(settings.device):
         model = model_class(hf_config).to(weights_dtype(settings))
@@ -33,7 +33,7 @@ def open_trainer(settings: Settings) -> PlainLoop:
     assert not unexpected, f"{unexpected}"
     call = torch.compile(model) if settings.compiled else model
 
-    def loss_of(tokens: Tensor) -> Tensor:
+    def compute_loss(tokens: Tensor) -> Tensor:
         return call(input_ids=tokens, labels=tokens).loss
 
-    return PlainLoop(settings, model, loss_of)
+    return PlainLoop(settings, model, compute_loss)

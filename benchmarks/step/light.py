@@ -1,4 +1,4 @@
-"""litgpt's GPT, with the loss of its pre-training (litgpt/pretrain.py)."""
+"""litgpt's GPT with the loss of its pre-training (litgpt/pretrain.py)."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ from hlat.model.norm_spec import NormPlacement
 
 
 def open_trainer(settings: Settings) -> PlainLoop:
-    """Build the family in this shape; compile the whole model, as litgpt's pre-training does."""
+    """Build the family in this shape; compile the complete model, as in litgpt's pre-training."""
     model = settings.config.model
     config = make_config(model, settings.config.batch.sequence_length)
     with torch.device(settings.device):
@@ -29,10 +29,10 @@ def open_trainer(settings: Settings) -> PlainLoop:
     gpt.load_state_dict(convert_weights(config, model.family, load_initial_weights(settings)))
     call = torch.compile(gpt) if settings.compiled else gpt
 
-    def loss_of(tokens: Tensor) -> Tensor:
+    def compute_loss(tokens: Tensor) -> Tensor:
         return chunked_cross_entropy(call(tokens), next_tokens(tokens))
 
-    return PlainLoop(settings, gpt, loss_of)
+    return PlainLoop(settings, gpt, compute_loss)
 
 
 def make_config(model: ModelConfig, sequence_length: int) -> Config:
@@ -83,7 +83,7 @@ def make_config(model: ModelConfig, sequence_length: int) -> Config:
 
 
 def convert_weights(config: Config, family: str, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Convert weights with litgpt's own converter of the family."""
+    """Convert weights with litgpt's converter of the family."""
     converters = {
         "qwen2": partial(convert.copy_weights_qwen_2_5, config),
         "qwen3": partial(convert.copy_weights_qwen_3, config),

@@ -1,8 +1,9 @@
-"""One contestant in one process: how fast it trains, and how much memory it takes.
+"""Measure throughput and memory of one contestant in this process.
 
 Usage: python benchmarks/step/measure.py '{"name": ..., "shape": ..., ...}'   (JSON)
 
-It builds and warms up, says so, and then trains for a moment for each line that it is sent.
+The process builds the contestant, warms up and prints a result. Then it trains for an interval and
+prints a result for each line of its standard input.
 """
 
 import json
@@ -14,28 +15,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # which the first optimizer of a process imports, if nobody has
-import torch._inductor.compile_fx  # which some peers import and others need later
+import torch._dynamo  # otherwise imported by the first optimizer
+import torch._inductor.compile_fx  # some peers import it now, others later
 from contestants import Settings, Trainer, load_module, make_settings
 
 from hlat.model.decoder_spec import count_parameters
 
 WARM_UP_STEPS = 3
-LEAST_STEPS = 2
+MIN_STEPS = 2
 
 
 class CpuMemory:
-    """Resident memory of this process, from now on."""
+    """Increase of the resident memory of this process."""
 
     def __init__(self) -> None:
         self.before = self._bytes("VmRSS:")
 
     def reset(self) -> None:
-        """Forget the peak so far; what is kept counts on."""
+        """Reset the peak to the current memory."""
         Path("/proc/self/clear_refs").write_text("5")
 
     def peak(self) -> int:
-        """Bytes above what there was in the beginning."""
+        """Return the peak in bytes, without the memory before `__init__`."""
         return self._bytes("VmHWM:") - self.before
 
     @staticmethod
@@ -45,7 +46,7 @@ class CpuMemory:
 
 
 class DeviceMemory:
-    """What torch's allocator holds on an accelerator."""
+    """Memory of torch's allocator on an accelerator."""
 
     def reset(self) -> None:
         torch.cuda.reset_peak_memory_stats()
@@ -54,20 +55,20 @@ class DeviceMemory:
         return torch.cuda.max_memory_allocated()
 
 
-def wait(device: str) -> None:
-    """Let the device finish."""
+def synchronize(device: str) -> None:
+    """Synchronize an accelerator."""
     if device != "cpu":
         torch.accelerator.synchronize()
 
 
-def take(trainer: Trainer, settings: Settings, seconds: float) -> dict[str, float]:
-    """Times of single steps over a stretch of `seconds`."""
+def measure_rates(trainer: Trainer, settings: Settings, seconds: float) -> dict[str, float]:
+    """Train for `seconds` and return the rates of the median step."""
     walls, cpus = [], []
     start = time.perf_counter()
-    while len(walls) < LEAST_STEPS or time.perf_counter() - start < seconds:
+    while len(walls) < MIN_STEPS or time.perf_counter() - start < seconds:
         cpu, wall = time.process_time(), time.perf_counter()
         trainer.step()
-        wait(settings.device)
+        synchronize(settings.device)
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
     tokens = settings.config.batch.tokens_per_step
@@ -78,7 +79,7 @@ def take(trainer: Trainer, settings: Settings, seconds: float) -> dict[str, floa
 
 
 def measure(name: str, shape: str, recipe: str, device: str, seconds: float) -> None:
-    """Build the contestant, warm it up, and train for a while whenever it is its turn."""
+    """Build the contestant, warm up, and train for an interval for each line of stdin."""
     settings = make_settings(name, shape, recipe, device)
     module = load_module(settings)
     torch.ones(512, 512, device=device) @ torch.ones(512, 512, device=device)
@@ -88,37 +89,37 @@ def measure(name: str, shape: str, recipe: str, device: str, seconds: float) -> 
     assert trainer.num_parameters == expected, f"{trainer.num_parameters} parameters, {expected}"
     start = time.perf_counter()
     trainer.step()
-    wait(device)
-    told = {"first_step_seconds": time.perf_counter() - start, "first_loss": trainer.loss()}
+    synchronize(device)
+    first = {"first_step_seconds": time.perf_counter() - start, "first_loss": trainer.loss()}
     for _ in range(WARM_UP_STEPS):
         trainer.step()
-    wait(device)
+    synchronize(device)
     memory.reset()
-    tell(told)
+    print_result(first)
     for _ in sys.stdin:
-        tell(take(trainer, settings, seconds) | {"peak_bytes": memory.peak()})
+        print_result(measure_rates(trainer, settings, seconds) | {"peak_bytes": memory.peak()})
 
 
-def tell(result: dict[str, Any]) -> None:
-    """Answer run.py."""
+def print_result(result: dict[str, Any]) -> None:
+    """Print a result for run.py."""
     print("RESULT", json.dumps(result), flush=True)
 
 
 def matmul_peak(recipe: str, device: str) -> dict[str, Any]:
-    """FLOP/s of the best of several square matrix products."""
+    """Return the FLOP/s of the fastest of several square matmuls."""
     dtype = torch.float32 if recipe == "fp32" else torch.bfloat16
     best = {"flops_per_second": 0.0, "flops_per_cpu_second": 0.0}
     for size in (1024, 2048, 4096) if device == "cpu" else (4096, 8192, 16384):
-        one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        out = torch.empty_like(one)
+        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        out = torch.empty_like(a)
         for repetition in range(6):
-            wait(device)
+            synchronize(device)
             cpu, wall = time.process_time(), time.perf_counter()
-            torch.mm(one, other, out=out)
-            wait(device)
-            taken = time.perf_counter() - wall, time.process_time() - cpu
+            torch.mm(a, b, out=out)
+            synchronize(device)
+            elapsed = time.perf_counter() - wall, time.process_time() - cpu
             if repetition:
-                for key, value in zip(best, taken, strict=True):
+                for key, value in zip(best, elapsed, strict=True):
                     best[key] = max(best[key], 2 * size**3 / max(value, 1e-9))
     return best
 
@@ -126,12 +127,12 @@ def matmul_peak(recipe: str, device: str) -> dict[str, Any]:
 def main() -> None:
     request = json.loads(sys.argv[1])
     if request["name"] == "matmul":
-        tell({})
+        print_result({})
         for _ in sys.stdin:
-            tell(matmul_peak(request["recipe"], request["device"]))
+            print_result(matmul_peak(request["recipe"], request["device"]))
     else:
         measure(**request)
-    os._exit(0)  # compilers leave workers behind
+    os._exit(0)  # workers of compilers may still run
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""hlat's own engine, through the calls that its training loop makes."""
+"""hlat's engine, used as in the training loop."""
 
 from contestants import Settings
 
@@ -8,7 +8,7 @@ from hlat.model.decoder_spec import count_parameters
 
 
 class Ours:
-    """A native engine and one batch."""
+    """Contestant with the native engine."""
 
     def __init__(self, settings: Settings) -> None:
         config = settings.config

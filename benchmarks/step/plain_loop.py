@@ -1,4 +1,4 @@
-"""The loop that PyTorch's users write, around a peer's model."""
+"""Plain PyTorch training loop for the models of the peers."""
 
 from collections.abc import Callable
 
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 from hlat.model.decoder_spec import list_parameter_specs
 from hlat.model.weight_initialization import compute_initial_values
 
-Loss = Callable[[Tensor], Tensor]
-IGNORED = -100
+LossFunction = Callable[[Tensor], Tensor]
+IGNORE_INDEX = -100
 
 
 class PlainLoop:
     """Forward, backward, clip_grad_norm_, fused AdamW, zero_grad.
 
-    Recipe `mixed` is torch's own: weights in fp32, matrix products in bf16 under autocast.
+    Recipe `mixed` is autocast: weights in fp32, matmuls in bf16.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module, loss_of: Loss) -> None:
+    def __init__(self, settings: Settings, model: nn.Module, compute_loss: LossFunction) -> None:
         self.config = settings.config
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self.tokens = torch.from_numpy(settings.tokens()).long().to(settings.device)
         self.parameters = list(model.parameters())
-        self.loss_of = loss_of
+        self.compute_loss = compute_loss
         self.autocast = torch.autocast(
             settings.device.partition(":")[0], torch.bfloat16, enabled=settings.recipe == "mixed"
         )
@@ -40,7 +40,7 @@ class PlainLoop:
 
     def step(self) -> None:
         with self.autocast:
-            loss = self.loss_of(self.tokens)
+            loss = self.compute_loss(self.tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(self.parameters, self.config.optimizer.grad_clip)
         self.optimizer.step()
@@ -52,7 +52,7 @@ class PlainLoop:
 
 
 def weights_dtype(settings: Settings) -> torch.dtype:
-    """What the weights are kept in."""
+    """Return the dtype of the weights."""
     return torch.bfloat16 if settings.recipe == "bf16" else torch.float32
 
 
@@ -70,5 +70,5 @@ def load_initial_weights(settings: Settings) -> dict[str, Tensor]:
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """The target of each position; the last one has none."""
-    return nn.functional.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+    """Return the target of each position, `IGNORE_INDEX` for the last one."""
+    return nn.functional.pad(tokens[:, 1:], (0, 1), value=IGNORE_INDEX)

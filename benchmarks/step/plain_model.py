@@ -1,6 +1,6 @@
-"""Llama as PyTorch's users write it: nn.Linear, SDPA, F.rms_norm, F.cross_entropy.
+"""Llama in plain PyTorch: nn.Linear, SDPA, F.rms_norm, F.cross_entropy.
 
-Parameters have the names of transformers. Compiled as a whole by torch.compile.
+Parameters have the names of transformers. torch.compile compiles the complete model.
 """
 
 import torch
@@ -42,7 +42,7 @@ class Attention(nn.Module):
             projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = (rotate(each, cos, sin) for each in (q, k))
+        q, k = (apply_rope(x, cos, sin) for x in (q, k))
         is_gqa = q.shape[1] != k.shape[1]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=is_gqa)
         return self.o_proj(y.transpose(1, 2).flatten(2))
@@ -75,7 +75,7 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Token ids to logits."""
+    """Decoder that maps token ids to logits."""
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ class Llama(nn.Module):
         exponents = torch.arange(0, self.head_dim, 2, device=tokens.device) / self.head_dim
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         angles = torch.outer(positions, self.theta**-exponents).repeat(1, 2)
-        cos, sin = (each.to(x.dtype) for each in (angles.cos(), angles.sin()))
+        cos, sin = (values.to(x.dtype) for values in (angles.cos(), angles.sin()))
         for layer in self.model.layers:
             x = layer(x, cos, sin)
         return self.lm_head(self.model.norm(x))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate by position."""
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Apply rotary embedding to queries or keys."""
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
@@ -110,8 +110,8 @@ def open_trainer(settings: Settings) -> PlainLoop:
     model.load_state_dict(load_initial_weights(settings))
     call = torch.compile(model) if settings.compiled else model
 
-    def loss_of(tokens: Tensor) -> Tensor:
+    def compute_loss(tokens: Tensor) -> Tensor:
         logits = call(tokens).flatten(0, 1)
         return F.cross_entropy(logits.float(), next_tokens(tokens).flatten())
 
-    return PlainLoop(settings, model, loss_of)
+    return PlainLoop(settings, model, compute_loss)

@@ -1,4 +1,4 @@
-"""Draw the recorded result, and nothing that is not in it.
+"""Plot the recorded result.
 
 Usage: python benchmarks/step/plot.py [--format svg]
 """
@@ -18,37 +18,35 @@ HERE = Path(__file__).resolve().parent
 Json = dict[str, Any]
 
 
-def draw_ratios(axes: Axes, rows: list[Json], second: str) -> None:
-    """Speed over the reference: median, and a line from the lowest to the highest round."""
-    for place, row in enumerate(rows):
+def plot_ratios(axes: Axes, rows: list[Json], second: str) -> None:
+    """Plot the median and the range of the speed relative to the reference."""
+    for y, row in enumerate(rows):
         ratio, shade = row[f"tokens_per_{second}_ratio"], colour(row)
-        axes.plot([ratio["min"], ratio["max"]], [place, place], color=shade, linewidth=2)
-        axes.scatter(ratio["median"], place, color=shade, s=30, zorder=3)
+        axes.plot([ratio["min"], ratio["max"]], [y, y], color=shade, linewidth=2)
+        axes.scatter(ratio["median"], y, color=shade, s=30, zorder=3)
     axes.axvline(1, color=MUTED, linewidth=1)
     axes.set_yticks(range(len(rows)), [row["contestant"] for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
 
 
-def draw_memory(axes: Axes, rows: list[Json]) -> None:
-    """Peak memory."""
+def plot_memory(axes: Axes, rows: list[Json]) -> None:
+    """Plot the peak memory."""
     peaks = [row["peak_bytes"]["max"] / 1e6 for row in rows]
     axes.barh(range(len(rows)), peaks, color=[colour(row) for row in rows], height=0.6)
-    for place, peak in enumerate(peaks):
-        axes.annotate(
-            f"{peak:,.0f}", (peak, place), (4, 0), textcoords="offset points", va="center"
-        )
+    for y, peak in enumerate(peaks):
+        axes.annotate(f"{peak:,.0f}", (peak, y), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(rows)), [""] * len(rows))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.margins(x=0.2)
 
 
 def colour(row: Json) -> str:
-    """Ours stand out."""
+    """Return the colour of a contestant."""
     return OURS if row["contestant"].startswith("ours") else PEER
 
 
-def draw(rows: list[Json]) -> Figure:
-    """A pair of panels for each device, shape and recipe: speed, and memory beside it."""
+def plot(rows: list[Json]) -> Figure:
+    """Plot speed and memory of each device, shape and recipe."""
     groups: dict[tuple[str, str, str], list[Json]] = {}
     for row in rows:
         if "tokens_per_second_ratio" in row:
@@ -56,8 +54,8 @@ def draw(rows: list[Json]) -> Figure:
     figure = Figure(figsize=(8, 0.6 + 2.2 * len(groups)), layout="constrained")
     pairs = figure.subplots(len(groups), 2, width_ratios=[3, 2], sharex="col", squeeze=False)
     for (left, right), ((device, shape, recipe), group) in zip(pairs, groups.items(), strict=True):
-        draw_ratios(left, group, "cpu_second" if device == "cpu" else "second")
-        draw_memory(right, group)
+        plot_ratios(left, group, "cpu_second" if device == "cpu" else "second")
+        plot_memory(right, group)
         left.set_title(f"{shape}, {recipe}, on {device}", loc="left", fontsize=11)
     pairs[-1][0].set_xlabel("speed over that of transformers: median and range")
     pairs[-1][1].set_xlabel("peak memory, MB")
@@ -67,13 +65,13 @@ def draw(rows: list[Json]) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--format", default="svg")
-    parser.add_argument("--folder", type=Path, default=HERE, help="of the result")
+    parser.add_argument("--folder", type=Path, default=HERE, help="directory of the result")
     arguments = parser.parse_args()
     result = json.loads((arguments.folder / "result.json").read_text())
     metadata = {"Date": None} if arguments.format == "svg" else None
     path = arguments.folder / f"step.{arguments.format}"
     with rc_context(STYLE):
-        draw(result["rows"]).savefig(path, dpi=120, metadata=metadata)
+        plot(result["rows"]).savefig(path, dpi=120, metadata=metadata)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Write the tables of README.md from the recorded results.
 
-Usage: python benchmarks/step/render.py     (each table goes between its two markers)
+Usage: python benchmarks/step/render.py     (replaces each table between its markers)
 """
 
 import argparse
@@ -16,14 +16,14 @@ Json = dict[str, Any]
 MATMUL = "matmul"
 
 
-def measured(value: Json, form: str, scale: float = 1) -> str:
-    """A median with its range."""
-    low, middle, high = (format(value[key] / scale, form) for key in ("min", "median", "max"))
+def format_spread(value: Json, spec: str, scale: float = 1) -> str:
+    """Format a median with its range."""
+    low, middle, high = (format(value[key] / scale, spec) for key in ("min", "median", "max"))
     return f"{middle} ({low} to {high})"
 
 
 def render_step(result: Json) -> str:
-    """A table for each device, shape and recipe."""
+    """Return a table for each device, shape and recipe."""
     groups: dict[tuple[str, str, str], list[Json]] = {}
     for row in result["rows"]:
         groups.setdefault((row["device"], row["shape"], row["recipe"]), []).append(row)
@@ -35,40 +35,40 @@ def render_step(result: Json) -> str:
 
 
 def step_table(second: str, rows: list[Json]) -> str:
-    """All contestants of one group, by what counts as a second on their device."""
+    """Return the table of a group with tokens per "second" or "cpu_second"."""
     header = [
         "",
         f"tokens per {'CPU-second' if second == 'cpu_second' else 'second'}",
-        "of transformers",
+        "relative to transformers",
         "MFU",
         "peak memory, MB",
         "first step, s",
     ]
-    told = [table(header, [step_row(second, row) for row in rows if row["contestant"] != MATMUL])]
+    rendered = [step_row(second, row) for row in rows if row["contestant"] != MATMUL]
+    parts = [table(header, rendered)]
     for row in rows:
         if row["contestant"] == MATMUL and "failure" not in row:
-            peak = measured(row[f"flops_per_{second}"], ",.0f", 1e9)
-            told.append(f"The best matrix product: {peak} GFLOP/s.")
-    return "\n\n".join(told)
+            peak = format_spread(row[f"flops_per_{second}"], ",.0f", 1e9)
+            parts.append(f"Fastest matmul: {peak} GFLOP/s.")
+    return "\n\n".join(parts)
 
 
 def step_row(second: str, row: Json) -> list[str]:
-    """One contestant."""
     if "failure" in row:
         return [row["contestant"], f"failed: {row['failure']}", *[""] * 4]
     ratio, mfu = row.get(f"tokens_per_{second}_ratio"), row.get("mfu")
     return [
         row["contestant"],
-        measured(row[f"tokens_per_{second}"], ",.0f"),
-        measured(ratio, ".2f") if ratio else "",
-        measured(mfu, ".0%") if mfu else "",
+        format_spread(row[f"tokens_per_{second}"], ",.0f"),
+        format_spread(ratio, ".2f") if ratio else "",
+        format_spread(mfu, ".0%") if mfu else "",
         f"{row['peak_bytes']['max'] / 1e6:,.0f}",
         f"{row['first_step_seconds']:.1f}",
     ]
 
 
 def render_update(result: Json) -> str:
-    """A table for each number of threads."""
+    """Return a table for each number of threads."""
     groups: dict[int, list[Json]] = {}
     for row in result["rows"]:
         groups.setdefault(row["threads"], []).append(row)
@@ -80,18 +80,18 @@ def render_update(result: Json) -> str:
 
 
 def update_table(rows: list[Json]) -> str:
-    """Time per weight."""
-    header = ["", "ns per weight", "of ours, nearest", "first update, s"]
-    told = [
+    """Return the table of times per weight."""
+    header = ["", "ns per weight", "relative to ours, nearest", "first update, s"]
+    rendered = [
         [
             row["contestant"],
-            measured(row["nanoseconds_per_parameter"], ".2f"),
-            measured(row["ratio"], ".2f"),
+            format_spread(row["nanoseconds_per_parameter"], ".2f"),
+            format_spread(row["ratio"], ".2f"),
             f"{row['first_step_seconds']:.1f}",
         ]
         for row in rows
     ]
-    return table(header, told)
+    return table(header, rendered)
 
 
 TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
@@ -102,7 +102,7 @@ TABLES: dict[str, tuple[str, Callable[[Json], str]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=HERE, help="of README.md and the results")
+    parser.add_argument("--folder", type=Path, default=HERE, help="directory of README.md")
     folder = parser.parse_args().folder
     for name, (file, render) in TABLES.items():
         if (folder / file).exists():

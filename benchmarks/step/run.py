@@ -1,14 +1,13 @@
-"""How many tokens a second of one step, ours beside its peers.
+"""Measure the tokens per second of a training step, for hlat and its peers.
 
 Usage: python benchmarks/step/run.py [--device cuda] [--shapes small,qwen3_desk] [--rounds 5]
     [--only TEXT ...]
 
-Every contestant is a process of its own (measure.py). All of one shape and recipe live at once and
-take turns of a few steps, so that a busy moment of the machine falls on all of them; a ratio is
-taken within a round. All start from the same weights, and their first losses must agree. On an
-accelerator, whose memory they would share, they run one after the other. Compilers begin with an
-empty cache.
-Writes result.json beside itself, or replaces rows of it.
+Each contestant has a separate process (measure.py). Those of one shape and recipe run at the same
+time and alternate after some steps, so that other load of the machine affects all of them. Ratios
+are computed within a round. All contestants have the same initial weights, and their first losses
+must agree. On an accelerator they run one after the other, because they would share its memory.
+The cache of compilers is empty. Writes result.json, or replaces rows of it.
 """
 
 import argparse
@@ -31,16 +30,16 @@ LIBRARIES = ["torch", "transformers", "litgpt", "numpy"]
 RECIPES = ["fp32", "bf16", "mixed"]
 REFERENCE = "transformers"
 MATMUL = "matmul"
-"""The machine's best matrix product, measured in every round."""
+"""The fastest matmul of the machine, measured in each round."""
 LOSS_TOLERANCES = {"fp32": 1e-5, "bf16": 5e-3, "mixed": 5e-3, "bf16_sr": 5e-3}
-"""Largest relative difference of the first loss from ours; litgpt's loss has 8 bits in bf16."""
+"""Maximum relative difference of the first loss to ours; litgpt's loss has 8 bits in bf16."""
 Entry = tuple[str, str, str, str]
 Runs = dict[Entry, list[dict[str, Any]]]
 KEYS = ("contestant", "shape", "recipe", "device")
 
 
 class Worker:
-    """A process of measure.py."""
+    """Process of measure.py."""
 
     def __init__(self, entry: Entry, seconds: float, cache: str) -> None:
         name, shape, recipe, device = entry
@@ -51,7 +50,7 @@ class Worker:
             "TORCHINDUCTOR_CACHE_DIR": cache,
             "TRITON_CACHE_DIR": cache,
         }
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  it lives as long as the process
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  used until the process ends
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "measure.py"), json.dumps(request | {"seconds": seconds})],
             env=environment,
@@ -60,18 +59,18 @@ class Worker:
             stderr=self.log,
             text=True,
         )
-        self.started = self.listen()
+        self.started = self.read_result()
 
-    def turn(self) -> dict[str, Any]:
-        """Let it train for a moment."""
+    def train(self) -> dict[str, Any]:
+        """Train for an interval and return the result."""
         if self.process.poll() is not None:
-            return self.listen()
+            return self.read_result()
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        return self.listen()
+        return self.read_result()
 
-    def listen(self) -> dict[str, Any]:
-        """Its answer, or what it said last when it failed."""
+    def read_result(self) -> dict[str, Any]:
+        """Return the next result, or the last line of the error message."""
         for line in self.process.stdout:
             if line.startswith("RESULT "):
                 return json.loads(line.removeprefix("RESULT "))
@@ -79,13 +78,13 @@ class Worker:
         return {"failure": (self.log.read().strip().splitlines() or ["killed"])[-1]}
 
     def close(self) -> None:
-        """Let it end."""
+        """Close the standard input and wait for the end of the process."""
         self.process.stdin.close()
         self.process.wait()
 
 
-def take_turns(entries: list[Entry], rounds: int, seconds: float, cache: str) -> Runs:
-    """Start a process for each entry, one after the other, and let each train in every round."""
+def run_rounds(entries: list[Entry], rounds: int, seconds: float, cache: str) -> Runs:
+    """Start the processes of all entries one after the other, then alternate them."""
     workers = {}
     for entry in entries:
         workers[entry] = Worker(entry, seconds, cache)
@@ -94,7 +93,7 @@ def take_turns(entries: list[Entry], rounds: int, seconds: float, cache: str) ->
     compare_losses(runs)
     for repetition in range(rounds):
         for entry, worker in workers.items():
-            runs[entry].append(worker.turn())
+            runs[entry].append(worker.train())
             print(repetition, *entry, runs[entry][-1], flush=True)
     for worker in workers.values():
         worker.close()
@@ -102,7 +101,7 @@ def take_turns(entries: list[Entry], rounds: int, seconds: float, cache: str) ->
 
 
 def compare_losses(runs: Runs) -> None:
-    """Raise ValueError if contestants of one shape and recipe did not compute the same loss."""
+    """Raise ValueError if the first losses of one shape and recipe differ."""
     losses = {
         entry: started["first_loss"]
         for entry, (started, *_) in runs.items()
@@ -115,49 +114,49 @@ def compare_losses(runs: Runs) -> None:
 
 
 def measure(entries: list[Entry], rounds: int, seconds: float, cache: str) -> Runs:
-    """All at once on a CPU, one at a time elsewhere."""
+    """Run all entries at the same time on a CPU, and one after the other on accelerators."""
     device = entries[0][-1]
-    together = [entries] if device == "cpu" else [[entry] for entry in entries]
+    groups = [entries] if device == "cpu" else [[entry] for entry in entries]
     runs: Runs = {}
-    for group in together:
-        runs |= take_turns(group, rounds, seconds, cache)
+    for group in groups:
+        runs |= run_rounds(group, rounds, seconds, cache)
     return runs
 
 
 def flops(entry: Entry) -> float:
-    """What training spends on one token of an entry's shape."""
+    """Return the training FLOPs per token of an entry's shape."""
     config = make_settings(*entry).config
     return compute_flops_per_token(config.model, config.batch.sequence_length)
 
 
 def summarise(entry: Entry, runs: Runs) -> dict[str, Any]:
-    """One row of the result: spreads over the rounds, and ratios within them."""
+    """Return the row of an entry: spreads over the rounds, and ratios within them."""
     row: dict[str, Any] = dict(zip(KEYS, entry, strict=True))
-    started, *turns = runs[entry]
+    started, *intervals = runs[entry]
     failures = [run["failure"] for run in runs[entry] if "failure" in run]
     if failures:
         return row | {"failure": failures[-1]}
     row |= {key: round(value, 3) for key, value in started.items()}
-    row |= {key: spread([turn[key] for turn in turns]) for key in turns[0]}
+    row |= {key: spread([interval[key] for interval in intervals]) for key in intervals[0]}
     if entry[0] == MATMUL:
         return row
     peers = runs.get((REFERENCE, *entry[1:]), [{"failure": "not run"}])[1:]
     if not any("failure" in peer for peer in peers):
         for key in ("tokens_per_second", "tokens_per_cpu_second"):
-            ratios = [turn[key] / peer[key] for turn, peer in zip(turns, peers, strict=True)]
-            row[f"{key}_ratio"] = spread(ratios)
-    products = runs[(MATMUL, *entry[1:])][1:]
+            pairs = zip(intervals, peers, strict=True)
+            row[f"{key}_ratio"] = spread([interval[key] / peer[key] for interval, peer in pairs])
+    matmuls = runs[(MATMUL, *entry[1:])][1:]
     second = "cpu_second" if entry[-1] == "cpu" else "second"
-    token = flops(entry)
-    used = [
-        token * turn[f"tokens_per_{second}"] / product[f"flops_per_{second}"]
-        for turn, product in zip(turns, products, strict=True)
+    flops_per_token = flops(entry)
+    mfu = [
+        flops_per_token * interval[f"tokens_per_{second}"] / matmul[f"flops_per_{second}"]
+        for interval, matmul in zip(intervals, matmuls, strict=True)
     ]
-    return row | {"mfu": spread(used)}
+    return row | {"mfu": spread(mfu)}
 
 
 def read_rows(path: Path) -> dict[Entry, dict[str, Any]]:
-    """Rows of an earlier call, by entry."""
+    """Return the rows of an earlier call by entry."""
     if not path.exists():
         return {}
     rows = json.loads(path.read_text())["rows"]
@@ -182,7 +181,7 @@ def main() -> None:
     parser.add_argument("--exact", action="store_true", help="... or is one of these")
     parser.add_argument("--output", type=Path, default=HERE / "result.json")
     arguments = parser.parse_args()
-    texts = arguments.only
+    only = arguments.only
     shapes = [shape for shapes in arguments.shapes for shape in shapes.split(",")]
     rows = read_rows(arguments.output)
     with tempfile.TemporaryDirectory() as cache:
@@ -190,7 +189,7 @@ def main() -> None:
             names = [
                 name
                 for name in list_contestants(shape)
-                if (name in texts if arguments.exact else any(text in name for text in texts))
+                if (name in only if arguments.exact else any(part in name for part in only))
             ]
             entries = [(name, shape, recipe, arguments.device) for name in [MATMUL, *names]]
             runs = measure(entries, arguments.rounds, arguments.seconds, cache)

@@ -1,8 +1,8 @@
 """torchtitan's Llama 3 and Qwen3 of its last release, 0.3.0, with the chunked loss of its recipes.
 
-Attention is its ScaledDotProductAttention, which knows batches of unbroken sequences; its other
-kinds ask for a GPU or for masks by document. Compiled as its own parallelize_llama does: every
-block, and the loss.
+Attention is its ScaledDotProductAttention for sequences without document boundaries; its other
+implementations need a GPU or document masks. Blocks and loss are compiled as in its
+parallelize_llama.
 """
 
 import sys
@@ -38,21 +38,21 @@ def open_trainer(settings: Settings) -> PlainLoop:
         parameter.data = parameter.data.to(weights_dtype(settings))
     titan.load_state_dict(adapter(config, None).from_hf(load_initial_weights(settings)))
     titan._skip_lm_head = True
-    compiling = CompileConfig(enable=settings.compiled)
+    compile_config = CompileConfig(enable=settings.compiled)
     loss = ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()).build(
-        compile_config=compiling
+        compile_config=compile_config
     )
     loss.set_lm_head(titan.lm_head)
     if settings.compiled:
         for block in titan.layers.values():
-            block.compile(backend=compiling.backend, fullgraph=True)
+            block.compile(backend=compile_config.backend, fullgraph=True)
 
-    def loss_of(tokens: Tensor) -> Tensor:
+    def compute_loss(tokens: Tensor) -> Tensor:
         targets = next_tokens(tokens)
-        counted = torch.tensor(targets.numel() - len(targets), device=targets.device)
-        return loss(titan(tokens), targets, counted)[0]
+        num_targets = torch.tensor(targets.numel() - len(targets), device=targets.device)
+        return loss(titan(tokens), targets, num_targets)[0]
 
-    return PlainLoop(settings, titan, loss_of)
+    return PlainLoop(settings, titan, compute_loss)
 
 
 def make_llama3(settings: Settings) -> Decoder.Config:
@@ -99,7 +99,7 @@ def make_rope(settings: Settings) -> dict[str, Any]:
 
 
 def make_decoder(settings: Settings, model_class: Any, layers: list[Any]) -> Decoder.Config:
-    """Return a decoder of these layers with the attention of torch."""
+    """Return the configuration of a decoder with these layers and SDPA."""
     model = settings.config.model
     for layer in layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()

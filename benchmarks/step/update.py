@@ -1,11 +1,11 @@
-"""Nanoseconds that an update of one bf16 weight takes, ours beside others' AdamW.
+"""Measure the nanoseconds of an AdamW update per bf16 weight, for hlat and its peers.
 
 Usage: python benchmarks/step/update.py [--shape small] [--rounds 10] [--output update.json]
 
-All contestants live in one process, each with weights of its own in the shapes of a model, and take
-turns, first on one thread and then on all cores; a ratio is taken within a round. Gradients are
-random and stay what they are. The clock on the wall counts: threads that wait for each other
-between two operators do so as in a run, so leave OMP_WAIT_POLICY unset.
+All contestants run in one process, each with separate weights in the shapes of a model. They
+alternate, first on one thread and then on all cores, and ratios are computed within a round.
+Gradients are random and constant. The metric is wall time. Leave OMP_WAIT_POLICY unset, so that
+threads wait between operators as in a run.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from hlat.optim.chunked_adamw import ChunkedAdamW
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ["torch", "torchao"]
 SECONDS = 0.5
-"""That a contestant's turn takes."""
+"""Duration of an interval of a contestant."""
 SETTINGS: dict[str, Any] = {"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 REFERENCE = "ours, nearest"
 Weights = dict[str, nn.Parameter]
@@ -40,7 +40,7 @@ Step = Callable[[], Any]
 
 
 def make_weights(model: ModelConfig) -> Weights:
-    """Weights and gradients by name, in bf16."""
+    """Return bf16 weights with gradients by name."""
     with torch.device("meta"):
         shapes = {name: weight.shape for name, weight in Decoder(model).named_parameters()}
     weights = {name: nn.Parameter(torch.randn(shape).bfloat16()) for name, shape in shapes.items()}
@@ -49,42 +49,43 @@ def make_weights(model: ModelConfig) -> Weights:
     return weights
 
 
-def ours(
+def make_ours(
     model: ModelConfig, weights: Weights, stochastic: bool, backend: str | None = None
 ) -> Step:
     """Return the update of the native engine, with stochastic rounding or rounding to nearest."""
-    noise = {
+    generators = {
         weight: build_shard_generator(
             compute_shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device
         )
         for name, weight in weights.items()
     }
-    numbers = torch.arange(3)
-    draw = (lambda weight: noise[weight].generate(numbers)) if stochastic else None
-    return ChunkedAdamW([{"params": list(weights.values())}], draw, backend, **SETTINGS).step
+    counters = torch.arange(3)
+    random_bits = (lambda weight: generators[weight].generate(counters)) if stochastic else None
+    params = list(weights.values())
+    return ChunkedAdamW([{"params": params}], random_bits, backend, **SETTINGS).step
 
 
 def open_contestants(model: ModelConfig) -> dict[str, Step]:
-    """A step of each, by the name that the table shows."""
+    """Return the update of each contestant by its name in the table."""
 
-    def fresh() -> list[nn.Parameter]:
+    def params() -> list[nn.Parameter]:
         return list(make_weights(model).values())
 
     return {
-        "ours, stochastic": ours(model, make_weights(model), True),
-        "ours, stochastic, compiled": ours(model, make_weights(model), True, "inductor"),
-        REFERENCE: ours(model, make_weights(model), False),
-        "torch, operator by operator": torch.optim.AdamW(fresh(), **SETTINGS, foreach=False).step,
-        "torch, foreach": torch.optim.AdamW(fresh(), **SETTINGS, foreach=True).step,
-        "torch, fused": torch.optim.AdamW(fresh(), **SETTINGS, fused=True).step,
-        "torchao, stochastic": TorchaoAdamW(fresh(), **SETTINGS, bf16_stochastic_round=True).step,
+        "ours, stochastic": make_ours(model, make_weights(model), True),
+        "ours, stochastic, compiled": make_ours(model, make_weights(model), True, "inductor"),
+        REFERENCE: make_ours(model, make_weights(model), False),
+        "torch, operator by operator": torch.optim.AdamW(params(), **SETTINGS, foreach=False).step,
+        "torch, foreach": torch.optim.AdamW(params(), **SETTINGS, foreach=True).step,
+        "torch, fused": torch.optim.AdamW(params(), **SETTINGS, fused=True).step,
+        "torchao, stochastic": TorchaoAdamW(params(), **SETTINGS, bf16_stochastic_round=True).step,
     }
 
 
-def seconds(step: Step, least: float = 0.0) -> float:
-    """The median call over a stretch of at least so long."""
+def seconds(step: Step, min_seconds: float = 0.0) -> float:
+    """Return the median time of a call over at least `min_seconds`."""
     times: list[float] = []
-    while sum(times) <= least:
+    while sum(times) <= min_seconds:
         start = time.perf_counter()
         step()
         times.append(time.perf_counter() - start)
@@ -92,7 +93,7 @@ def seconds(step: Step, least: float = 0.0) -> float:
 
 
 def measure(model: ModelConfig, threads: int, num_rounds: int) -> list[dict[str, Any]]:
-    """A row for each contestant."""
+    """Return a row for each contestant."""
     torch.set_num_threads(threads)
     count = sum(weight.numel() for weight in make_weights(model).values())
     steps = open_contestants(model)
