@@ -3,8 +3,8 @@
     PYTHONPATH=.:$NXD_SOURCE/src .venv-nxd/bin/python benchmarks/scale/nxd_host_memory.py [LAYERS]
 
 Four ranks (tp=2, dp=2, ZeRO-1, precision=mixed) train three steps and save twice on lazy tensors of
-XLA's CPU client, whose memory is the memory of the process too. In the parts listed here, only
-`build` and `step` allocate memory of the device.
+XLA's CPU client, so the memory of the device is part of the process's memory. In the parts listed
+here, only `build` and `step` allocate memory of the device.
 """
 
 import json
