@@ -40,13 +40,13 @@ SEQUENCES = {"tiny": (32, 256), "160m": (2, 128)}
 class Loader:
     """Data loader that has not read anything."""
 
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"step": 0, "fingerprint": {}, "chapters": [], "streams": {}}
 
-    def ledger_by_stage(self, state: Any) -> list[Any]:
+    def compute_ledger_by_stage(self, state_dict: Any) -> list[Any]:
         return []
 
-    def news(self, state: Any) -> list[str]:
+    def epoch_warnings(self, state_dict: Any) -> list[str]:
         return []
 
 
@@ -56,14 +56,17 @@ class Tracker:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
-    def event(self, event: str, step: int, **details: Any) -> None:
+    def log_event(self, event: str, step: int, **details: Any) -> None:
         self.events.append({"event": event, "step": step, **details})
 
-    def say(self, text: str) -> None:
+    def print_message(self, text: str) -> None:
         print(text, file=sys.stderr)
 
-    def leave_out(self, since: float) -> float:
+    def exclude_time(self, since: float) -> float:
         return time.perf_counter() - since
+
+    def sync(self) -> None:
+        pass
 
 
 class Ours:
@@ -76,7 +79,7 @@ class Ours:
 
     def save(self) -> Callable[[], bool]:
         self._step += 1
-        self._checkpointer.save(TrainingState(self._step), prune=True)
+        self._checkpointer.save(TrainingState(self._step))
         return self._is_done
 
     def _is_done(self) -> bool:
@@ -95,14 +98,14 @@ class Dcp:
     def save(self) -> Callable[[], bool]:
         state = {chunk.name: chunk.tensor.detach() for chunk in self._engine.chunks()}
         shutil.rmtree(self._folder, ignore_errors=True)
-        future = dcp.async_save(state, checkpoint_id=str(self._folder))
+        future: Any = dcp.async_save(state, checkpoint_id=str(self._folder))
         return lambda: bool(future.done())
 
 
-CONTESTANTS = {"hlat": Ours, "DCP async_save": Dcp}
+CONTESTANTS: dict[str, type[Ours | Dcp]] = {"hlat": Ours, "DCP async_save": Dcp}
 
 
-def measure(model: str, repetitions: int, folder: Path) -> dict[str, dict[str, Any]]:
+def measure(model: str, repetitions: int, folder: Path) -> dict[str, Any]:
     """Return the seconds of stall and save of each contestant, and their ratio."""
     config = _config(model)
     engine = NativeEngine()

@@ -83,7 +83,7 @@ def plot_resume(result: dict[str, Any]) -> Figure:
             face = shade if point["exact"] else "white"
             seconds = point["seconds"]["median"]
             label = f"after {point['documents']:,} documents" if y == 0 else None
-            style = {"facecolor": face, "edgecolor": shade, "linewidth": 1.5, "zorder": 3}
+            style: Any = {"facecolor": face, "edgecolor": shade, "linewidth": 1.5, "zorder": 3}
             axes.scatter(seconds, y, s=60, label=label, **style)
         last = max(point["seconds"]["median"] for point in points)
         note = f"{last:.2g} s" + ("" if all(p["exact"] for p in points) else ", other data")

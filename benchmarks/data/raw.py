@@ -46,8 +46,8 @@ class Raw:
     def __init__(self, settings: Settings) -> None:
         self.documents = read_documents(settings.arrow_files)
         random.Random(settings.seed).shuffle(self.documents)
-        kind = {"reference": Reference, "fast": Fast}[settings.options["encoder"]]
-        self.encoder = kind(str(settings.tokenizer_folder / "tokenizer.json"))
+        kind = Fast if settings.options["encoder"] == "fast" else Reference
+        self.encoder: Fast | Reference = kind(str(settings.tokenizer_folder / "tokenizer.json"))
         self.start = 0
 
     def next(self) -> NDArray[np.int32]:

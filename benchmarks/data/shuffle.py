@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,14 +121,14 @@ def main() -> None:
     grain = import_grain_shuffle()
     shuffles: dict[str, Shuffle] = {"hlat": ours, "numpy": numpy_shuffle}
     shuffles |= {"grain": grain} if grain else {}
-    timed = {
+    timed: dict[str, tuple[Shuffle, int]] = {
         "hlat, blocks of 65536": (ours, 1 << 16),
         "hlat, one by one": (ours_scalar, 1 << 12),
         "numpy, whole shuffle": (numpy_shuffle, TIMED_SIZE),
     }
     if grain:
         timed["grain, one by one"] = (grain, 1 << 14)
-    result = {
+    result: dict[str, Any] = {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": os.cpu_count(),

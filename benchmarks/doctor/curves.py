@@ -43,7 +43,7 @@ def _save_and_load(config: Config, engine: Engine, loader: DataLoader) -> DataLo
     loader.close()
     temporary = tempfile.mkdtemp() if group.is_rank0 else None
     folder = Path(broadcast_object(group, temporary))
-    path = checkpoint_store.save_checkpoint(folder, 1, engine.chunks(), {}, world.rank, group)
+    path = checkpoint_store.save_checkpoint(folder, 1, engine.chunks(), {}, group)
     assert isinstance(path, Path)
     checkpoint_store.load_checkpoint(path, engine.chunks())
     resumed = _open(config, engine)

@@ -79,7 +79,7 @@ def build_peer(config: Config, engine: Engine) -> Any:
 def generate_ours(engine: Engine, prompts: list[list[int]], do_sample: bool) -> list[list[int]]:
     """Generate tokens with hlat."""
     repeated = prompts * (NUM_SAMPLES if do_sample else 1)
-    settings = SAMPLING if do_sample else {}
+    settings: Any = SAMPLING if do_sample else {}
     return InferenceModel(engine).generate(
         repeated, NEW_TOKENS, is_finished=lambda tokens: False, **settings
     )

@@ -33,7 +33,8 @@ Row = tuple[PublishedRun, Config]
 
 def rate(shares: Sequence[float], config: Config) -> float:
     """Return the sequences per second with these fractions of the data sheet values."""
-    constants = HardwareEfficiency(*shares, "fit")
+    compute, link, network = shares
+    constants = HardwareEfficiency(compute, link, network, "fit")
     return (
         config.batch.global_batch_size
         / compute_step_time(config, compute_achieved_speed(config, constants)).total

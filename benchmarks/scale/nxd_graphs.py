@@ -7,6 +7,7 @@ A process per rank traces a run, and a second one that starts with a restore; no
 """
 
 import sys
+from typing import Any
 
 from hlat.config.compose import compose_config
 from hlat.config.resolve import resolve_config
@@ -38,7 +39,7 @@ def main() -> None:
         size = f"batch.micro_batch_size={2 if 'dp2' in name else 4}"
         overrides = (*checks.MODEL, *SHAPE, "engine=nxd", "precision=fp32", size, *settings)
         config = resolve_config(compose_config(overrides))
-        node = {"LOCAL_WORLD_SIZE": str(config.parallelism.tp)}  # one tensor-parallel group
+        node: Any = {"LOCAL_WORLD_SIZE": str(config.parallelism.tp)}  # one tensor-parallel group
         first, restart = (
             run(config.num_processes, "graphs.graphs", config, start, mode="graphs", **node)
             for start in ("first", "restart")

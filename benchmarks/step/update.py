@@ -27,6 +27,7 @@ from hlat.config.model import ModelConfig
 from hlat.engine.native.step_rounding import build_shard_generator
 from hlat.engine.parameter_shards import compute_shard
 from hlat.model.decoder import Decoder
+from hlat.model.decoder_spec import list_module_parameters
 from hlat.optim.chunked_adamw import ChunkedAdamW
 
 HERE = Path(__file__).resolve().parent
@@ -54,10 +55,10 @@ def make_ours(
 ) -> Step:
     """Return the update of the native engine, with stochastic rounding or rounding to nearest."""
     generators = {
-        weight: build_shard_generator(
-            compute_shard(model, name, tuple(weight.shape), 1, 0), 0, weight.device
+        weights[parameter.name]: build_shard_generator(
+            compute_shard(parameter, 1, 0), 0, torch.device("cpu")
         )
-        for name, weight in weights.items()
+        for parameter in list_module_parameters(model)
     }
     counters = torch.arange(3)
     random_bits = (lambda weight: generators[weight].generate(counters)) if stochastic else None

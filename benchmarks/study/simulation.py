@@ -18,7 +18,7 @@ from hlat.config.study import StudyConfig
 from hlat.study.paired_test import PointRuns
 from hlat.study.power import compute_detectable_difference
 from hlat.study.sequential_test import compute_sequential_detectable_difference
-from hlat.study.study_analysis import Verdict, analyze_study
+from hlat.study.study_analysis import Point, Verdict, analyze_study
 
 HERE = Path(__file__).resolve().parent
 SEED_STD, RUN_STD = 0.03, 0.01
@@ -128,7 +128,9 @@ def run_study(values: np.ndarray, design: StudyConfig) -> tuple[list[Verdict], i
     num_trained = [num_seeds] * num_points
     for count in tested_seeds:
         seeds = [min(count, trained) for trained in num_trained]
-        points = {(("point", str(i)),): build_runs(row[: seeds[i]]) for i, row in enumerate(values)}
+        points: dict[Point, PointRuns] = {
+            (("point", str(i)),): build_runs(row[: seeds[i]]) for i, row in enumerate(values)
+        }
         comparisons = analyze_study(points, design, num_seeds)
         for i, comparison in enumerate(comparisons, start=1):
             if comparison.verdict is Verdict.worse and design.stop_worse:
