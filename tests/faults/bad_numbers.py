@@ -18,16 +18,16 @@ STRICT = ("recovery.spike_window=8", "recovery.rollback_after=3", "recovery.spik
 DIVERGED = 3
 
 
-def skip_step(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def skip_step(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Set all gradients of one rank to NaN in one step: the state must not change in this step."""
-    step, rank = lot.randrange(2, STEPS), lot.randrange(1 if layout == "single" else 2)
-    run = place.new_run(*RUN, *trials.LAYOUTS[layout], "checkpoint.every_steps=1")
-    steps_file = place.folder / f"{run.name}.steps"
+    step, rank = rng.randrange(2, STEPS), rng.randrange(1 if layout == "single" else 2)
+    run = workspace.new_run(*RUN, *trials.LAYOUTS[layout], "checkpoint.every_steps=1")
+    steps_file = workspace.folder / f"{run.name}.steps"
     steps_file.write_text(f"{step}\n")
     run.inject(nan=str(steps_file), rank=rank)
     code = run.finish()
     events = [(row["step"], row["count"]) for row in run.events("skip")]
-    return _judge(
+    return _format_failures(
         run,
         {
             "exit code": code == 0,
@@ -53,27 +53,27 @@ def _are_equal(run: trials.Run, one: int, other: int) -> bool:
     return True
 
 
-def pass_spike(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def pass_spike(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Report high gradient norms three times in a row, and good ones after the rollback."""
-    return _roll_back(place, layout, "spike", lot, once=True)
+    return _roll_back(workspace, layout, "spike", rng, once=True)
 
 
-def add_noise(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def add_noise(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Replace three batches by random tokens."""
-    return _roll_back(place, layout, "garbage", lot)
+    return _roll_back(workspace, layout, "garbage", rng)
 
 
 def _roll_back(
-    place: trials.Place, layout: str, fault: str, lot: random.Random, **options: Any
+    workspace: trials.Workspace, layout: str, fault: str, rng: random.Random, **options: Any
 ) -> list[str]:
-    """Let three steps in a row be bad: the run must go back once and skip their batches."""
-    first = lot.randrange(20, STEPS - 5)
+    """Inject three bad steps in a row: the run must roll back once and skip their batches."""
+    first = rng.randrange(20, STEPS - 5)
     overrides = (*RUN, *STRICT, *trials.LAYOUTS[layout], "checkpoint.every_steps=5")
-    run = place.new_run(*overrides)
+    run = workspace.new_run(*overrides)
     run.inject(**{fault: [first, first + 2]}, **options)
     code = run.finish()
     rollbacks = run.events("rollback")
-    return _judge(
+    return _format_failures(
         run,
         {
             "exit code": code == 0,
@@ -85,14 +85,14 @@ def _roll_back(
     )
 
 
-def keep_spike(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def keep_spike(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Report high gradient norms from one step on: the run must end as diverged."""
-    first = lot.randrange(20, STEPS - 5)
+    first = rng.randrange(20, STEPS - 5)
     overrides = (*RUN, *STRICT, *trials.SUPERVISED, *trials.LAYOUTS[layout])
-    run = place.new_run(*overrides, "checkpoint.every_steps=5", "recovery.max_same_failures=3")
+    run = workspace.new_run(*overrides, "checkpoint.every_steps=5", "recovery.max_same_failures=3")
     run.inject(spike=[first, STEPS])
     code = run.finish()
-    return _judge(
+    return _format_failures(
         run,
         {
             "exit code": code == DIVERGED,
@@ -103,16 +103,16 @@ def keep_spike(place: trials.Place, layout: str, lot: random.Random) -> list[str
     )
 
 
-def raise_error(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def raise_error(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Raise an exception on a rank once, or at one step of every attempt."""
     overrides = (*RUN, *trials.LAYOUTS[layout], "checkpoint.every_steps=3")
     overrides += ("recovery.max_restarts=9", "recovery.max_same_failures=3")
-    whole, _ = place.reference(*overrides)
-    run, is_transient = place.new_run(*overrides), lot.random() < 0.5
-    once = [str(place.folder / f"{run.name}.raised")] if is_transient else []
-    run.inject(**{"raise": [lot.randrange(2), lot.randrange(1, STEPS), *once]})
+    reference, _ = workspace.reference(*overrides)
+    run, is_transient = workspace.new_run(*overrides), rng.random() < 0.5
+    once = [str(workspace.folder / f"{run.name}.raised")] if is_transient else []
+    run.inject(**{"raise": [rng.randrange(2), rng.randrange(1, STEPS), *once]})
     run.start()
-    problems = trials.finish_and_compare(run, whole) if is_transient else []
+    problems = trials.finish_and_compare(run, reference) if is_transient else []
     code = run.wait()
     reasons = [row["reason"].partition(" ")[2].partition(" ")[2] for row in run.events("restart")]
     checks = {
@@ -121,25 +121,25 @@ def raise_error(place: trials.Place, layout: str, lot: random.Random) -> list[st
         "reason": {*reasons} == {"raised RuntimeError: injected"},
         "given up": len(run.events("give_up")) == (0 if is_transient else 1),
     }
-    return ["; ".join(filter(None, [*problems, *_judge(run, checks)]))]
+    return ["; ".join(filter(None, [*problems, *_format_failures(run, checks)]))]
 
 
-def flip_bit(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def flip_bit(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Flip a bit of a weight on one rank: nothing must be saved, and the run must restart."""
     overrides = (*RUN, *trials.SUPERVISED, *trials.LAYOUTS[layout], "checkpoint.every_steps=3")
-    whole, _ = place.reference(*overrides)
-    run = place.new_run(*overrides)
-    once = place.folder / f"{run.name}.flipped"
-    run.inject(flip=[lot.randrange(2), lot.randrange(2, STEPS), str(once)])
+    reference, _ = workspace.reference(*overrides)
+    run = workspace.new_run(*overrides)
+    once = workspace.folder / f"{run.name}.flipped"
+    run.inject(flip=[rng.randrange(2), rng.randrange(2, STEPS), str(once)])
     run.start()
-    problems = trials.finish_and_compare(run, whole)
+    problems = trials.finish_and_compare(run, reference)
     reasons = [row["reason"] for row in run.events("restart")]
     if len(reasons) != 1 or "have different replicas of" not in reasons[0]:
         problems.append(f"{run.name}: restarts because of {reasons}")
     return ["; ".join(problems)]
 
 
-def _judge(run: trials.Run, checks: dict[str, bool]) -> list[str]:
+def _format_failures(run: trials.Run, checks: dict[str, bool]) -> list[str]:
     """Return the names of the checks that are False as the problem of one trial."""
     wrong = [name for name, is_right in checks.items() if not is_right]
     return [f"{run.name}: {', '.join(wrong)}: {run.output()[-300:]}" if wrong else ""]

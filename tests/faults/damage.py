@@ -26,7 +26,7 @@ Edit = Callable[[Path, random.Random], None]
 
 
 def _edit_state(key: str, value: object) -> Edit:
-    def edit(path: Path, lot: random.Random) -> None:
+    def edit(path: Path, rng: random.Random) -> None:
         state = json.loads((path / "state.json").read_bytes()) | {key: value}
         (path / "state.json").write_text(json.dumps(state))
 
@@ -34,8 +34,8 @@ def _edit_state(key: str, value: object) -> Edit:
 
 
 def _edit_header(old: bytes, new: bytes) -> Edit:
-    def edit(path: Path, lot: random.Random) -> None:
-        file = lot.choice(sorted(path.glob("*.safetensors")))
+    def edit(path: Path, rng: random.Random) -> None:
+        file = rng.choice(sorted(path.glob("*.safetensors")))
         file.write_bytes(file.read_bytes().replace(old, new))
 
     return edit
@@ -52,51 +52,53 @@ RESEALED: dict[str, Edit] = {
 KINDS = (*damage.KINDS, *RESEALED)
 
 
-def reject_damage(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def reject_damage(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Damage copies of the newest checkpoint; each must be rejected and the previous one loaded."""
-    whole, _ = place.reference(*RUN, *trials.LAYOUTS[layout])
-    directory = place.folder / f"damaged-{layout}"
+    reference, _ = workspace.reference(*RUN, *trials.LAYOUTS[layout])
+    directory = workspace.folder / f"damaged-{layout}"
     shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(whole.checkpoints(), directory)
+    shutil.copytree(reference.checkpoints(), directory)
     previous, newest = sorted(directory.iterdir())[-2:]
-    pristine = whole.checkpoints() / newest.name
+    pristine = reference.checkpoints() / newest.name
     outcomes = []
-    for _ in range(place.limit(TRIALS_PER_CALL)):
-        kind = lot.choice(KINDS)
-        _damage(newest, previous, kind, lot)
-        problem = _find_problem(directory, newest, previous, whole.checkpoints() / previous.name)
-        outcomes.append(f"{layout}: {kind}: {problem}" if problem else "")
+    for _ in range(workspace.limit(TRIALS_PER_CALL)):
+        damage_name = rng.choice(KINDS)
+        _damage(newest, previous, damage_name, rng)
+        problem = _find_problem(
+            directory, newest, previous, reference.checkpoints() / previous.name
+        )
+        outcomes.append(f"{layout}: {damage_name}: {problem}" if problem else "")
         shutil.rmtree(newest)
         shutil.copytree(pristine, newest)
     shutil.rmtree(directory)
     return outcomes
 
 
-def resume_after_damage(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def resume_after_damage(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Damage the newest checkpoint of a run and resume it."""
     overrides = (*RUN, *trials.LAYOUTS[layout])
-    whole, _ = place.reference(*overrides)
-    run = place.new_run(*overrides)
+    reference, _ = workspace.reference(*overrides)
+    run = workspace.new_run(*overrides)
     if code := run.finish("run.steps=8"):
         return [f"{run.name}: exit code {code}"]
     previous, newest = sorted(run.checkpoints().iterdir())[-2:]
-    kind = lot.choice([*damage.KINDS])
-    _damage(newest, previous, kind, lot)
+    damage_name = rng.choice([*damage.KINDS])
+    _damage(newest, previous, damage_name, rng)
     run.start()
-    problems = trials.finish_and_compare(run, whole)
+    problems = trials.finish_and_compare(run, reference)
     refused = [reason for row in run.events("resume") for reason in row.get("refused", ())]
     if not any(newest.name in reason for reason in refused):
-        problems.append(f"{run.name}: {newest.name} was not reported ({kind})")
+        problems.append(f"{run.name}: {newest.name} was not reported ({damage_name})")
     return ["; ".join(problems)]
 
 
-def _damage(newest: Path, previous: Path, kind: str, lot: random.Random) -> None:
+def _damage(newest: Path, previous: Path, damage_name: str, rng: random.Random) -> None:
     """Damage a checkpoint in one of the ways."""
-    if kind in damage.KINDS:
-        act, choose = damage.KINDS[kind]
-        act(choose(newest, lot), previous, lot)
+    if damage_name in damage.KINDS:
+        act, choose = damage.KINDS[damage_name]
+        act(choose(newest, rng), previous, rng)
         return
-    RESEALED[kind](newest, lot)
+    RESEALED[damage_name](newest, rng)
     seal_checkpoint(newest)
 
 

@@ -40,21 +40,21 @@ def build_overrides(steps: int, every_steps: int) -> tuple[str, ...]:
 def fail_calls(name: str) -> trials.Trial:
     """Return the trial in which calls of saves fail with this error."""
 
-    def fail_each_call(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
-        """Let one call of every other save fail, another one each time."""
-        num_calls = place.limit(CALLS)
+    def fail_each_call(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
+        """Raise an error in one call of every other save, a different one each time."""
+        num_calls = workspace.limit(CALLS)
         overrides = (*build_overrides(4 * num_calls + 2, 2), *trials.LAYOUTS[layout])
-        whole, _ = place.reference(*overrides)
-        run = place.new_run(*overrides)
+        reference, _ = workspace.reference(*overrides)
+        run = workspace.new_run(*overrides)
         run.inject(disk=[ERRORS[name], 0.0])
         run.start()
         try:
-            problems = trials.finish_and_compare(run, whole)
+            problems = trials.finish_and_compare(run, reference)
         finally:
             run.kill_all()
-        keeper = trials.Keeper(run.checkpoints())
-        keeper.check(keeper.committed())
-        problems += keeper.problems + [f"left {name}" for name in sorted(keeper.unfinished())]
+        checker = trials.CheckpointChecker(run.checkpoints())
+        checker.check(checker.committed())
+        problems += checker.problems + [f"left {name}" for name in sorted(checker.unfinished())]
         failed = [row["step"] for row in run.events("checkpoint_failed")]
         saved = {row["step"] for row in run.events("checkpoint")}
         problems += [f"the save after step {s} failed too" for s in failed if s + 2 not in saved]
@@ -81,39 +81,41 @@ def small_disk(folder: Path, megabytes: float) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def fill_at_times(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def fill_at_times(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Fill the disk of a run at random moments for random times."""
     overrides = (*build_overrides(150, 3), *trials.LAYOUTS[layout])
-    whole, _ = place.reference(*overrides)
-    run, num_fillings = place.new_run(*overrides), 0
-    keeper = trials.Keeper(run.folder, kept=1)  # a save on a full disk removes the oldest
-    with small_disk(place.folder / f"disk-{run.name}", FULL_MB) as disk:
+    reference, _ = workspace.reference(*overrides)
+    run, num_fillings = workspace.new_run(*overrides), 0
+    checker = trials.CheckpointChecker(
+        run.folder, keep_last=1
+    )  # a save on a full disk removes the oldest
+    with small_disk(workspace.folder / f"disk-{run.name}", FULL_MB) as disk:
         run.move_to(disk)
-        keeper.folder = run.checkpoints()
+        checker.folder = run.checkpoints()
         run.inject(step_s=0.03)
         run.start()
         try:
-            while num_fillings < place.limit(MAX_FILLINGS) and run.is_alive_after(
-                lot.uniform(0, 1)
+            while num_fillings < workspace.limit(MAX_FILLINGS) and run.is_alive_after(
+                rng.uniform(0, 1)
             ):
-                if not 0 < run.last_step() < 130:  # the first and the last save need their room
+                if not 0 < run.last_step() < 130:  # the first and last save need free space
                     continue
-                before = keeper.committed()
-                with filled(disk, lot):
-                    run.is_alive_after(lot.uniform(0.2, 1))
+                before = checker.committed()
+                with filled(disk, rng):
+                    run.is_alive_after(rng.uniform(0.2, 1))
                 num_fillings += 1
-                keeper.check(before)
-            problems = trials.finish_and_compare(run, whole)
+                checker.check(before)
+            problems = trials.finish_and_compare(run, reference)
         finally:
             run.kill_all()
-        problems += keeper.problems
+        problems += checker.problems
     return ["; ".join(problems)] * num_fillings
 
 
 @contextmanager
-def filled(disk: Path, lot: random.Random) -> Iterator[None]:
-    """Take all room of a disk, or all but a part of a checkpoint."""
-    path, spared = disk / "filled", lot.choice([0, 0, lot.randrange(0, 9_000_000)])
+def filled(disk: Path, rng: random.Random) -> Iterator[None]:
+    """Fill a disk, or all of it but a part of a checkpoint."""
+    path, spared = disk / "filled", rng.choice([0, 0, rng.randrange(0, 9_000_000)])
     try:
         with path.open("wb") as file:
             free = max(4096, shutil.disk_usage(disk).free - spared)
@@ -125,26 +127,26 @@ def filled(disk: Path, lot: random.Random) -> Iterator[None]:
     path.unlink()
 
 
-def start_without_room(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def start_without_room(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Start a supervised run where TMPDIR, /dev/shm or run.root is full."""
-    return [_start_without_room(place, where, layout) for where in _NO_ROOM_TARGETS]
+    return [_start_without_room(workspace, where, layout) for where in _NO_ROOM_TARGETS]
 
 
-def _start_without_room(place: trials.Place, where: str, layout: str) -> str:
+def _start_without_room(workspace: trials.Workspace, where: str, layout: str) -> str:
     overrides = (*build_overrides(6, 3), *trials.SUPERVISED, *trials.LAYOUTS[layout])
-    run, disk = place.new_run(*overrides), place.folder / "no-room"
+    run, disk = workspace.new_run(*overrides), workspace.folder / "no-room"
     disk.mkdir(exist_ok=True)
     target = "/dev/shm" if where == "/dev/shm" else str(disk)
-    words = [*run.words, *([f"run.root={disk}"] if where == "run.root" else [])]
-    # In a mount namespace of its own, so /dev/shm is full for this run only
+    arguments = [*run.arguments, *([f"run.root={disk}"] if where == "run.root" else [])]
+    # In a separate mount namespace, so /dev/shm is full for this run only
     script = (
         f'mount -t tmpfs -o size=64k tmpfs {target}; cat /dev/zero > {target}/filled; exec "$@"'
     )
-    variables = {"TMPDIR": str(disk) if where == "TMPDIR" else str(place.tmp)}
+    variables = {"TMPDIR": str(disk) if where == "TMPDIR" else str(workspace.tmp)}
     command = ["unshare", "-m", "sh", "-c", script, "sh", sys.executable, "-m", "hlat.train"]
     done = subprocess.run(
-        [*command, *words],
-        cwd=place.folder,
+        [*command, *arguments],
+        cwd=workspace.folder,
         env=os.environ | variables | {"PYTHONPATH": str(trials.REPOSITORY)},
         capture_output=True,
         text=True,
@@ -198,29 +200,29 @@ class Ext4:
             os.close(descriptor)
 
 
-def fail_power(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
-    """Cut the power of the disk at random moments, kill the run, mount the disk and resume."""
+def fail_power(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
+    """Simulate power failures of the disk at random moments; kill, mount and resume."""
     overrides = (*trials.build_run_overrides(60, 3), *trials.SUPERVISED, *trials.LAYOUTS[layout])
-    whole, seconds = place.reference(*overrides)
-    run, num_failures, problems = place.new_run(*overrides), 0, list[str]()
-    with ext4(place.folder / f"ext4-{run.name}") as disk:
+    reference, seconds = workspace.reference(*overrides)
+    run, num_failures, problems = workspace.new_run(*overrides), 0, list[str]()
+    with ext4(workspace.folder / f"ext4-{run.name}") as disk:
         run.move_to(disk.folder)
         run.start()
         try:
-            while num_failures < place.limit(MAX_POWER_FAILURES) and run.is_alive_after(
-                lot.uniform(0, seconds)
+            while num_failures < workspace.limit(MAX_POWER_FAILURES) and run.is_alive_after(
+                rng.uniform(0, seconds)
             ):
                 saved = [row["step"] for row in run.events("checkpoint")]
                 disk.fail_power()
                 num_failures += 1
                 family = trials.descendants(run.process.pid)
                 run.kill_all()
-                problems += [f"left process {pid}" for pid in trials.gone(family)]
+                problems += [f"left process {pid}" for pid in trials.find_survivors(family)]
                 disk.unmount()
                 disk.mount()
                 problems += _find_lost(run, saved)
                 run.start()
-            problems += trials.finish_and_compare(run, whole)
+            problems += trials.finish_and_compare(run, reference)
         finally:
             run.kill_all()
     return ["; ".join(problems)] * num_failures
@@ -228,28 +230,28 @@ def fail_power(place: trials.Place, layout: str, lot: random.Random) -> list[str
 
 def _find_lost(run: trials.Run, saved: list[int]) -> list[str]:
     """Return a problem if no checkpoint at or after the last logged save is valid."""
-    keeper = trials.Keeper(run.checkpoints())
-    keeper.check(committed := keeper.committed())
+    checker = trials.CheckpointChecker(run.checkpoints())
+    checker.check(committed := checker.committed())
     if saved and max(committed, default=0) < saved[-1]:
-        keeper.problems.append(f"step {saved[-1]} was saved, the disk has {committed}")
-    return keeper.problems
+        checker.problems.append(f"step {saved[-1]} was saved, the disk has {committed}")
+    return checker.problems
 
 
-def make_read_only(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def make_read_only(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Make the run directory read-only at random moments for random times."""
     overrides = (*build_overrides(150, 3), *trials.LAYOUTS[layout])
-    whole, _ = place.reference(*overrides)
-    run, num_mounts = place.new_run(*overrides), 0
+    reference, _ = workspace.reference(*overrides)
+    run, num_mounts = workspace.new_run(*overrides), 0
     run.inject(step_s=0.03)
     run.start()
     try:
-        while num_mounts < place.limit(MAX_MOUNTS) and run.is_alive_after(lot.uniform(0, 1)):
+        while num_mounts < workspace.limit(MAX_MOUNTS) and run.is_alive_after(rng.uniform(0, 1)):
             if not 0 < run.last_step() < 130:
                 continue
             with read_only(run.folder):
-                run.is_alive_after(lot.uniform(0.2, 1))
+                run.is_alive_after(rng.uniform(0.2, 1))
             num_mounts += 1
-        problems = trials.finish_and_compare(run, whole)
+        problems = trials.finish_and_compare(run, reference)
     finally:
         run.kill_all()
     num_failed = len(run.events("checkpoint_failed"))

@@ -16,23 +16,23 @@ FILE_TIMES_S = (0.0, 1e9, 2.5e9)
 """1970, 2001 and 2049."""
 
 
-def jump_clock(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def jump_clock(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Shift the time within steps and between attempts, and set the times of all files."""
     overrides = trials.LAYOUTS[layout]
-    whole, seconds = place.reference(*RUN, *overrides)
-    run, num_jumps = place.new_run(*RUN, *overrides), 0
+    reference, seconds = workspace.reference(*RUN, *overrides)
+    run, num_jumps = workspace.new_run(*RUN, *overrides), 0
     try:
-        while num_jumps < place.limit(MAX_JUMPS):
-            run.inject(clock=[lot.randrange(1, STEPS), lot.choice(OFFSETS_S)], step_s=0.01)
+        while num_jumps < workspace.limit(MAX_JUMPS):
+            run.inject(clock=[rng.randrange(1, STEPS), rng.choice(OFFSETS_S)], step_s=0.01)
             run.start()
             num_jumps += 1
-            if not run.is_alive_after(lot.uniform(seconds / 2, seconds)):
+            if not run.is_alive_after(rng.uniform(seconds / 2, seconds)):
                 break
             run.kill_all()
-            _set_times(run.folder, lot.choice(FILE_TIMES_S))
+            _set_times(run.folder, rng.choice(FILE_TIMES_S))
         if run.process.poll() != 0:
             run.start()
-        problems = trials.finish_and_compare(run, whole)
+        problems = trials.finish_and_compare(run, reference)
     finally:
         run.kill_all()
     problems += [f"{run.name}: traceback"] * ("Traceback" in run.output())
@@ -55,18 +55,18 @@ CASES: dict[str, tuple[Select, int, int, bool]] = {
     "file of tensors not readable": (
         lambda run: _find_newest(run) / "rank_00000.safetensors", 0, 0, True
     ),
-    "data not readable": (lambda run: run.place.folder / "corpus/code.arrow", 0, 2, True),
+    "data not readable": (lambda run: run.workspace.folder / "corpus/code.arrow", 0, 2, True),
 }  # fmt: skip
 """Path, its mode, the exit code of a resume, and True if the output names the path."""
 
 
-def remove_permission(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def remove_permission(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Resume without permission for a path, then with it."""
     overrides = trials.LAYOUTS[layout]
-    whole, _ = place.reference(*RUN, *overrides)
-    name = lot.choice([*CASES])
+    reference, _ = workspace.reference(*RUN, *overrides)
+    name = rng.choice([*CASES])
     select, mode, expected_code, is_named = CASES[name]
-    run = place.new_run(*RUN, *overrides)
+    run = workspace.new_run(*RUN, *overrides)
     run.inject(uncapable=True)  # root ignores permissions
     if code := run.finish("run.steps=12"):
         return [f"{run.name}: exit code {code}: {run.output()[-300:]}"]
@@ -84,7 +84,7 @@ def remove_permission(place: trials.Place, layout: str, lot: random.Random) -> l
     if problems:
         return [f"{run.name}: {name}: {', '.join(problems)}: {output[-300:]}"]
     run.start()
-    return ["; ".join(trials.finish_and_compare(run, whole))]
+    return ["; ".join(trials.finish_and_compare(run, reference))]
 
 
 def _find_newest(run: trials.Run) -> Path:

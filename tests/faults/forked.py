@@ -1,10 +1,9 @@
-"""Starts commands of hlat without their imports: by a fork of a process that has done them.
+"""Start commands of hlat without their imports, by forking a process that has imported everything.
 
-Importing takes ten times as long as all else that a small run does at its start, so that most kills
-would hit imports. A forked process is one like any other: it has a number, files, memory and a
-parent of its own, can be killed and stopped, and is started by hlat's own supervisor where there is
-one. What a user's command does before hlat's first line is not tried; a part of the trials is
-started as a user does.
+Imports need ten times as long as the rest of the start of a small run, so most kills would hit
+imports. A forked process has a separate process id, files, memory and parent, can be killed and
+stopped, and is started by hlat's supervisor if there is one. The start of the interpreter is not
+covered; some of the trials start commands as a user does.
 """
 
 import gc
@@ -26,13 +25,13 @@ import hlat
 from tests.faults.injected import sitecustomize
 
 _FIRST_OWN = 3
-"""Descriptors from here on are the parent's."""
+"""First file descriptor that is inherited from the parent."""
 _FORK_SAFE = "jemalloc_bg_thd"
-"""A thread of pyarrow's that starts again by itself after a fork."""
+"""A thread of pyarrow that restarts by itself after a fork."""
 
 
 def import_all() -> None:
-    """Import what a run would, and make sure that a fork leaves no thread behind."""
+    """Import the modules of a run; raise RuntimeError if a fork would lose a thread."""
     skipped = ("hlat.model.hugging_face_config", "hlat.engine.nxd.")  # transformers, Neuron
     for module in pkgutil.walk_packages(hlat.__path__, "hlat."):
         if not module.name.startswith(skipped):
@@ -48,19 +47,19 @@ def import_all() -> None:
 
 
 class Forked:
-    """A process that runs `python -m hlat.train WORDS`; the parts of Popen that are needed.
+    """Process that runs `python -m hlat.train ARGUMENTS`, with a subset of Popen's methods.
 
     Args:
-        words: What is typed after `hlat.train`.
-        environment: All of it.
-        cwd: Where; None: here.
-        stdout: Descriptor; None: this one's.
-        stderr: The same.
+        arguments: Arguments of `hlat.train`.
+        environment: All environment variables.
+        cwd: Working directory; None: the current one.
+        stdout: File descriptor; None: that of this process.
+        stderr: As `stdout`.
     """
 
     def __init__(
         self,
-        words: list[str],
+        arguments: list[str],
         environment: dict[str, str],
         cwd: Path | None = None,
         stdout: int | None = None,
@@ -74,12 +73,12 @@ class Forked:
             code = 70
             try:
                 _become(environment, cwd, stdout, stderr)
-                code = _run(words)
+                code = _run(arguments)
             finally:
                 os._exit(code)
 
     def poll(self) -> int | None:
-        """Its exit code, or -N after signal N; None while it runs."""
+        """Return the exit code, or -N after signal N; None while the process runs."""
         if self.returncode is None:
             found, status = os.waitpid(self.pid, os.WNOHANG)
             if found:
@@ -87,10 +86,10 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """The same when it has ended.
+        """Wait for the process and return its exit code.
 
         Raises:
-            TimeoutExpired: It has not within so many seconds.
+            TimeoutExpired: It did not end within `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.poll() is None:
@@ -101,19 +100,19 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal if it runs."""
+        """Send a signal if the process runs."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send it SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
 def _become(
     environment: dict[str, str], cwd: Path | None, stdout: int | None, stderr: int | None
 ) -> None:
-    """Forget what the parent was."""
+    """Replace session, files, signals and environment of the parent."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor, target in ((null, 0), (stdout, 1), (stderr, 2)):
@@ -128,13 +127,13 @@ def _become(
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
-    # By this name `trials.ranks` knows it; /proc/<pid>/environ is the first ancestor's
+    # `trials.ranks` reads this name; /proc/<pid>/environ is that of the first ancestor
     name = f"hlat rank {environment['RANK']}" if "RANK" in environment else "hlat command"
     Path("/proc/self/comm").write_text(name)
 
 
-def _run(words: list[str]) -> int:
-    """What `python -m hlat.train` does; returns the exit code."""
+def _run(arguments: list[str]) -> int:
+    """Run `python -m hlat.train` and return the exit code."""
     from hydra.core.global_hydra import GlobalHydra
 
     from hlat import train
@@ -143,7 +142,7 @@ def _run(words: list[str]) -> int:
     GlobalHydra.instance().clear()  # of the supervisor
     sitecustomize.patch(sys.modules)
     subprocess_handler.Popen = _start_rank  # type: ignore[assignment, misc]
-    sys.argv = [train.__file__, *words]
+    sys.argv = [train.__file__, *arguments]
     _as_main(train)
     try:
         entry_point.run_entry_point(train.main)
@@ -156,7 +155,7 @@ def _run(words: list[str]) -> int:
 
 
 def _as_main(module: ModuleType) -> None:
-    """Let Hydra name the job as if the module had been started."""
+    """Set the main module, from which Hydra derives the name of the job."""
     main: Any = sys.modules["__main__"]
     main.__spec__, main.__file__ = module.__spec__, module.__file__
 
@@ -164,7 +163,7 @@ def _as_main(module: ModuleType) -> None:
 def _start_rank(
     args: list[str], env: dict[str, str], stdout: Any, stderr: Any, start_new_session: bool
 ) -> Forked:
-    """What TorchElastic calls instead of Popen."""
-    words = args[args.index("hlat.train") + 1 :]
+    """Start a rank; TorchElastic calls this instead of Popen."""
+    arguments = args[args.index("hlat.train") + 1 :]
     out, error = (None if file is None else file.fileno() for file in (stdout, stderr))
-    return Forked([*words], env, None, out, error)
+    return Forked([*arguments], env, None, out, error)

@@ -35,7 +35,15 @@ from tests.faults import (
     services,
     signals,
 )
-from tests.faults.trials import TWO_RANKS, Place, Row, Trial, run_script, say, somewhere
+from tests.faults.trials import (
+    TWO_RANKS,
+    Row,
+    Trial,
+    Workspace,
+    open_workspace,
+    print_progress,
+    run_script,
+)
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "matrix.json"
@@ -162,18 +170,20 @@ def _new_cell() -> Row:
     return {"runs": 0, "passed": 0, "failed": []}
 
 
-def run_matrix(place: Place, names: Sequence[str], results: Results, deadline: float) -> None:
+def run_matrix(
+    workspace: Workspace, names: Sequence[str], results: Results, deadline: float
+) -> None:
     """Try faults in turn until each has its number of trials, or the deadline."""
     names = _find_possible(names, results)
     while time.monotonic() < deadline and (cell := _select(names, results)) is not None:
-        run_once(place, *cell, results)
+        run_once(workspace, *cell, results)
 
 
-def run_reduced_matrix(place: Place, names: Sequence[str], results: Results) -> None:
+def run_reduced_matrix(workspace: Workspace, names: Sequence[str], results: Results) -> None:
     """Try each fault once, with another layout each time."""
     for number, name in enumerate(_find_possible(names, results)):
         layouts_of_fault = FAULTS[name].layouts
-        run_once(place, name, layouts_of_fault[number % len(layouts_of_fault)], results)
+        run_once(workspace, name, layouts_of_fault[number % len(layouts_of_fault)], results)
 
 
 def _find_possible(names: Sequence[str], results: Results) -> list[str]:
@@ -184,17 +194,19 @@ def _find_possible(names: Sequence[str], results: Results) -> list[str]:
     return [name for name in names if not problems[name]]
 
 
-def run_once(place: Place, name: str, layout: str, results: Results) -> None:
+def run_once(workspace: Workspace, name: str, layout: str, results: Results) -> None:
     """Call the trial function of a fault once."""
-    lot = random.Random(f"{name} {layout} {results.get_num_runs(name, layout)}")
+    rng = random.Random(f"{name} {layout} {results.get_num_runs(name, layout)}")
     try:
-        outcomes = FAULTS[name].inject(place, layout, lot)
+        outcomes = FAULTS[name].inject(workspace, layout, rng)
     except Exception as error:  # a trial that cannot be judged has failed
         outcomes = [f"{type(error).__name__}: {error}"[-500:]]
-    place.clear_tmp()
+    workspace.clear_tmp()
     results.add(name, layout, outcomes)
     failed = [outcome for outcome in outcomes if outcome]
-    say(f"{name}, {layout}: {len(outcomes) - len(failed)} of {len(outcomes)} passed {failed[:1]}")
+    print_progress(
+        f"{name}, {layout}: {len(outcomes) - len(failed)} of {len(outcomes)} passed {failed[:1]}"
+    )
 
 
 def _select(names: Sequence[str], results: Results) -> tuple[str, str] | None:
@@ -218,19 +230,19 @@ def _select(names: Sequence[str], results: Results) -> tuple[str, str] | None:
 
 def render(document: Row) -> str:
     """Return the table of a result."""
-    rows, totals, by_kind = [], [0, 0], {"kill": 0, "damaged": 0}
+    rows, totals, num_by_fault = [], [0, 0], {"kill": 0, "damaged": 0}
     for name, cells in document["faults"].items():
         counts = {layout: [c["passed"], len(c["failed"])] for layout, c in cells.items()}
         passed, failed = (sum(count[i] for count in counts.values()) for i in (0, 1))
         by_layout = ", ".join(f"{layout} {sum(count)}" for layout, count in counts.items())
         rows.append([name, by_layout, str(passed + failed), str(passed), str(failed)])
         totals = [totals[0] + passed, totals[1] + failed]
-        by_kind[name.split()[0]] = by_kind.get(name.split()[0], 0) + passed + failed
+        num_by_fault[name.split()[0]] = num_by_fault.get(name.split()[0], 0) + passed + failed
     rows.append(["all", "", str(sum(totals)), *map(str, totals)])
     lines = [table(["fault", "tried by layout", "tried", "passed", "failed"], rows)]
     skipped = document["skipped"]
     lines += [f"Not tried: {name}, because {reason}." for name, reason in skipped.items()]
-    lines.append(f"{by_kind['kill']} kills and {by_kind['damaged']} damaged checkpoints.")
+    lines.append(f"{num_by_fault['kill']} kills and {num_by_fault['damaged']} damaged checkpoints.")
     return "\n\n".join([*lines, f"`{COMMAND}` on {machine(document)}"])
 
 
@@ -245,11 +257,11 @@ def main() -> None:
     results = Results(arguments.output)
     deadline = time.monotonic() + 60 * arguments.minutes
     names = arguments.fault or [*FAULTS]
-    with somewhere(arguments.folder, forks=True, reduced=arguments.reduced) as place:
+    with open_workspace(arguments.folder, forks=True, reduced=arguments.reduced) as workspace:
         if arguments.reduced:
-            run_reduced_matrix(place, names, results)
+            run_reduced_matrix(workspace, names, results)
         else:
-            run_matrix(place, names, results, deadline)
+            run_matrix(workspace, names, results, deadline)
     print(render(results.document))
     if arguments.output == RESULT:
         write_between(PAGE, "matrix", render(results.document))

@@ -15,12 +15,12 @@ Row = dict[str, Any]
 
 
 def seconds(found: Row | None) -> str:
-    """Median and range."""
+    """Format median and range."""
     return "" if found is None else f"{found['median']:g} ({found['min']:g} to {found['max']:g})"
 
 
 def soak(result: Row) -> str:
-    """Where the time of the run went, and what hit it if that was noted."""
+    """Return the tables of the faults, if recorded, and of the time of the run."""
     faults = [
         [
             name,
@@ -41,7 +41,7 @@ def soak(result: Row) -> str:
 
 
 def foreseen(result: Row) -> str:
-    """Goodput beside its prediction."""
+    """Return the table of measured and predicted goodput."""
     ledger, plan = result["ledger"], result["prediction"]
     measured = ledger["goodput_with_data_wait"]
     rows = [

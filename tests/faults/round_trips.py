@@ -1,8 +1,8 @@
 """Trials that save the state of an engine, restore it in another and save it again.
 
-One engine trains. After each of its steps its state is saved; another engine, whose tensors were
-filled with noise, and a new loader restore it and save it too. Both checkpoints must have the same
-bytes, and both engines must find the same loss in the next step, whose batch each draws itself.
+One engine trains and saves its state after each step. Another engine, filled with noise, and a new
+loader restore the state and save it again. Both checkpoints must have the same bytes, and both
+engines must compute the same loss in the next step, each with its loader.
 """
 
 import os
@@ -21,41 +21,41 @@ from hlat.data.data_loader import DataLoader, build_data_loader, merge_state_dic
 from hlat.engine.interface import Engine
 from hlat.engine.native.native_engine import NativeEngine
 from hlat.training_state import TrainingState
-from tests.faults.trials import SMALL, Place
+from tests.faults.trials import SMALL, Workspace
 
 RECIPES = ("fp32", "bf16_sr", "mixed")
 RATE = 1e-3
 TRIPS_PER_CALL = 20
 
 
-class Side:
-    """An engine with a loader and the state that both are in."""
+class EngineWithLoader:
+    """Engine, data loader, and their training state."""
 
-    def __init__(self, config: Config, place: Path) -> None:
-        self._config, self._place = config, place
+    def __init__(self, config: Config, root: Path) -> None:
+        self._config, self._root = config, root
         self.engine: Engine = NativeEngine()
         self.engine.build(config)
         self._loader = self._open()
         self.state = TrainingState()
 
     def train(self) -> float:
-        """One step; returns its loss."""
+        """Train one step and return its loss."""
         pending = self.engine.train_step(self._loader.next_batch(), RATE)
         self.state = self.state.after_step(self._config.batch.tokens_per_step)
         return self.engine.read(pending).loss
 
     def save(self) -> Path:
-        """Save all, in a folder that held another step before."""
+        """Save everything, in a folder from which an older step is removed."""
         step = self.state.step
-        told = self.state.to_json() | {"data": merge_state_dicts([self._loader.state_dict()])}
-        for old in self._place.glob("step_*"):
+        state = self.state.to_json() | {"data": merge_state_dicts([self._loader.state_dict()])}
+        for old in self._root.glob("step_*"):
             checkpoint_directory.remove_checkpoint(old)
         return Path(
-            str(checkpoint_store.save_checkpoint(self._place, step, self.engine.chunks(), told))
+            str(checkpoint_store.save_checkpoint(self._root, step, self.engine.chunks(), state))
         )
 
     def restore(self, path: Path) -> None:
-        """Forget everything and take what another has saved."""
+        """Fill the engine with noise, then load a checkpoint."""
         for chunk in self.engine.chunks():
             chunk.tensor.copy_(chunk.tensor.new_empty(chunk.tensor.shape).random_(0, 99))
         self._loader.close()
@@ -66,7 +66,7 @@ class Side:
         self._loader.load_state_dict(self.state.data)
 
     def close(self) -> None:
-        """End both."""
+        """Close the loader and the engine."""
         self._loader.close()
         self.engine.close()
 
@@ -75,27 +75,28 @@ class Side:
         return build_data_loader(config.data, config.phase, config.batch, config.run.seed)
 
 
-def configuration(corpus: Path, recipe: str) -> Config:
-    """The small run of all trials."""
+def build_config(corpus: Path, recipe: str) -> Config:
+    """Return the configuration of the small run."""
     composition.register_configs()
     with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
-        words = [*SMALL, f"data.root={corpus}", f"precision={recipe}"]
-        return resolve_config(compose("config", words))
+        arguments = [*SMALL, f"data.root={corpus}", f"precision={recipe}"]
+        return resolve_config(compose("config", arguments))
 
 
-def move_state(place: Place, recipe: str, lot: random.Random) -> list[str]:
+def move_state(workspace: Workspace, recipe: str, rng: random.Random) -> list[str]:
     """Move the state of each step to another engine; compare the bytes and the next loss."""
-    config = configuration(place.folder / "corpus", recipe)
-    folder = place.folder / f"trips-{recipe}"
+    config = build_config(workspace.folder / "corpus", recipe)
+    folder = workspace.folder / f"trips-{recipe}"
     shutil.rmtree(folder, ignore_errors=True)
-    here, there = Side(config, folder / "here"), Side(config, folder / "there")
+    here = EngineWithLoader(config, folder / "here")
+    there = EngineWithLoader(config, folder / "there")
     outcomes = []
     try:
-        for _ in range(place.limit(TRIPS_PER_CALL)):
+        for _ in range(workspace.limit(TRIPS_PER_CALL)):
             here.train()
             first = here.save()
             there.restore(first)
-            same_bytes = contents(first) == contents(there.save())
+            same_bytes = read_files(first) == read_files(there.save())
             problems = [] if same_bytes else [f"{recipe}: other bytes"]
             if there.train() != here.train():
                 problems.append(f"{recipe}: another next loss")
@@ -106,6 +107,6 @@ def move_state(place: Place, recipe: str, lot: random.Random) -> list[str]:
     return outcomes
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    """What the files of a checkpoint hold."""
+def read_files(path: Path) -> dict[str, bytes]:
+    """Return the contents of a checkpoint by file name."""
     return {name: (path / name).read_bytes() for name in sorted(os.listdir(path))}

@@ -22,27 +22,27 @@ echo Submitted batch job 4711
 """
 
 
-def kill_wandb(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def kill_wandb(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Kill W&B's process at a random moment."""
-    return _track(place, layout, "wandb", _kill_wandb_core, lot)
+    return _track(workspace, layout, "wandb", _kill_wandb_core, rng)
 
 
-def remove_tensorboard(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def remove_tensorboard(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Remove the directory of TensorBoard at a random moment, and put a file in its place."""
-    return _track(place, layout, "tensorboard", _replace_log_dir, lot)
+    return _track(workspace, layout, "tensorboard", _replace_log_dir, rng)
 
 
 def _track(
-    place: trials.Place,
+    workspace: trials.Workspace,
     layout: str,
     service: str,
     break_service: Callable[[trials.Run], bool],
-    lot: random.Random,
+    rng: random.Random,
 ) -> list[str]:
     """Break a service once it runs and after a random step."""
     overrides = trials.LAYOUTS[layout]
-    whole, _ = place.reference(*RUN, *overrides)
-    run, step = place.new_run(*RUN, *overrides, f"tracking={service}"), lot.randrange(2, 40)
+    reference, _ = workspace.reference(*RUN, *overrides)
+    run, step = workspace.new_run(*RUN, *overrides, f"tracking={service}"), rng.randrange(2, 40)
     run.variables |= {"WANDB_MODE": "offline"}
     run.inject(step_s=0.05)
     run.start()
@@ -50,7 +50,7 @@ def _track(
         is_broken = False
         while not is_broken and run.is_alive_after(0.02):
             is_broken = run.last_step() >= step and break_service(run)
-        problems = trials.finish_and_compare(run, whole)
+        problems = trials.finish_and_compare(run, reference)
     finally:
         run.kill_all()
     problems += [f"{run.name}: traceback"] * ("Traceback" in run.output())
@@ -78,13 +78,13 @@ def _replace_log_dir(run: trials.Run) -> bool:
     return True
 
 
-def fail_store(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
-    """Let all requests to the store of the checkpoints fail at random moments."""
+def fail_store(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
+    """Fail all requests to the checkpoint store at random moments."""
     overrides = trials.LAYOUTS[layout]
-    whole, _ = place.reference(*RUN, *overrides)
-    run, outage = place.new_run(*RUN, *overrides), place.folder / "store-fails"
-    store = place.folder / f"store-{run.name}"
-    run.words.append(f"checkpoint.destination=failing://{store}")
+    reference, _ = workspace.reference(*RUN, *overrides)
+    run, outage = workspace.new_run(*RUN, *overrides), workspace.folder / "store-fails"
+    store = workspace.folder / f"store-{run.name}"
+    run.arguments.append(f"checkpoint.destination=failing://{store}")
     run.variables |= STORE_VARIABLES
     run.checkpoint_root = store / run.name
     run.inject(store=str(outage), step_s=0.05)
@@ -95,14 +95,14 @@ def fail_store(place: trials.Place, layout: str, lot: random.Random) -> list[str
     outage.unlink()
     run.start()
     try:
-        while num_outages < place.limit(MAX_OUTAGES) and run.is_alive_after(lot.uniform(0, 1)):
+        while num_outages < workspace.limit(MAX_OUTAGES) and run.is_alive_after(rng.uniform(0, 1)):
             if not 0 < run.last_step() < 45:
                 continue
             outage.touch()
-            run.is_alive_after(lot.uniform(0.2, 0.8))
+            run.is_alive_after(rng.uniform(0.2, 0.8))
             outage.unlink()
             num_outages += 1
-        problems = trials.finish_and_compare(run, whole)
+        problems = trials.finish_and_compare(run, reference)
     finally:
         run.kill_all()
         outage.unlink(missing_ok=True)
@@ -112,15 +112,15 @@ def fail_store(place: trials.Place, layout: str, lot: random.Random) -> list[str
     return ["; ".join(problems)] * (num_outages + 1)
 
 
-def fail_slurm(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def fail_slurm(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Submit while Slurm's controller does not respond, then again."""
-    programs, outage = place.folder / "programs", place.folder / "slurm-fails"
+    programs, outage = workspace.folder / "programs", workspace.folder / "slurm-fails"
     programs.mkdir(exist_ok=True)
     (programs / "sbatch").write_text(SBATCH.format(outage=outage))
     (programs / "sbatch").chmod(0o755)
-    run = place.new_run(*RUN, *trials.LAYOUTS[layout])
-    run.words = ["--multirun", "hydra/launcher=slurm", *run.words]
-    run.words.append(f"hydra.sweep.dir=sweep-{run.name}")
+    run = workspace.new_run(*RUN, *trials.LAYOUTS[layout])
+    run.arguments = ["--multirun", "hydra/launcher=slurm", *run.arguments]
+    run.arguments.append(f"hydra.sweep.dir=sweep-{run.name}")
     run.variables |= {"PATH": f"{programs}:{os.environ['PATH']}"}
     outage.touch()
     code, output = run.finish(), run.output()

@@ -20,25 +20,25 @@ PEERS, GIL, STOPPED_WORKER = (
     "holds the GIL",
     "data worker stopped",
 )
-"""Ways to hang that injected/sitecustomize.py knows."""
+"""Ways to hang, defined in injected/sitecustomize.py."""
 SLOW = ("first_step_s", "save_s", "evaluation_s")
 
 
-def interrupt(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def interrupt(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Send signals to the command at random moments and repeat the command."""
     overrides = trials.LAYOUTS[layout]
     if layout != "single":
         overrides += trials.SUPERVISED
-    whole, seconds = place.reference(*RUN, *overrides)
-    run, outcomes = place.new_run(*RUN, *overrides), list[str]()
+    reference, seconds = workspace.reference(*RUN, *overrides)
+    run, outcomes = workspace.new_run(*RUN, *overrides), list[str]()
     run.start()
     try:
-        while len(outcomes) < place.limit(MAX_SIGNALS) and run.is_alive_after(
-            lot.uniform(0, seconds)
+        while len(outcomes) < workspace.limit(MAX_SIGNALS) and run.is_alive_after(
+            rng.uniform(0, seconds)
         ):
-            outcomes.append(_interrupt_once(run, lot.choice(SIGNALS)))
+            outcomes.append(_interrupt_once(run, rng.choice(SIGNALS)))
             run.start()
-        problems = trials.finish_and_compare(run, whole)
+        problems = trials.finish_and_compare(run, reference)
     finally:
         run.kill_all()
     if sum(row.get("lost_steps", 0) for row in run.events("resume")):
@@ -53,7 +53,7 @@ def _interrupt_once(run: trials.Run, signum: signal.Signals) -> str:
     family = trials.descendants(run.process.pid)
     run.process.send_signal(signum)
     code = run.wait(120)
-    if left := trials.gone(family):
+    if left := trials.find_survivors(family):
         return f"{run.name}: left processes {left} after {signum.name}"
     if code == 0 or not is_training:
         return ""
@@ -62,30 +62,30 @@ def _interrupt_once(run: trials.Run, signum: signal.Signals) -> str:
         return ""  # it ended before the first step
     if code != 75:
         return f"{run.name}: exit code {code} after {signum.name}"
-    if last["step"] not in trials.Keeper(run.checkpoints()).committed():
+    if last["step"] not in trials.CheckpointChecker(run.checkpoints()).committed():
         return f"{run.name}: step {last['step']} was not saved after {signum.name}"
     return ""
 
 
-def stop_ranks(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+def stop_ranks(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
     """Stop random ranks of a supervised run with SIGSTOP."""
     overrides = (*trials.SUPERVISED, *trials.LAYOUTS[layout], *TIMEOUTS)
-    whole, _ = place.reference(*RUN, *overrides)
-    run, outcomes = place.new_run(*RUN, *overrides), list[str]()
+    reference, _ = workspace.reference(*RUN, *overrides)
+    run, outcomes = workspace.new_run(*RUN, *overrides), list[str]()
     run.inject(step_s=0.05)
     run.start()
     try:
-        while len(outcomes) < place.limit(MAX_STOPS):
+        while len(outcomes) < workspace.limit(MAX_STOPS):
             if not _wait_for_event(run, "ready", len(outcomes)):
                 break
-            if not run.is_alive_after(lot.uniform(0, 1)) or not (ranks := run.ranks()):
+            if not run.is_alive_after(rng.uniform(0, 1)) or not (ranks := run.ranks()):
                 break
             try:
-                os.kill(ranks[lot.choice([*ranks])], signal.SIGSTOP)
+                os.kill(ranks[rng.choice([*ranks])], signal.SIGSTOP)
             except ProcessLookupError:
                 break  # the run has ended
             outcomes.append(_find_restart_problem(run, len(outcomes), len(ranks)))
-        problems = trials.finish_and_compare(run, whole)
+        problems = trials.finish_and_compare(run, reference)
     finally:
         run.kill_all()
     return ["; ".join([outcome, *problems]).strip("; ") for outcome in outcomes]
@@ -94,19 +94,19 @@ def stop_ranks(place: trials.Place, layout: str, lot: random.Random) -> list[str
 def hang(way: str) -> trials.Trial:
     """Return the trial in which a rank hangs in this way once."""
 
-    def hang_once(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
+    def hang_once(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
         overrides = (*trials.SUPERVISED, *trials.LAYOUTS[layout], *TIMEOUTS)
         if way == STOPPED_WORKER:
             overrides += ("data.workers=1",)
-        whole, _ = place.reference(*RUN, *overrides)
-        run = place.new_run(*RUN, *overrides)
-        once, num_ranks = place.folder / f"{run.name}.hung", 1 if layout == "single" else 2
-        step = lot.randrange(3, STEPS - 10)
-        run.inject(hang=[lot.randrange(num_ranks), step, way, str(once)])
+        reference, _ = workspace.reference(*RUN, *overrides)
+        run = workspace.new_run(*RUN, *overrides)
+        once, num_ranks = workspace.folder / f"{run.name}.hung", 1 if layout == "single" else 2
+        step = rng.randrange(3, STEPS - 10)
+        run.inject(hang=[rng.randrange(num_ranks), step, way, str(once)])
         run.start()
         try:
             problem = _find_restart_problem(run, 0, num_ranks)
-            problems = trials.finish_and_compare(run, whole)
+            problems = trials.finish_and_compare(run, reference)
         finally:
             run.kill_all()
         return ["; ".join([problem, *problems]).strip("; ")]
@@ -114,30 +114,30 @@ def hang(way: str) -> trials.Trial:
     return hang_once
 
 
-def be_slow(place: trials.Place, layout: str, lot: random.Random) -> list[str]:
-    """Let the first step, a save or an evaluation take three times as long as a step may."""
-    asynchronous = lot.choice(["true", "false"])
+def be_slow(workspace: trials.Workspace, layout: str, rng: random.Random) -> list[str]:
+    """Delay the first step, a save or an evaluation by three times the step timeout."""
+    asynchronous = rng.choice(["true", "false"])
     overrides = (
         *trials.SUPERVISED,
         *trials.LAYOUTS[layout],
         *TIMEOUTS,
         f"checkpoint.asynchronous={asynchronous}",
     )
-    whole, _ = place.reference(*RUN, *overrides)
-    run = place.new_run(*RUN, *overrides)
-    run.inject(**{lot.choice(SLOW): 3 * TIMEOUT_S})
+    reference, _ = workspace.reference(*RUN, *overrides)
+    run = workspace.new_run(*RUN, *overrides)
+    run.inject(**{rng.choice(SLOW): 3 * TIMEOUT_S})
     run.start()
     try:
-        problems = trials.finish_and_compare(run, whole)
+        problems = trials.finish_and_compare(run, reference)
     finally:
         run.kill_all()
     problems += [f"{run.name}: restarted"] * bool(run.events("restart"))
     return ["; ".join(problems)]
 
 
-def _wait_for_event(run: trials.Run, kind: str, num_before: int) -> bool:
-    """Wait for another event of a kind; return False if the run ends before."""
-    while len(run.events(kind)) <= num_before:
+def _wait_for_event(run: trials.Run, event: str, num_before: int) -> bool:
+    """Wait for another event of this name; return False if the run ends before."""
+    while len(run.events(event)) <= num_before:
         if not run.is_alive_after(0.02):
             return False
     return True

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.faults import matrix, soak
-from tests.faults.trials import REPOSITORY, Place
+from tests.faults.trials import REPOSITORY, Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("trials")]
 
@@ -20,7 +20,7 @@ FAULTS_WITHOUT_OTHER_TEST = (
 
 
 def test_faults_of_machine_and_clock(tmp_path):
-    """In a process of its own, because runs are forked from it."""
+    """Start a separate process, because runs are forked from it."""
     output = tmp_path / "matrix.json"
     command = [sys.executable, "-m", "tests.faults.matrix", "--reduced", "--output", str(output)]
     command += ["--fault", *FAULTS_WITHOUT_OTHER_TEST]
@@ -40,7 +40,7 @@ def test_faults_of_machine_and_clock(tmp_path):
 
 
 def test_a_failed_trial_fails_the_command(tmp_path, monkeypatch):
-    """A trial that raises counts as failed, and an interrupted matrix continues."""
+    """Count a trial that raises as failed, and continue an interrupted matrix."""
     monkeypatch.setattr(
         matrix,
         "FAULTS",
@@ -51,10 +51,10 @@ def test_a_failed_trial_fails_the_command(tmp_path, monkeypatch):
             "no": matrix.Fault(lambda *_: [], 1, ("a",), lambda: "it needs root"),
         },
     )
-    path, place = tmp_path / "matrix.json", Place(tmp_path / "trials")
+    path, workspace = tmp_path / "matrix.json", Workspace(tmp_path / "trials")
     for _ in range(2):
         results = matrix.Results(path)
-        matrix.run_matrix(place, [*matrix.FAULTS], results, float("inf"))
+        matrix.run_matrix(workspace, [*matrix.FAULTS], results, float("inf"))
         cells = results.document["faults"]
         assert cells["good"] == {name: {"runs": 1, "passed": 2, "failed": []} for name in "ab"}
         assert cells["bad"]["a"] == {"runs": 1, "passed": 1, "failed": ["lost.txt"]}
@@ -64,14 +64,14 @@ def test_a_failed_trial_fails_the_command(tmp_path, monkeypatch):
 
 
 def test_goodput_accounts_for_a_minute_of_faults(tmp_path):
-    soaked = soak.Soak(Place(tmp_path / "trials"), mean_s=12, seed=5)
+    soaked = soak.Soak(Workspace(tmp_path / "trials"), mean_s=12, seed=5)
     try:
         for _ in range(5):  # on a loaded machine, faults of a minute may all hit starts
-            soaked.go(60)
-            soak.book(soaked.faults, soaked.run.rows("events.jsonl"))
+            soaked.run_for(60)
+            soak.set_restart_times(soaked.faults, soaked.run.rows("events.jsonl"))
             if any(fault.training and fault.ready for fault in soaked.faults):
                 break
-        found = soak.tell(soaked, compared_steps=50)
+        found = soak.build_result(soaked, compared_steps=50)
     finally:
         soaked.run.kill_all()
     assert found["ledger"]["is_closed"]

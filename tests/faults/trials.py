@@ -1,7 +1,7 @@
-"""What fault trials share: a run of seconds, its processes, its checkpoints, and what it leaves.
+"""Short runs, their processes and checkpoints, for the fault trials.
 
-A trial starts hlat as a user does, in a folder of its own with a TMPDIR of its own, so that what is
-left there is the trial's. What a checkpoint is worth is asked of the store, byte by byte.
+A trial starts hlat as a user does, in a separate folder with a separate TMPDIR, so all leftover files
+are from this trial. Checkpoints are verified with hlat's checkpoint store.
 """
 
 import argparse
@@ -55,9 +55,9 @@ SMALL = (
     "run.root=runs",
     "run.repeat=true",
 )
-"""A run of a second or two on the frozen corpus of the tests, but for steps and saves.
+"""Overrides of a run of one or two seconds on the test corpus, without steps and saves.
 
-It is trained although the finished uninterrupted run has the same configuration.
+`run.repeat` allows a second run with the configuration of the finished uninterrupted run.
 """
 LAYOUTS = {
     "single": (),
@@ -76,14 +76,14 @@ CACHES = re.compile(r"torchinductor_.*|wandb.*|tmp.*wandb-(artifacts|media)")
 NO_FIGURES = {"no_figures": True}
 """Rendering the figures of the report takes as long as the training."""
 SUPERVISED = ("recovery.max_restarts=100000", "recovery.max_same_failures=100000")
-Trial = Callable[["Place", str, random.Random], list[str]]
+Trial = Callable[["Workspace", str, random.Random], list[str]]
 """Injects a fault into runs of a layout. Returns for each fault its problem, or an empty string."""
-KEPT = 2
+KEEP_LAST = 2
 """checkpoint.keep_last of `SMALL`."""
 
 
 def write_corpus(folder: Path) -> None:
-    """The frozen corpus of the tests as three Arrow files with their row indexes."""
+    """Write the test corpus as three Arrow files with their row indexes."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = (REPOSITORY / "tests/data/corpus.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -96,13 +96,13 @@ def write_corpus(folder: Path) -> None:
         row_index.save_row_index(row_index.build_row_index(path, "text"), path, "text")
 
 
-class Place:
-    """A folder for trials: the corpus, and a folder per run below runs/.
+class Workspace:
+    """Folder for trials: the corpus, and a folder per run below runs/.
 
     Args:
-        folder: Where.
-        forks: Whether its runs are forked; see `forked`.
-        reduced: Whether a trial injects its fault once or twice, instead of often.
+        folder: New folder.
+        forks: Fork the runs; see forked.py.
+        reduced: Inject a fault once or twice per trial.
     """
 
     def __init__(self, folder: Path, forks: bool = False, reduced: bool = False) -> None:
@@ -115,7 +115,7 @@ class Place:
         write_corpus(folder / "corpus")
 
     def run(self, name: str, *overrides: str) -> "Run":
-        """A run that has not been started."""
+        """Return a run that has not been started."""
         return Run(self, name, overrides)
 
     def limit(self, count: int) -> int:
@@ -127,7 +127,7 @@ class Place:
         return self.run(f"run-{next(self._numbers)}", *overrides)
 
     def reference(self, *overrides: str) -> tuple["Run", float]:
-        """Return the uninterrupted run with these overrides, and its seconds; train it once."""
+        """Return the uninterrupted run with these overrides and its duration; train it once."""
         if overrides not in self._references:
             run = self.run(f"whole-{len(self._references)}", *overrides)
             start = time.monotonic()
@@ -137,15 +137,15 @@ class Place:
         return self._references[overrides]
 
     def clear_tmp(self) -> None:
-        """Empty TMPDIR; the next supervisor, which may not exist, removes what a killed one left."""
+        """Empty TMPDIR: no next supervisor may exist that removes the files of a killed one."""
         shutil.rmtree(self.tmp)
         self.tmp.mkdir()
 
     def leftovers(self) -> list[str]:
-        """Return what is in TMPDIR but caches of torch and W&B, and new in /dev/shm.
+        """Return new files in /dev/shm and files in TMPDIR, except caches of torch and W&B.
 
         W&B removes its directories at exit, which a killed or forked process does not reach.
-        Shared memory that a process maps belongs to other tests: those of the trial have ended.
+        Mapped shared memory belongs to other tests: the processes of the trial have ended.
         """
         made = {path for path in self.tmp.iterdir() if not CACHES.fullmatch(path.name)}
         new = {*Path("/dev/shm").iterdir()} - self._shared
@@ -166,40 +166,40 @@ def _list_mapped_files() -> str:
 
 
 class Run:
-    """A run, its command, and the process of the command that was started last."""
+    """Run, its command, and the last process of the command."""
 
-    def __init__(self, place: Place, name: str, overrides: tuple[str, ...]) -> None:
-        self.place, self.name = place, name
-        self.folder = place.folder / "runs" / name
+    def __init__(self, workspace: Workspace, name: str, overrides: tuple[str, ...]) -> None:
+        self.workspace, self.name = workspace, name
+        self.folder = workspace.folder / "runs" / name
         self.checkpoint_root = self.folder
-        self.printed = place.folder / f"{name}.log"
-        self.words = [*SMALL, f"data.root={place.folder / 'corpus'}", f"run.name={name}"]
-        self.words += overrides
+        self.printed = workspace.folder / f"{name}.log"
+        self.arguments = [*SMALL, f"data.root={workspace.folder / 'corpus'}", f"run.name={name}"]
+        self.arguments += overrides
         self.variables = {"HLAT_FAULTS": json.dumps(NO_FIGURES)}
-        self.forks = place.forks
+        self.forks = workspace.forks
         self.process: subprocess.Popen[bytes] | Forked
 
     def inject(self, **faults: Any) -> None:
-        """Let injected/sitecustomize.py do what its docstring says."""
+        """Set the faults that injected/sitecustomize.py injects."""
         self.variables["HLAT_FAULTS"] = json.dumps(NO_FIGURES | faults)
 
     def start(self, *overrides: str) -> None:
-        """Start the command; what it prints is added to a file."""
+        """Start the command and append its output to a file."""
         path = [str(REPOSITORY), str(INJECTED)]
         environment = os.environ | {
             "PYTHONPATH": os.pathsep.join(path),
-            "TMPDIR": str(self.place.tmp),
+            "TMPDIR": str(self.workspace.tmp),
             "OMP_NUM_THREADS": "1",
             **self.variables,
         }
-        words, cwd = [*self.words, *overrides], self.place.folder
+        arguments, cwd = [*self.arguments, *overrides], self.workspace.folder
         with self.printed.open("ab") as printed:
             if self.forks:
                 out = printed.fileno()
-                self.process = Forked(words, environment, cwd, out, out)
+                self.process = Forked(arguments, environment, cwd, out, out)
                 return
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hlat.train", *words],
+                [sys.executable, "-m", "hlat.train", *arguments],
                 cwd=cwd,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -214,7 +214,7 @@ class Run:
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float = 300) -> int:
-        """Wait for the command and return its exit code; one that takes too long is killed."""
+        """Wait for the command and return its exit code; kill it after the timeout."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -222,43 +222,43 @@ class Run:
             raise
 
     def is_alive_after(self, seconds: float) -> bool:
-        """Wait, at most until the command ends; return True if it goes on."""
+        """Wait, at most until the command ends; return True if it is still running."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             time.sleep(0.005)
         return self.process.poll() is None
 
     def kill_all(self) -> None:
-        """Kill the command and everything that it has started."""
+        """Kill the command and all processes that it started."""
         for number in [self.process.pid, *descendants(self.process.pid)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
         self.process.wait()
 
     def ranks(self) -> dict[int, int]:
-        """Process ids of those that train, by rank."""
+        """Return the process ids of the training processes by rank."""
         return ranks(self.process.pid)
 
     def rows(self, file: str) -> list[Row]:
-        """Whole lines of metrics.jsonl or events.jsonl."""
+        """Return the complete lines of metrics.jsonl or events.jsonl."""
         path = self.folder / file
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [json.loads(line) for line in lines]
 
-    def events(self, *kinds: str) -> list[Row]:
-        """Events of some kinds."""
-        return [row for row in self.rows("events.jsonl") if row["event"] in kinds]
+    def events(self, *names: str) -> list[Row]:
+        """Return the events with these names."""
+        return [row for row in self.rows("events.jsonl") if row["event"] in names]
 
     def last_step(self) -> int:
-        """Step of the last row; 0 before the first."""
+        """Return the step of the last row; 0 before the first."""
         return last_step(self.folder / "metrics.jsonl")
 
     def losses(self) -> list[tuple[int, float]]:
-        """Step and loss of every row."""
+        """Return the step and loss of every row."""
         return [(row["step"], row["loss"]) for row in self.rows("metrics.jsonl")]
 
     def output(self) -> str:
-        """Return what all commands of the run have printed."""
+        """Return the output of all commands of the run."""
         return self.printed.read_text() if self.printed.exists() else ""
 
     def stable_rows(self) -> list[Row]:
@@ -283,7 +283,7 @@ class Run:
 
     def move_to(self, root: Path) -> None:
         """Set run.root of a run that has not been started."""
-        self.words.append(f"run.root={root}")
+        self.arguments.append(f"run.root={root}")
         self.folder = self.checkpoint_root = root / self.name
 
     def remove(self) -> None:
@@ -293,7 +293,7 @@ class Run:
 
 
 def last_step(metrics: Path) -> int:
-    """Step of the last whole row of a file, without reading all of it; 0 if there is none."""
+    """Return the step of the last complete row; 0 if there is none. Read only the end of the file."""
     if not metrics.exists():
         return 0
     with metrics.open("rb") as file:
@@ -306,7 +306,7 @@ def last_step(metrics: Path) -> int:
 
 
 def processes() -> dict[int, tuple[int, str]]:
-    """Parent and state of every process that is there."""
+    """Return the parent and state of every process."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -317,7 +317,7 @@ def processes() -> dict[int, tuple[int, str]]:
 
 
 def descendants(number: int) -> list[int]:
-    """Processes that a process has started, and theirs."""
+    """Return the children of a process, recursively."""
     there = processes()
     found, waiting = [], [number]
     while waiting:
@@ -329,7 +329,7 @@ def descendants(number: int) -> list[int]:
 
 
 def ranks(command: int) -> dict[int, int]:
-    """Processes that train, by rank: the command's children that have one, or the command."""
+    """Return the training processes by rank: children of the command, or the command."""
     found = {}
     for number in descendants(command):
         with contextlib.suppress(OSError):
@@ -338,69 +338,69 @@ def ranks(command: int) -> dict[int, int]:
                 found[int(name.split()[2])] = number
                 continue
             variables = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
-            words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
-            told = [word[5:] for word in variables if word.startswith(b"RANK=")]
-            if told and b"hlat.train" in words:
-                found[int(told[0])] = number
+            arguments = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
+            rank_values = [word[5:] for word in variables if word.startswith(b"RANK=")]
+            if rank_values and b"hlat.train" in arguments:
+                found[int(rank_values[0])] = number
     return found
 
 
-def gone(numbers: list[int], within_s: float = 10) -> list[int]:
-    """Those processes that are still there some seconds later; the dead that nobody buried, not."""
+def find_survivors(pids: list[int], within_s: float = 10) -> list[int]:
+    """Return the processes that still exist after `within_s`, except zombies."""
     deadline = time.monotonic() + within_s
     while True:
         there = processes()
-        left = [number for number in numbers if number in there and there[number][1] != "Z"]
+        left = [number for number in pids if number in there and there[number][1] != "Z"]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.02)
 
 
-class Keeper:
-    """Watches over the checkpoints of a run: what was committed stays, whole, or is outlived.
+class CheckpointChecker:
+    """Verifies that committed checkpoints are intact until enough newer ones exist.
 
     Args:
         folder: The run's checkpoints.
-        kept: Number of newer checkpoints that replace an older one.
+        keep_last: Number of newer checkpoints that replace an older one.
 
     Attributes:
-        problems: What was lost or damaged.
-        verified: How many checkpoints were read in full.
+        problems: Lost and damaged checkpoints.
+        verified: Number of checkpoints read in full.
     """
 
-    def __init__(self, folder: Path, kept: int = KEPT) -> None:
-        self.folder, self._kept = folder, kept
+    def __init__(self, folder: Path, keep_last: int = KEEP_LAST) -> None:
+        self.folder, self._keep_last = folder, keep_last
         self.problems: list[str] = []
         self.verified = 0
         self._left: set[str] = set()
 
     def committed(self) -> list[int]:
-        """Steps of the folders that bear a checkpoint's name, newest first."""
+        """Return the steps of the folders named like a checkpoint, newest first."""
         with contextlib.suppress(FileNotFoundError):
             found = [checkpoint_store.parse_step(path) for path in self.folder.iterdir()]
             return sorted((step for step in found if step is not None), reverse=True)
         return []
 
     def was_writing(self) -> bool:
-        """Whether a checkpoint is being written or removed, or was when a kill fell just now.
+        """Return True if a checkpoint is being written or removed, or was at the last kill.
 
-        What earlier calls have seen is what kills left behind.
+        Folders that an earlier call found are of earlier kills.
         """
         unfinished = self.unfinished()
         new, self._left = unfinished - self._left, unfinished
         return bool(new)
 
     def unfinished(self) -> set[str]:
-        """Names of folders that are being written or removed, or whose writer was killed."""
+        """Return the names of temporary folders: of writes, removals and killed writers."""
         with contextlib.suppress(FileNotFoundError):
             names = {path.name for path in self.folder.iterdir()}
             return {name for name in names if name.startswith(TEMPORARY_PREFIX)}
         return set()
 
     def check(self, before: list[int]) -> None:
-        """Verify all that is there, and look for those of `before` that should be.
+        """Verify all checkpoints, and find those of `before` that are missing.
 
-        A run may be going on: a checkpoint may be pruned meanwhile if enough newer ones are there.
+        An active run may prune a checkpoint if enough newer ones exist.
         """
         valid = set()
         for step in self.committed():
@@ -412,14 +412,14 @@ class Keeper:
                 if path.exists():
                     self.problems.append(f"damaged: {error}")
             self.verified += 1
-        for step in before[: self._kept]:
+        for step in before[: self._keep_last]:
             newer = [one for one in {*valid, *self.committed()} if one > step]
-            if step not in valid and len(newer) < self._kept:
+            if step not in valid and len(newer) < self._keep_last:
                 self.problems.append(f"lost: {self.folder} step {step} of {before}, has {valid}")
 
 
-def differing(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> str:
-    """How the losses of a run differ from those of the uninterrupted one; empty if not at all."""
+def find_loss_difference(found: list[tuple[int, float]], expected: list[tuple[int, float]]) -> str:
+    """Return how the losses differ from those of the uninterrupted run; empty if they are equal."""
     steps = [step for step, _ in found]
     if steps != [step for step, _ in expected]:
         return f"steps are {steps}"
@@ -429,58 +429,60 @@ def differing(found: list[tuple[int, float]], expected: list[tuple[int, float]])
     return f"losses differ at steps {unequal}" if unequal else ""
 
 
-def compare(run: Run, whole: Run) -> list[str]:
-    """Return how a run differs from the uninterrupted one in rows and tensors, bit by bit."""
-    rows, expected = run.stable_rows(), whole.stable_rows()
+def compare(run: Run, reference: Run) -> list[str]:
+    """Return the bitwise differences of rows and tensors from the uninterrupted run."""
+    rows, expected = run.stable_rows(), reference.stable_rows()
     steps, expected_steps = ([row["step"] for row in some] for some in (rows, expected))
     if steps != expected_steps:
         return [f"{run.name}: metrics.jsonl has the steps {steps}"]
     differ = [row["step"] for row, other in zip(rows, expected, strict=True) if row != other]
     problems = [f"{run.name}: rows differ at the steps {differ}"] if differ else []
-    if run.tensor_hashes() != whole.tensor_hashes():
+    if run.tensor_hashes() != reference.tensor_hashes():
         problems.append(f"{run.name}: tensors of the last checkpoint differ")
     return problems
 
 
-def finish_and_compare(run: Run, whole: Run, expected_code: int = 0) -> list[str]:
+def finish_and_compare(run: Run, reference: Run, expected_code: int = 0) -> list[str]:
     """Wait for a run, compare it with the uninterrupted one, and return the problems."""
     code = run.wait()
     if code != expected_code:
         return [f"{run.name}: exit code {code}: {run.output()[-500:]}"]
-    left = [f"{run.name}: left {name}" for name in run.place.leftovers()]
-    return compare(run, whole) + left
+    left = [f"{run.name}: left {name}" for name in run.workspace.leftovers()]
+    return compare(run, reference) + left
 
 
-def say(text: str) -> None:
-    """Tell of progress on stderr."""
+def print_progress(text: str) -> None:
+    """Print progress to stderr."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def arguments(description: str, trials: int) -> argparse.ArgumentParser:
-    """What every script of trials asks."""
+def build_parser(description: str, trials: int) -> argparse.ArgumentParser:
+    """Return the parser with the options of all trial scripts."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--trials", type=int, default=trials, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn by lot")
-    parser.add_argument("--output", type=Path, help="where the result goes; default: printed only")
+    parser.add_argument("--seed", type=int, default=0, help="seed of random choices")
+    parser.add_argument("--output", type=Path, help="file for the result; default: print only")
     parser.add_argument("--forks", action="store_true", help="start runs by forking; see forked.py")
-    parser.add_argument("--folder", type=Path, help="keep everything there; default: nothing")
+    parser.add_argument("--folder", type=Path, help="keep the runs there; default: remove them")
     return parser
 
 
 @contextlib.contextmanager
-def somewhere(folder: Path | None, forks: bool = False, reduced: bool = False) -> Iterator[Place]:
-    """A place for trials, removed afterwards unless it was named."""
+def open_workspace(
+    folder: Path | None, forks: bool = False, reduced: bool = False
+) -> Iterator[Workspace]:
+    """Yield a workspace; remove it afterwards unless a folder is given."""
     if forks:
         import_all()
     if folder is not None:
-        yield Place(folder.resolve(), forks, reduced)
+        yield Workspace(folder.resolve(), forks, reduced)
         return
     with tempfile.TemporaryDirectory(prefix="trials-", ignore_cleanup_errors=True) as made:
-        yield Place(Path(made), forks, reduced)
+        yield Workspace(Path(made), forks, reduced)
 
 
 def build_run_overrides(steps: int, every_steps: int) -> tuple[str, ...]:
-    """Return overrides for the number of steps of a run and between its checkpoints."""
+    """Return overrides for the steps of a run and between its checkpoints."""
     return (f"schedule.total_steps={steps}", f"checkpoint.every_steps={every_steps}")
 
 
@@ -492,8 +494,8 @@ def run_script(main: Callable[[], None]) -> None:
         sys.exit(130)
 
 
-def conclude(result: Row, output: Path | None) -> None:
-    """Print a result, and write it if asked."""
+def write_result(result: Row, output: Path | None) -> None:
+    """Print a result, and write it to `output` if given."""
     text = json.dumps({**result, "machine": describe_machine(["torch"])}, indent=1)
     print(text)
     if output is not None:

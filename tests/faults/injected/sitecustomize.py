@@ -1,17 +1,17 @@
-"""Lets a run of hlat suffer what HLAT_FAULTS says, a JSON object of any of these.
+"""Inject the faults of HLAT_FAULTS, a JSON object of any of these keys, into a run of hlat.
 
     no_figures        figures of the report are empty
-    step_s            each step takes this much longer, idle, as if a device worked
-    first_step_s      the first step of an attempt does
-    save_s            each save does, in whoever writes it
-    evaluation_s      each evaluation during training does
+    step_s            additional seconds of each step, idle, as if a device worked
+    first_step_s      the same for the first step of an attempt
+    save_s            the same for each save, in the process that writes it
+    evaluation_s      the same for each evaluation during training
     nan               a file with a step per line, at which the gradients of `rank` are NaN
     rank              of `nan`; default 0
     spike             [first, last]: steps that are reported with a gradient norm 1000 higher
-    garbage           [first, last]: steps whose batches are noise, whenever they come
+    garbage           [first, last]: steps with batches of noise, also when they are repeated
     once              `spike` counts steps as this process trains them, so a repeated one is good
     raise             [rank, step, file]: a rank raises there unless the file exists, and makes it;
-                      no file: whenever it comes there
+                      no file: at each such step
     hang              [rank, step, way, file]: a rank hangs there in one of `WAYS` unless the file
                       exists, and makes it
     clock             [step, seconds]: from this step on, or the first of an attempt, time.time() is shifted
@@ -19,9 +19,9 @@
     store             a file; while it exists, requests to failing:// raise an exception
     flip              [rank, step, file]: a bit of a weight flips on a rank unless the file exists
     disk              [errno, seconds]: of every other save one call fails, the n-th of the n-th
-                      such save, or takes seconds if errno is 0; the rest of the calls work
+                      such save, or sleeps if errno is 0; the other calls work
 
-Python imports it before anything else; it waits for hlat's modules to be loaded.
+Python imports this module first. hlat's modules are patched when they are loaded.
 """
 
 import ctypes
@@ -42,7 +42,7 @@ RANK = 0
 
 
 class Step:
-    """The step that is being trained, and how many this process has trained."""
+    """Current step, and number of steps that this process has trained."""
 
     number = 0
     trained = 0
@@ -185,7 +185,7 @@ def patch_engine(module):
     bad = set()
 
     def spoil(sequences):
-        """Let the tokens of bad batches be noise, the same on all ranks."""
+        """Replace the tokens of bad batches by noise, the same on all ranks."""
         first, last = FAULTS["garbage"]
         key = sequences.tokens.tobytes()
         if first <= Step.trained <= last:
@@ -215,15 +215,15 @@ def patch_engine(module):
         finally:
             self._forward_backward = forward_backward
 
-    def read_numbers(self, pending):
-        numbers = read(self, pending)
+    def read_metrics(self, pending):
+        metrics = read(self, pending)
         if "grad_norm" in pending and "spike" in FAULTS:
             first, last = FAULTS["spike"]
             if first <= (Step.trained if FAULTS.get("once") else Step.number) <= last:
-                return replace(numbers, grad_norm=numbers.grad_norm + 1000)
-        return numbers
+                return replace(metrics, grad_norm=metrics.grad_norm + 1000)
+        return metrics
 
-    engine.train_step, engine.read = step, read_numbers
+    engine.train_step, engine.read = step, read_metrics
 
 
 def patch_store(module):
@@ -238,9 +238,9 @@ def patch_store(module):
 
 
 class Disk:
-    """Counts the calls of a save that touch the disk, and lets one of them fail.
+    """Counter of the disk calls of a save, one of which raises an error.
 
-    `calls` is of the save under way, `most` the most that any save has made.
+    `calls` are those of the current save, `most` the maximum of all saves.
     """
 
     saves = calls = most = 0
@@ -270,7 +270,7 @@ def touching(call):
 
 
 class File:
-    """A file whose writes are counted."""
+    """File with counted writes."""
 
     def __init__(self, *arguments):
         Disk.touch()
@@ -290,7 +290,7 @@ class File:
 
 
 class System:
-    """The module os, some of whose calls are counted."""
+    """Module os with counted calls of fsync and replace."""
 
     def __init__(self):
         self.fsync, self.replace = touching(os.fsync), touching(os.replace)
@@ -302,7 +302,9 @@ class System:
 def patch_durable(module):
     if "disk" in FAULTS:
         module.os = System()
-        module.open = lambda *words: open(*words) if words[1] == "rb" else File(*words)
+        module.open = lambda *arguments: (
+            open(*arguments) if arguments[1] == "rb" else File(*arguments)
+        )
 
 
 def patch_evaluation(module):
@@ -361,7 +363,7 @@ def read_environment():
 
 
 def patch(modules):
-    """Patch modules that are loaded already, if there are faults at all."""
+    """Patch modules that are loaded already, if there are faults."""
     patched = bool(FAULTS)  # the process that forked this one
     read_environment()
     if FAULTS and not patched:
