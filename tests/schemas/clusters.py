@@ -1,10 +1,10 @@
-"""Reads clusters' configurations as ParallelCluster would, and tells what it says of each.
+"""Validate cluster configurations with ParallelCluster, and print the results as JSON.
 
     python clusters.py CLUSTER.yaml... INSTANCE_TYPE...
 
-Runs in .venv-schemas: its schema, its validators, and the CloudFormation template that it makes of
-the file. AWS is played by moto, in this process; every connection to elsewhere is refused. moto has
-EC2's own descriptions of instance types; what the file names is made in it first.
+Run in .venv-schemas: the schema, the validators, and the CloudFormation template of each file. moto
+simulates AWS in this process; other connections are errors. moto has EC2's descriptions of instance
+types; the resources that a file names are created first.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ IMAGE = {
     "virtualization_type": "hvm",
     "root_device_type": "ebs",
 }
-"""The only image in the world: ParallelCluster's own."""
+"""Image of ParallelCluster, the only one that moto has."""
 BLOCK = "cr-0123456789abcdef0"
 NOT_OFFERED = ["trn2u.48xlarge"]
-"""Types that moto describes and offers in no region."""
-UNANSWERED = {
+"""Types that moto describes but does not offer in any region."""
+SUPPRESSED_VALIDATORS = {
     *("AdditionalIamPolicyValidator", "ComputeResourceLaunchTemplateValidator"),
     *("HeadNodeLaunchTemplateValidator", "KeyPairValidator"),
 }
-"""Validators that ask for what moto does not play, dry runs above all."""
+"""Validators that need what moto does not simulate, mainly dry runs."""
 
 
 def isolate() -> None:
-    """Let nothing out of this process, and let moto know of the image alone."""
+    """Disable connections and AWS variables, and give moto the image."""
 
-    def refuse(*words: object) -> None:
-        raise ConnectionError(f"a connection to {words[-1]} was attempted")
+    def reject_connection(*arguments: object) -> None:
+        raise ConnectionError(f"a connection to {arguments[-1]} was attempted")
 
-    socket.socket.connect = refuse
+    socket.socket.connect = reject_connection
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ |= {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
@@ -58,8 +58,8 @@ def isolate() -> None:
         import_module("moto.ec2")  # reads it
 
 
-def make_world(text: str, region: str) -> str:
-    """Make the network, key pair and scripts that a file names; return it with moto's names."""
+def create_resources(text: str, region: str) -> str:
+    """Create the network, key pair and scripts that a file names; return it with moto's ids."""
     ec2, s3 = boto3.client("ec2"), boto3.client("s3")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     for setting in ("EnableDnsHostnames", "EnableDnsSupport"):
@@ -69,7 +69,7 @@ def make_world(text: str, region: str) -> str:
     for i, name in enumerate(sorted(set(re.findall(r"subnet-\w+", text)))):
         block = f"10.0.{16 * i}.0/20"
         made = ec2.create_subnet(VpcId=vpc, CidrBlock=block, AvailabilityZone=f"{region}c")
-        text = re.sub(rf"{name}\b", made["Subnet"]["SubnetId"], text)  # moto draws ids
+        text = re.sub(rf"{name}\b", made["Subnet"]["SubnetId"], text)  # moto assigns random ids
     for name in set(re.findall(r"KeyName: ([\w-]+)\n", text)):
         ec2.create_key_pair(KeyName=name)
     for name in set(re.findall(r"sg-\w+", text)):
@@ -86,8 +86,8 @@ def make_world(text: str, region: str) -> str:
     return text
 
 
-def make_reservation(plain: dict, region: str) -> None:
-    """Make the capacity reservation of the nodes known, as moto has none.
+def create_reservation(plain: dict, region: str) -> None:
+    """Add the capacity reservation of the nodes to the caches of ParallelCluster: moto has none.
 
     BLOCK is the id of a capacity block; all other ids, and those of a group, are on demand.
     """
@@ -119,8 +119,8 @@ def make_reservation(plain: dict, region: str) -> None:
     api.resource_groups.get_group_configuration = lambda group: pool
 
 
-def examine(file: Path) -> dict[str, object]:
-    """Return what the schema and the validators say, and what would be started."""
+def validate_cluster(file: Path) -> dict[str, object]:
+    """Return errors of the schema or the validators, or else warnings and the launch template."""
     from pcluster.aws.aws_api import AWSApi
     from pcluster.config.common import TypeMatchValidatorsSuppressor
     from pcluster.schemas.cluster_schema import ClusterSchema
@@ -130,8 +130,8 @@ def examine(file: Path) -> dict[str, object]:
     with mock_aws():
         AWSApi.reset()
         try:
-            plain = yaml.safe_load(make_world(text, region))
-            make_reservation(plain, region)
+            plain = yaml.safe_load(create_resources(text, region))
+            create_reservation(plain, region)
             ec2 = AWSApi.instance().ec2
             offered = [*ec2.list_instance_types(), *NOT_OFFERED]
             ec2.list_instance_types = lambda: offered
@@ -139,15 +139,15 @@ def examine(file: Path) -> dict[str, object]:
         except ValidationError as error:
             return {"schema": error.messages}
         asyncio.set_event_loop(asyncio.new_event_loop())
-        found = config.validate({TypeMatchValidatorsSuppressor(UNANSWERED)})
+        found = config.validate({TypeMatchValidatorsSuppressor(SUPPRESSED_VALIDATORS)})
         if errors := [f.message for f in found if f.level.name == "ERROR"]:
             return {"errors": errors}
         noted = sorted(f.validator_type for f in found)
-        return {"noted": noted, **started(config, region)}
+        return {"noted": noted, **build_launch_template(config, region)}
 
 
-def started(config: object, region: str) -> dict[str, object]:
-    """Return how compute nodes are started, as CloudFormation is told of it."""
+def build_launch_template(config: object, region: str) -> dict[str, object]:
+    """Return the settings of the launch template of compute nodes."""
     from pcluster.models.s3_bucket import S3Bucket
     from pcluster.templates.cdk_builder import CDKTemplateBuilder
 
@@ -162,17 +162,17 @@ def started(config: object, region: str) -> dict[str, object]:
         for resource in stack["content"]["Resources"].values()
         if resource["Type"] == "AWS::EC2::LaunchTemplate"
     ]
-    kinds = [interface.get("InterfaceType") for interface in template["NetworkInterfaces"]]
+    interfaces = [interface.get("InterfaceType") for interface in template["NetworkInterfaces"]]
     return {
-        "interfaces": kinds,
+        "interfaces": interfaces,
         "placed": "GroupName" in template.get("Placement", {}),
         "reservation": template.get("CapacityReservationSpecification"),
         "market": template.get("InstanceMarketOptions"),
     }
 
 
-def describe(instance_type: str) -> dict[str, object]:
-    """Return what EC2 has on one of its types, of the figures that hlat has too."""
+def read_instance_type(instance_type: str) -> dict[str, object]:
+    """Return the properties of an instance type in EC2 that hlat has too."""
     with mock_aws():
         ec2 = boto3.client("ec2", region_name="us-east-2")
         (found,) = ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
@@ -192,8 +192,10 @@ if __name__ == "__main__":
     print(
         json.dumps(
             [
-                examine(Path(word)) if word.endswith(".yaml") else describe(word)
-                for word in sys.argv[1:]
+                validate_cluster(Path(argument))
+                if argument.endswith(".yaml")
+                else read_instance_type(argument)
+                for argument in sys.argv[1:]
             ]
         )
     )

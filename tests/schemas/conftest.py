@@ -1,4 +1,4 @@
-"""What published schemas are checked with lies in an environment of its own: `make test-schemas`."""
+"""Environment with published schemas: `make test-schemas`."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture(scope="session")
 def schemas() -> Path:
-    """The programs of the environment with the schemas."""
+    """Return the directory of the programs in the environment with the schemas."""
     programs = REPOSITORY / ".venv-schemas/bin"
     if not (programs / "python").exists():
         pytest.skip("no .venv-schemas; `make test-schemas` makes it")

@@ -1,9 +1,9 @@
-"""Reads tasks as SkyPilot does, and tells what it says of each.
+"""Read tasks with SkyPilot, and print the results as JSON.
 
     python tasks.py TASK.yaml...
 
-Runs in .venv-skypilot, with a home directory of its own. SkyPilot would download its catalog of
-instance types; one with the types of the recorded tasks is written instead.
+Run in .venv-skypilot with a temporary home directory. SkyPilot would download its catalog of instance
+types; one with the types of the recorded tasks is written instead.
 """
 
 import json
@@ -22,15 +22,15 @@ COLUMNS = (
 
 
 def write_catalog(home: Path) -> None:
-    """Write what SkyPilot would download, with few types."""
+    """Write the catalog that SkyPilot would download, with few types."""
     folder = home / ".sky/catalogs/v8/aws"
     folder.mkdir(parents=True)
     rows = [f"{name},,,192,2048,,1,1,us-east-2,us-east-2a,x86_64" for name in TYPES]
     (folder / "vms.csv").write_text("\n".join((COLUMNS, *rows)) + "\n")
 
 
-def examine(text: str) -> dict[str, object]:
-    """Return what SkyPilot read, or why it did not."""
+def read_task(text: str) -> dict[str, object]:
+    """Return the task that SkyPilot read, or the error."""
     import sky
 
     plain = yaml.safe_load(text)
@@ -41,7 +41,7 @@ def examine(text: str) -> dict[str, object]:
         task = sky.Task.from_yaml_config(plain, secrets_overrides=secrets)
         (resources,) = task.resources
         resources.validate()
-    except Exception as error:  # SkyPilot has no class of its own for these
+    except Exception as error:  # SkyPilot has no class for these errors
         return {"error": f"{type(error).__name__}: {error}"}
     return {
         "nodes": task.num_nodes,
@@ -57,4 +57,4 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"HOME": home, "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
         write_catalog(Path(home))
-        print(json.dumps([examine(text) for text in texts]))
+        print(json.dumps([read_task(text) for text in texts]))

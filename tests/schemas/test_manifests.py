@@ -1,4 +1,4 @@
-"""Kubernetes' and Kubeflow's own schemas take the recorded manifests, and tell what is wrong with others."""
+"""The schemas of Kubernetes and Kubeflow accept the recorded manifests and reject invalid ones."""
 
 import json
 import subprocess
@@ -41,25 +41,25 @@ BROKEN = {
 
 
 @pytest.fixture(scope="module")
-def told(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
-    """What is wrong with every record and every broken one, by name."""
+def problems(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Return the problems of all recorded and invalid manifests by name."""
     files = {file.stem: file for file in RECORDS}
     for name, (record, old, new, _) in BROKEN.items():
         files[name] = tmp_path_factory.mktemp("broken") / "manifest.yaml"
         text = (GOLDEN / f"{record}.yaml").read_text()
         assert old in text
         files[name].write_text(text.replace(old, new))
-    words = [schemas / "python", HERE / "manifests.py", *files.values()]
-    done = subprocess.run(words, capture_output=True, text=True)
+    command = [schemas / "python", HERE / "manifests.py", *files.values()]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return dict(zip(files, json.loads(done.stdout), strict=True))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda file: file.stem)
-def test_its_schemas_know_all_of_it(record: Path, told) -> None:
-    assert told[record.stem] == []
+def test_schemas_accept_recorded_manifests(record: Path, problems) -> None:
+    assert problems[record.stem] == []
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_its_schemas_tell_what_is_wrong(name: str, told) -> None:
-    assert BROKEN[name][3] in " ".join(told[name])
+def test_schemas_reject_invalid_manifests(name: str, problems) -> None:
+    assert BROKEN[name][3] in " ".join(problems[name])

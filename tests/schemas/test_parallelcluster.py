@@ -1,4 +1,4 @@
-"""ParallelCluster's own code takes the clusters of all presets, and tells what is wrong with others."""
+"""ParallelCluster accepts the clusters of all presets and rejects invalid ones."""
 
 import json
 import subprocess
@@ -43,8 +43,8 @@ BROKEN_BLOCKS = {
 
 
 @pytest.fixture(scope="module")
-def said(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
-    """What ParallelCluster says of every cluster and of every broken one, by name."""
+def results(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Return the results of ParallelCluster for all recorded and invalid clusters by name."""
     files = {file.stem: file for file in CLUSTERS}
     for name, (old, new, _) in (BROKEN | BROKEN_BLOCKS).items():
         files[name] = tmp_path_factory.mktemp("broken") / "cluster.yaml"
@@ -62,27 +62,29 @@ def said(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("file", CLUSTERS, ids=lambda file: file.stem)
-def test_it_starts_nodes_side_by_side_with_efa_on_every_card(file: Path, said) -> None:
-    told, text = said[file.stem], file.read_text()
+def test_nodes_have_a_placement_group_and_efa_on_every_card(file: Path, results) -> None:
+    result, text = results[file.stem], file.read_text()
     is_reserved = "CapacityReservationTarget" in text
-    noted = ["DeletionPolicyValidator"]  # that the file system is kept
+    noted = ["DeletionPolicyValidator"]  # warning: the file system is not deleted
     if is_reserved and "CAPACITY_BLOCK" not in text:
-        noted.append("EfaPlacementGroupValidator")  # that the reservation needs a placement group
-    assert told["noted"] == noted, told
-    assert told["placed"] is not is_reserved  # a reservation has its own placement
-    (kind,) = [
-        kind for name, kind in NODE_TYPES.items() if f"InstanceType: {name}\n" in file.read_text()
+        noted.append("EfaPlacementGroupValidator")  # warning: the reservation needs a placement group
+    assert result["noted"] == noted, result
+    assert result["placed"] is not is_reserved  # a reservation determines the placement
+    (node_type,) = [
+        node_type
+        for name, node_type in NODE_TYPES.items()
+        if f"InstanceType: {name}\n" in file.read_text()
     ]
-    efa = [interface for interface in told["interfaces"] if (interface or "").startswith("efa")]
-    assert len(efa) == kind.num_efa_interfaces
+    efa = [interface for interface in result["interfaces"] if (interface or "").startswith("efa")]
+    assert len(efa) == node_type.num_efa_interfaces
 
 
 @pytest.mark.parametrize("file", CLUSTERS, ids=lambda file: file.stem)
-def test_it_starts_nodes_in_the_reservation(file: Path, said) -> None:
+def test_nodes_start_in_the_reservation(file: Path, results) -> None:
     text = file.read_text()
-    target = (said[file.stem]["reservation"] or {}).get("CapacityReservationTarget")
+    target = (results[file.stem]["reservation"] or {}).get("CapacityReservationTarget")
     market = {"MarketType": "capacity-block"} if "CAPACITY_BLOCK" in text else None
-    assert said[file.stem]["market"] == market
+    assert results[file.stem]["market"] == market
     if "CapacityReservationId" in text:
         assert target == {"CapacityReservationId": "cr-0123456789abcdef0"}
     elif "CapacityReservationResourceGroupArn" in text:
@@ -93,14 +95,14 @@ def test_it_starts_nodes_in_the_reservation(file: Path, said) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN | BROKEN_BLOCKS)
-def test_it_tells_what_is_wrong(name: str, said) -> None:
-    assert (BROKEN | BROKEN_BLOCKS)[name][2] in json.dumps(said[name])
+def test_reject_invalid_clusters(name: str, results) -> None:
+    assert (BROKEN | BROKEN_BLOCKS)[name][2] in json.dumps(results[name])
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_ec2_has_the_same_figures(preset: str, said, compose) -> None:
+def test_ec2_has_the_same_figures(preset: str, results, compose) -> None:
     hardware = compose(f"hardware={preset}").hardware
-    node_type, found = NODE_TYPES[hardware.name], said[hardware.name]
+    node_type, found = NODE_TYPES[hardware.name], results[hardware.name]
     assert found["chips"] in (node_type.num_chips, None)  # None: moto has no chips of trn2u
     assert found["efa"] == node_type.num_efa_interfaces
     assert found["blocks"] == node_type.has_capacity_blocks

@@ -1,4 +1,4 @@
-"""SkyPilot's own code takes the recorded tasks, and tells what is wrong with others."""
+"""SkyPilot reads the recorded tasks and rejects invalid ones."""
 
 import json
 import shutil
@@ -31,8 +31,8 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(python: Path, tmp_path_factory: pytest.TempPathFactory):
-    """What SkyPilot says of every record and every broken one, by name."""
+def results(python: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Return the results of SkyPilot for all recorded and invalid tasks by name."""
     files = {file.stem: file for file in RECORDS}
     for name, (old, new, _) in BROKEN.items():
         files[name] = tmp_path_factory.mktemp("broken") / "task.yaml"
@@ -47,8 +47,8 @@ def told(python: Path, tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda file: file.stem)
-def test_it_reads_all_of_it(record: Path, told) -> None:
-    found, text = told[record.stem], record.read_text()
+def test_read_recorded_tasks(record: Path, results) -> None:
+    found, text = results[record.stem], record.read_text()
     assert "error" not in found, found
     assert f"num_nodes: {found['nodes']}\n" in text
     assert found["mounts"] == ["/mnt/hlat"]
@@ -60,11 +60,11 @@ def test_it_reads_all_of_it(record: Path, told) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_it_tells_what_is_wrong(name: str, told) -> None:
-    assert BROKEN[name][2] in told[name]["error"]
+def test_reject_invalid_tasks(name: str, results) -> None:
+    assert BROKEN[name][2] in results[name]["error"]
 
 
-def test_it_has_the_options_of_the_command(python: Path) -> None:
+def test_command_has_the_options(python: Path) -> None:
     sky = shutil.which("sky", path=str(python.parent))
     assert sky is not None
     done = subprocess.run([sky, "jobs", "launch", "--help"], capture_output=True, text=True)
