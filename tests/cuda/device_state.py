@@ -1,4 +1,4 @@
-"""What only a CUDA device has: counters of its allocator, and detection of synchronization."""
+"""Allocator counters and synchronization checks, which only CUDA devices have."""
 
 import contextlib
 import gc
@@ -21,7 +21,7 @@ def forbid_synchronization(device: str) -> Iterator[None]:
 
 
 def measure_peak_bytes(device: str, work: Callable[[], object]) -> int | None:
-    """Call a function; return the bytes that it allocated at most, None on a CPU."""
+    """Call a function; return the peak of its allocated bytes, or None on a CPU."""
     if device != "cuda":
         work()
         return None

@@ -50,7 +50,7 @@ def test_resume_is_bit_identical(configure, device, recipe, tmp_path) -> None:
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_checkpoint_moves_between_devices(configure, device, recipe, tmp_path) -> None:
-    """The state is that of the CPU, bit for bit, and the CPU loads what the device saves."""
+    """Compare the state with that of the CPU bitwise, in both directions."""
     on_cpu, on_device = (
         configure(name, f"precision={recipe}", f"run.seed={seed}")
         for name, seed in (("cpu", 1), (device, 2))
@@ -66,7 +66,7 @@ def test_checkpoint_moves_between_devices(configure, device, recipe, tmp_path) -
     compare_states(first, get_state(second))
 
 
-def test_the_same_seed_gives_the_same_bits(configure, device) -> None:
+def test_same_seed_is_bit_identical(configure, device) -> None:
     config = configure(device, "precision=bf16_sr", "data.document_mask=true")
     batches, engines = checks.batches(config, 3), [build(config), build(config)]
     assert train(engines[0], batches) == train(engines[1], batches)

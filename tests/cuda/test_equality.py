@@ -61,7 +61,7 @@ def test_compiled_equals_eager(configure, device, mask) -> None:
 
 @pytest.mark.parametrize("window", [None, 50])
 def test_attention_within_documents_equals_the_cpu(device, window) -> None:
-    """Sequences of several blocks of FlexAttention, the last one incomplete."""
+    """Use sequences of several blocks of FlexAttention, the last one incomplete."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(2, 4, 300, 32), (2, 2, 300, 32), (2, 2, 300, 32), (2, 4, 300, 32)]
     *inputs, grad = (torch.randn(shape, generator=generator) for shape in shapes)

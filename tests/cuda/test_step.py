@@ -1,4 +1,4 @@
-"""A step waits for nothing, copies from pinned memory, and needs the planned memory."""
+"""A step does not synchronize, copies from pinned memory, and needs the planned memory."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ MEMORY = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_steps_do_not_synchronize(configure, device, case) -> None:
-    """The host waits in `read` only."""
+    """Allow the host to wait for the device in `read` only."""
     engine = NativeEngine()
     engine.build(configure(device, *CASES[case]))
     batches = [checks.own(batch, engine) for batch in checks.batches(engine.config, 5)]

@@ -65,9 +65,9 @@ def results(schemas: Path, tmp_path_factory: pytest.TempPathFactory):
 def test_nodes_have_a_placement_group_and_efa_on_every_card(file: Path, results) -> None:
     result, text = results[file.stem], file.read_text()
     is_reserved = "CapacityReservationTarget" in text
-    noted = ["DeletionPolicyValidator"]  # warning: the file system is not deleted
+    noted = ["DeletionPolicyValidator"]  # the file system is retained
     if is_reserved and "CAPACITY_BLOCK" not in text:
-        noted.append("EfaPlacementGroupValidator")  # warning: the reservation needs a placement group
+        noted.append("EfaPlacementGroupValidator")  # the reservation needs one
     assert result["noted"] == noted, result
     assert result["placed"] is not is_reserved  # a reservation determines the placement
     (node_type,) = [

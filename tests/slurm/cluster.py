@@ -56,9 +56,9 @@ PartitionName=train Nodes={train} Default=YES MaxTime=INFINITE State=UP Priority
 PartitionName=urgent Nodes={train} MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 PartitionName=background Nodes={background} MaxTime=INFINITE State=UP
 """
-"""FirstJobId is not that of another cluster on this machine, since the port of a run depends on its
-job; cred_expire is also how long a requeued job waits, from 5 on; SlurmdTimeout how long a node may
-be silent; KillWait how long a cancelled process may save."""
+"""FirstJobId differs from that of other clusters on this machine, since the port of a run depends on
+its job; cred_expire is also the wait of a requeued job, at least 5 s; SlurmdTimeout is the longest
+silence of a node; KillWait is the time of a cancelled process for saving."""
 
 
 def missing() -> str | None:
@@ -69,7 +69,7 @@ def missing() -> str | None:
             f"not installed: {', '.join(absent)} (apt install slurmctld slurmd slurm-client munge)"
         )
     if os.geteuid() != 0:
-        return "nodes with names of their own need root"
+        return "nodes with different host names need root"
     namespaced = subprocess.run(["unshare", "--uts", "true"], capture_output=True)
     return None if namespaced.returncode == 0 else "unshare --uts is not allowed here"
 
@@ -116,18 +116,18 @@ class Cluster:
         lines = hosts.read_text().splitlines(keepends=True)
         hosts.write_text("".join(line for line in lines if not line.endswith(self._host_mark)))
 
-    def run(self, *words: str, check: bool = True) -> str:
+    def run(self, *command: str, check: bool = True) -> str:
         """Return the output of a command."""
         done = subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, check=False, timeout=120
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=120
         )
-        assert not check or done.returncode == 0, (words, done.stderr)
+        assert not check or done.returncode == 0, (command, done.stderr)
         return done.stdout
 
     def show_job(self, job: str) -> dict[str, str]:
         """Return the fields of a job in `scontrol show job`."""
         shown = self.run("scontrol", "show", "job", job).split()
-        return dict(word.split("=", 1) for word in shown if "=" in word)
+        return dict(field.split("=", 1) for field in shown if "=" in field)
 
     def power_on(self, name: str) -> None:
         """Start a node."""
@@ -156,10 +156,10 @@ class Cluster:
         os.kill(pid, signal.SIGTERM)
         self.wait_until(60, "slurmctld ends", lambda: not Path(f"/proc/{pid}").exists())
 
-    def wait_until(self, seconds: float, condition: str, holds) -> None:
-        """Wait for a condition; raise AssertionError with the state of the cluster after a time."""
+    def wait_until(self, seconds: float, condition: str, is_met) -> None:
+        """Wait for a condition; raise AssertionError with the state of the cluster at the timeout."""
         deadline = time.monotonic() + seconds
-        while not holds():
+        while not is_met():
             if time.monotonic() > deadline:
                 shown = self.run("squeue", "--states=all", check=False)
                 shown += self.run("sinfo", "-N", "-l", check=False)
@@ -168,10 +168,10 @@ class Cluster:
 
     def wait_until_idle(self, *names: str) -> None:
         """Wait until the nodes are up and idle."""
-        words = ("sinfo", "--noheader", "-N", "--states=idle", "--format=%N")
+        command = ("sinfo", "--noheader", "-N", "--states=idle", "--format=%N")
 
         def idle() -> set[str]:
-            return {*self.run(*words, check=False).split()}
+            return {*self.run(*command, check=False).split()}
 
         self.wait_until(180, f"{', '.join(names)} are idle", lambda: {*names} <= idle())
 

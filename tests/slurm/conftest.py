@@ -38,8 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=_REASON))
 
 
-def share(folder: Path) -> None:
-    """Let the ordinary user of these tests, if there is one, read a folder of pytest."""
+def make_readable(folder: Path) -> None:
+    """Allow the ordinary user of these tests, if any, to read a folder of pytest."""
     if USER is not None:
         for path in (folder, *folder.parents):
             if path == Path(tempfile.gettempdir()):
@@ -50,13 +50,13 @@ def share(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
-    share(folder)
+    make_readable(folder)
     with Cluster(folder, num_train=3, num_background=4) as up:
         yield up
 
 
 class Login:
-    """A folder of a user on the login node. Reports of runs have empty figures."""
+    """Folder of a user on the login node. Reports of runs have empty figures."""
 
     def __init__(self, cluster: Cluster, folder: Path, small: list[str]) -> None:
         self.cluster, self.folder, self.small = cluster, folder, small
@@ -68,17 +68,17 @@ class Login:
             self._identity = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
             self.environment |= {"HOME": str(folder)}
             os.chown(folder, user.pw_uid, user.pw_gid)
-            data_root = next(word for word in small if word.startswith("data.root="))
+            data_root = next(argument for argument in small if argument.startswith("data.root="))
             for path in (folder, Path(data_root.removeprefix("data.root="))):
-                share(path)
+                make_readable(path)
         self.inject("")
 
     def inject(self, code: str) -> None:
-        """Start every Python process of this user, on any node, with some code."""
+        """Run code at the start of every Python process of this user, on any node."""
         (self.folder / "sitecustomize.py").write_text(f"{SKIP_FIGURES}\n{code}")
 
     def wrap(self, program: str, script: str) -> None:
-        """Run a shell script before each command of Slurm with this name, in jobs as well."""
+        """Run a shell script before each Slurm command with this name, also in jobs."""
         found = self.cluster.run("which", program).strip()
         path = self.folder / "bin" / program
         if not path.parent.exists():
@@ -87,8 +87,8 @@ class Login:
         path.write_text(f'#!/bin/sh\n{script}\nexec {found} "$@"\n')
         path.chmod(0o755)
 
-    def python(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return self._run([sys.executable, "-m", *words])
+    def python(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return self._run([sys.executable, "-m", *arguments])
 
     def shell(self, command: str) -> "subprocess.CompletedProcess[str]":
         return self._run(["sh", "-c", command])
@@ -104,15 +104,15 @@ class Login:
             **self._identity,
         )
 
-    def send(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def send(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         """Submit the small run."""
-        flags = [word for word in words if word.startswith("-")]
-        typed = [word for word in words if word not in flags]
-        words = ("hlat.train", *flags, "hydra/launcher=slurm", *self.small, *typed)
-        return self.python(*words)
+        flags = [argument for argument in arguments if argument.startswith("-")]
+        typed = [argument for argument in arguments if argument not in flags]
+        arguments = ("hlat.train", *flags, "hydra/launcher=slurm", *self.small, *typed)
+        return self.python(*arguments)
 
-    def jobs(self, *words: str) -> str:
-        done = self.python("hlat.jobs", *words)
+    def jobs(self, *arguments: str) -> str:
+        done = self.python("hlat.jobs", *arguments)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -124,19 +124,19 @@ class Login:
     def wait_for(
         self, name: str, *states: str, submission: int = 1, seconds: float = 300
     ) -> dict[str, str]:
-        """Wait until the job of a run is in one of some states."""
+        """Wait until the job of a run is in one of these states."""
 
-        def there() -> bool:
+        def has_state() -> bool:
             return self.shown(name, submission)["JobState"] in states
 
-        self.cluster.wait_until(seconds, f"{name} is {states}", there)
+        self.cluster.wait_until(seconds, f"{name} is {states}", has_state)
         return self.shown(name, submission)
 
     def wait_for_step(self, name: str, step: int, seconds: float = 300) -> None:
-        def there() -> bool:
+        def has_reached() -> bool:
             return any(row["step"] >= step for row in self.rows(name, "metrics.jsonl"))
 
-        self.cluster.wait_until(seconds, f"{name} is at step {step}", there)
+        self.cluster.wait_until(seconds, f"{name} is at step {step}", has_reached)
 
     def rows(self, name: str, file: str) -> list[dict[str, Any]]:
         path = self.folder / "runs" / name / file
@@ -153,10 +153,10 @@ class Login:
 
     def cancel_jobs(self) -> None:
         """Cancel the jobs of this folder, and wait for their end."""
-        words = ("squeue", "--noheader", "--format=%i %Z")
+        arguments = ("squeue", "--noheader", "--format=%i %Z")
 
         def active() -> list[str]:
-            rows = [line.split(None, 1) for line in self.cluster.run(*words).splitlines()]
+            rows = [line.split(None, 1) for line in self.cluster.run(*arguments).splitlines()]
             return [job for job, folder in rows if folder == str(self.folder)]
 
         for job in active():
@@ -181,8 +181,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, small: list[str]) ->
 
 
 @pytest.fixture(scope="session")
-def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Login:
-    """Return the user of run `whole`, which two nodes train without interruption."""
+def two_node_run(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, small: list[str]
+) -> Login:
+    """Return the user of run `whole`, trained on two nodes without interruption."""
     login = Login(cluster, tmp_path_factory.mktemp("whole"), small)
     done = login.send("run.name=whole", *TWO_NODES)
     assert done.returncode == 0, done.stderr

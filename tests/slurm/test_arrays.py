@@ -1,4 +1,4 @@
-"""Sweeps on a real Slurm: the points are tasks of an array, and each has its own fate."""
+"""Sweeps on a real Slurm: each point is an array task that fails and resumes independently."""
 
 import shlex
 from pathlib import Path
@@ -220,10 +220,10 @@ def test_complete_the_submission_of_a_killed_launcher(login):
 @pytest.mark.slow  # tests/unit/launchers searches without Slurm
 def test_search_with_jobs_of_which_asha_stops_some(login):
     login.inject(SLOW_WITH_SMALL_RATE)
-    words = ("-m", "hydra/sweeper=search", "hydra.sweep.dir=found", "hydra.launcher.jobs=3")
+    arguments = ("-m", "hydra/sweeper=search", "hydra.sweep.dir=found", "hydra.launcher.jobs=3")
     asha = ("hydra.sweeper.asha_min_steps=5", "hydra.sweeper.asha_reduction_factor=2")
     done = login.send(
-        *words,
+        *arguments,
         *asha,
         *("hydra.sweeper.trials=4", "hydra.sweeper.poll_s=0.5", "evaluation.every_steps=5"),
         *("optimizer.lr=interval(1e-5,3e-3)", "hydra.launcher.exclusive=false"),

@@ -38,16 +38,16 @@ STAGES = ("pretrain", "upsample", "average", "scores", "report")
 
 
 class CampaignUser:
-    """A user of a campaign with the five kinds of stages."""
+    """User of a campaign with the five types of stages."""
 
     def __init__(self, login: Login, stages: str) -> None:
         self.login, self.file = login, login.folder / "chain.yaml"
-        words = json.dumps([*login.small, "checkpoint.milestone_tokens=2048"])
-        self.file.write_text(f"train: {words}\nstages:\n{stages}")
+        arguments = json.dumps([*login.small, "checkpoint.milestone_tokens=2048"])
+        self.file.write_text(f"train: {arguments}\nstages:\n{stages}")
 
-    def run(self, *words: str) -> str:
+    def run(self, *arguments: str) -> str:
         """Run the command and return its output."""
-        done = self.login.python("hlat.campaign", "chain.yaml", *words)
+        done = self.login.python("hlat.campaign", "chain.yaml", *arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -165,8 +165,8 @@ def test_continue_a_chain_after_kills_an_edit_and_a_failure(login: Login, tmp_pa
     assert {row["state"] for row in user.statuses().values()} == {"finished"}
     assert submitted(user.run()) == []
 
-    whole = Runner(tmp_path, login.small).run("run.name=whole")
-    assert whole.returncode == 0, whole.stderr
+    reference = Runner(tmp_path, login.small).run("run.name=whole")
+    assert reference.returncode == 0, reference.stderr
     losses = login.losses("chain/pretrain") + login.losses("chain/upsample")
     assert losses == login.losses("whole")
     (scores,) = (tmp_path / "runs/chain/upsample/evaluations").glob("average.json")

@@ -29,7 +29,7 @@ if os.environ.get("SLURM_PROCID") == "1":
 )
 def test_check_the_nodes_of_a_step(login, code: int, last: str, injected: str) -> None:
     login.inject(injected)
-    data = [word for word in login.small if word.startswith("data.")]
+    data = [argument for argument in login.small if argument.startswith("data.")]
     done = subprocess.run(
         [
             *("srun", "--nodes=2", "--ntasks-per-node=1"),

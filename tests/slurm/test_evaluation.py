@@ -29,57 +29,59 @@ if os.environ.get("RANK") == "0" and "SLURM_RESTART_COUNT" not in os.environ:
 
 @pytest.fixture
 def evaluated(login: Login, tmp_path: Path) -> Login:
-    """Return a user with questions and a run with checkpoints of steps 10 and 20."""
+    """Return a user with evaluation data and a run with checkpoints of steps 10 and 20."""
     write(tmp_path / "data")
     login.environment["HF_DATASETS_CACHE"] = str(tmp_path / "hugging_face")
-    words = ("run.name=x", "checkpoint.keep_every_steps=10", "checkpoint.keep_last=1")
-    done = Runner(tmp_path, login.small).run(*words)
+    arguments = ("run.name=x", "checkpoint.keep_every_steps=10", "checkpoint.keep_last=1")
+    done = Runner(tmp_path, login.small).run(*arguments)
     assert done.returncode == 0, done.stderr
     return login
 
 
-def evaluate(login: Login, *words: str):
-    return login.python("hlat.evaluate", "runs/x", "data=data", "hydra/launcher=slurm", *words)
+def evaluate(login: Login, *arguments: str):
+    return login.python("hlat.evaluate", "runs/x", "data=data", "hydra/launcher=slurm", *arguments)
 
 
-def job_of(folder: Path) -> str:
+def read_job(folder: Path) -> str:
     (receipts,) = (folder / "runs/x/evaluations").glob("*/submissions/1/receipts.jsonl")
     return json.loads(receipts.read_text().splitlines()[-1])["job"]
 
 
-def state_of(login: Login, job: str) -> str:
+def read_job_state(login: Login, job: str) -> str:
     return login.cluster.show_job(job)["JobState"]
 
 
 @pytest.mark.slow  # test_send_evaluation.py submits one, and test_jobs.py runs jobs
 def test_evaluate_checkpoints_while_the_run_writes_them(evaluated: Login) -> None:
-    """The events of the run have no `finish` until the last checkpoint appears."""
+    """Remove `finish` from the events of the run until the last checkpoint appears."""
     run = evaluated.folder / "runs/x"
     record = run / "events.jsonl"
-    whole = record.read_text()
-    record.write_text("".join(r for r in whole.splitlines(True) if '"finish"' not in r))
+    events = record.read_text()
+    record.write_text("".join(r for r in events.splitlines(True) if '"finish"' not in r))
     last = shutil.move(run / "checkpoints/step_00000020", evaluated.folder)
-    words = ("tasks=hlat_csp_en", "follow=true")
-    done = evaluate(evaluated, *words)
+    arguments = ("tasks=hlat_csp_en", "follow=true")
+    done = evaluate(evaluated, *arguments)
     assert done.returncode == 0, done.stderr
-    job = job_of(evaluated.folder)
+    job = read_job(evaluated.folder)
     assert f"job {job} evaluates runs/x/evaluations/hlat_csp_en-" in done.stdout
     assert "log:  hlat jobs logs runs/x/evaluations/" in done.stdout
-    again = evaluate(evaluated, *words)
+    again = evaluate(evaluated, *arguments)
     assert again.returncode == 2, again.stdout
     assert f"runs/x: job {job} is " in again.stderr
 
-    def scored() -> list[int]:
+    def list_scored_steps() -> list[int]:
         return [
             row["step"] for row in evaluated.rows("x", "events.jsonl") if row["event"] == "score"
         ]
 
-    evaluated.cluster.wait_until(600, "step 10 has scores", lambda: scored() == [10])
+    evaluated.cluster.wait_until(600, "step 10 has scores", lambda: list_scored_steps() == [10])
     shutil.move(last, run / "checkpoints")
     with record.open("a") as file:
-        file.writelines(r for r in whole.splitlines(True) if '"finish"' in r)
-    evaluated.cluster.wait_until(600, "it is over", lambda: state_of(evaluated, job) == "COMPLETED")
-    assert scored() == [10, 20]
+        file.writelines(r for r in events.splitlines(True) if '"finish"' in r)
+    evaluated.cluster.wait_until(
+        600, "it is over", lambda: read_job_state(evaluated, job) == "COMPLETED"
+    )
+    assert list_scored_steps() == [10, 20]
     files = [path.name for path in sorted((run / "evaluations").glob("*.json"))]
     assert files == ["step_00000010.json", "step_00000020.json"]
     (row,) = evaluated.jobs("runs/x/evaluations").splitlines()[1:]
@@ -96,9 +98,9 @@ def test_resume_an_evaluation_after_its_time_limit(evaluated: Login) -> None:
     tasks = ("tasks=hlat_csp_en,hlat_csp_fr", "parallelism.tp=2")
     done = evaluate(evaluated, *tasks, *limit)
     assert done.returncode == 0, done.stderr
-    job = job_of(evaluated.folder)
+    job = read_job(evaluated.folder)
     ended = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED")
-    evaluated.cluster.wait_until(600, "it is over", lambda: state_of(evaluated, job) in ended)
+    evaluated.cluster.wait_until(600, "it is over", lambda: read_job_state(evaluated, job) in ended)
     (attempts,) = (evaluated.folder / "runs/x/evaluations").glob("*/submissions/1/attempts.jsonl")
     rows = [json.loads(line) for line in attempts.read_text().splitlines()]
     ends = [(row["exit"], row["step"]) for row in rows if row["event"] == "end"]

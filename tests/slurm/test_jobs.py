@@ -26,7 +26,7 @@ BACKGROUND = "hydra.launcher.partition=background"
 
 @pytest.fixture(scope="module")
 def limited(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
-    """Yield the user of run x, whose first attempt trains until its time limit."""
+    """Yield the user of run x; its first attempt trains until its time limit."""
     login = Login(cluster, tmp_path_factory.mktemp("limited"), small)
     login.inject(WAIT_IN_FIRST_ATTEMPT)
     login.environment["WANDB_MODE"] = "offline"
@@ -40,7 +40,7 @@ def limited(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
 
 @pytest.fixture(scope="module")
 def unhealthy(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
-    """Yield the user of run x, whose first node computes wrong products."""
+    """Yield the user of run x; the first node computes wrong matmuls."""
     login = Login(cluster, tmp_path_factory.mktemp("unhealthy"), small)
     login.inject(WRONG_IN_FIRST_ATTEMPT)
     done = login.send("run.name=x", BACKGROUND)
@@ -51,7 +51,7 @@ def unhealthy(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
 
 @pytest.fixture(scope="module")
 def excluded(cluster: Cluster, tmp_path_factory, small) -> Iterator[Login]:
-    """Yield the user of run x, whose first node computes wrong products and is not drained.
+    """Yield the user of run x; the first node computes wrong matmuls and is not drained.
 
     scontrol is slow, so Slurm's SIGTERM arrives while it runs.
     """
@@ -74,27 +74,27 @@ def background_runs(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.slow  # two nodes train below, after one was lost
-def test_train_on_two_nodes_bitwise_as_in_two_processes(whole, login):
-    shown = whole.shown("whole")
+def test_train_on_two_nodes_bitwise_as_in_two_processes(two_node_run, login):
+    shown = two_node_run.shown("whole")
     assert (shown["JobState"], shown["NumNodes"], shown["Restarts"]) == ("COMPLETED", "2", "0")
     here = login.python("hlat.train", *login.small, "run.name=here", "parallelism.tp=2")
     assert here.returncode == 0, here.stderr
-    assert whole.losses("whole") == login.losses("here")
+    assert two_node_run.losses("whole") == login.losses("here")
 
 
 @pytest.mark.slow
 def test_submit_a_sweep_and_resubmit_its_failed_point(login):
-    own = login.folder / "own/experiment/own.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("# @package _global_\ncheckpoint:\n  keep_last: 1\n")
+    added = login.folder / "own/experiment/own.yaml"
+    added.parent.mkdir(parents=True)
+    added.write_text("# @package _global_\ncheckpoint:\n  keep_last: 1\n")
     comment = 'it\'s $(touch x) `touch y` "#SBATCH --hold" ; touch z & 100%'
     quoted = comment.replace("\\", "\\\\").replace("'", "\\'")
     done = login.send(
-        *("-m", f"--config-dir={own.parent.parent}", "experiment=own"),
+        *("-m", f"--config-dir={added.parent.parent}", "experiment=own"),
         *("optimizer.lr=1e-3,1e9", f"+hydra.launcher.options.comment='{quoted}'"),
     )
     assert done.returncode == 0, done.stderr
-    own.unlink()
+    added.unlink()
     assert done.stdout.count("log:  hlat jobs logs runs/tiny-") == 2
     (command,) = [line for line in done.stdout.splitlines() if line.startswith("all jobs:")]
     (sweep,) = shlex.split(command)[-1:]
@@ -145,9 +145,9 @@ def test_name_the_option_that_slurm_rejects(login):
 
 
 def test_a_closed_pipe_does_not_interrupt_a_submission(login):
-    words = [sys.executable, "-m", "hlat.train", "-m", "hydra/launcher=slurm", *login.small]
-    words += ["run.name=a,b,c", "+hydra.launcher.options.hold=true"]
-    login.shell(f"{shlex.join(words)} | head -n 1")
+    arguments = [sys.executable, "-m", "hlat.train", "-m", "hydra/launcher=slurm", *login.small]
+    arguments += ["run.name=a,b,c", "+hydra.launcher.options.hold=true"]
+    login.shell(f"{shlex.join(arguments)} | head -n 1")
     assert len(login.jobs().splitlines()) == 4
 
 
@@ -176,7 +176,7 @@ def test_resume_a_preempted_run_and_save_a_cancelled_one(login, uninterrupted):
 
 
 @pytest.mark.slow  # the run above is preempted, but not completed
-def test_complete_a_preempted_run_on_two_nodes(login, whole):
+def test_complete_a_preempted_run_on_two_nodes(login, two_node_run):
     login.inject(WAIT_IN_FIRST_ATTEMPT)
     assert login.send("run.name=x", *TWO_NODES).returncode == 0
     login.wait_for_step("x", 6)
@@ -185,7 +185,7 @@ def test_complete_a_preempted_run_on_two_nodes(login, whole):
     assert "complete at step 20" in login.jobs("logs", "--follow", "runs/x")
     shown = login.wait_for("x", "COMPLETED", "FAILED", "PREEMPTED")
     assert (shown["JobState"], shown["Restarts"]) == ("COMPLETED", "1")
-    assert login.losses("x") == whole.losses("whole")
+    assert login.losses("x") == two_node_run.losses("whole")
     events = [row["event"] for row in login.rows("x", "events.jsonl")]
     assert events.count("interrupt") == 1
 
@@ -226,8 +226,8 @@ def test_resume_on_other_nodes_after_a_node_has_failed(login, uninterrupted, rep
 
 @pytest.mark.slow  # tests/unit/jobs resubmits without Slurm
 def test_resubmit_a_run_with_its_dependency(login):
-    words = ("sbatch", "--parsable", "--hold", "--wrap=true", f"--chdir={login.folder}")
-    first = login.cluster.run(*words).strip()
+    arguments = ("sbatch", "--parsable", "--hold", "--wrap=true", f"--chdir={login.folder}")
+    first = login.cluster.run(*arguments).strip()
     login.send("run.name=x", f"+hydra.launcher.options.dependency='afterok:{first}'")
     assert login.shown("x")["Dependency"] == f"afterok:{first}(unfulfilled)"
     login.jobs("cancel", "runs/x")
@@ -313,11 +313,11 @@ def test_end_a_run_that_stops_twice_before_its_first_step(login):
     assert login.send("run.name=x").returncode == 0
     for attempt in (1, 2):
 
-        def there(attempt=attempt) -> bool:
+        def has_started(attempt=attempt) -> bool:
             rows = login.rows("x", "submissions/1/attempts.jsonl")
             return bool(rows) and (rows[-1]["event"], rows[-1]["attempt"]) == ("start", attempt)
 
-        login.cluster.wait_until(60, f"attempt {attempt} has started", there)
+        login.cluster.wait_until(60, f"attempt {attempt} has started", has_started)
         login.cluster.run("scancel", "--batch", "--signal=USR2", login.shown("x")["JobId"])
     shown = login.wait_for("x", "FAILED", "COMPLETED")
     assert (shown["ExitCode"], shown["Restarts"]) == ("75:0", "1")

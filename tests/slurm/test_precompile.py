@@ -30,7 +30,7 @@ if "RANK" in os.environ:
 
 @pytest.fixture
 def compiler(login, tmp_path):
-    """Return a login node with the compiler; each node has its own disk."""
+    """Return a login node with the compiler; each node has a separate disk."""
     tool = tmp_path / "bin/neuron_parallel_compile"
     tool.parent.mkdir()
     fake = (REPOSITORY / "tests/fakes/neuron_parallel_compile").read_text()
@@ -51,7 +51,7 @@ def modules(folder):
     ]
 
 
-def times(login, submission, event):
+def list_times(login, submission, event):
     rows = login.rows("x", f"submissions/{submission}/attempts.jsonl")
     return [row["time"] for row in rows if row["event"] == event]
 
@@ -66,7 +66,7 @@ def test_compile_on_all_nodes_before_the_run_starts(compiler, uninterrupted, tmp
     assert f"job {before['job']} compiles before: " in compiler.jobs("runs/x")
     shown = compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert shown["JobState"] == "COMPLETED", compiler.jobs("logs", "runs/x")
-    assert times(compiler, 1, "end")[-1] < times(compiler, 2, "start")[0]
+    assert list_times(compiler, 1, "end")[-1] < list_times(compiler, 2, "start")[0]
     for folder in ("runs/.compiled", *(f"disks/n{i + 1}" for i in range(nodes))):
         complete = modules(tmp_path / folder)
         assert complete
@@ -74,8 +74,8 @@ def test_compile_on_all_nodes_before_the_run_starts(compiler, uninterrupted, tmp
     for row, expected in zip(compiler.losses("x"), uninterrupted.losses("whole"), strict=True):
         assert row == pytest.approx(expected, rel=1e-5)
     printed = compiler.jobs("logs", "runs/x")
-    words = ("modules are complete", "modules added", "complete at")
-    assert sorted(words, key=printed.rindex) == [*words]
+    messages = ("modules are complete", "modules added", "complete at")
+    assert sorted(messages, key=printed.rindex) == [*messages]
 
 
 @pytest.mark.slow  # a compilation that succeeds runs before the run above
@@ -85,19 +85,19 @@ def test_cancel_the_run_if_its_compilation_fails_and_resubmit_both(compiler):
     assert compiler.send("run.name=x", "run.steps=2", *NXD).returncode == 0
     compiler.wait_for("x", "CANCELLED", submission=2)
     assert compiler.jobs("runs/x").splitlines()[1].endswith("compiles before: FAILED")
-    assert not times(compiler, 2, "start")
+    assert not list_times(compiler, 2, "start")
     del compiler.environment["NEURON_FAKE_FAILS"]
     assert "after its compile job" in compiler.jobs("resubmit", "--failed", "runs/x")
     compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
     assert compiler.jobs("runs/x").splitlines()[1].split()[2] == "COMPLETED"
     assert "after its compile job" not in compiler.jobs("resubmit", "runs/x")
     shown = compiler.wait_for("x", "COMPLETED", "FAILED", "CANCELLED", submission=2)
-    assert (shown["JobState"], len(times(compiler, 1, "start"))) == ("COMPLETED", 3)
+    assert (shown["JobState"], len(list_times(compiler, 1, "start"))) == ("COMPLETED", 3)
 
 
 @pytest.mark.slow  # waits for Slurm
 def test_each_point_of_an_array_waits_for_its_compilation(compiler):
-    """Both compilations fail, and then succeed."""
+    """Make both compilations fail, then succeed."""
     compiler.environment["NEURON_FAKE_FAILS"] = "evaluate"
     del compiler.environment["NEURON_FAKE_SWAP"]
     done = compiler.send("-m", "run.name=x,y", "run.steps=2", *NXD)
@@ -107,8 +107,8 @@ def test_each_point_of_an_array_waits_for_its_compilation(compiler):
         return [line.split()[2] for line in compiler.jobs("runs").splitlines()[1:]]
 
     compiler.cluster.wait_until(200, "both fail", lambda: states() == ["CANCELLED"] * 2)
-    assert not times(compiler, 2, "start")
+    assert not list_times(compiler, 2, "start")
     del compiler.environment["NEURON_FAKE_FAILS"]
     assert compiler.jobs("resubmit", "failed=true").count("after its compile job") == 2
     compiler.cluster.wait_until(200, "both end", lambda: states() == ["COMPLETED"] * 2)
-    assert times(compiler, 1, "end")[-1] < times(compiler, 2, "start")[0]
+    assert list_times(compiler, 1, "end")[-1] < list_times(compiler, 2, "start")[0]

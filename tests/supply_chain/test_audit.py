@@ -21,8 +21,8 @@ def record(identifier: str, package: str, **affected: object) -> dict[str, objec
     }
 
 
-def between(introduced: str, end: str, kind: str = "fixed") -> dict[str, object]:
-    events = [{kind: end}, {"introduced": introduced}]
+def between(introduced: str, end: str, end_event: str = "fixed") -> dict[str, object]:
+    events = [{end_event: end}, {"introduced": introduced}]
     return {"ranges": [{"type": "ECOSYSTEM", "events": events}]}
 
 
@@ -37,7 +37,7 @@ RECORDS = [
 
 @pytest.fixture
 def advisories(tmp_path: Path) -> Path:
-    """An archive with records in both formats, and a file that is no record."""
+    """Return an archive with records in both formats, and a file that is not a record."""
     path = tmp_path / "advisories.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for number, one in enumerate(RECORDS):

@@ -46,7 +46,7 @@ def write_wheel(folder: Path, name: str, version: str, requirements: list[str]) 
 
 
 def read_dependencies() -> list[str]:
-    """The dependencies in pyproject.toml, for which Python 3.10 has no parser."""
+    """Return the dependencies in pyproject.toml; Python 3.10 has no parser for it."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     section = re.search(r"^dependencies = \[(.*?)^\]", text, re.M | re.S)
     assert section is not None
@@ -55,7 +55,7 @@ def read_dependencies() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """hlat, its dependencies, and torch of the Neuron SDKs and of PyPI."""
+    """Write wheels of hlat, its dependencies, and torch of the Neuron SDKs and of PyPI."""
     folder = tmp_path_factory.mktemp("wheels")
     dependencies = read_dependencies()
     write_wheel(folder, "hlat", "0.1.0", dependencies)
@@ -74,7 +74,7 @@ def pip(environment: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
 
 
 def make_environment(folder: Path, release: str) -> Path:
-    """An environment of the SDK, with the constraints that environment.sh writes."""
+    """Create an environment with the packages of an SDK."""
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     installed = SDK[release] | COMMON
@@ -89,7 +89,7 @@ def make_environment(folder: Path, release: str) -> Path:
 
 
 def dry_run(environment: Path, wheels: Path) -> tuple["subprocess.CompletedProcess[str]", dict]:
-    """The result of an installation, and the packages that it would install."""
+    """Return the result of a dry run, and the packages that it would install."""
     source, file = ("--no-index", "--find-links", str(wheels), "hlat"), environment / "report.json"
     done = pip(environment, "install", "--dry-run", "--report", str(file), *source)
     report = json.loads(file.read_text()) if file.exists() else {"install": []}
@@ -100,7 +100,7 @@ def dry_run(environment: Path, wheels: Path) -> tuple["subprocess.CompletedProce
 @pytest.mark.parametrize(
     "release",
     [
-        pytest.param("2.7", marks=pytest.mark.slow),  # pip refuses as with 2.8
+        pytest.param("2.7", marks=pytest.mark.slow),  # the same result as with 2.8
         "2.8",
         "2.9",
     ],

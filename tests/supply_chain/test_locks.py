@@ -28,7 +28,7 @@ ENVIRONMENTS = [
 
 
 def read_entries(name: str) -> list[tuple[Requirement, list[str]]]:
-    """Each requirement of a lock file with its hashes."""
+    """Return each requirement of a lock file with its hashes."""
     text = (REPOSITORY / f"supply_chain/{name}.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     return [
@@ -38,7 +38,7 @@ def read_entries(name: str) -> list[tuple[Requirement, list[str]]]:
 
 
 def select(requirements: list[Requirement], environment: dict[str, str]) -> dict[str, str]:
-    """The version of each package in an environment."""
+    """Return the version of each package in an environment."""
     return {
         canonicalize_name(one.name): str(one.specifier)
         for one in requirements
@@ -71,8 +71,8 @@ def test_locks_and_constraints_have_the_same_versions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["requirements", "requirements-dev"])
-def test_a_lock_has_everything_that_gets_installed(name: str) -> None:
-    """Follow the requirements that are installed here to the end."""
+def test_lock_has_all_installed_packages(name: str) -> None:
+    """Follow the requirements of the installed packages recursively."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     extra = "dev" if name == "requirements-dev" else "signing"
     tables = re.findall(rf"^(?:dependencies|{extra}) = \[\n(.*?)^\]", text, re.M | re.S)
@@ -91,7 +91,7 @@ def test_a_lock_has_everything_that_gets_installed(name: str) -> None:
 
 
 def test_torch_is_that_of_pypi() -> None:
-    """PyPI has wheels for each Python and platform; a local CPU build would add one file only."""
+    """Require several hashes: PyPI has a wheel per Python and platform, a local CPU build only one."""
     (hashes,) = [found for one, found in read_entries("requirements") if one.name == "torch"]
     assert len(hashes) >= 10
     names = {requirement.name for requirement, _ in read_entries("requirements")}
