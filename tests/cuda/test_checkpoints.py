@@ -20,7 +20,8 @@ def build(config) -> NativeEngine:
 
 def train(engine, batches):
     return [
-        engine.read(engine.train_step(checks.own(batch, engine), checks.RATE)) for batch in batches
+        engine.read(engine.train_step(checks.shard_batch(batch, engine), checks.RATE))
+        for batch in batches
     ]
 
 

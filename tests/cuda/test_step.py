@@ -41,7 +41,7 @@ def test_steps_do_not_synchronize(configure, device, case) -> None:
     """Allow the host to wait for the device in `read` only."""
     engine = NativeEngine()
     engine.build(configure(device, *CASES[case]))
-    batches = [checks.own(batch, engine) for batch in checks.batches(engine.config, 5)]
+    batches = [checks.shard_batch(batch, engine) for batch in checks.batches(engine.config, 5)]
     for batch in batches[:WARM_UP_STEPS]:
         engine.read(engine.train_step(batch, checks.RATE))
     with forbid_synchronization(device):

@@ -1,4 +1,4 @@
-"""Functions that run on ranks; tests compare their results."""
+"""Functions that run on ranks and return results for comparison."""
 
 import dataclasses
 import hashlib
@@ -44,7 +44,7 @@ def batches(config: Config, steps: int) -> list[NDArray[np.int32]]:
     return [generator.integers(0, config.model.vocab_size, size, np.int32) for _ in range(steps)]
 
 
-def own(batch: NDArray[np.int32], engine: Engine) -> PackedSequences:
+def shard_batch(batch: NDArray[np.int32], engine: Engine) -> PackedSequences:
     """Return the rows of a data-parallel rank."""
     rows = batch[engine.world.dp_rank :: engine.world.dp_size]
     return PackedSequences(rows, compute_document_ids(rows, EOS))
@@ -56,9 +56,9 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
         torch.compiler.reset()  # layers that this process compiled count towards a limit
     engine = NativeEngine()
     engine.build(config)
-    every = batches(config, steps)
-    rows = [_step(engine, batch) for batch in every]
-    after = losses_after(engine, every[0])
+    all_batches = batches(config, steps)
+    rows = [_step(engine, batch) for batch in all_batches]
+    after = losses_after(engine, all_batches[0])
     engine.close()
     return [*rows, after]
 
@@ -66,11 +66,11 @@ def train(config: Config, steps: int) -> list[tuple[float, ...]]:
 def losses_after(engine: Engine, batch: NDArray[np.int32]) -> tuple[float, float]:
     """Return the loss of five sequences, and of their first seven targets only."""
     tokens, documents = batch[:5], compute_document_ids(batch[:5], EOS)
-    every, first = (
+    full, first = (
         PackedSequences(tokens, documents),
         PackedSequences(tokens, documents, num_target_tokens=7),
     )
-    return engine.read(engine.eval_step(every)).loss, engine.read(engine.eval_step(first)).loss
+    return engine.read(engine.eval_step(full)).loss, engine.read(engine.eval_step(first)).loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +92,8 @@ def train_and_record(config: Config, steps: int) -> TrainingRecord:
     """Train, and record weights, first moments and the evaluation loss after the first step."""
     engine = NativeEngine()
     engine.build(config)
-    every = batches(config, steps)
-    first, *others = every
+    all_batches = batches(config, steps)
+    first, *others = all_batches
     rows = [_step(engine, first)]
     documents = compute_document_ids(first, EOS)
     eval_loss = engine.read(engine.eval_step(PackedSequences(first, documents))).loss
@@ -109,24 +109,25 @@ def train_and_record(config: Config, steps: int) -> TrainingRecord:
 
 
 def _step(engine: NativeEngine, batch: NDArray[np.int32]) -> tuple[float, ...]:
-    return dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
+    return dataclasses.astuple(engine.read(engine.train_step(shard_batch(batch, engine), RATE)))
 
 
 def joined(found: list[dict[Any, Any]]) -> dict[str, NDArray[Any]]:
-    """Return whole tensors from the chunks of all ranks."""
+    """Assemble tensors from the chunks of all ranks."""
     pieces: dict[str, list[tuple[TensorSlice, NDArray[Any]]]] = {}
     for (name, offset), values in (item for slices in found for item in slices.items()):
         pieces.setdefault(name, []).append((TensorSlice(offset, values.shape), values))
-    whole = {}
+    tensors = {}
     for name, parts in pieces.items():
         shape = tuple(
-            max(box.offset[i] + box.size[i] for box, _ in parts) for i in range(parts[0][1].ndim)
+            max(piece.offset[i] + piece.size[i] for piece, _ in parts)
+            for i in range(parts[0][1].ndim)
         )
-        assert is_partition([box for box, _ in parts], shape)
-        whole[name] = np.empty(shape, np.float32)
-        for box, values in parts:
-            whole[name][box.index_in(TensorSlice((0,) * len(shape), shape))] = values
-    return whole
+        assert is_partition([piece for piece, _ in parts], shape)
+        tensors[name] = np.empty(shape, np.float32)
+        for piece, values in parts:
+            tensors[name][piece.index_in(TensorSlice((0,) * len(shape), shape))] = values
+    return tensors
 
 
 def digests(config: Config, steps: int) -> dict[Any, str]:
@@ -134,7 +135,7 @@ def digests(config: Config, steps: int) -> dict[Any, str]:
     engine = NativeEngine()
     engine.build(config)
     for batch in batches(config, steps):
-        engine.train_step(own(batch, engine), RATE)
+        engine.train_step(shard_batch(batch, engine), RATE)
     found = {}
     for weight in engine.params.local_params.values():
         for rows, view, _ in iter_row_views(weight.shard.rows, weight.param.detach()):
@@ -149,13 +150,13 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
     """Train, save, continue, and return the metrics of the steps after the save."""
     engine = NativeEngine()
     engine.build(config)
-    every = batches(config, 2 * steps)
-    for batch in every[:steps]:
-        engine.train_step(own(batch, engine), RATE)
+    all_batches = batches(config, 2 * steps)
+    for batch in all_batches[:steps]:
+        engine.train_step(shard_batch(batch, engine), RATE)
     checkpoint_store.save_checkpoint(
         folder, steps, engine.chunks(), {"step": steps}, engine.world.world_group
     )
-    return _rest(engine, every[steps:])
+    return _rest(engine, all_batches[steps:])
 
 
 def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
@@ -166,7 +167,7 @@ def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[floa
     return _rest(engine, batches(config, 2 * steps)[steps:])
 
 
-def _rest(engine: NativeEngine, every: list[NDArray[np.int32]]) -> list[tuple[float, ...]]:
-    rows = [_step(engine, batch) for batch in every]
+def _rest(engine: NativeEngine, all_batches: list[NDArray[np.int32]]) -> list[tuple[float, ...]]:
+    rows = [_step(engine, batch) for batch in all_batches]
     engine.close()
     return rows

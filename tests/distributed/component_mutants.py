@@ -23,7 +23,7 @@ from tests.distributed.patching import Plant, around, patched
 
 
 def _keep(tensor: Tensor, ignored: Tensor) -> Tensor:
-    """Return a tensor, on which another that is ignored has a gradient of zero."""
+    """Return a tensor such that the ignored one has a zero gradient."""
     return tensor + 0 * ignored.sum()
 
 
@@ -42,7 +42,7 @@ def _as_the_first_layer(right: Any) -> Any:
 
 
 def _attend(**settings: Any) -> Plant:
-    """Attention with other settings."""
+    """Call attention with other settings."""
     names = ("key_range", "window", "scale", "softcap", "sinks")
 
     def make(right: Any) -> Any:
@@ -57,7 +57,7 @@ def _attend(**settings: Any) -> Plant:
 
 
 def _softcap_after_mask(q, k, v, key_range, window, scale, softcap, sinks):
-    """Masked scores are -cap instead of -inf."""
+    """Apply the cap after the mask: masked scores are -cap instead of -inf."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     positions = torch.arange(q.shape[2])
     distances = positions.unsqueeze(1) - positions
@@ -100,7 +100,7 @@ def _adds_bias_on_each_rank(right: Any) -> Any:
 
 
 def _rope(change: Callable[[Any], dict[str, Any]]) -> Plant:
-    """Rotary embedding with other settings."""
+    """Compute the rotary embedding with other settings."""
 
     def make(right: Any) -> Any:
         def compute(model, *more):
@@ -134,7 +134,7 @@ def _norm_after_addition(self, x, *more):
 
 
 def _loss_without(index: int, value: Any) -> Plant:
-    """Loss without one of the last settings: soft-cap and z-loss."""
+    """Compute the loss without one of the last settings: soft-cap and z-loss."""
 
     def make(right: Any) -> Any:
         def loss(*settings):
@@ -358,4 +358,4 @@ FOUND = {
         "tp",
     ),
 }
-"""Of each mutant: overrides, the check that fails, a part of the culprit's name, its axis."""
+"""Overrides, failing check, part of the name of the finding, and axis of each mutant."""

@@ -1,4 +1,4 @@
-"""Pre-flight on ranks of which one is broken in a way that only arithmetic can tell."""
+"""Run pre-flight on several ranks with a fault on one of them."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ from hlat.engine.native.native_engine import NativeEngine
 from hlat.launch_environment import read_rank_info
 from hlat.recovery import host_info, preflight
 
-_sum, _gather, _exchange, _time = (
+_all_reduce, _all_gather, _send_recv, _time = (
     MeshAxis.all_reduce,
     MeshAxis.all_gather,
     MeshAxis.send_recv,
@@ -24,52 +24,52 @@ _sum, _gather, _exchange, _time = (
 
 
 def _sends_wrong_bits() -> Any:
-    """A rank whose numbers leave it with one element changed."""
+    """Change one element of each tensor that the rank sends."""
 
-    def sum_(self, tensor, wait=True):
+    def all_reduce(self, tensor, wait=True):
         tensor[4321] += 1
-        return _sum(self, tensor, wait)
+        return _all_reduce(self, tensor, wait)
 
-    def gather(self, tensor):
+    def all_gather(self, tensor):
         if tensor.is_floating_point():
             tensor = tensor.clone()
             tensor[4321] += 1
-        return _gather(self, tensor)
+        return _all_gather(self, tensor)
 
-    return mock.patch.multiple(MeshAxis, all_reduce=sum_, all_gather=gather)
+    return mock.patch.multiple(MeshAxis, all_reduce=all_reduce, all_gather=all_gather)
 
 
 def _gets_wrong_bits() -> Any:
-    """A rank that adds up wrongly what arrived whole."""
+    """Change one element of each sum that the rank computes."""
 
-    def sum_(self, tensor, wait=True):
-        _sum(self, tensor, wait)
+    def all_reduce(self, tensor, wait=True):
+        _all_reduce(self, tensor, wait)
         tensor[4321] += 1
 
-    return mock.patch.object(MeshAxis, "all_reduce", sum_)
+    return mock.patch.object(MeshAxis, "all_reduce", all_reduce)
 
 
 def _is_slow() -> Any:
-    """A rank that keeps those waiting that add up with it."""
+    """Delay the collectives of the rank."""
 
-    def sum_(self, tensor, wait=True):
+    def all_reduce(self, tensor, wait=True):
         time.sleep(0.25)
-        return _sum(self, tensor, wait)
+        return _all_reduce(self, tensor, wait)
 
-    def exchange(self, tensor, other):
+    def send_recv(self, tensor, other):
         time.sleep(0.25)
-        return _exchange(self, tensor, other)
+        return _send_recv(self, tensor, other)
 
-    return mock.patch.multiple(MeshAxis, all_reduce=sum_, send_recv=exchange)
+    return mock.patch.multiple(MeshAxis, all_reduce=all_reduce, send_recv=send_recv)
 
 
 def _multiplies_wrongly() -> Any:
-    def product(one, other):
+    def matmul(one, other):
         result = one @ other
         result[7, 5] += 1
         return result
 
-    return mock.patch.object(device_checks, "_matmul", product)
+    return mock.patch.object(device_checks, "_matmul", matmul)
 
 
 def _is_ahead() -> Any:
@@ -92,17 +92,17 @@ _FAULTS = {
 
 
 def check(config: Config, folder: str, fault: str, broken: int) -> bool | list[str]:
-    """What pre-flight answers on this rank, whose node is named after it; its engine is closed."""
+    """Return the result or the errors of pre-flight on this rank; each rank has a separate node name."""
     engine = NativeEngine()
-    here = read_rank_info().rank
-    with mock.patch.object(host_info, "get_host_name", return_value=f"node{here}"):
-        faulty: Any = _FAULTS[fault]() if here == broken else contextlib.nullcontext()
+    rank = read_rank_info().rank
+    with mock.patch.object(host_info, "get_host_name", return_value=f"node{rank}"):
+        faulty: Any = _FAULTS[fault]() if rank == broken else contextlib.nullcontext()
         with faulty:
             try:
-                well = preflight.run_preflight(config, Path(folder), engine)
+                is_healthy = preflight.run_preflight(config, Path(folder), engine)
             except ConfigError as error:
                 return list(error.problems)
-    if well:
+    if is_healthy:
         engine.build(config)
         engine.close()
-    return well
+    return is_healthy

@@ -1,4 +1,4 @@
-"""Bugs, planted in a rank one at a time, and what the doctor says on it."""
+"""Bugs that are planted in a rank one at a time, and the results of the doctor."""
 
 import contextlib
 import io
@@ -49,16 +49,16 @@ from tests.distributed.patching import Plant, around, patched
 
 
 def diagnose(config: Config, mutant: str | None, names: list[str]) -> list[CheckResult]:
-    """What checks say on this rank with a bug, or without."""
+    """Return the results of checks on this rank with or without a bug."""
     with planted(mutant):
-        patient = EngineHarness(config, create_engine(config))
-        found = [*run_checks(patient, names)]
-        patient.engine.close()
+        harness = EngineHarness(config, create_engine(config))
+        found = [*run_checks(harness, names)]
+        harness.engine.close()
     return found
 
 
 def planted(mutant: str | None) -> Any:
-    """The context of a bug, or of none."""
+    """Return the context of a bug, or a null context."""
     return contextlib.nullcontext() if mutant is None else MUTANTS[mutant]()
 
 
@@ -82,7 +82,7 @@ def check_raises(rank: int) -> Iterator[None]:
 
 
 def exit_code(config: Config, folder: str, mutant: str) -> tuple[int, str]:
-    """What the doctor's process exits with on this rank, and has printed, with a bug."""
+    """Return the exit code and the output of the doctor on this rank with a bug."""
     with MUTANTS[mutant](), contextlib.redirect_stdout(io.StringIO()) as printed:
         code = run_all_checks(config, Path(folder), create_engine(config))
     return code, printed.getvalue()
@@ -92,7 +92,7 @@ def exit_code(config: Config, folder: str, mutant: str) -> tuple[int, str]:
 
 
 def _core(visible: Callable[[int], Any], heads: slice = slice(None)) -> Plant:
-    """Causal attention but for some heads, which see what `visible` says."""
+    """Apply the mask `visible` instead of the causal mask to some heads."""
     right = attention.CoreAttention.forward
 
     def forward(self, q, k, v, *more):
@@ -130,14 +130,14 @@ def _second_layer_leaks() -> Iterator[None]:
 
 
 def _sees_ahead(first):
-    """Keys up to the end of the document."""
-    numbers = torch.arange(first.shape[1])
-    ends = [[int(numbers[row == start].max()) for start in row] for row in first]
+    """Return the keys up to the end of the document."""
+    positions = torch.arange(first.shape[1])
+    ends = [[int(positions[row == start].max()) for start in row] for row in first]
     return KeyRange(first, torch.tensor(ends))
 
 
-def _rotates_neighbours(x, cos_sin):
-    """The order of the original Llama's weights, which are not these."""
+def _rotates_adjacent(x, cos_sin):
+    """Rotate adjacent elements, as for the weight order of the original Llama."""
     cos, sin = cos_sin
     turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
     return x * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
@@ -219,7 +219,7 @@ def _one_gradient_has_nan(right: Any) -> Any:
 # Initial values
 
 
-def _alike(right: Any) -> Any:
+def _same_in_all_layers(right: Any) -> Any:
     def stream(seed, name, block):
         parts = name.split(".")
         return right(seed, ".".join("0" if part.isdecimal() else part for part in parts), block)
@@ -227,7 +227,7 @@ def _alike(right: Any) -> Any:
     return stream
 
 
-def _from_the_beginning(right: Any) -> Any:
+def _ignores_offset(right: Any) -> Any:
     def values(parameter, model, seed, offset, size):
         return right(parameter, model, seed, (0,) * len(offset), size)
 
@@ -238,7 +238,7 @@ def _from_the_beginning(right: Any) -> Any:
 
 
 class _AdamW(torch.optim.AdamW):
-    """AdamW by hand, with one mistake."""
+    """Reimplementation of AdamW with one mistake."""
 
     mistake = ""
 
@@ -293,7 +293,7 @@ def _one_step_ahead(right: Any) -> Any:
 # Rounding and precision
 
 
-def _numbers(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _change_random_bits(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def make(right: Any) -> Any:
         return lambda self, rows, columns: change(right(self, rows, columns))
 
@@ -325,7 +325,7 @@ def _one_is_not_reduced(parameter: str = "layers.1.mlp.down_proj.weight") -> Ite
         yield
 
 
-def _own_norm(right: Any) -> Any:
+def _local_norm(right: Any) -> Any:
     def over_ranks(self, loss, tensors):
         return right(self, loss, tensors)[0], adamw.compute_global_norm(tensors)
 
@@ -398,9 +398,9 @@ def _loses_the_last(right: Any) -> Any:
 
 def _spoils_moments(right: Any) -> Any:
     def restore(path, chunks):
-        kept = [*chunks]
-        right(path, kept)
-        for chunk in kept:
+        chunk_list = [*chunks]
+        right(path, chunk_list)
+        for chunk in chunk_list:
             if chunk.name.startswith("exp_avg_sq/"):
                 chunk.tensor.mul_(1.01)
 
@@ -409,9 +409,9 @@ def _spoils_moments(right: Any) -> Any:
 
 def _narrows(right: Any) -> Any:
     def restore(path, chunks):
-        kept = [*chunks]
-        right(path, kept)
-        for chunk in kept:
+        chunk_list = [*chunks]
+        right(path, chunk_list)
+        for chunk in chunk_list:
             chunk.tensor.copy_(chunk.tensor.detach().bfloat16())
 
     return restore
@@ -451,7 +451,7 @@ def _adds_one(right: Any) -> Any:
     return product
 
 
-def _zero_share(self: World) -> Any:
+def _first_shard(self: World) -> Any:
     return 0, self.dp_size, self.model_parallel_group
 
 
@@ -479,7 +479,7 @@ MUTANTS: dict[str, Plant] = {
     "labels shifted by two": patched(native_engine, build_next_token_targets=_shifted(2)),
     "labels not shifted": patched(native_engine, build_next_token_targets=_shifted(0)),
     "one target too many": around(native_engine, "compute_loss_mask", _counts_the_first),
-    "rotary order": patched(attention, apply_rotary_emb=_rotates_neighbours),
+    "rotary order": patched(attention, apply_rotary_emb=_rotates_adjacent),
     "norm without its mean": patched(
         autograd_functions._RMSNorm, backward=staticmethod(_without_mean)
     ),
@@ -505,9 +505,9 @@ MUTANTS: dict[str, Plant] = {
             )
         ),
     ),
-    "layers drawn alike": around(weight_initialization, "_build_generator", _alike),
+    "layers drawn alike": around(weight_initialization, "_build_generator", _same_in_all_layers),
     "every shard drawn as the first": around(
-        state_chunks, "compute_initial_values", _from_the_beginning
+        state_chunks, "compute_initial_values", _ignores_offset
     ),
     "no beta2 correction": _adamw("no beta2 correction"),
     "epsilon inside the root": _adamw("epsilon inside"),
@@ -517,17 +517,19 @@ MUTANTS: dict[str, Plant] = {
     "rate ignored": around(TrainableParameters, "step", _ignores_the_rate),
     "schedule one step ahead": around(lr_schedule, "_compute_progress", _one_step_ahead),
     "rounds towards zero": around(
-        stochastic_rounding.StochasticRounder, "expand_random_bits", _numbers(torch.zeros_like)
+        stochastic_rounding.StochasticRounder,
+        "expand_random_bits",
+        _change_random_bits(torch.zeros_like),
     ),
     "rounds to nearest": around(
         stochastic_rounding.StochasticRounder,
         "expand_random_bits",
-        _numbers(lambda numbers: torch.full_like(numbers, 0x8000)),
+        _change_random_bits(lambda bits: torch.full_like(bits, 0x8000)),
     ),
     "rounds away too often": around(
         stochastic_rounding.StochasticRounder,
         "expand_random_bits",
-        _numbers(lambda numbers: numbers | 0x4000),
+        _change_random_bits(lambda bits: bits | 0x4000),
     ),
     "products in bf16": around(linear.Linear, "forward", _in_bf16),
     "one parameter not reduced": _one_is_not_reduced,
@@ -536,11 +538,11 @@ MUTANTS: dict[str, Plant] = {
         "_count_global_target_tokens",
         lambda right: lambda self, sequences: self._count_target_tokens(sequences),
     ),
-    "all ranks read the same": patched(World, data_shard=property(_zero_share)),
+    "all ranks read the same": patched(World, data_shard=property(_first_shard)),
     "updates not shared": patched(
         data_parallel.DataParallelSharding, all_gather_params=lambda self, memory: None
     ),
-    "norm of one rank": around(NativeEngine, "_all_reduce_metrics", _own_norm),
+    "norm of one rank": around(NativeEngine, "_all_reduce_metrics", _local_norm),
     "ranks round apart": around(random_bits, "_build_row_keys", _of_this_rank),
     "norm gradients not shared": patched(
         GradientReducer, _sum_replicated_gradients=lambda self, gradients: None
@@ -630,4 +632,4 @@ FOUND = {
     "layers compiled wrongly": ("compiler=inductor", "gradients", "embed_tokens", "compiler"),
     **component_mutants.FOUND,
 }
-"""Of each mutant: overrides, the check that fails, a part of the culprit's name, its axis."""
+"""Overrides, failing check, part of the name of the finding, and axis of each mutant."""

@@ -5,7 +5,7 @@ from typing import Any
 from unittest import mock
 
 Plant = Callable[[], Any]
-"""Returns the context of a bug."""
+"""Function that returns the context of a bug."""
 
 
 def patched(target: Any, **functions: Any) -> Plant:
@@ -14,5 +14,5 @@ def patched(target: Any, **functions: Any) -> Plant:
 
 
 def around(target: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """Replace a function by what is made of it."""
+    """Replace a function by `make(function)`."""
     return lambda: mock.patch.object(target, name, make(getattr(target, name)))

@@ -44,7 +44,7 @@ class Ranks:
     def run(self, size: int, check: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return the results of a function of a test module on the first ranks."""
         assert self.alive, "an earlier check failed on these ranks"
-        rendezvous = LocalRendezvous("check")  # a reference keeps the port bound
+        rendezvous = LocalRendezvous("check")  # the port is bound until the object is deleted
         port = rendezvous.next_rendezvous().bootstrap_store_info.master_port
         for pipe in self._pipes[:size]:
             pipe.send((size, port, check, arguments))
@@ -66,7 +66,7 @@ class Ranks:
         return [results[pipe] for pipe in self._pipes[:size]]
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         for process in self._processes:
             process.kill()
             process.join()

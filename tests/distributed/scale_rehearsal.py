@@ -1,7 +1,7 @@
-"""One rank of any layout, built and stepped without memory, processes or arithmetic.
+"""Simulate one rank of any layout with fake tensors and a fake process group.
 
-torch's fake tensors have shapes only, and its fake process group answers for all other ranks. So
-the very code that trains tells, on a desk, what a rank of thousands holds and says.
+Fake tensors have shapes only, and the fake process group completes collectives without other ranks.
+So the training code itself gives the memory and the communication of one rank of thousands.
 
 Usage: python tests/distributed/scale_rehearsal.py RANK OVERRIDE ...   (as of hlat.train)
 """
@@ -40,16 +40,16 @@ from hlat.model.decoder import Decoder
 
 @dataclasses.dataclass(frozen=True)
 class Rehearsal:
-    """What one rank holds, and says in a step.
+    """Memory and communication of one rank.
 
     Attributes:
-        parameters: Shape of its part of each parameter of llama.Llama.
-        weight_bytes: Bytes of the weights that the model reads.
-        state_bytes: Bytes of what the optimizer keeps: moments, and master weights if there are.
-        collectives: Calls and bytes given to them in a step, by axis and operation. What stages
-            send to one another is not among them.
-        build_seconds: Taken to build the rank.
-        peak_bytes: Most memory that this process has had.
+        parameters: Shape of the shard of each parameter.
+        weight_bytes: Bytes of the model weights.
+        state_bytes: Bytes of the optimizer state: moments, and master weights if any.
+        collectives: Calls and input bytes in a step, by axis and operation, without the messages
+            between pipeline stages.
+        build_seconds: Time to build the rank.
+        peak_bytes: Peak memory of this process.
     """
 
     parameters: dict[str, tuple[int, ...]]
@@ -61,51 +61,54 @@ class Rehearsal:
 
 
 def rehearse(config: Config, rank: int) -> Rehearsal:
-    """Build a rank of a run and let it run a step."""
-    with _pretending(config, rank):
-        begun = time.perf_counter()
+    """Build a rank of a run and train one step."""
+    with _simulate_rank(config, rank):
+        start = time.perf_counter()
         engine = NativeEngine()
         engine.build(config)
-        build_seconds = time.perf_counter() - begun
+        build_seconds = time.perf_counter() - start
         tokens = np.zeros(
             (config.batch.global_batch_size // engine.world.dp_size, config.batch.sequence_length),
             np.int32,
         )
         engine.params.sync_model_params()
         engine._params_stale = False  # as in every step but the first
-        with _Listener(engine) as said:
+        with _CollectiveCounter(engine) as collectives:
             engine.train_step(PackedSequences(tokens, tokens), 0.0)
         weights = engine.params
-        kept = [
+        state = [
             tensor
             for name in weights.optimizer_params
             for key, tensor in weights.get_state(name).items()
             if key != "weights"
         ]
         if config.precision.master_weights is not None:
-            kept += weights.optimizer_params.values()
+            state += weights.optimizer_params.values()
         return Rehearsal(
             {name: tuple(weight.param.shape) for name, weight in weights.local_params.items()},
             sum(weight.param.nbytes for weight in weights.local_params.values()),
-            sum(tensor.nbytes for tensor in kept),
-            {key: (said.calls[key], said.bytes[key]) for key in sorted(said.calls)},
+            sum(tensor.nbytes for tensor in state),
+            {
+                key: (collectives.calls[key], collectives.bytes[key])
+                for key in sorted(collectives.calls)
+            },
             build_seconds,
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         )
 
 
 @contextmanager
-def _pretending(config: Config, rank: int) -> Iterator[None]:
-    """A world of this process alone that believes to be one rank of all."""
+def _simulate_rank(config: Config, rank: int) -> Iterator[None]:
+    """Initialize a fake process group in which this process is one of all ranks."""
     size = config.num_processes
-    place = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
+    variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": "0"}
     dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
     try:
         with (
-            mock.patch.dict(os.environ, place),
+            mock.patch.dict(os.environ, variables),
             mock.patch("hlat.engine.native.native_engine.init_weights"),
             mock.patch("hlat.engine.native.native_engine.PipelinedStages", OneStage),
-            # One element is updated and read, and fake tensors have no values
+            # The check updates one element and reads it; fake tensors have no values
             mock.patch("hlat.optim.adamw.has_fused_adamw", return_value=True),
             FakeTensorMode(),
         ):
@@ -115,7 +118,7 @@ def _pretending(config: Config, rank: int) -> Iterator[None]:
 
 
 class OneStage(PipelinedStages):
-    """A pipeline's rank without its neighbours: each of its stages, one micro batch at a time."""
+    """Stages of one pipeline rank without the other ranks, one micro batch at a time."""
 
     def __init__(
         self, parts: dict[int, Decoder], config: Config, axis: MeshAxis, loss: LossFn
@@ -141,8 +144,8 @@ class OneStage(PipelinedStages):
         return total
 
 
-class _Listener(TorchDispatchMode):
-    """Counts collectives by axis and operation."""
+class _CollectiveCounter(TorchDispatchMode):
+    """Counter of collectives by axis and operation."""
 
     NAMES = {
         "allreduce_": "all_reduce",

@@ -1,8 +1,8 @@
-"""A device that torch has never heard of, whose arithmetic is the CPU's.
+"""A device without built-in support in torch, simulated on the CPU.
 
-It stands for the accelerators that nobody has at hand. Like them it refuses to compute with tensors
-of two devices, to show its memory to NumPy, and to know any name that torch gives a vendor's device.
-It has no fused AdamW, which torch accepts for such a device when the optimizer is built.
+It replaces accelerators that are not available in tests. Like these, it rejects operations on tensors
+of two devices and has no NumPy access to its memory. It has no name of a vendor's device, and no
+fused AdamW, which torch accepts for such a device when the optimizer is built.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from hlat.recovery import preflight
 from tests.distributed import checks
 
 COPIES = {torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default}
-"""Operations that may see two devices."""
+"""Operations that accept tensors of two devices."""
 READS = {
     torch.ops.aten._local_scalar_dense.default,
     torch.ops.aten.nonzero.default,
@@ -37,17 +37,17 @@ READS = {
 }
 """Operations for which the host waits for the device, besides copies to the CPU."""
 LIBRARY = torch.library.Library("aten", "IMPL")
-"""What is written for the device here; torch forgets it when nobody holds it."""
+"""Kernels of the device. The reference is needed: torch removes them with the object."""
 
 
 class Usage:
-    """Memory of the device and bytes that it sent.
+    """Memory and communication of the device.
 
     Attributes:
         live: Bytes allocated now.
         peak: Largest value of `live` since the last reset.
-        sent: Bytes that a rank sent since the last reset, if each collective is a ring of two ranks, by
-            the number of elements of the full tensor.
+        sent: Bytes of messages since the last reset by number of elements of the full tensor, if each
+            collective is a ring of two ranks.
     """
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class Usage:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the peak and what was sent."""
+        """Reset the peak and the bytes of messages."""
         self.peak, self.sent = self.live, Counter[int]()
 
     def allocate(self, tensor: "ShimTensor") -> None:
-        """Count the memory of a tensor, which views share, until the last of them is deleted."""
+        """Count the memory of a tensor until its last view is deleted."""
         storage = tensor.content.untyped_storage()
         self._references[storage._cdata] += 1
         self._set_size(storage._cdata, storage.nbytes())
@@ -102,11 +102,11 @@ _RINGS = {
     "c10d::_reduce_scatter_base_": (1, 1),
     "c10d::send": (0, 2),
 }
-"""Argument that is the full tensor, and how often a half of it is sent, by collective."""
+"""Index of the full tensor in the arguments, and number of transfers of a half of it."""
 
 
 class ShimTensor(Tensor):
-    """A tensor on the device, with its content in a tensor of the CPU."""
+    """Tensor on the device with its content in a CPU tensor."""
 
     @staticmethod
     def __new__(cls, content: Tensor) -> "ShimTensor":
@@ -124,7 +124,7 @@ class ShimTensor(Tensor):
         USAGE.allocate(self)
 
     def tolist(self) -> Any:
-        """What torch does for the tensors of a real device, and not for classes of Python."""
+        """Return the values as a list, which torch supports for real devices only."""
         return self.content.tolist()
 
     @classmethod
@@ -166,7 +166,7 @@ def _make(function: Any) -> Any:
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    """What torch.tensor calls, past __torch_dispatch__."""
+    """Copy a tensor; torch.tensor calls this function without __torch_dispatch__."""
     _content(target).copy_(_content(source))
     return target
 
@@ -190,7 +190,7 @@ def _free_storage(tensor: Tensor) -> None:
 
 
 class _Module(backend_registration._DummyBackendModule):
-    """What torch asks of a device's module; streams are the CPU's, which does all in turn."""
+    """Device module for torch with the streams of the CPU, which runs operations in order."""
 
     Stream, Event = torch.cpu.Stream, torch.cpu.Event
     current_stream, stream = staticmethod(torch.cpu.current_stream), staticmethod(torch.cpu.stream)
@@ -208,8 +208,8 @@ class _Module(backend_registration._DummyBackendModule):
         return [torch.bfloat16]
 
 
-def plug_in() -> None:
-    """Let torch know the device, for as long as this process lives."""
+def register_device() -> None:
+    """Register the device in torch until this process ends."""
     if torch._C._get_privateuse1_backend_name() == "shim":
         return
     backend_registration._setup_privateuseone_for_python_backend("shim", _Module())
@@ -222,13 +222,13 @@ def plug_in() -> None:
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
-    """What checks.train returns, where the device is plugged in, whether it is used or not."""
-    plug_in()
+    """Return checks.train in a process with the registered device, used or not."""
+    register_device()
     return checks.train(config, steps)
 
 
 class ReadRecorder(TorchDispatchMode):
-    """Names of the operations for which the host waits for the device."""
+    """Recorder of the operations for which the host waits for the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -249,10 +249,10 @@ class ReadRecorder(TorchDispatchMode):
 
 def record_reads(config: Config, steps: int) -> tuple[list[str], list[str]]:
     """Return the reads of some steps after the first one, and those of a value of the last one."""
-    plug_in()
+    register_device()
     engine = NativeEngine()
     engine.build(config)
-    sequences = [checks.own(batch, engine) for batch in checks.batches(config, 1 + steps)]
+    sequences = [checks.shard_batch(batch, engine) for batch in checks.batches(config, 1 + steps)]
     engine.train_step(sequences[0], checks.RATE)
     with ReadRecorder() as in_steps:
         for each in sequences[1:]:
@@ -263,22 +263,25 @@ def record_reads(config: Config, steps: int) -> tuple[list[str], list[str]]:
     return in_steps.names, in_read.names
 
 
-def passes(config: Config, folder: str) -> bool:
-    """Whether the device passes pre-flight, with the effort that its CPU is worth."""
-    plug_in()
+def passes_preflight(config: Config, folder: str) -> bool:
+    """Return True if the device passes pre-flight with the burn-in of a CPU."""
+    register_device()
     with mock.patch.object(device_checks, "_ACCELERATOR_BURN_IN", device_checks._CPU_BURN_IN):
         engine = NativeEngine()
-        well = preflight.run_preflight(config, Path(folder), engine)
+        is_healthy = preflight.run_preflight(config, Path(folder), engine)
         engine.close()
-    return well
+    return is_healthy
 
 
 @dataclasses.dataclass
 class StepUsage:
-    """Bytes of a rank in a step: allocated before it, when its update begins and at most until then, and
-    sent in the step.
+    """Bytes of a rank in a step.
 
-    `sent` has the bytes by the number of elements of the full tensor.
+    Attributes:
+        before: Allocated before the step.
+        at_update: Allocated at the start of the update.
+        peak: Largest allocation until the update.
+        sent: Bytes of messages by the number of elements of the full tensor.
     """
 
     before: int
@@ -288,11 +291,11 @@ class StepUsage:
 
 
 def measure_step(config: Config) -> StepUsage:
-    """Return what the second step allocates and sends."""
-    plug_in()
+    """Return the memory and the communication of the second step."""
+    register_device()
     engine = NativeEngine()
     engine.build(config)
-    batch = checks.own(checks.batches(config, 1)[0], engine)
+    batch = checks.shard_batch(checks.batches(config, 1)[0], engine)
     engine.train_step(batch, checks.RATE)
     gc.collect()
     USAGE.reset()

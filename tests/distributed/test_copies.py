@@ -31,7 +31,7 @@ def build_and_train(config: Config, steps: int) -> NativeEngine:
     engine = NativeEngine()
     engine.build(config)
     for batch in checks.batches(config, steps):
-        engine.train_step(checks.own(batch, engine), checks.RATE)
+        engine.train_step(checks.shard_batch(batch, engine), checks.RATE)
     return engine
 
 
@@ -92,7 +92,7 @@ def test_of_two_replicas_neither_rank_is_named(ranks: Ranks, configure) -> None:
 
 
 def test_replicated_key_value_heads_are_compared(ranks: Ranks, configure) -> None:
-    """Of four tensor-parallel ranks each pair has one head; all four have the norms."""
+    """Expect each head on two of four tensor-parallel ranks, and the norms on all four."""
     found = {"k_proj": set(), "q_proj": set(), "norm": set()}
     for results in ranks.run(4, flip_bits, configure("tp=4"), 2 * FLIPS, (*found,)):
         for name, _, differing in results:

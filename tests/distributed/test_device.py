@@ -1,4 +1,4 @@
-"""The engine gets its device from torch, so that a device unknown to hlat works as well."""
+"""The engine gets its device from torch, so a device unknown to hlat works as well."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("processes")]
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Ranks]:
-    """Two separate processes, because a registered device cannot be removed."""
+    """Start separate processes, because a registered device cannot be removed."""
     ranks = Ranks(2)
     yield ranks
     ranks.close()
@@ -46,7 +46,7 @@ def test_unknown_device_trains_like_the_cpu(
         for device in ("shim", "cpu")
         for config in [configure(layout, *overrides, f"engine.device={device}")]
     )
-    # Attention is fused on a CPU alone, so sums are taken in another order, in bf16 roughly
+    # Attention is fused on the CPU only, so the order of sums differs, with bf16 rounding
     relative = 1e-6 if recipe == "fp32" else 2**-8
     for rank, same in zip(found, expected, strict=True):
         for row, numbers in zip(rank, same, strict=True):
@@ -73,7 +73,7 @@ def test_a_step_reads_nothing_from_the_device(
 @pytest.mark.parametrize("recipe", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_unknown_device_passes_preflight(pair: Ranks, configure, tmp_path, recipe: str) -> None:
     config = configure("dp=2", f"precision={recipe}", "engine.device=shim")
-    assert pair.run(2, shim.passes, config, str(tmp_path)) == [True, True]
+    assert pair.run(2, shim.passes_preflight, config, str(tmp_path)) == [True, True]
     (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert event["failed"] == []
     assert {node["device"] for node in event["nodes"].values()} == {"shim:0"}

@@ -75,10 +75,10 @@ SEEDS = 2
 @pytest.fixture(scope="session")
 def reduced(compose, small):
     """Return the reduced configuration of the doctor for overrides of train."""
-    data = [word for word in small if word.startswith("data.")]
+    data = [override for override in small if override.startswith("data.")]
 
-    def make(words: str, *more: str):
-        return reduce_config(resolve_config(compose(*data, *words.split(), *more)))
+    def make(overrides: str, *more: str):
+        return reduce_config(resolve_config(compose(*data, *overrides.split(), *more)))
 
     return make
 
@@ -93,8 +93,8 @@ def test_every_bug_has_an_expected_result() -> None:
     [pytest.param(bug, marks=[pytest.mark.slow] if bug in SLOW_BUGS else []) for bug in FOUND],
 )
 def test_injected_bug_is_found_and_named(ranks: Ranks, reduced, mutant: str) -> None:
-    words, check, part, axis = FOUND[mutant]
-    config = reduced(words)
+    overrides, check, part, axis = FOUND[mutant]
+    config = reduced(overrides)
     names = ["gradients" if check in OF_GRADIENTS else check]
     results = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)
     (outcome,) = [one for one in results[0] if one.check == check]
@@ -141,7 +141,7 @@ def test_exit_code_differs_between_arithmetic_and_machine(
 
 
 @pytest.mark.parametrize(
-    ("mutant", "words", "failed"),
+    ("mutant", "overrides", "failed"),
     [
         ("a result is NaN", "", {"labels", "loss", "gradients", "next step"}),
         pytest.param(
@@ -158,9 +158,9 @@ def test_exit_code_differs_between_arithmetic_and_machine(
     ],
 )
 def test_all_checks_run_and_are_recorded(
-    ranks: Ranks, reduced, tmp_path, mutant: str, words: str, failed: set[str]
+    ranks: Ranks, reduced, tmp_path, mutant: str, overrides: str, failed: set[str]
 ) -> None:
-    config = reduced(words)
+    config = reduced(overrides)
     run = (mutants.exit_code, config, str(tmp_path), mutant)
     results = ranks.run(config.num_processes, *run)
     assert {code for code, _ in results} == {ExitCode.DIVERGED}

@@ -29,7 +29,7 @@ STEPS = 2
 
 @pytest.fixture(scope="module")
 def configure_family(configure):
-    """Configure a small model of a family whose window is shorter than the sequences."""
+    """Configure a small model of a family; its window is shorter than the sequences."""
 
     def make(family: str, layout: str, *overrides: str) -> Config:
         config = configure(layout, f"model={family}_desk", *overrides)

@@ -40,7 +40,7 @@ def run_checks(config: Config, mutant: str | None) -> tuple[list[ExitCode | None
     engine, tracker = NativeEngine(), Tracker()
     with mutants.planted(mutant):
         engine.build(config)
-        engine.train_step(checks.own(checks.batches(config, 1)[0], engine), checks.RATE)
+        engine.train_step(checks.shard_batch(checks.batches(config, 1)[0], engine), checks.RATE)
         found = [
             periodic_checks.run_periodic_checks(config, engine, tracker, i)
             for i in range(NUM_CHECKS)

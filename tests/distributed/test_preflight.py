@@ -53,9 +53,9 @@ def test_faulty_rank_is_named(
 @pytest.mark.slow  # 4 s
 @pytest.mark.parametrize("size", [3, 4])
 def test_slow_rank_is_found(ranks, configure, tmp_path, size) -> None:
-    """At least a twentieth of 0.32 GB/s is required; 0.25 s per all_reduce gives 0.006."""
-    cut = ("batch.global_batch_size=12", "batch.micro_batch_size=1")
-    config = configure(f"dp={size}", *cut, "hardware.link_gb_per_s=0.32")
+    """Require 0.32 / 20 GB/s; a delay of 0.25 s per all_reduce gives 0.006 GB/s."""
+    batch = ("batch.global_batch_size=12", "batch.micro_batch_size=1")
+    config = configure(f"dp={size}", *batch, "hardware.link_gb_per_s=0.32")
     assert ranks.run(size, faults.check, config, str(tmp_path), "slow", 2) == [False] * size
     _, event = events(tmp_path)
     assert (event["event"], event["host"], event["ranks"]) == ("exclude", "node2", [2])
@@ -71,7 +71,7 @@ def test_clock_that_is_ahead_is_a_warning(ranks, configure, tmp_path) -> None:
 
 
 def test_config_error_is_raised_on_all_ranks(ranks, configure, tmp_path) -> None:
-    """A disk that is too small: exit code 2 on each."""
+    """Simulate a disk that is too small: exit code 2 on each rank."""
     found = ranks.run(2, faults.check, configure("tp=2"), str(tmp_path), "full", 0)
     assert found[0] == found[1]
     assert "two checkpoints take" in found[0][0]

@@ -1,4 +1,4 @@
-"""Tests that start processes run in one pytest worker, and a closed engine leaves no threads."""
+"""Tests that start processes run in one pytest worker, and a closed engine has no threads."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""One rank of the paper's 70B run on 8,192 processes, without them."""
+"""Simulation of one rank of the paper's 70B run on 8,192 processes."""
 
 import pytest
 
@@ -21,19 +21,19 @@ RUN = [
     ("rank", "first", "last"),
     [pytest.param(0, True, False, marks=pytest.mark.slow), (8191, False, True)],
 )
-def test_what_a_rank_holds_and_says(compose, rank: int, first: bool, last: bool) -> None:
+def test_memory_and_collectives_of_a_rank(compose, rank: int, first: bool, last: bool) -> None:
     found = rehearse(resolve_config(compose(*RUN)), rank)
     assert len(found.parameters) == 6 * LAYERS + first + 2 * last
     layer = 8192 * (256 + 2 * 128) + 8192 * 256 + 3 * 8192 * 896 + 2 * 8192
     ends = first * 1000 * 8192 + last * (1000 * 8192 + 8192)
     assert found.weight_bytes == 2 * (LAYERS * layer + ends)
     calls = {key: count for key, (count, _) in found.collectives.items()}
-    # A layer enters and leaves two regions, in each direction; the embedding leaves one, the head
-    # enters one and joins the vocabulary twice in each of two chunks of logits a micro batch
+    # Per micro batch: a layer has two tensor-parallel regions with a collective at both ends, forward
+    # and backward; the embedding has one end, the head one end and two gathers in each of two chunks
     regions = LAYERS * MICRO_BATCHES
     assert calls["tp all_gather"] == 4 * regions + (first + 5 * last) * MICRO_BATCHES
     assert calls["tp reduce_scatter"] == 4 * regions + (first + last) * MICRO_BATCHES
-    # Copies of key/value heads are added up once a step, matrices over replicas as well
+    # Once per step: replicas of key/value heads are summed, matrices over data-parallel ranks too
     matrices = 4 * LAYERS + first + last
     assert calls["kv all_reduce"] == LAYERS
     assert calls["dp reduce_scatter"] == calls["dp all_gather"] == matrices

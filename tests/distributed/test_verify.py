@@ -37,17 +37,17 @@ def find(config: Config, folder: Path) -> tuple[str, list[str], int]:
     return path.name, refused, sum(read)
 
 
-def test_ranks_share_the_verification_and_agree(ranks: Ranks, configure, tmp_path: Path) -> None:
+def test_ranks_verify_parts_and_agree(ranks: Ranks, configure, tmp_path: Path) -> None:
     config = configure(LAYOUT)
     ranks.run(4, save_two, config, tmp_path)
     newest = tmp_path / "step_00000002"
     files = {path.name: path.stat().st_size for path in newest.iterdir()}
     found = ranks.run(4, find, config, tmp_path)
     assert [one[:2] for one in found] == [("step_00000002", [])] * 4
-    whole = sum(files.values()) - files["manifest.json"] - files["COMMITTED"]
-    shares = [one[2] for one in found]
-    assert sum(shares) == whole
-    assert max(shares) < 0.4 * whole
+    total = sum(files.values()) - files["manifest.json"] - files["COMMITTED"]
+    num_bytes = [one[2] for one in found]
+    assert sum(num_bytes) == total
+    assert max(num_bytes) < 0.4 * total
 
     for number in (0, 3):
         damaged = newest / f"rank_{number:05d}.safetensors"

@@ -86,7 +86,7 @@ def state_of_native_engine(config) -> dict[str, np.ndarray]:
     """Weights and moments after one step on one process."""
     engine = create_engine(config)
     engine.build(config)
-    engine.train_step(checks.own(checks.batches(config, 1)[0], engine), checks.RATE)
+    engine.train_step(checks.shard_batch(checks.batches(config, 1)[0], engine), checks.RATE)
     return {
         chunk.name: chunk.tensor.float().numpy().reshape(chunk.size).copy()
         for chunk in engine.chunks()
