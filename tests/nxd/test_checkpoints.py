@@ -1,4 +1,4 @@
-"""Folders that NxD saved of AWS's own Llama, read as hlat's weights to the last bit."""
+"""Checkpoints of AWS's Llama saved by NxD load as bit-identical weights of hlat."""
 
 import json
 from dataclasses import dataclass, replace
@@ -24,17 +24,17 @@ GQA = ModelConfig("gqa", 4, 64, 96, 8, 2, 128)
 MORE, MHA = replace(GQA, num_key_value_heads=4), replace(GQA, num_key_value_heads=8)
 FUSED, UNFUSED = {"qkv_linear": True, "fuse_qkv": True}, {"qkv_linear": True, "fuse_qkv": False}
 COALESCED, SEPARATE = {"fuse_qkv": True}, {"fuse_qkv": False}
-"""Ways of keeping query, key and value: NxD's GQAQKVColumnParallelLinear with one weight or three,
-HLAT 7B's single layer with a stride of 3, and three layers."""
+"""Layers of query, key and value: NxD's GQAQKVColumnParallelLinear with one weight or three, HLAT 7B's
+single layer with a stride of 3, and three layers."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One that saves.
+    """Run that saves a checkpoint.
 
     Attributes:
-        heads_filled: Whether keys and values are put where NxD's groups of ranks want their copies,
-            because NxD's own initialisation on trn2 puts rows there.
+        heads_filled: Fill the key/value replicas of NxD's rank groups, because NxD's initialization on
+            trn2 repeats rows.
     """
 
     model: ModelConfig
@@ -48,7 +48,7 @@ class Run:
     dtype: torch.dtype = torch.float32
 
     def save(self, folder: Path, weights: dict[str, Tensor], tokens: Tensor | None) -> list[Tensor]:
-        """Save the weights; returns each rank's share of the logits, where there are tokens."""
+        """Save the weights; return the logits shard of each rank if tokens are given."""
         model = self.model
         settings = {
             "vocab_size": model.vocab_size,
@@ -61,7 +61,14 @@ class Run:
             "kv_shared_group_size": self.copies,
             **self.ways,
         }
-        given = (str(folder), settings, self._as_made(weights), tokens, self.tp, self.xser)
+        given = (
+            str(folder),
+            settings,
+            self._in_creation_order(weights),
+            tokens,
+            self.tp,
+            self.xser,
+        )
         return run(
             self.size,
             "aws_llama.saved",
@@ -70,36 +77,36 @@ class Run:
             NEURON_PLATFORM_TARGET_OVERRIDE=self.platform,
         )
 
-    def _as_made(
+    def _in_creation_order(
         self, weights: dict[str, Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor], list[tuple[Tensor, Tensor]]]:
-        """Matrices in the order in which AWS's Llama makes them, norms, keys and values."""
-        wholes, heads = [weights["model.embed_tokens.weight"]], []
+        """Return matrices in the creation order of AWS's Llama, norms, keys and values."""
+        full_tensors, heads = [weights["model.embed_tokens.weight"]], []
         for layer in range(self.model.num_layers):
             prefix = f"model.layers.{layer}."
-            own = {
+            local = {
                 name.removeprefix(prefix).split(".")[1]: value
                 for name, value in weights.items()
                 if name.startswith(prefix) and value.dim() > 1
             }
-            qkv = [self._ordered(own["q_proj"]), own["k_proj"], own["v_proj"]]
-            wholes += [torch.cat(qkv)] if self.ways == COALESCED else qkv
-            wholes.append(self._ordered(own["o_proj"].T).T)
-            wholes += [torch.cat([own["gate_proj"], own["up_proj"]]), own["down_proj"]]
-            heads.append((own["k_proj"], own["v_proj"]))
+            qkv = [self._ordered(local["q_proj"]), local["k_proj"], local["v_proj"]]
+            full_tensors += [torch.cat(qkv)] if self.ways == COALESCED else qkv
+            full_tensors.append(self._ordered(local["o_proj"].T).T)
+            full_tensors += [torch.cat([local["gate_proj"], local["up_proj"]]), local["down_proj"]]
+            heads.append((local["k_proj"], local["v_proj"]))
         norms = {name: value for name, value in weights.items() if value.dim() == 1}
-        wholes.append(weights["lm_head.weight"])
-        return wholes, norms, heads if self.heads_filled else []
+        full_tensors.append(weights["lm_head.weight"])
+        return full_tensors, norms, heads if self.heads_filled else []
 
     def _ordered(self, queries: Tensor) -> Tensor:
-        """Query heads as ranks want them: those of the first copy of all its key/value heads, then
-        those of the second; on trn1 of every rank, on trn2 of each group of ranks."""
+        """Order query heads by replica of their key/value heads, within each rank on trn1 and within each
+        group of ranks on trn2."""
         groups = self.tp // self.copies
-        cut = queries.unflatten(
+        unflattened = queries.unflatten(
             0, (groups, self.model.num_key_value_heads // groups, self.copies, -1)
         )
         order = (2, 0, 1, 3, 4) if self.platform == "trn1" else (0, 2, 1, 3, 4)
-        return cut.permute(order).flatten(0, 3)
+        return unflattened.permute(order).flatten(0, 3)
 
 
 RUNS = {
@@ -108,7 +115,7 @@ RUNS = {
     "trn2": Run(GQA, 4, 4, FUSED, copies=2, platform="trn2", heads_filled=True, xser=False),
     "two heads a rank of trn2": Run(MORE, 4, 4, FUSED, 2, platform="trn2", heads_filled=True),
 }
-"""The released runs' ways at a small size, and trn2's, with logits from NxD's branches for it."""
+"""Layers of the released runs and of trn2 at a small size, with logits from NxD's code for XLA."""
 
 SAVES = {
     "tp2": Run(GQA, 2, 2, FUSED, xser=False, dtype=torch.bfloat16),
@@ -149,28 +156,28 @@ def _differing(llama: Decoder, model: ModelConfig, weights: dict[str, Tensor]) -
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_its_logits_are_those_of_the_model_that_was_saved(tmp_path: Path, name: str) -> None:
-    """Tolerance 1e-5: NxD sums over its ranks, in another order."""
+def test_logits_equal_the_saved_model(tmp_path: Path, name: str) -> None:
+    """Tolerance 1e-5: NxD's ranks sum in another order."""
     case = RUNS[name]
     weights = _weights(case.model, case.dtype)
     tokens = torch.arange(18).view(2, 9) * 7 % case.model.vocab_size
-    shares = case.save(tmp_path, weights, tokens)
+    logits = case.save(tmp_path, weights, tokens)
     llama = _read(tmp_path, case.model, case.dtype)
     assert _differing(llama, case.model, weights) == []
     with torch.no_grad():
-        found, expected = llama.compute_logits(tokens), torch.cat(shares, -1)
+        found, expected = llama.compute_logits(tokens), torch.cat(logits, -1)
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("name", SAVES)
-def test_every_weight_comes_back(tmp_path: Path, name: str) -> None:
+def test_weights_are_bit_identical(tmp_path: Path, name: str) -> None:
     case = SAVES[name]
     weights = _weights(case.model, case.dtype)
     case.save(tmp_path, weights, None)
     assert _differing(_read(tmp_path, case.model, case.dtype), case.model, weights) == []
 
 
-def test_heads_that_nxd_initialised_on_trn2_are_no_copies_and_refused(tmp_path: Path) -> None:
+def test_reject_kv_heads_initialised_by_nxd_on_trn2(tmp_path: Path) -> None:
     case = replace(RUNS["trn2"], heads_filled=False)
     case.save(tmp_path, _weights(GQA, torch.float32), None)
     with pytest.raises(ConfigError, match="whose heads NxD itself initialised there are no copies"):
@@ -178,10 +185,8 @@ def test_heads_that_nxd_initialised_on_trn2_are_no_copies_and_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("ways", [["--fuse_qkv", "True"], ["--save_xser", "True"]])
-def test_what_nxds_converter_makes_of_hugging_faces_weights_comes_back(
-    tmp_path: Path, ways: list[str]
-) -> None:
-    """Its order of query heads is the one in which runs on trn1 begin from others' weights."""
+def test_weights_of_nxds_converter_are_bit_identical(tmp_path: Path, ways: list[str]) -> None:
+    """The converter orders query heads as runs on trn1 do that start from converted weights."""
     weights = _weights(GQA, torch.float32)
     torch.save(weights, tmp_path / "full.pt")
     shape = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 8}
@@ -197,6 +202,6 @@ def test_what_nxds_converter_makes_of_hugging_faces_weights_comes_back(
         "kv_size_multiplier": 2,
         "qkv_linear": True,
     }
-    options = [str(word) for key, value in given.items() for word in (f"--{key}", value)]
+    options = [str(argument) for key, value in given.items() for argument in (f"--{key}", value)]
     run(1, "checkpoint.converted", [*options, "--convert_from_full_state", *ways])
     assert _differing(_read(tmp_path / "saved", GQA, torch.float32), GQA, weights) == []

@@ -1,5 +1,5 @@
-"""The doctor finds neuronx-distributed's arithmetic right under hlat's engine, and each of its faults
-where the way around it is taken away."""
+"""The doctor passes hlat's engine on neuronx-distributed, and finds each of NxD's faults without its
+workaround."""
 
 import pytest
 
@@ -34,14 +34,14 @@ FOUND = {
     "6 stages drawn alike": (LAYOUTS["pp2"], "initialisation", "layers.1.", "pp"),
     "7 norms in bf16": ("", "gradients", "layernorm", "model"),
 }
-"""Of each fault: overrides, the check that fails, a part of the culprit's name, its axis."""
+"""Overrides, failing check, part of the name of the finding, and axis of each fault."""
 OF_GRADIENTS = {"gradient norm": "gradients"}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_nothing_is_found_where_all_is_well(compose, tmp_path, name: str) -> None:
-    words = ["engine=nxd", f"run.root={tmp_path}", *LAYOUTS[name].split()]
-    config = reduce_config(resolve_config(compose(*words)))
+def test_correct_run_passes(compose, tmp_path, name: str) -> None:
+    overrides = ["engine=nxd", f"run.root={tmp_path}", *LAYOUTS[name].split()]
+    config = reduce_config(resolve_config(compose(*overrides)))
     outcomes = run(config.num_processes, "doctor.diagnose", config, CHECKS)[0]
     for outcome in outcomes:
         assert outcome.status is not CheckStatus.failed, outcome
@@ -50,9 +50,9 @@ def test_nothing_is_found_where_all_is_well(compose, tmp_path, name: str) -> Non
 
 @pytest.mark.parametrize("fault", FOUND)
 def test_each_of_nxds_faults_is_found_and_named(compose, tmp_path, fault: str) -> None:
-    words, check, part, axis = FOUND[fault]
+    overrides, check, part, axis = FOUND[fault]
     config = reduce_config(
-        resolve_config(compose("engine=nxd", f"run.root={tmp_path}", *words.split()))
+        resolve_config(compose("engine=nxd", f"run.root={tmp_path}", *overrides.split()))
     )
     names = [OF_GRADIENTS.get(check, check)]
     outcomes = run(config.num_processes, "doctor.diagnose", config, names, fault)[0]

@@ -1,4 +1,4 @@
-"""hlat's engine on neuronx-distributed, beside the native engine on one process."""
+"""hlat's engine on neuronx-distributed equals the native engine on one process."""
 
 import json
 from pathlib import Path
@@ -34,22 +34,22 @@ LAYOUTS = {
     "tp2+pp2+sp": "tp=2 pp=2 sequence_parallel=true",
     "tp2+dp2+zero1": "tp=2 dp=2 zero=1",
 }
-"""Four ranks share two key/value heads where tp=4."""
+"""With tp=4, each of the two key/value heads is replicated on two ranks."""
 IN_XLA = ["tp2+sp", "pp2", "dp2+zero1", "tp2+pp2+sp"]
 
 
 @pytest.fixture
 def configure(compose):
-    """A small model in a layout; the vocabulary is a multiple of what it is cut into."""
+    """Configure a small model in a layout; tp divides the vocabulary."""
 
     def make(layout: str | None, *overrides: str):
-        """None: one process of the native engine."""
+        """Configure the native engine on one process if `layout` is None."""
         engine, settings = ("native", []) if layout is None else ("nxd", layout.split())
         dp = 2 if "dp=2" in settings else 1
-        words = [f"engine={engine}", f"batch.micro_batch_size={4 // dp}"]
+        common = [f"engine={engine}", f"batch.micro_batch_size={4 // dp}"]
         small = (*checks.MODEL, "model.vocab_size=132", "model.num_layers=4", "precision=fp32")
         layouts = (f"parallelism.{setting}" for setting in settings)
-        return resolve_config(compose(*small, *words, *layouts, *overrides))
+        return resolve_config(compose(*small, *common, *layouts, *overrides))
 
     return make
 
@@ -64,7 +64,7 @@ CASES = [("gloo", name) for name in LAYOUTS] + [("xla", name) for name in IN_XLA
 
 
 @pytest.mark.parametrize(("mode", "name"), CASES)
-def test_numbers_are_those_of_the_native_engine(configure, mode: str, name: str) -> None:
+def test_metrics_equal_the_native_engine(configure, mode: str, name: str) -> None:
     expected = checks.train(configure(None), STEPS)
     for found in on_ranks(configure(LAYOUTS[name]), "train", STEPS, mode=mode):
         for one, other in zip(found, expected, strict=True):
@@ -72,8 +72,8 @@ def test_numbers_are_those_of_the_native_engine(configure, mode: str, name: str)
 
 
 @pytest.mark.parametrize("hardware", ["trn1", "trn2"])
-def test_ranks_share_heads_as_the_hardware_wants(configure, hardware: str) -> None:
-    """The copies of a head are on ranks far apart on trn1, and on neighbours on trn2."""
+def test_kv_head_replicas_follow_the_hardware(configure, hardware: str) -> None:
+    """Replicas of a head are on strided ranks on trn1, and on adjacent ones on trn2."""
     expected = checks.train(configure(None), STEPS)
     config = configure("tp=4")
     found = on_ranks(config, "train", STEPS, NEURON_PLATFORM_TARGET_OVERRIDE=hardware)
@@ -82,8 +82,8 @@ def test_ranks_share_heads_as_the_hardware_wants(configure, hardware: str) -> No
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def state_of_native_engine(config) -> dict[str, np.ndarray]:
-    """Weights and moments after one step on one process."""
+def get_native_state(config) -> dict[str, np.ndarray]:
+    """Return weights and moments after one step on one process."""
     engine = create_engine(config)
     engine.build(config)
     engine.train_step(checks.shard_batch(checks.batches(config, 1)[0], engine), checks.RATE)
@@ -95,20 +95,20 @@ def state_of_native_engine(config) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["tp2+sp", "tp4", "tp2+pp2+sp", "tp2+dp2+zero1"])
-def test_every_gradient_and_update_is_that_of_the_native_engine(configure, name: str) -> None:
-    """After one step the first moment is the clipped gradient, but for a factor."""
-    whole = state_of_native_engine(configure(None))
-    seen = dict.fromkeys(whole, 0)
+def test_gradients_and_updates_equal_the_native_engine(configure, name: str) -> None:
+    """Compare first moments: after one step they are the clipped gradient times a factor."""
+    full = get_native_state(configure(None))
+    seen = dict.fromkeys(full, 0)
     for found in on_ranks(configure(LAYOUTS[name]), "slices"):
         for (tensor, offset), values in found.items():
             if tensor.startswith("updates/"):
                 assert values == 1
                 continue
-            box = tuple(slice(a, a + n) for a, n in zip(offset, values.shape, strict=True))
-            scale = np.abs(whole[tensor]).max()
-            np.testing.assert_allclose(values, whole[tensor][box], rtol=1e-4, atol=1e-4 * scale)
+            index = tuple(slice(a, a + n) for a, n in zip(offset, values.shape, strict=True))
+            scale = np.abs(full[tensor]).max()
+            np.testing.assert_allclose(values, full[tensor][index], rtol=1e-4, atol=1e-4 * scale)
             seen[tensor] += values.size
-    assert seen == {tensor: values.size for tensor, values in whole.items()}
+    assert seen == {tensor: values.size for tensor, values in full.items()}
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_every_gradient_and_update_is_that_of_the_native_engine(configure, name:
         ("tp4", "dp2+zero1"),
     ],
 )
-def test_checkpoints_go_from_engine_to_engine(configure, tmp_path, saved: str, loaded: str) -> None:
-    """A name of LAYOUTS is the nxd engine; native is one process."""
+def test_checkpoint_loads_in_another_engine(configure, tmp_path, saved: str, loaded: str) -> None:
+    """Use the nxd engine for names of LAYOUTS, and one process for native."""
     expected = checks.save_and_continue(configure(None), tmp_path / "expected", 3)
 
     def do(name: str, function: str, *arguments):
@@ -137,12 +137,12 @@ def test_checkpoints_go_from_engine_to_engine(configure, tmp_path, saved: str, l
 
 
 @pytest.mark.parametrize("hardware", ["trn1", "trn2"])
-def test_ranks_are_numbered_as_the_hardware_wants(configure, hardware: str) -> None:
-    """On trn1 four tensor-parallel ranks are apart: here every other one of eight."""
+def test_rank_order_follows_the_hardware(configure, hardware: str) -> None:
+    """Expect strided tensor-parallel ranks on trn1: every second of eight."""
     expected = checks.train(configure(None), 2)
     config = configure("tp=4 dp=2 zero=1")
     variables = {"NEURON_PLATFORM_TARGET_OVERRIDE": hardware, "LOCAL_WORLD_SIZE": "8"}
-    found = on_ranks(config, "train_and_place", 2, **variables)
+    found = on_ranks(config, "train_with_groups", 2, **variables)
     for rows, _ in found:
         for one, other in zip(rows, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
@@ -151,28 +151,28 @@ def test_ranks_are_numbered_as_the_hardware_wants(configure, hardware: str) -> N
     assert axes["dp"] == ([2, 3] if hardware == "trn1" else [3, 7])
 
 
-def test_heads_that_nxd_would_share_across_replicas_are_refused(configure) -> None:
-    """NxD's groups of ranks that share a head take tensor-parallel ranks for neighbours."""
+def test_reject_kv_heads_shared_across_replicas(configure) -> None:
+    """NxD's groups of head replicas assume adjacent tensor-parallel ranks."""
     variables = {"RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "16"}
     with pytest.raises(RankError, match=r"over ranks \[1, 3\], and .*\[1, 5, 9, 13\]"):
         run(
-            *(1, "engine.held_alone", configure("tp=4 dp=4", "batch.micro_batch_size=1")),
+            *(1, "engine.build_one_rank", configure("tp=4 dp=4", "batch.micro_batch_size=1")),
             NEURON_PLATFORM_TARGET_OVERRIDE="trn1",
             **variables,
         )
 
 
 @pytest.mark.parametrize("name", ["dp2", "tp4+sp"])
-def test_copies_stay_alike(configure, name: str) -> None:
+def test_replicas_stay_identical(configure, name: str) -> None:
     assert (
-        on_ranks(configure(LAYOUTS[name]), "copies", 3)
+        on_ranks(configure(LAYOUTS[name]), "replica_mismatches", 3)
         == [[]] * configure(LAYOUTS[name]).num_processes
     )
 
 
-def test_state_is_copied_from_the_device_to_be_compared_and_saved_only(configure, tmp_path) -> None:
-    """Nothing before the first step; what a rank does not save is compared and not kept."""
-    main, other = on_ranks(configure(LAYOUTS["dp2"]), "fetches", tmp_path)
+def test_state_is_copied_only_to_compare_and_save(configure, tmp_path) -> None:
+    """Copy nothing before the first step, and cache only tensors that the rank saves."""
+    main, other = on_ranks(configure(LAYOUTS["dp2"]), "count_copied_tensors", tmp_path)
     num_params = main[0][1]
     num_copied = 3 * num_params
     assert main == [(0, num_params), (num_copied, num_params), (0, num_params)]
@@ -181,9 +181,7 @@ def test_state_is_copied_from_the_device_to_be_compared_and_saved_only(configure
 
 @pytest.mark.parametrize("name", ["alone", "tp2+sp", "dp2+zero1"])
 def test_graphs_are_compiled_in_the_first_two_steps(configure, name: str) -> None:
-    """Also across a look at all that would be saved, after the fifth; no step runs an operator on
-    the host.
-    """
+    """Compile no graph after a replica comparison, and run no operator on the host in a step."""
     for counts in on_ranks(configure(LAYOUTS[name]), "compilations", 20, mode="xla"):
         graphs, on_host = zip(*counts, strict=True)
         assert graphs[1] > 0
@@ -192,17 +190,17 @@ def test_graphs_are_compiled_in_the_first_two_steps(configure, name: str) -> Non
 
 
 @pytest.mark.parametrize("mode", ["gloo", "xla"])
-@pytest.mark.parametrize("what", ["selective", "full"])
-def test_what_is_computed_again_says_the_same(configure, mode: str, what: str) -> None:
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_activation_checkpointing_changes_no_result(configure, mode: str, recompute: str) -> None:
     expected = checks.train(configure(None), 2)
-    again = f"parallelism.activation_checkpointing={what}"
-    for found in on_ranks(configure("tp=2 pp=2", again), "train", 2, mode=mode):
+    checkpointing = f"parallelism.activation_checkpointing={recompute}"
+    for found in on_ranks(configure("tp=2 pp=2", checkpointing), "train", 2, mode=mode):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_tokens_that_do_not_count_are_left_out_on_all_ranks(configure) -> None:
-    """Ranks join different numbers of documents, so the mean of their means is not the mean."""
+def test_loss_mask_applies_on_every_rank(configure) -> None:
+    """Ranks have different numbers of target tokens, so the mean of means is not the mean."""
     masked = "data.loss_mask=true"
     expected = checks.train(configure(None, masked), 2)
     assert expected != checks.train(configure(None), 2)
@@ -216,33 +214,35 @@ RECIPES = {
     "bf16": ["bfloat16"] * 4,
     "mixed": ["bfloat16", "float32", "float32", "float32"],
 }
-"""What the model reads, what is updated, the first moment, and the gradient it is updated by."""
+"""Dtypes of the model weight, the updated parameter, the first moment and the gradient."""
 
 
 @pytest.mark.parametrize("mode", ["gloo", "xla"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_is_what_is_kept(configure, mode: str, recipe: str) -> None:
+def test_dtypes_of_a_recipe(configure, mode: str, recipe: str) -> None:
     precision = f"precision={recipe}"
     tolerance = 1e-6 if recipe == "fp32" else 1e-2
     expected = checks.train(configure(None, precision), 2)
     config = configure("dp=2 zero=1", precision)
-    for found, kept in on_ranks(config, "train_and_tell", 2, mode=mode):
+    for found, dtypes in on_ranks(config, "train_with_dtypes", 2, mode=mode):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=tolerance)
-        assert kept == [f"torch.{dtype}" for dtype in RECIPES[recipe]]
+        assert dtypes == [f"torch.{dtype}" for dtype in RECIPES[recipe]]
 
 
-def test_old_pins_rename_what_torch_calls_its_dtypes(configure) -> None:
-    """XLA_DOWNCAST_BF16: torch's float32 is bf16 on the device, and its float64 is fp32."""
+def test_dtypes_with_xla_downcast_bf16(configure) -> None:
+    """With XLA_DOWNCAST_BF16, torch's float32 is bf16 on the device, and its float64 is fp32."""
     expected = checks.train(configure(None, "precision=mixed"), 2)
     config = configure("dp=2 zero=1", "precision=mixed", "compiler=neuron_2_20")
-    for found, kept in on_ranks(config, "train_and_tell", 2, mode="xla", XLA_DOWNCAST_BF16="1"):
+    for found, dtypes in on_ranks(
+        config, "train_with_dtypes", 2, mode="xla", XLA_DOWNCAST_BF16="1"
+    ):
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-2)
-        assert kept == ["torch.float32", "torch.float64", "torch.float64", "torch.float64"]
+        assert dtypes == ["torch.float32", "torch.float64", "torch.float64", "torch.float64"]
 
 
-def test_stochastic_rounding_is_left_to_hardware_that_does_it(configure) -> None:
+def test_reject_stochastic_rounding_on_a_cpu(configure) -> None:
     config = configure("", "precision=bf16_sr", "compiler=neuron_2_28")
     with pytest.raises(RankError, match="device cpu with precision"):
         on_ranks(config, "train", 1)
@@ -251,16 +251,16 @@ def test_stochastic_rounding_is_left_to_hardware_that_does_it(configure) -> None
 @pytest.mark.parametrize(
     ("mode", "layout"), [("gloo", "tp=4"), ("gloo", "tp=2 dp=2 zero=1"), ("xla", "tp=2")]
 )
-def test_copies_that_hardware_has_rounded_apart_become_alike(configure, mode, layout) -> None:
-    """Each rank disturbs all that it keeps; of what has copies, the first rank's stays."""
-    for before, after in on_ranks(configure(layout), "equalised", mode=mode):
+def test_broadcast_makes_replicas_identical(configure, mode, layout) -> None:
+    """Change the state of each rank; the broadcast restores that of the first replica."""
+    for before, after in on_ranks(configure(layout), "synchronize_replicas", mode=mode):
         assert before
         assert after == []
 
 
 @pytest.mark.parametrize("mode", ["gloo", "xla"])
-def test_devices_and_links_are_examined(configure, mode: str) -> None:
-    found = on_ranks(configure("tp=2 dp=2"), "examination", mode=mode)
+def test_device_checks_cover_devices_and_links(configure, mode: str) -> None:
+    found = on_ranks(configure("tp=2 dp=2"), "device_report", mode=mode)
     for rank, examination in enumerate(found):
         assert examination.num_products > 1
         assert examination.num_wrong == 0
@@ -270,8 +270,8 @@ def test_devices_and_links_are_examined(configure, mode: str) -> None:
         assert all(link.num_wrong == 0 and link.bytes_per_s > 0 for link in links.values())
 
 
-def test_the_loss_is_that_of_transformers(configure) -> None:
-    """On the weights that a layout has trained."""
+def test_loss_equals_transformers(configure) -> None:
+    """Compare the loss on weights that a layout has trained."""
     config = configure("tp=2 pp=2 sequence_parallel=true")
     found = on_ranks(config, "slices_and_loss")
     weights = [
@@ -292,27 +292,30 @@ def test_the_loss_is_that_of_transformers(configure) -> None:
         assert loss == pytest.approx(expected, rel=1e-6)
 
 
-def test_texts_are_left_to_another_engine(configure) -> None:
-    (told,) = on_ranks(configure(""), "refusals_of_texts")
-    assert len(told) == 2
-    assert all("decoding is not supported" in said and "engine=native" in said for said in told)
+def test_reject_decoding(configure) -> None:
+    (errors,) = on_ranks(configure(""), "decoding_errors")
+    assert len(errors) == 2
+    assert all(
+        "decoding is not supported" in message and "engine=native" in message for message in errors
+    )
 
 
 @pytest.mark.parametrize(("rank", "first", "last"), [(0, 1, 0), (100, 0, 0), (255, 0, 1)])
-def test_a_rank_of_the_papers_70b_is_built_without_the_others(
-    compose, rank: int, first: int, last: int
-) -> None:
+def test_build_one_rank_of_the_papers_70b(compose, rank: int, first: int, last: int) -> None:
     config = resolve_config(compose("experiment=hlat_70b", "hardware.nodes=8"))
     assert config.num_processes == 256
     variables = {"RANK": str(rank), "WORLD_SIZE": "256", "LOCAL_WORLD_SIZE": "32"}
-    (held,) = run(1, "engine.held_alone", config, **variables)
-    assert len(held) == 10 * 8 + first + 2 * last
+    (params,) = run(1, "engine.build_one_rank", config, **variables)
+    assert len(params) == 10 * 8 + first + 2 * last
     layer = 8192 * (256 + 2 * 128) + 8192 * 256 + 3 * 8192 * 896 + 2 * 8192
     ends = first * 1000 * 8192 + last * (1000 * 8192 + 8192)
-    assert sum(num_bytes for _, num_bytes in held.values()) == 2 * (10 * layer + ends)
-    layers = sorted({int(name.split(".")[1]) for name in held if name.startswith("layers.")})
+    assert sum(num_bytes for _, num_bytes in params.values()) == 2 * (10 * layer + ends)
+    layers = sorted({int(name.split(".")[1]) for name in params if name.startswith("layers.")})
     assert layers == [*range(rank // 32 * 10, rank // 32 * 10 + 10)]
-    assert held[f"layers.{layers[0]}.self_attn.qkv_proj.weight_k"] == ((128, 8192), 2 * 128 * 8192)
+    assert params[f"layers.{layers[0]}.self_attn.qkv_proj.weight_k"] == (
+        (128, 8192),
+        2 * 128 * 8192,
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,16 +326,16 @@ def test_a_rank_of_the_papers_70b_is_built_without_the_others(
         ("xla", "tp=2 sequence_parallel=true"),
     ],
 )
-def test_the_recorded_losses_come_out_and_another_engine_goes_on(
+def test_recorded_losses_across_two_engines(
     compose, small, tmp_path, mode: str, layout: str
 ) -> None:
-    """Twenty steps of hlat.train: ten here, the other ten on the native engine in one process."""
+    """Train ten steps on a layout, and ten on the native engine in one process."""
     run_folder = (f"run.root={tmp_path}", "run.name=x", "checkpoint.every_steps=10")
     run_folder += ("optimizer.lr=3e-3",)  # of the recorded losses
-    words = [f"parallelism.{setting}" for setting in layout.split()]
-    composed = compose(*small, *run_folder, "engine=nxd", "run.steps=10", *words)
+    overrides = [f"parallelism.{setting}" for setting in layout.split()]
+    composed = compose(*small, *run_folder, "engine=nxd", "run.steps=10", *overrides)
     config = resolve_config(composed)
-    codes = on_ranks(config, "trained", OmegaConf.to_yaml(composed), mode=mode)
+    codes = on_ranks(config, "run_worker", OmegaConf.to_yaml(composed), mode=mode)
     assert codes == [0] * config.num_processes
     alone = compose(*small, *run_folder)
     train.run_worker(resolve_config(alone), OmegaConf.to_yaml(alone), [])

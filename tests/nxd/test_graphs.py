@@ -1,4 +1,4 @@
-"""Graphs of hlat's engine on NxD: traced on each rank with torch_xla's own collectives."""
+"""Graphs of hlat's engine on NxD, traced on each rank with torch_xla's collectives."""
 
 import functools
 
@@ -22,7 +22,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def trace(compose):
-    """Trace a run once per layout and start; a list of phases per rank."""
+    """Trace a run once per layout and start; return a list of phases per rank."""
 
     @functools.cache
     def traced(layout: str, start: str):
@@ -35,15 +35,17 @@ def trace(compose):
 
 def _configure(compose, layout: str) -> Config:
     settings = LAYOUTS[layout].split()
-    words = [f"parallelism.{setting}" for setting in settings]
-    words.append(f"batch.micro_batch_size={2 if 'dp=2' in settings else 4}")
+    overrides = [f"parallelism.{setting}" for setting in settings]
+    overrides.append(f"batch.micro_batch_size={2 if 'dp=2' in settings else 4}")
     shape = ("model.num_attention_heads=8", "model.vocab_size=136", "model.num_layers=4")
-    return resolve_config(compose(*checks.MODEL, *shape, "engine=nxd", "precision=fp32", *words))
+    return resolve_config(
+        compose(*checks.MODEL, *shape, "engine=nxd", "precision=fp32", *overrides)
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_ranks_of_a_pipeline_stage_have_the_same_graphs(trace, layout: str) -> None:
-    """A value of one rank that is a Python number would be a constant of its graph."""
+    """Detect Python numbers that differ between ranks: they are constants of the graph."""
     config, ranks = trace(layout, "first")
     size = config.num_processes // config.parallelism.pp
     for start in range(0, len(ranks), size):
@@ -55,7 +57,7 @@ def test_all_ranks_of_a_pipeline_stage_have_the_same_graphs(trace, layout: str) 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_all_steps_have_the_same_graphs(trace, layout: str) -> None:
-    """Also at a learning rate of zero, after a read, an evaluation, a save and a restore."""
+    """Include a learning rate of zero, and steps after a read, an evaluation, a save, a restore."""
     _, ranks = trace(layout, "first")
     for phases in ranks:
         steps = [digests for phase, digests, _ in phases if phase == "step"]
@@ -71,7 +73,7 @@ def test_all_steps_have_the_same_graphs(trace, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["tp2+dp2+zero1", "tp2+pp2+sp"])
 def test_a_restart_has_no_other_graphs(trace, layout: str) -> None:
-    """The first step after a restore runs graphs of precompile, with real values of the state."""
+    """Run only graphs of precompile in the first step after a restore."""
     _, first = trace(layout, "first")
     _, restart = trace(layout, "restart")
     for before, after in zip(first, restart, strict=True):
@@ -82,7 +84,7 @@ def test_a_restart_has_no_other_graphs(trace, layout: str) -> None:
 
 @pytest.mark.parametrize("layout", ["tp8", "tp2+dp2+zero1"])
 def test_pre_flight_repeats_few_graphs(trace, layout: str) -> None:
-    """A graph that is compiled in the timed window would make every node look slow."""
+    """Limit the number of graphs: compilation in the timed window would make every node slow."""
     config, ranks = trace(layout, "first")
     num_axes = sum(size > 1 for size in (config.parallelism.tp, config.parallelism.dp or 1))
     for (phase, digests, _), *_ in ranks:

@@ -1,4 +1,4 @@
-"""hlat's Llama on NxD's layers, in NxD's pipeline, beside itself in one process."""
+"""hlat's Llama on NxD's layers and pipeline equals hlat's Llama in one process."""
 
 import pytest
 import torch
@@ -24,18 +24,18 @@ def _weights() -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("size", "tp", "sequence_parallel", "mode"),
     [
-        *((2, 2, cut, "gloo") for cut in (False, True)),
+        *((2, 2, sp, "gloo") for sp in (False, True)),
         (2, 1, False, "gloo"),
-        *((4, 2, cut, "gloo") for cut in (False, True)),
+        *((4, 2, sp, "gloo") for sp in (False, True)),
         (4, 2, True, "xla"),
     ],
 )
-def test_hlats_llama_on_nxds_layers_is_hlats_llama(
+def test_llama_on_nxd_layers_equals_one_process(
     size: int, tp: int, sequence_parallel: bool, mode: str
 ) -> None:
-    """Its coalesced weights are cut by consecutive rows, its activations along dimension 1, and NxD's
-    pipeline traces its layers. Loss, gradients and their norm agree to 1e-5; until step() the
-    gradients of norms are parts of a sum where sequences are cut."""
+    """Coalesced weights are sharded by consecutive rows, activations along dimension 1, and NxD's
+    pipeline traces the layers. Loss, gradients and their norm agree to 1e-5. With sequence
+    parallelism, the gradients of norms are partial sums until step()."""
     generator = torch.Generator().manual_seed(1)
     tokens, targets = torch.randint(0, 64, (2, 4, 8), generator=generator)
     arguments = (LLAMA, _weights(), (tokens, targets), tp, sequence_parallel)
@@ -54,10 +54,10 @@ def test_hlats_llama_on_nxds_layers_is_hlats_llama(
         for name in found[stage]["grads"]:
             parts = [of_rank["grads"][name] for of_rank in found[stage : stage + tp]]
             if name.endswith("norm.weight"):
-                whole = sum(parts) if sequence_parallel else parts[0]
+                full = sum(parts) if sequence_parallel else parts[0]
             else:
-                whole = torch.cat(parts, int(name.endswith(("o_proj.weight", "down_proj.weight"))))
-            assert (whole - grads[name]).norm() < 1e-5 * grads[name].norm(), name
+                full = torch.cat(parts, int(name.endswith(("o_proj.weight", "down_proj.weight"))))
+            assert (full - grads[name]).norm() < 1e-5 * grads[name].norm(), name
             seen.add(name)
     assert seen == set(grads)
     assert all(of_rank["norm"] == pytest.approx(norm.item(), rel=1e-5) for of_rank in found)

@@ -1,4 +1,4 @@
-"""The ground that the other tests stand on: collectives, processes, stand-ins."""
+"""Support of the other tests: collectives, processes, stand-ins."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ require_nxd()
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_collectives_do_what_torch_xla_says(mode: str) -> None:
-    """Groups {0, 2} and {1, 3}, listed in any order; whole numbers, so equality is exact."""
+def test_collectives_follow_torch_xla(mode: str) -> None:
+    """Use unordered groups {0, 2} and {1, 3}, and integers, so equality is exact."""
     tensors = [torch.arange(8.0).reshape(2, 4) + 10 * rank for rank in range(4)]
     found = run(4, "support.collectives", tensors, [[2, 0], [1, 3]], mode=mode)
     for rank, of_rank in enumerate(found):
@@ -33,19 +33,19 @@ def test_collectives_do_what_torch_xla_says(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nxds_reduce_scatter_leaves_its_input_alone(mode: str) -> None:
+def test_reduce_scatter_does_not_change_its_input(mode: str) -> None:
     for rank, given in enumerate(run(2, "support.reduced_input", mode=mode)):
         assert torch.equal(given, torch.full((4, 2), float(rank)))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_rendezvous_waits_for_all_and_carries_what_they_bring(mode: str) -> None:
+def test_rendezvous_gathers_payloads(mode: str) -> None:
     everything = [b"from 0", b"from 1", b"", b""]
     assert run(2, "support.payloads", b"from ", mode=mode) == [everything, everything]
 
 
 @pytest.mark.parametrize(("mode", "device"), [("gloo", "cpu"), ("xla", "xla")])
-def test_ranks_see_what_torchrun_would_set(mode: str, device: str) -> None:
+def test_ranks_have_the_environment_of_torchrun(mode: str, device: str) -> None:
     found = run(2, "support.environment", mode=mode)
     for rank, seen in enumerate(found):
         assert seen == {
@@ -59,23 +59,23 @@ def test_ranks_see_what_torchrun_would_set(mode: str, device: str) -> None:
         }
 
 
-def test_what_only_the_neuron_sdk_has_is_refused_by_name() -> None:
+def test_stand_in_raises_with_its_name() -> None:
     with pytest.raises(RankError, match=r"base\.xla_call is part of the Neuron SDK"):
         run(1, "support.kernel")
 
 
-def test_the_last_words_of_a_rank_that_fails_are_told() -> None:
+def test_error_contains_the_output_of_the_failed_rank() -> None:
     with pytest.raises(RankError, match="rank 1 has failed") as error:
         run(2, "support.one_fails")
     assert "the second rank speaks" in str(error.value)
     assert "ValueError: on purpose" in str(error.value)
 
 
-def test_ranks_that_work_have_more_time() -> None:
+def test_busy_ranks_have_more_time() -> None:
     assert run(1, "support.works_for", 12.0, seconds=6) == [True]
 
 
-def test_ranks_that_hang_are_ended_and_tell_where_they_were() -> None:
+def test_hanging_ranks_are_killed_with_a_traceback() -> None:
     with pytest.raises(RankError, match=r"ranks \[0\] have not answered in time") as error:
         run(2, "support.one_hangs", seconds=30)
     assert "the first rank speaks" in str(error.value)

@@ -1,4 +1,4 @@
-"""The Llama of AWS's own examples, as NxD saves it."""
+"""Llama of AWS's examples, saved by NxD."""
 
 import importlib.util
 from pathlib import Path
@@ -25,26 +25,25 @@ def saved(
     tp: int,
     xser: bool,
 ) -> Tensor | None:
-    """Save a Llama as tag step_3; returns this rank's share of the logits of the tokens.
+    """Save a Llama as tag step_3; return the shard of the logits on this rank.
 
-    It is filled with matrices in the order in which the example makes them, before NxD cuts them;
-    with norms by name; and, where NxD is not to place its copies itself, with each layer's keys and
-    values.
+    `weights` are the full matrices in the order in which the example creates them, the norms by name,
+    and the keys and values of each layer, unless NxD places their replicas.
     """
     dist.init_process_group("xla", init_method="xla://")
     example = _example()
-    wholes, norms, heads = weights
-    fill = filled_with(*wholes)
-    example._init_normal = lambda _, whole: fill(whole)
-    dtype = wholes[0].dtype
+    full_tensors, norms, heads = weights
+    fill = filled_with(*full_tensors)
+    example._init_normal = lambda _, full: fill(full)
+    dtype = full_tensors[0].dtype
 
     def build() -> nn.Module:
         model = example.LlamaForCausalLM(_configuration(settings, dtype)).to(dtype)
         with torch.no_grad():
             for name, norm in norms.items():
                 model.get_parameter(name).copy_(norm)
-            for layer, own in zip(model.model.layers, heads, strict=False):
-                _fill_heads(layer.self_attn.qkv_proj, own)
+            for layer, local in zip(model.model.layers, heads, strict=False):
+                _fill_heads(layer.self_attn.qkv_proj, local)
         return model
 
     stages = dist.get_world_size() // tp
@@ -70,7 +69,7 @@ def _example() -> Any:
 
 
 def _configuration(settings: dict[str, Any], dtype: torch.dtype) -> LlamaConfig:
-    """What the example's script adds to the config.json that it reads."""
+    """Add the settings of the example's script to those of config.json."""
     return LlamaConfig(
         **settings,
         pretraining_tp=1,
@@ -98,10 +97,10 @@ def _pipeline(example: Any) -> dict[str, Any]:
 def _fill_heads(layer: nn.Module, heads: tuple[Tensor, Tensor]) -> None:
     groups = parallel_state.get_kv_shared_replica_groups()
     (group,) = [i for i, ranks in enumerate(groups) if dist.get_rank() in ranks]
-    share = layer.kv_output_size_per_partition
+    kv_size = layer.kv_output_size_per_partition
     if layer.fuse_qkv:
-        _, *own = layer.weight_qkv.split([layer.q_output_size_per_partition, share, share])
+        _, *local = layer.weight_qkv.split([layer.q_output_size_per_partition, kv_size, kv_size])
     else:
-        own = [layer.weight_k, layer.weight_v]
-    for parameter, whole in zip(own, heads, strict=True):
-        parameter.copy_(whole.split(share)[group % (len(whole) // share)])
+        local = [layer.weight_k, layer.weight_v]
+    for parameter, full in zip(local, heads, strict=True):
+        parameter.copy_(full.split(kv_size)[group % (len(full) // kv_size)])

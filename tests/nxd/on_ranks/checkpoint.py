@@ -1,4 +1,4 @@
-"""NxD's checkpoints: what a run goes on from."""
+"""Resume and conversion of NxD's checkpoints."""
 
 import neuronx_distributed as nxd
 import torch
@@ -12,7 +12,7 @@ from tests.nxd.on_ranks.start import host
 
 
 class _Product(nn.Module):
-    """A weight whose gradient is the input."""
+    """Dot product: the gradient of the weight is the input."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -25,8 +25,10 @@ class _Product(nn.Module):
 def resumed(
     folder: str, initial: Tensor, other: Tensor, gradient: Tensor, masters_saved: bool
 ) -> tuple[Tensor, ...]:
-    """Train a step, save, load into a run that began elsewhere, train a step: the weights there
-    after loading and after that step."""
+    """Train a step, save, load into a run with other initial weights, train a step.
+
+    Return the weights of the second run after loading and after its step.
+    """
     dist.init_process_group("xla", init_method="xla://")
     config = nxd.neuronx_distributed_config(
         optimizer_config={"zero_one_enabled": True, "grad_clipping": False},
@@ -55,6 +57,6 @@ def resumed(
 
 
 def converted(arguments: list[str]) -> None:
-    """Run NxD's converter between whole models and ranks' files."""
+    """Run NxD's converter between full models and sharded checkpoints."""
     converter = CheckpointConverterBase()
     converter.run(converter.get_arg_parser().parse_args(arguments))

@@ -1,4 +1,4 @@
-"""What the doctor says on a rank of hlat's engine on NxD."""
+"""The doctor on a rank of hlat's engine on NxD."""
 
 from hlat.config.run import Config
 from hlat.doctor.check_result import CheckResult
@@ -9,6 +9,6 @@ from tests.nxd.on_ranks.faults import planted
 
 
 def diagnose(config: Config, names: list[str], fault: str | None = None) -> list[CheckResult]:
-    """What checks find, with a fault or without; on the leader."""
+    """Return the results of checks with or without a fault."""
     with planted(fault):
         return [*run_checks(EngineHarness(config, create_engine(config)), names)]

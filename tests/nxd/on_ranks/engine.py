@@ -1,4 +1,4 @@
-"""What a rank does with hlat's engine; each function returns what a test compares."""
+"""Functions that run on ranks with hlat's engine on NxD and return results for comparison."""
 
 import dataclasses
 import os
@@ -27,7 +27,7 @@ from hlat.engine.interface import DeviceReport, ReplicaMismatch
 from hlat.engine.nxd import nxd_process_groups
 from hlat.engine.nxd.nxd_engine import NxdEngine
 from hlat.engine.nxd.nxd_parameters import compute_param_shards
-from tests.distributed.checks import EOS, RATE, batches, losses_after, own
+from tests.distributed.checks import EOS, RATE, batches, losses_after, shard_batch
 
 
 def _built(config: Config) -> NxdEngine:
@@ -38,24 +38,24 @@ def _built(config: Config) -> NxdEngine:
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
-    """Loss, gradient norm and weights' norm of each step, and `losses_after` of the first batch."""
-    engine, every = _built(config), batches(config, steps)
+    """Return loss, gradient and weight norms of each step, and `losses_after` of the first batch."""
+    engine, all_batches = _built(config), batches(config, steps)
     rows = [
-        dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
-        for batch in every
+        dataclasses.astuple(engine.read(engine.train_step(shard_batch(batch, engine), RATE)))
+        for batch in all_batches
     ]
-    return [*rows, losses_after(engine, every[0])]
+    return [*rows, losses_after(engine, all_batches[0])]
 
 
-def refusals_of_texts(config: Config) -> list[str]:
-    """What is said when texts are to be read, and when weights alone are to be held for that."""
+def decoding_errors(config: Config) -> list[str]:
+    """Return the errors of decoding and of building an engine without training state."""
     return [
-        _refusal(lambda: _built(config).create_decode_state()),
-        _refusal(lambda: NxdEngine().build(config, training=False)),
+        _config_error(lambda: _built(config).create_decode_state()),
+        _config_error(lambda: NxdEngine().build(config, training=False)),
     ]
 
 
-def _refusal(call: Callable[[], Any]) -> str:
+def _config_error(call: Callable[[], Any]) -> str:
     try:
         call()
     except ConfigError as error:
@@ -64,9 +64,9 @@ def _refusal(call: Callable[[], Any]) -> str:
 
 
 def slices(config: Config) -> dict[Any, NDArray[Any]]:
-    """After one step, every slice of the state that this rank is to save."""
+    """Return the state slices that this rank saves after one step."""
     engine = _built(config)
-    engine.train_step(own(batches(config, 1)[0], engine), RATE)
+    engine.train_step(shard_batch(batches(config, 1)[0], engine), RATE)
     return _slices(engine)
 
 
@@ -79,37 +79,39 @@ def _slices(engine: NxdEngine) -> dict[Any, NDArray[Any]]:
 
 
 def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[float, ...]]:
-    """Train, save, train on: the numbers of the steps after the save."""
-    engine, every = _built(config), batches(config, 2 * steps)
-    for batch in every[:steps]:
-        engine.train_step(own(batch, engine), RATE)
+    """Train, save, continue, and return the metrics of the steps after the save."""
+    engine, all_batches = _built(config), batches(config, 2 * steps)
+    for batch in all_batches[:steps]:
+        engine.train_step(shard_batch(batch, engine), RATE)
     checkpoint_store.save_checkpoint(
         folder, steps, engine.chunks(), {"step": steps}, engine.world.world_group
     )
-    return _rest(engine, every[steps:])
+    return _rest(engine, all_batches[steps:])
 
 
 def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
-    """Restore what was saved after so many steps, and train on."""
+    """Load the checkpoint of `save_and_continue`, continue, and return the metrics of those steps."""
     engine = _built(config)
     checkpoint_store.load_checkpoint(path, engine.chunks())
     return _rest(engine, batches(config, 2 * steps)[steps:])
 
 
-def copies(config: Config, steps: int) -> list[Any]:
-    """What ranks hold differently after some steps."""
+def replica_mismatches(config: Config, steps: int) -> list[Any]:
+    """Return the mismatches between replicas after some steps."""
     engine = _built(config)
     for batch in batches(config, steps):
-        engine.train_step(own(batch, engine), RATE)
+        engine.train_step(shard_batch(batch, engine), RATE)
     return engine.find_replica_mismatches()
 
 
 def compilations(config: Config, steps: int) -> list[tuple[int, int]]:
-    """How many graphs XLA has compiled after each step, at another learning rate each, and how many
-    operators have run on the host, as what XLA does not have; at the end after such a one."""
+    """Return the numbers of compiled graphs and of operators on the host after each step.
+
+    Each step has another learning rate. The last row is after an operator that XLA lacks.
+    """
     engine, counts = _built(config), []
     for number, batch in enumerate(batches(config, steps)):
-        pending = engine.train_step(own(batch, engine), RATE / (1 + number))
+        pending = engine.train_step(shard_batch(batch, engine), RATE / (1 + number))
         if number < 2 or number > 9:
             engine.read(pending)
         metric = torch_xla.debug.metrics.metric_data("CompileTime")
@@ -126,39 +128,44 @@ def _count_operators_on_host() -> int:
     return sum(torch_xla.debug.metrics.counter_value(name) for name in counters)
 
 
-def _rest(engine: NxdEngine, every: list[NDArray[Any]]) -> list[tuple[float, ...]]:
+def _rest(engine: NxdEngine, all_batches: list[NDArray[Any]]) -> list[tuple[float, ...]]:
     return [
-        dataclasses.astuple(engine.read(engine.train_step(own(batch, engine), RATE)))
-        for batch in every
+        dataclasses.astuple(engine.read(engine.train_step(shard_batch(batch, engine), RATE)))
+        for batch in all_batches
     ]
 
 
-def train_and_tell(config: Config, steps: int) -> tuple[list[tuple[float, ...]], list[str]]:
-    """What `train` returns, and dtypes: of weights, what is updated, its moment and gradient."""
+def train_with_dtypes(config: Config, steps: int) -> tuple[list[tuple[float, ...]], list[str]]:
+    """Return `train`, and dtypes of weight, updated parameter, first moment and gradient."""
     seen = set()
 
-    class Watching(NxdEngine):
+    class DtypeRecorder(NxdEngine):
         def _clip_gradients(self, groups: list[dict[str, Any]]) -> Tensor:
             for weight in self.params.local_params.values():
-                kept = self.params.adamw.state[weight.optimizer_param]["exp_avg"]
-                four = (weight.param, weight.optimizer_param, kept, weight.optimizer_param.grad)
-                seen.add(tuple(str(tensor.dtype) for tensor in four))
+                exp_avg = self.params.adamw.state[weight.optimizer_param]["exp_avg"]
+                tensors = (
+                    weight.param,
+                    weight.optimizer_param,
+                    exp_avg,
+                    weight.optimizer_param.grad,
+                )
+                seen.add(tuple(str(tensor.dtype) for tensor in tensors))
             return super()._clip_gradients(groups)
 
-    with mock.patch("hlat.engine.nxd.nxd_engine.NxdEngine", Watching):
+    with mock.patch("hlat.engine.nxd.nxd_engine.NxdEngine", DtypeRecorder):
         rows = train(config, steps)
     (dtypes,) = seen
     return rows, [*dtypes]
 
 
-def equalised(config: Config) -> tuple[list[ReplicaMismatch], list[ReplicaMismatch]]:
-    """What ranks hold differently after each has changed all it keeps, and after equalising."""
+def synchronize_replicas(config: Config) -> tuple[list[ReplicaMismatch], list[ReplicaMismatch]]:
+    """Return the mismatches after each rank changed its state, and after the broadcast."""
     engine = _built(config)
-    engine.train_step(own(batches(config, 1)[0], engine), RATE)
+    engine.train_step(shard_batch(batches(config, 1)[0], engine), RATE)
     tp = parallel_state.get_tensor_model_parallel_rank()
     for name in engine.params.local_params:
-        for kind, tensor in engine.params.get_state(name).items():
-            if kind != "step":
+        for key, tensor in engine.params.get_state(name).items():
+            if key != "step":
                 tensor += tp
     before = engine.find_replica_mismatches()
     engine._sync_from_host()
@@ -166,17 +173,17 @@ def equalised(config: Config) -> tuple[list[ReplicaMismatch], list[ReplicaMismat
     return before, engine.find_replica_mismatches()
 
 
-def train_and_place(
+def train_with_groups(
     config: Config, steps: int
 ) -> tuple[list[tuple[float, ...]], dict[str, list[int]]]:
-    """What `train` returns, and the ranks along each axis of this one."""
+    """Return `train`, and the ranks of this rank's group along each axis."""
     return train(config, steps), {
         axis: ranks for axis, (ranks, _) in nxd_process_groups.get_nxd_groups().items()
     }
 
 
-def examination(config: Config) -> DeviceReport:
-    """What this rank's device shows, in a hurry."""
+def device_report(config: Config) -> DeviceReport:
+    """Return the report of short device checks."""
     with mock.patch(
         "hlat.engine.device_checks._ACCELERATOR_BURN_IN", BurnInConfig(128, 0.02, 1 << 12)
     ):
@@ -184,20 +191,20 @@ def examination(config: Config) -> DeviceReport:
 
 
 def slices_and_loss(config: Config) -> tuple[dict[Any, NDArray[Any]], float]:
-    """What `slices` returns, and the loss on the same batch then."""
+    """Return `slices`, and the loss of the same batch after the step."""
     engine, batch = _built(config), batches(config, 1)[0]
-    engine.train_step(own(batch, engine), RATE)
+    engine.train_step(shard_batch(batch, engine), RATE)
     loss = engine.read(
         engine.eval_step(PackedSequences(batch, compute_document_ids(batch, EOS)))
     ).loss
     return _slices(engine), loss
 
 
-def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Shape and bytes of each parameter of this rank, of a world that is not there."""
+def build_one_rank(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Return shape and bytes of the parameters of one rank, with a fake process group."""
     new_group = dist.distributed_c10d.new_group
 
-    def pretended(ranks: list[int] | None = None, **options: Any) -> Any:
+    def new_fake_group(ranks: list[int] | None = None, **options: Any) -> Any:
         return new_group(ranks, backend="fake")
 
     size = int(os.environ["WORLD_SIZE"])
@@ -205,8 +212,8 @@ def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
         "fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=size
     )
     with (
-        mock.patch.object(dist, "new_group", pretended),
-        mock.patch.object(dist.distributed_c10d, "new_group", pretended),
+        mock.patch.object(dist, "new_group", new_fake_group),
+        mock.patch.object(dist.distributed_c10d, "new_group", new_fake_group),
         mock.patch.object(xm, "rendezvous"),
         mock.patch.object(NxdEngine, "_build_params"),
         mock.patch("hlat.engine.nxd.nxd_engine.init_weights"),
@@ -220,15 +227,15 @@ def held_alone(config: Config) -> dict[str, tuple[tuple[int, ...], int]]:
     return {name: (tuple(one.shape), one.nbytes) for name, one in named.items()}
 
 
-def trained(config: Config, config_yaml: str) -> int:
-    """The exit code of a whole run."""
+def run_worker(config: Config, config_yaml: str) -> int:
+    """Train a complete run and return its exit code."""
     return int(hlat.train.run_worker(config, config_yaml, []))
 
 
-def fetches(config: Config, folder: Path) -> list[tuple[int, int]]:
-    """Parameters copied from the device, and those kept, by part of a run.
+def count_copied_tensors(config: Config, folder: Path) -> list[tuple[int, int]]:
+    """Return the numbers of tensors copied from the device and cached on the host, by part of a run.
 
-    The parts: building, saving and loading before the first step; a comparison after it; a save.
+    The parts: build, save and load before the first step; a comparison after it; a save.
     """
     engine, batch, parts = create_engine(config), batches(config, 1)[0], []
     assert isinstance(engine, NxdEngine)
@@ -240,20 +247,20 @@ def fetches(config: Config, folder: Path) -> list[tuple[int, int]]:
 
     to = Tensor.to
 
-    def listen(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    def record_copies(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
         is_count = tensor.dtype is torch.int32
         if arguments[:1] == ("cpu",) and not is_count and options.get("copy"):
             copied.append(tensor)
         return to(tensor, *arguments, **options)
 
-    with mock.patch.object(Tensor, "to", listen):
+    with mock.patch.object(Tensor, "to", record_copies):
         engine.build(config)
         path = checkpoint_store.save_checkpoint(
             folder, 0, engine.saved_chunks(), {}, engine.world.world_group
         )
         checkpoint_store.load_checkpoint(path, engine.chunks())
         end_part()
-        engine.train_step(own(batch, engine), RATE)
+        engine.train_step(shard_batch(batch, engine), RATE)
         assert engine.find_replica_mismatches() == []
         end_part()
         assert all(chunk.is_main_replica for chunk in engine.saved_chunks())

@@ -1,4 +1,4 @@
-"""NxD's own ways to train wrongly (docs/neuron.md), planted where hlat's engine steps around them."""
+"""Errors of NxD (docs/neuron.md), planted by removing the workarounds of hlat's engine."""
 
 import contextlib
 from collections.abc import Callable, Iterable
@@ -18,26 +18,26 @@ from hlat.engine.nxd.nxd_engine import NxdEngine
 from hlat.parallelism.pipeline_stages import assign_layers_to_stages
 
 _COPIES = 2
-"""Ranks that share a key/value head in the layout of fault 5."""
+"""Replicas of a key/value head in the layout of fault 5."""
 
 
 def planted(fault: str | None) -> Any:
-    """The context of a fault, or of none."""
+    """Return the context of a fault, or a null context."""
     return contextlib.nullcontext() if fault is None else FAULTS[fault]()
 
 
 def _around(target: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Replace a function by what is made of it."""
+    """Replace a function by `make(function)`."""
     return lambda: mock.patch.object(target, name, make(getattr(target, name)))
 
 
 def _column(*sizes: int, reduce_dtype: torch.dtype, **settings: Any) -> ColumnParallelLinear:
-    """1: the dtype of sums is NxD's default."""
+    """Use NxD's default dtype for reductions (1)."""
     return ColumnParallelLinear(*sizes, **settings)
 
 
 def _without_masters(right: Any) -> Any:
-    """2: what the model reads is loaded, and the optimizer's masters stay what they were."""
+    """Load the model weights without the master weights of the optimizer (2)."""
 
     def refresh(self: NxdEngine) -> None:
         before = {
@@ -52,24 +52,24 @@ def _without_masters(right: Any) -> Any:
 
 
 def _clips_by_nxd(right: Any) -> Any:
-    """3, in part: NxD clips, and is told at what norm."""
+    """Clip gradients in NxD with `max_grad_norm` (3)."""
 
     def settings(self: NxdEngine) -> dict[str, Any]:
         limit = self.config.optimizer.grad_clip
-        told = {"zero_one_enabled": True, "grad_clipping": True, "max_grad_norm": limit}
-        return right(self) | {"optimizer_config": told}
+        optimizer = {"zero_one_enabled": True, "grad_clipping": True, "max_grad_norm": limit}
+        return right(self) | {"optimizer_config": optimizer}
 
     return settings
 
 
 def _does_not_clip(right: Any) -> Any:
-    """3, the other part: hlat does not."""
+    """Disable clipping in hlat (3)."""
 
     def clip(self: NxdEngine, groups: list[dict[str, Any]]) -> Any:
-        kept = self.config
-        self.config = replace(kept, optimizer=replace(kept.optimizer, grad_clip=None))
+        config = self.config
+        self.config = replace(config, optimizer=replace(config.optimizer, grad_clip=None))
         finite = right(self, groups)
-        self.config = kept
+        self.config = config
         return finite
 
     return clip
@@ -85,21 +85,21 @@ def _clipped_at_one() -> Any:
 
 
 def _counted(part: str, copies: Callable[[], int]) -> Callable[[Any], Any]:
-    """4: squares of some parameters are divided by another number of ranks."""
+    """Divide the squares of some parameters by another number of ranks (4)."""
 
     def make(right: Any) -> Any:
-        def hold(*settings: Any) -> Any:
+        def compute(*settings: Any) -> Any:
             found = right(*settings)
-            wrong = {name: (held, copies()) for name, (held, _) in found.items() if part in name}
+            wrong = {name: (shard, copies()) for name, (shard, _) in found.items() if part in name}
             return found | wrong
 
-        return hold
+        return compute
 
     return make
 
 
 def _repeats_rows(right: Any) -> Any:
-    """5: of the rows of all heads each is there as often as ranks share a head."""
+    """Repeat rows instead of key/value heads (5)."""
 
     def initialise(chunks: Iterable[TensorChunk], specs: Any, config: Config, tp: Any) -> None:
         chunks = [*chunks]
@@ -109,19 +109,19 @@ def _repeats_rows(right: Any) -> Any:
             parallel_state.get_tensor_model_parallel_size(),
         )
         for chunk in chunks:
-            kind, _, name = chunk.name.partition("/")
-            if kind == "weights" and ("k_proj" in name or "v_proj" in name):
+            group, _, name = chunk.name.partition("/")
+            if group == "weights" and ("k_proj" in name or "v_proj" in name):
                 settings = (specs[name], config.model, config.run.seed)
-                whole = torch.from_numpy(
+                full = torch.from_numpy(
                     state_chunks.compute_initial_values(*settings, (0, 0), chunk.shape)
                 )
-                chunk.tensor.copy_(whole.repeat_interleave(_COPIES, 0).chunk(size)[rank])
+                chunk.tensor.copy_(full.repeat_interleave(_COPIES, 0).chunk(size)[rank])
 
     return initialise
 
 
-def _drawn_by_stage(right: Any) -> Any:
-    """6: each stage draws its layers as if they were the first ones."""
+def _initialized_by_stage(right: Any) -> Any:
+    """Initialize the layers of each stage as the first layers (6)."""
 
     def values(parameter: Any, model: Any, *rest: Any) -> Any:
         parts = parameter.name.split(".")
@@ -136,7 +136,7 @@ def _drawn_by_stage(right: Any) -> Any:
 
 
 def _in_bf16(right: Any) -> Any:
-    """7: the mean square is one of bf16 numbers."""
+    """Compute the mean square in bf16 (7)."""
 
     def init(self: Any, model: Any, dtype: torch.dtype) -> None:
         right(self, model, torch.bfloat16)
@@ -159,6 +159,6 @@ FAULTS: dict[str, Callable[[], Any]] = {
         nxd_engine, "compute_param_shards", _counted("weight_", lambda: 1)
     ),
     "5 rows repeated": _around(nxd_engine, "init_weights", _repeats_rows),
-    "6 stages drawn alike": _around(state_chunks, "compute_initial_values", _drawn_by_stage),
+    "6 stages drawn alike": _around(state_chunks, "compute_initial_values", _initialized_by_stage),
     "7 norms in bf16": _around(nxd_layers.NxdRMSNorm, "__init__", _in_bf16),
 }

@@ -1,4 +1,4 @@
-"""The graphs of a run, which are traced and not executed."""
+"""Graphs of a run, traced but not executed."""
 
 import hashlib
 from types import SimpleNamespace
@@ -12,20 +12,20 @@ from hlat.data.packed_sequences import PackedSequences, compute_document_ids
 from hlat.engine.device_checks import BurnInConfig
 from hlat.engine.nxd.nxd_engine import NxdEngine
 from hlat.recovery.checkpointer import Checkpointer
-from tests.distributed.checks import EOS, RATE, batches, own
+from tests.distributed.checks import EOS, RATE, batches, shard_batch
 from tests.nxd.support.graphs import recorded
 
 Phase = tuple[str, list[str], int]
-"""Name, digests of its graphs in their order, and reads of the host."""
+"""Name, ordered digests of its graphs, and number of reads by the host."""
 STARTS = {
     "first": "check build evaluate step read step read step save step read traced_save step read",
     "restart": "check build restore step read step evaluate read save step read",
 }
-"""The phases of a run from the beginning, as precompile traces it, and of one from a checkpoint."""
+"""Phases of a new run, as precompile traces it, and of a run from a checkpoint."""
 
 
 def graphs(config: Config, start: str) -> list[Phase]:
-    """The phases of a run with a start of STARTS."""
+    """Return the phases of a run with a start of STARTS."""
     phases: list[Phase] = []
     with recorded() as recorder:
         run = _Run(config)
@@ -39,7 +39,7 @@ def graphs(config: Config, start: str) -> list[Phase]:
 
 
 class _Run:
-    """What hlat.train does with an engine."""
+    """Calls of hlat.train to an engine."""
 
     def __init__(self, config: Config) -> None:
         self.config, self.engine, self.steps = config, NxdEngine(), 0
@@ -61,7 +61,7 @@ class _Run:
     def step(self) -> None:
         self.steps += 1
         rate = 0.0 if self.steps == 1 else RATE / self.steps
-        self.metrics = self.engine.train_step(own(self.batch, self.engine), rate)
+        self.metrics = self.engine.train_step(shard_batch(self.batch, self.engine), rate)
 
     def read(self) -> None:
         self.engine.read(self.metrics)

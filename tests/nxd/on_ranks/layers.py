@@ -1,7 +1,7 @@
-"""NxD's layers on this rank's share of what the tests give them whole.
+"""NxD's layers on the shard of this rank of full tensors.
 
-Activations are [batch, sequence, hidden]. A layer is filled before NxD cuts it, so that its own cut
-is what is looked at.
+Activations are [batch, sequence, hidden]. A layer is initialized with the full weight, which NxD then
+shards.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ from tests.nxd.on_ranks.start import filled_with, host, leaf, on_device, start
 SEQUENCE = 1
 
 
-def _share(whole: Tensor, axis: int, rank: int) -> Tensor:
-    return whole.chunk(parallel_state.get_tensor_model_parallel_size(), axis)[rank]
+def _shard(full: Tensor, axis: int, rank: int) -> Tensor:
+    return full.chunk(parallel_state.get_tensor_model_parallel_size(), axis)[rank]
 
 
 def column(
     x: Tensor, weight: Tensor, grad: Tensor, sequence_parallel: bool, options: dict[str, Any]
 ) -> tuple[Tensor, ...]:
-    """Output, gradient of the input, weight and its gradient of a ColumnParallelLinear."""
+    """Return output, input gradient, weight and weight gradient of a ColumnParallelLinear."""
     rank = start()
     layer = on_device(
         ColumnParallelLinear(
@@ -47,15 +47,14 @@ def column(
             **options,
         )
     )
-    own = leaf(_share(x, SEQUENCE, rank) if sequence_parallel else x)
-    output = layer(own)
-    output.backward(_share(grad, -1, rank).to(output.device))
-    return host(output, own.grad, layer.weight, layer.weight.grad)
+    local = leaf(_shard(x, SEQUENCE, rank) if sequence_parallel else x)
+    output = layer(local)
+    output.backward(_shard(grad, -1, rank).to(output.device))
+    return host(output, local.grad, layer.weight, layer.weight.grad)
 
 
 def recomputed(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Any, ...]:
-    """Gradients of input and weight of a ColumnParallelLinear that NxD runs again in the backward
-    pass, and how often it has run."""
+    """Return input and weight gradients of a checkpointed ColumnParallelLinear, and its forward calls."""
     dist.init_process_group("xla", init_method="xla://")
     config = nxd.neuronx_distributed_config(
         tensor_parallel_size=dist.get_world_size(),
@@ -70,14 +69,14 @@ def recomputed(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Any, ...]:
     (parameter,) = model.parameters()
     (layer,) = [m for m in model.modules() if isinstance(m, ColumnParallelLinear)]
     layer.register_forward_hook(lambda *_: times.append(1))
-    own = leaf(x)
-    output = model(own)
-    output.backward(_share(grad, -1, dist.get_rank()).to(output.device))
-    return *host(own.grad, parameter.grad), len(times)
+    local = leaf(x)
+    output = model(local)
+    output.backward(_shard(grad, -1, dist.get_rank()).to(output.device))
+    return *host(local.grad, parameter.grad), len(times)
 
 
 def row(x: Tensor, weight: Tensor, grad: Tensor, sequence_parallel: bool) -> tuple[Tensor, ...]:
-    """The same of a RowParallelLinear."""
+    """Return the same as `column` for a RowParallelLinear."""
     rank = start()
     layer = on_device(
         RowParallelLinear(
@@ -90,34 +89,36 @@ def row(x: Tensor, weight: Tensor, grad: Tensor, sequence_parallel: bool) -> tup
             sequence_dimension=SEQUENCE if sequence_parallel else None,
         )
     )
-    own = leaf(_share(x, -1, rank))
-    output = layer(own)
-    output.backward((_share(grad, SEQUENCE, rank) if sequence_parallel else grad).to(output.device))
-    return host(output, own.grad, layer.weight, layer.weight.grad)
+    local = leaf(_shard(x, -1, rank))
+    output = layer(local)
+    output.backward((_shard(grad, SEQUENCE, rank) if sequence_parallel else grad).to(output.device))
+    return host(output, local.grad, layer.weight, layer.weight.grad)
 
 
 def embedding(
     ids: Tensor, weight: Tensor, grad: Tensor, scattered: bool, options: dict[str, Any]
 ) -> tuple[Tensor, ...]:
-    """Output, weight and its gradient of a ParallelEmbedding; `scattered` along the sequence by
-    NxD's own mapping."""
+    """Return output, weight and weight gradient of a ParallelEmbedding.
+
+    `scattered`: reduce-scatter the output along the sequence with NxD's mapping.
+    """
     rank = start()
     layer = on_device(ParallelEmbedding(*weight.shape, init_method=filled_with(weight), **options))
     output = layer(ids.to(get_device()))
     if scattered:
         output = mappings.reduce_scatter_to_sequence_parallel_region(output, SEQUENCE)
-    output.backward((_share(grad, SEQUENCE, rank) if scattered else grad).to(output.device))
+    output.backward((_shard(grad, SEQUENCE, rank) if scattered else grad).to(output.device))
     return host(output, layer.weight, layer.weight.grad)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """Loss of each token, gradient of the logits, and the logits as they are afterwards."""
+    """Return the loss per token, the logits gradient, and the overwritten logits."""
     rank = start()
-    own = leaf(_share(logits, -1, rank))
-    given = own * 1.0  # as of a layer: it is overwritten
+    local = leaf(_shard(logits, -1, rank))
+    given = local * 1.0  # as of a layer: it is overwritten
     loss = parallel_cross_entropy(given, labels.to(given.device))
     loss.backward(grad.to(given.device))
-    return host(loss, own.grad, given)
+    return host(loss, local.grad, given)
 
 
 def kv_heads(
@@ -127,14 +128,14 @@ def kv_heads(
     multiplier: int,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """A GQAQKVColumnParallelLinear whose rank i holds the key/value head of the i-th group."""
+    """Run a GQAQKVColumnParallelLinear with the key/value head i on the ranks of group i."""
     rank = start()
     layer = _qkv(x.shape[-1], weights, multiplier, options)
     groups = parallel_state.get_kv_shared_replica_groups()
     (head,) = [i for i, group in enumerate(groups) if rank in group]
     query, *others = weights
-    own = [_share(query, 0, rank), *(w.chunk(len(groups))[head] for w in others)]
-    _fill(layer, own)
+    local = [_shard(query, 0, rank), *(w.chunk(len(groups))[head] for w in others)]
+    _fill(layer, local)
     x_leaf = leaf(x)
     outputs = layer(x_leaf)
     permuted = [output.transpose(0, 1) for output in outputs]  # as attention reads them
@@ -154,7 +155,7 @@ def _fill(layer: GQAQKVColumnParallelLinear, weights: list[Tensor]) -> None:
 
 
 def kv_initial(weights: tuple[Tensor, Tensor, Tensor], multiplier: int) -> tuple[Tensor, ...]:
-    """Query, key and value weights of this rank as NxD initialises them."""
+    """Return the query, key and value weights of this rank as initialized by NxD."""
     start()
     layer = _qkv(weights[0].shape[1], weights, multiplier, {"fuse_qkv": False})
     return host(layer.weight_q, layer.weight_k, layer.weight_v)

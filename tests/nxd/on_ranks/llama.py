@@ -26,15 +26,15 @@ SEQUENCE = 1
 COLUMNS = ("qkv_proj", "gate_up_proj", "lm_head")
 
 
-class CutEmbedding(ParallelEmbedding):
-    """An embedding of which each rank gets its share of the sequence."""
+class SequenceShardedEmbedding(ParallelEmbedding):
+    """Embedding with outputs that are sharded along the sequence."""
 
     def forward(self, ids: Tensor) -> Tensor:
         return mappings.reduce_scatter_to_sequence_parallel_region(super().forward(ids), SEQUENCE)
 
 
 class Layer(DecoderLayer):
-    """A layer whose only input is the activation, which is what NxD's pipeline passes on."""
+    """Layer with the activation as its only input: NxD's pipeline transfers nothing else."""
 
     def __init__(self, shape: ModelConfig, layer: int, length: int) -> None:
         super().__init__(shape, layer, fp32_norms=False)
@@ -46,7 +46,7 @@ class Layer(DecoderLayer):
 
 
 class LlamaWithLoss(nn.Module):
-    """What NxD's pipeline cuts: its functions must be names of this module to stay whole."""
+    """Model that NxD's pipeline partitions; autowrapped functions must be names of this module."""
 
     def __init__(
         self, shape: ModelConfig, weights: dict[str, Tensor], sequence_parallel: bool, length: int
@@ -73,9 +73,9 @@ class LlamaWithLoss(nn.Module):
 
 def _parallel(name: str, module: nn.Module, fill: Any, sequence_parallel: bool) -> nn.Module:
     if isinstance(module, Embedding):
-        kind = CutEmbedding if sequence_parallel else ParallelEmbedding
+        embedding = SequenceShardedEmbedding if sequence_parallel else ParallelEmbedding
         size = module.weight.shape
-        return kind(*size, init_method=fill, collect_output=not sequence_parallel)
+        return embedding(*size, init_method=fill, collect_output=not sequence_parallel)
     options = {
         "bias": False,
         "init_method": fill,
@@ -89,7 +89,7 @@ def _parallel(name: str, module: nn.Module, fill: Any, sequence_parallel: bool) 
 
 
 def _configuration(num_layers: int, tp: int, sequence_parallel: bool) -> dict[str, Any]:
-    """NxD's: ranks beyond tp are stages of equally many layers."""
+    """Return NxD's configuration with `world_size / tp` stages of equal size."""
     stages = dist.get_world_size() // tp
     pipeline = {
         "transformer_layer_cls": Layer,
@@ -98,7 +98,7 @@ def _configuration(num_layers: int, tp: int, sequence_parallel: bool) -> dict[st
         "input_names": ["tokens", "targets"],
         "pipeline_cuts": [f"model.layers.{num_layers // stages * i - 1}" for i in range(1, stages)],
         "leaf_module_cls": [
-            *("ColumnParallelLinear", "CutEmbedding", "ParallelEmbedding", "RMSNorm"),
+            *("ColumnParallelLinear", "SequenceShardedEmbedding", "ParallelEmbedding", "RMSNorm"),
         ],
         "autowrap_functions": (parallel_cross_entropy,),
         "use_optimizer_wrapper": True,
@@ -118,7 +118,7 @@ def train(
     tp: int,
     sequence_parallel: bool,
 ) -> dict[str, Any]:
-    """Loss, gradients by name and gradient norm of a step."""
+    """Return loss, gradients by name and gradient norm of a step."""
     dist.init_process_group("xla", init_method="xla://")
     config = _configuration(shape.num_layers, tp, sequence_parallel)
     model = nxd.initialize_parallel_model(

@@ -13,7 +13,7 @@ from hlat.engine.nxd.nxd_engine import NxdEngine
 from hlat.recovery.checkpointer import Checkpointer
 
 Part = tuple[str, int, int]
-"""Name, private bytes at its begin, and the increase of the resident bytes up to their peak."""
+"""Name, private bytes at its start, and increase of the resident bytes up to their peak."""
 
 
 def parts_of_run(config: Config, config_yaml: str) -> list[Part]:

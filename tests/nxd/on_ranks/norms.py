@@ -1,4 +1,4 @@
-"""What NxD measures: norms of gradients, and RMSNorm's own."""
+"""Gradient norms and RMSNorm of NxD."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ HEAD, HIDDEN = 2, 4
 
 
 def of_qkv(num_heads: int, num_kv_heads: int, multiplier: int, fused: bool) -> tuple[float, float]:
-    """NxD's gradient norm where every gradient is one: as it is, and with marks put right."""
+    """Return NxD's norm of gradients of one, with its parameter attributes and with corrected ones."""
     rank = start()
     layer = on_device(
         GQAQKVColumnParallelLinear(
@@ -41,7 +41,7 @@ def of_qkv(num_heads: int, num_kv_heads: int, multiplier: int, fused: bool) -> t
 
 
 def rms(x: Tensor) -> dict[str, Any]:
-    """RMSNorm by NxD, and with a statistic in torch.double, which is fp32 on the device."""
+    """Return RMSNorm by NxD, and with a mean square in torch.double (fp32 on the device)."""
     start()
     x_device = x.to(get_device())
     by_nxd = on_device(RMSNorm(x.shape[-1], eps=0.0))(x_device)

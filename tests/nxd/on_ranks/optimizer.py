@@ -1,4 +1,4 @@
-"""Steps of NxD's optimizers, and what each rank then holds."""
+"""Steps of NxD's optimizers, and the state of each rank after them."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def steps(
     defaults: dict[str, Any],
     marks: dict[str, Any],
 ) -> dict[str, Any]:
-    """Train parameters whose gradients are given, of each step, rank, micro batch and parameter.
+    """Train with the given gradients of each step, rank, micro batch and parameter.
 
     Every parameter has the attributes of `marks`.
     """
@@ -56,8 +56,10 @@ def restored(
     configuration: dict[str, Any],
     defaults: dict[str, Any],
 ) -> tuple[Tensor, ...]:
-    """Weights after steps with AdamW, all but the last in one optimizer, whose shards then go into
-    one that began elsewhere and with a learning rate of zero."""
+    """Train with AdamW, load the shards into another optimizer, train the last step with it.
+
+    The other optimizer starts with other weights and a learning rate of zero. Return its weights.
+    """
     dist.init_process_group("xla", init_method="xla://")
     config = nxd.neuronx_distributed_config(**configuration)
 
@@ -91,7 +93,7 @@ def restored(
 
 
 def _shards(optimizer: Any) -> list[dict[str, Any]]:
-    """Of each parameter, what this rank keeps of it."""
+    """Return the shard of each parameter on this rank."""
     base = optimizer.base_optimizer
     return [
         {

@@ -1,4 +1,4 @@
-"""A stack of matrices over pipeline stages, made on the meta device as large models are."""
+"""Linear layers over pipeline stages, built on the meta device like large models."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ HIDDEN = 4
 
 
 class Block(nn.Module):
-    """A layer."""
+    """One linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers, and a loss."""
+    """Linear layers and a loss."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Stack(nn.Module):
 
 
 def initialize(module: nn.Module, device: torch.device) -> None:
-    """What NxD calls for each module when it leaves the meta device."""
+    """Initialize a module; NxD calls this after the meta device."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight)
 
@@ -46,7 +46,7 @@ def initialize(module: nn.Module, device: torch.device) -> None:
 def train(
     num_layers: int, x: Tensor, labels: Tensor, seed: int, seed_per_stage: int
 ) -> dict[str, Any]:
-    """This stage's initial weights, and loss and gradients of a step."""
+    """Return the initial weights of this stage, and loss and gradients of a step."""
     dist.init_process_group("xla", init_method="xla://")
     config = nxd.neuronx_distributed_config(
         pipeline_parallel_size=dist.get_world_size(),

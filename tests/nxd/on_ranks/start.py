@@ -1,4 +1,4 @@
-"""What every function here begins and ends with."""
+"""Initialization of ranks, and transfers between device and host."""
 
 import torch
 import torch.distributed as dist
@@ -10,35 +10,35 @@ from torch import Tensor, nn
 
 
 def start(tp: int | None = None, pp: int = 1) -> int:
-    """Form NxD's groups, all ranks tensor-parallel unless said otherwise; returns the rank."""
+    """Initialize NxD's groups (default: all ranks tensor-parallel) and return the rank."""
     dist.init_process_group("xla", init_method="xla://")
     parallel_state.initialize_model_parallel(tp or dist.get_world_size(), pp)
     return dist.get_rank()
 
 
 def on_device(module: nn.Module) -> nn.Module:
-    """The module where NxD would put it, with NxD's marks on its parameters."""
+    """Move a module to NxD's device, which sets NxD's attributes of its parameters."""
     move_model_to_device(module, get_device())
     return module
 
 
 def leaf(tensor: Tensor) -> Tensor:
-    """A copy on the device that collects a gradient."""
+    """Return a copy on the device that requires a gradient."""
     return tensor.clone().to(get_device()).requires_grad_()
 
 
 def host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Copies in host memory."""
+    """Return copies in host memory."""
     xm.mark_step()
     return tuple(tensor.detach().to("cpu", copy=True) for tensor in tensors)
 
 
-def filled_with(*wholes: Tensor):
-    """An init_method that fills one weight after the other before NxD cuts it."""
-    remaining = list(wholes)
+def filled_with(*full_tensors: Tensor):
+    """Return an init_method that fills the full weights in order before NxD shards them."""
+    remaining = list(full_tensors)
 
-    def init_method(whole: Tensor) -> None:
+    def init_method(full: Tensor) -> None:
         with torch.no_grad():
-            whole.copy_(remaining.pop(0))
+            full.copy_(remaining.pop(0))
 
     return init_method

@@ -1,8 +1,7 @@
-"""The collectives of torch_xla, carried by gloo through the memory of the host.
+"""Collectives of torch_xla, implemented with gloo through host memory.
 
-XLA's client for CPUs knows of one process: alone, its all-reduce returns what it was given, silently,
-and its all-gather aborts. The signatures here are torch_xla's; what only compilers read is taken and
-not used.
+XLA's client for CPUs supports one process: its all-reduce silently returns its input, and its
+all-gather aborts. The signatures are torch_xla's; arguments for compilers are not used.
 """
 
 from collections.abc import Sequence
@@ -24,24 +23,24 @@ _OPERATIONS = {
     xm.REDUCE_MAX: dist.ReduceOp.MAX,
     xm.REDUCE_MIN: dist.ReduceOp.MIN,
 }
-_meetings = count()
+_rendezvous_counter = count()
 
 
 def members(groups: Groups) -> tuple[int, ...]:
-    """The ranks of this rank's group.
+    """Return the ranks of this rank's group in ascending order.
 
-    They are in ascending order, however they are listed: NxD's pipeline picks its half of what it
-    gathers by the place of its rank among the sorted ones (pipeline/comm.py).
+    NxD's pipeline selects its half of a gathered tensor by the index of its rank in the sorted group
+    (pipeline/comm.py).
     """
     if not groups:
         return tuple(range(dist.get_world_size()))
-    (own,) = [group for group in groups if dist.get_rank() in group]
-    return tuple(sorted(own))
+    (local,) = [group for group in groups if dist.get_rank() in group]
+    return tuple(sorted(local))
 
 
 @cache
 def _gloo(ranks: tuple[int, ...]) -> ProcessGroupGloo:
-    """A group outside of torch's register, so that its members alone need to know of it."""
+    """Create a group that is not registered in torch, so only its members create it."""
     store = PrefixStore(f"collectives/{ranks}", dist.distributed_c10d._get_default_store())
     return ProcessGroupGloo(store, ranks.index(dist.get_rank()), len(ranks))
 
@@ -51,7 +50,7 @@ def _host(tensor: Tensor) -> Tensor:
 
 
 def _reduced(operation: str, tensor: Tensor, groups: Groups, scale: float = 1.0) -> Tensor:
-    """On the host."""
+    """Return the reduced tensor on the host."""
     found = _host(tensor)
     options = dist.AllreduceOptions()
     options.reduceOp = _OPERATIONS[operation]
@@ -60,15 +59,15 @@ def _reduced(operation: str, tensor: Tensor, groups: Groups, scale: float = 1.0)
 
 
 def _gathered(tensor: Tensor, groups: Groups) -> list[Tensor]:
-    """Every member's, on the host."""
-    own, ranks = _host(tensor), members(groups)
-    found = [torch.empty_like(own) for _ in ranks]
-    _gloo(ranks).allgather([found], [own]).wait()
+    """Return the tensors of all members on the host."""
+    local, ranks = _host(tensor), members(groups)
+    found = [torch.empty_like(local) for _ in ranks]
+    _gloo(ranks).allgather([found], [local]).wait()
     return found
 
 
-def _place(tensor: Tensor, like: Tensor, output: Tensor | None) -> Tensor:
-    """On the device of the input, or in the tensor that was given for it."""
+def _to_output(tensor: Tensor, like: Tensor, output: Tensor | None) -> Tensor:
+    """Return a tensor on the device of the input, or copy it to `output`."""
     return tensor.to(like.device) if output is None else output.copy_(tensor)
 
 
@@ -80,7 +79,7 @@ def all_reduce(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> Any:
-    """As `xm.all_reduce`: tensors of a list change, a single one does not."""
+    """Implement `xm.all_reduce`: in place for a list, out of place for a tensor."""
     if isinstance(inputs, Tensor):
         return _reduced(reduce_type, inputs, groups, scale).to(inputs.device)
     for tensor in inputs:
@@ -92,12 +91,12 @@ def all_reduce(
 def all_gather(
     value: Any, dim: int = 0, groups: Groups = None, output: Any = None, **_: Any
 ) -> Any:
-    """As `xm.all_gather`."""
+    """Implement `xm.all_gather`."""
     if not isinstance(value, Tensor):
         outputs = output or [None] * len(value)
         return [all_gather(v, dim, groups, o) for v, o in zip(value, outputs, strict=True)]
     parts = _gathered(value if value.dim() else value.reshape(1), groups)
-    return _place(torch.cat(parts, dim), value, output)
+    return _to_output(torch.cat(parts, dim), value, output)
 
 
 @torch.no_grad()
@@ -111,7 +110,7 @@ def reduce_scatter(
     output: Any = None,
     **_: Any,
 ) -> Any:
-    """As `xm.reduce_scatter`."""
+    """Implement `xm.reduce_scatter`."""
     if not isinstance(input, Tensor):
         outputs = output or [None] * len(input)
         options = (scale, scatter_dim, shard_count, groups)
@@ -120,9 +119,9 @@ def reduce_scatter(
     ranks = members(groups)
     assert shard_count == len(ranks)
     assert input.shape[scatter_dim] % shard_count == 0
-    whole = _reduced(reduce_type, input, groups, scale)
-    own = whole.chunk(shard_count, scatter_dim)[ranks.index(dist.get_rank())]
-    return _place(own.contiguous(), input, output)
+    full = _reduced(reduce_type, input, groups, scale)
+    local = full.chunk(shard_count, scatter_dim)[ranks.index(dist.get_rank())]
+    return _to_output(local.contiguous(), input, output)
 
 
 @torch.no_grad()
@@ -134,30 +133,30 @@ def all_to_all(
     groups: Groups = None,
     pin_layout: bool = True,
 ) -> Tensor:
-    """As `xm.all_to_all`."""
-    place = members(groups).index(dist.get_rank())
-    parts = [t.chunk(split_count, split_dimension)[place] for t in _gathered(value, groups)]
+    """Implement `xm.all_to_all`."""
+    index = members(groups).index(dist.get_rank())
+    parts = [t.chunk(split_count, split_dimension)[index] for t in _gathered(value, groups)]
     return torch.cat(parts, concat_dimension).to(value.device)
 
 
 @torch.no_grad()
 def collective_permute(value: Tensor, pairs: Sequence[Sequence[int]]) -> Tensor:
-    """As `xm.collective_permute`: zeros where nobody sends."""
+    """Implement `xm.collective_permute`: zeros on ranks without a source."""
     sent = _gathered(value, None)
     sources = [source for source, target in pairs if target == dist.get_rank()]
     return sent[sources[0]].to(value.device) if sources else torch.zeros_like(value)
 
 
 def rendezvous(tag: str, payload: bytes = b"", replicas: Sequence[int] = ()) -> list[bytes]:
-    """As `xm.rendezvous`, of all ranks: each has written before any has read."""
+    """Implement `xm.rendezvous` of all ranks: all write before one returns."""
     xm.mark_step()
-    store, turn = dist.distributed_c10d._get_default_store(), next(_meetings)
+    store, turn = dist.distributed_c10d._get_default_store(), next(_rendezvous_counter)
     store.set(f"rendezvous/{turn}/{dist.get_rank()}", payload)
     return [store.get(f"rendezvous/{turn}/{rank}") for rank in members(None)]
 
 
 def install(rendezvous_only: bool = False) -> None:
-    """Put them in the place of torch_xla's; its bucketized ones call these."""
+    """Replace the functions of torch_xla; its bucketized collectives call these."""
     moving = (all_reduce, all_gather, reduce_scatter, all_to_all, collective_permute)
     for function in (rendezvous,) if rendezvous_only else (*moving, rendezvous):
         setattr(xm, function.__name__, function)

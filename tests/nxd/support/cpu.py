@@ -1,12 +1,12 @@
-"""Lets this process run NxD's unmodified code on its CPU, together with others.
+"""Run NxD's unmodified code in several processes on the CPU.
 
-There are two ways. `gloo`: NxD's own CPU mode, tensors of torch's CPU, process groups of gloo;
-quick, and exact about numbers. `xla`: lazy tensors of torch_xla on its CPU client, with the branches
-that NxD takes on Trainium; slow, and close to what runs there. `graphs` is `xla` with torch_xla's own
-collectives, which can be traced and not executed (tests/nxd/support/graphs.py).
+`gloo`: NxD's CPU mode with CPU tensors of torch and process groups of gloo; fast, with exact values.
+`xla`: lazy tensors of torch_xla's CPU client, with the branches of NxD for Trainium; slow, and closer
+to a device. `graphs`: `xla` with torch_xla's collectives, which can be traced but not executed
+(tests/nxd/support/graphs.py).
 
-NxD finishes its CPU mode for single layers only, and XLA's client knows of one process, so some
-functions of torch and torch_xla are replaced, in `gloo` a few of NxD's too, each with its reason.
+NxD's CPU mode supports single layers only, and XLA's client one process. So some functions of torch
+and torch_xla are replaced, with `gloo` a few of NxD too, each with its reason.
 """
 
 import functools
@@ -36,25 +36,25 @@ def install(mode: str) -> None:
 
 
 def _count_processes() -> None:
-    """torch_xla believes each process to be the only one; ours are all on one host."""
+    """Set rank and world size in torch_xla, which supports one process; all are on one host."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for name in ("global_ordinal", "local_ordinal"):
         setattr(torch_xla.runtime, name, lambda: rank)
     for name in ("world_size", "global_device_count"):
         setattr(torch_xla.runtime, name, lambda: size)
-    # NxD's get_local_world_size reads a variable whose name torch_xla no longer has
+    # NxD's get_local_world_size reads the variable by a name that torch_xla removed
     torch_xla.core.xla_env_vars.HOST_WORLD_SIZE = "HOST_WORLD_SIZE"
     os.environ["HOST_WORLD_SIZE"] = "1"
 
 
 def _begin_groups(mode: str) -> None:
-    """What init_process_group("xla", init_method="xla://") of a training program is to do here."""
+    """Replace init_process_group("xla", init_method="xla://") of training programs."""
     begin = dist.init_process_group
 
     @functools.wraps(begin)
     def init_process_group(backend: str | None = None, **options: Any) -> None:
         if backend == "xla":
-            options.pop("init_method", None)  # torch_xla's asks XLA's client for the rank
+            options.pop("init_method", None)  # torch_xla's init_method reads the rank from XLA
             backend = "gloo" if mode == "gloo" else "xla"
         begin(backend, **options)
 

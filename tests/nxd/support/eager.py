@@ -1,4 +1,4 @@
-"""What NxD's CPU mode still lacks where tensors are torch's own: gaps are filled, no number changes."""
+"""Additions to NxD's CPU mode for CPU tensors of torch; they change no values."""
 
 import inspect
 import textwrap
@@ -15,26 +15,26 @@ from tests.nxd.support import collectives
 
 
 def install() -> None:
-    """Fill the gaps of torch_xla, then import NxD and fill its own."""
-    _nothing_is_lazy()
-    _zero1_takes_cpu_tensors()
-    _gradients_can_be_viewed()
-    _views_can_be_sent()
-    _inputs_stay_as_they_are()
-    _norms_are_summed_over_replica_groups()
+    """Patch torch_xla, then import NxD and patch it."""
+    _disable_lazy_execution()
+    _allow_cpu_tensors_in_zero1()
+    _make_gradients_contiguous()
+    _send_contiguous_tensors()
+    _clone_reduce_scatter_inputs()
+    _all_reduce_norms_over_rank_lists()
 
 
-def _nothing_is_lazy() -> None:
-    """There is one device, and what was written has been done: no client of XLA needs to start."""
+def _disable_lazy_execution() -> None:
+    """Return the CPU as the device and do nothing in sync, so no XLA client starts."""
     torch_xla.device = lambda *_: torch.device("cpu")
     torch_xla.sync = lambda *_, **__: None
 
 
-def _zero1_takes_cpu_tensors() -> None:
-    """torch_xla's ZeRO-1 asserts an XLA device, and cuts its masters from a copy that is none here:
-    masters that share the weights' memory would follow them, and hide what a real device shows."""
+def _allow_cpu_tensors_in_zero1() -> None:
+    """Remove an assertion of an XLA device, and copy the master weights: on a CPU, `to` would return
+    the memory of the weights, so master weights would change with them, unlike on a device."""
     optimizer = zero_redundancy_optimizer.ZeroRedundancyOptimizer
-    optimizer._shard_parameters = _rewritten(
+    optimizer._shard_parameters = _replace_source(
         optimizer._shard_parameters,
         {
             "assert self.device.type == 'xla'": "pass",
@@ -43,19 +43,19 @@ def _zero1_takes_cpu_tensors() -> None:
     )
 
 
-def _rewritten(function: Callable[..., Any], changes: dict[str, str]) -> Callable[..., Any]:
-    """The same function with other words at places that must be there once."""
+def _replace_source(function: Callable[..., Any], changes: dict[str, str]) -> Callable[..., Any]:
+    """Return a function with replaced source text; each old text must occur once."""
     source = textwrap.dedent(inspect.getsource(function))
     for old, new in changes.items():
         assert source.count(old) == 1, f"{function.__qualname__} has changed: {old}"
         source = source.replace(old, new)
     scope = dict(function.__globals__)
-    exec(source, scope)  # torch_xla's own words
+    exec(source, scope)  # source of torch_xla
     return scope[function.__name__]
 
 
-def _gradients_can_be_viewed() -> None:
-    """NxD calls view() on gradients of permuted tensors: XLA's have no strides, torch's have."""
+def _make_gradients_contiguous() -> None:
+    """Make gradients contiguous: NxD calls view() on permuted ones, which XLA permits."""
     from neuronx_distributed.modules import qkv_linear
     from neuronx_distributed.parallel_layers import layers
 
@@ -67,7 +67,7 @@ def _gradients_can_be_viewed() -> None:
 
 
 def _contiguous(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of contiguous tensors, with contiguous results."""
+    """Wrap a function so that its arguments and results are contiguous."""
 
     def dense(value: Any) -> Any:
         return value.contiguous() if isinstance(value, Tensor) else value
@@ -78,14 +78,14 @@ def _contiguous(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _views_can_be_sent() -> None:
-    """NxD's pipeline sends what a layer gives, which along dimension 1 is a permuted view."""
+def _send_contiguous_tensors() -> None:
+    """Send contiguous tensors: layers with sequence dimension 1 return permuted views."""
     send = dist.send
     dist.send = lambda tensor, **options: send(tensor.contiguous(), **options)
 
 
-def _inputs_stay_as_they_are() -> None:
-    """NxD's reduce-scatter over gloo sums into its input, which torch_xla's does not touch."""
+def _clone_reduce_scatter_inputs() -> None:
+    """Copy the input: NxD's reduce-scatter over gloo changes it, torch_xla's does not."""
     from neuronx_distributed.parallel_layers import comm
 
     scatter = comm.gloo_reduce_scatter
@@ -94,8 +94,8 @@ def _inputs_stay_as_they_are() -> None:
     )
 
 
-def _norms_are_summed_over_replica_groups() -> None:
-    """With ZeRO-1, NxD gives torch lists of ranks where it wants a process group."""
+def _all_reduce_norms_over_rank_lists() -> None:
+    """Accept lists of ranks, which NxD passes with ZeRO-1 instead of a process group."""
     from neuronx_distributed.parallel_layers import grads
 
     reduce = grads.all_reduce

@@ -1,4 +1,4 @@
-"""Records the graphs of a rank with torch_xla's own collectives; nothing is executed.
+"""Record the graphs of a rank with torch_xla's collectives without execution.
 
 XLA's client for CPUs executes no collective between processes, so tests/nxd/support/collectives.py
 replaces them. Here they stay in the graphs. Each synchronization records its graph instead of
@@ -79,7 +79,7 @@ class GraphRecorder(TorchDispatchMode):
 
 
 def _normalize_stablehlo(text: str) -> str:
-    """Return a graph without what it only passes on, since a device gets no such graph."""
+    """Return a graph without results that are parameters, since a device gets no such graph."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if "func.func @main" in line), None)
     if start is None:
@@ -115,7 +115,7 @@ def _normalize_hlo(text: str) -> str:
 
 
 def _rename(text: str, pattern: str, parameters: dict[str, str]) -> str:
-    """Number the names of a graph as they appear, and put the types of its parameters first."""
+    """Number the names of a graph in order, and put the types of its parameters first."""
     names: dict[str, str] = {}
     for name in re.findall(pattern, text):
         names.setdefault(name, f"%p{len(names)}" if name in parameters else f"%{len(names)}")

@@ -1,8 +1,7 @@
-"""Fresh processes that NxD believes to be Trainium's, each running one function.
+"""New processes that run one function each, with NxD on a CPU.
 
-What NxD does depends on variables that it reads while it is imported, and its groups live as long as
-the process, so nothing is used twice but the server that the processes are forked from, which has
-imported NxD and started nothing.
+NxD reads variables during its import, and its groups exist until the process ends, so processes are
+not reused. Only the server from which they are forked is: it has imported NxD without starting it.
 """
 
 import faulthandler
@@ -25,25 +24,25 @@ import pytest
 from hlat.recovery.rendezvous import LocalRendezvous
 
 MODES = ("gloo", "xla")
-"""Ways of running NxD on a CPU; tests/nxd/support/cpu.py tells them apart."""
+"""Modes of NxD on a CPU; see tests/nxd/support/cpu.py."""
 SECONDS = 300
-"""Without an answer and without work: ranks on a loaded machine are slow, but compute."""
+"""Timeout without an answer and without CPU use: ranks on a loaded machine are slow, but compute."""
 _CHECK_INTERVAL_S = 5.0
 _MIN_CORES = 0.01
-"""Cores that ranks use together at least, on average, unless they wait for each other forever."""
-LAST_WORDS = 3000
+"""Minimum average number of cores that all ranks use together, unless they are deadlocked."""
+MAX_OUTPUT_CHARACTERS = 3000
 """Characters of each rank's output in the message of a failure."""
 
 
 def require_nxd() -> None:
-    """Skip the test module that calls this where there is no NxD."""
+    """Skip the calling test module if NxD is not importable."""
     if find_spec("neuronx_distributed") is None:
         reason = "neuronx_distributed is not importable: make test-nxd NXD_SOURCE=<checkout>"
         pytest.skip(reason, allow_module_level=True)
 
 
 class RankError(RuntimeError):
-    """A rank raised, died or did not answer; the message has the last words of all."""
+    """Error of a rank that raised, died or did not answer, with the last output of all ranks."""
 
 
 def run(
@@ -54,21 +53,21 @@ def run(
     seconds: float = SECONDS,
     **variables: str,
 ) -> list[Any]:
-    """What a function returns on each of `size` ranks, in their order.
+    """Run a function on `size` ranks and return the results in the order of ranks.
 
     Args:
         size: Number of processes.
         function: Module in tests/nxd/on_ranks and name, such as "layers.column".
-        arguments: Of the function, on every rank.
+        arguments: Arguments of the function, on every rank.
         mode: One of MODES, or "graphs".
-        seconds: Without work, after which all are ended.
-        variables: Of the environment, beside torchrun's.
+        seconds: Timeout without CPU use, after which all ranks are killed.
+        variables: Environment variables in addition to those of torchrun.
 
     Raises:
-        RankError: Not all ranks have returned.
+        RankError: A rank did not return.
     """
-    meeting = LocalRendezvous(function)  # kept: a port that is free is anybody's a moment later
-    port = meeting.next_rendezvous().bootstrap_store_info.master_port
+    rendezvous = LocalRendezvous(function)  # the port is bound until the object is deleted
+    port = rendezvous.next_rendezvous().bootstrap_store_info.master_port
     call = pickle.dumps((mode, function, arguments))
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"rank_{rank}.log" for rank in range(size)]
@@ -80,8 +79,8 @@ def run(
             pipes, processes = zip(*started, strict=True)
             return _results([*pipes], [process.pid for process in processes], seconds)
         except RankError as error:
-            words = [f"rank {i}: {_end(log)}" for i, log in enumerate(logs)]
-            raise RankError("\n\n".join([f"{function}: {error}", *words])) from None
+            outputs = [f"rank {i}: {_end(log)}" for i, log in enumerate(logs)]
+            raise RankError("\n\n".join([f"{function}: {error}", *outputs])) from None
         finally:
             for _, process in started:
                 process.kill()
@@ -89,7 +88,7 @@ def run(
 
 
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """What torchrun would set, on one machine."""
+    """Return the variables that torchrun sets on one machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -138,7 +137,7 @@ def _results(pipes: list[Connection], pids: list[int], seconds: float) -> list[A
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Of a process and its threads; 0 if it has ended."""
+    """Return the CPU time of a process and its threads; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -147,19 +146,19 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _end(log: Path) -> str:
-    """The last of what a rank has said."""
+    """Return the last output of a rank."""
     text = log.read_text(errors="replace").strip() if log.exists() else ""
-    return text[-LAST_WORDS:] or "(silent)"
+    return text[-MAX_OUTPUT_CHARACTERS:] or "(silent)"
 
 
 def _serve(
-    pipe: Connection, variables: dict[str, str], log: Path, call: bytes, patience: float
+    pipe: Connection, variables: dict[str, str], log: Path, call: bytes, dump_after_s: float
 ) -> None:
-    """In the new process: what it says goes to the log, what it returns to the pipe."""
-    said = os.open(log, os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
-    faulthandler.dump_traceback_later(patience, repeat=True)
+    """Run the function in the new process; write output to the log and the result to the pipe."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    faulthandler.dump_traceback_later(dump_after_s, repeat=True)
     os.environ |= variables
     code = 1
     try:
@@ -172,4 +171,4 @@ def _serve(
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()
-    os._exit(code)  # past torch_xla's farewell, which waits for devices
+    os._exit(code)  # skips torch_xla's exit handler, which waits for devices

@@ -1,7 +1,7 @@
-"""Stand-ins for AWS's closed packages, so that neuronx_distributed imports where they are not.
+"""Stand-ins for closed packages of AWS, so neuronx_distributed can be imported without them.
 
-Importing its training half pulls in its inference half, which names kernels and compilers of the
-Neuron SDK. A stand-in has the name and nothing else: whoever calls one is told.
+Its training modules import its inference modules, which import kernels and compilers of the Neuron
+SDK. A stand-in has only a name; calling it raises an error.
 """
 
 import os
@@ -17,16 +17,16 @@ import torch
 
 
 class NeuronOnlyError(NotImplementedError):
-    """A kernel or a compiler of the Neuron SDK was called, and there is none."""
+    """Error of a call to a kernel or a compiler of the Neuron SDK."""
 
 
 def get_platform_target() -> str:
-    """The chip that NxD lays out ranks and key/value heads for: trn1, trn2 or trn3."""
+    """Return the chip for which NxD orders ranks and key/value heads: trn1, trn2 or trn3."""
     return os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
 
 
 class CollectivesConfig:
-    """Whom each rank of a context-parallel group sends to: its neighbour on a ring."""
+    """Source and target ranks of context-parallel groups: the next rank on a ring."""
 
     def __init__(self, replica_groups: list[list[int]]) -> None:
         self.rank_src_tgt_pairs = {
@@ -83,8 +83,8 @@ SYMBOLS: dict[str, list[str]] = {
         "hlo_entry_computation",
     ],
 }
-"""Module -> symbols that NxD 0.17 (SDK 2.28) or 0.18 (2.29) takes from it on import.
-libneuronxla has no libneuronpjrt_path, by which torch_xla would know that Neuron is here."""
+"""Module -> symbols that NxD 0.17 (SDK 2.28) or 0.18 (2.29) imports from it.
+libneuronxla has no libneuronpjrt_path, by which torch_xla would detect Neuron."""
 
 ANSWERS: dict[str, Any] = {
     "ActFnType": Enum("ActFnType", ["GELU", "SiLU", "Swish"]),
@@ -100,20 +100,20 @@ ANSWERS: dict[str, Any] = {
     "nki_jit": jit,
     "skip_middle_end_transformations": jit,
 }
-"""The symbols that NxD asks while it is imported or training; all others only have a name."""
+"""Values of the symbols that NxD uses during import or training; all others only have a name."""
 
 
 def _stand_in(what: str) -> type:
-    """A class, since NxD puts some into annotations, that cannot be called."""
+    """Return a class that raises on construction; NxD uses some in annotations."""
 
-    def refuse(self: Any, *arguments: Any, **keywords: Any) -> None:
+    def raise_error(self: Any, *arguments: Any, **keywords: Any) -> None:
         raise NeuronOnlyError(f"{what} is part of the Neuron SDK and does not run here")
 
-    return type(what.rpartition(".")[2], (), {"__init__": refuse})
+    return type(what.rpartition(".")[2], (), {"__init__": raise_error})
 
 
 def _module(name: str) -> Any:
-    """The module of this name, made with its parents where it is not there yet."""
+    """Return the module of this name; create it and its parents if missing."""
     if name not in sys.modules:
         module = module_from_spec(ModuleSpec(name, None, is_package=True))
         sys.modules[name] = module
@@ -124,7 +124,7 @@ def _module(name: str) -> Any:
 
 
 def install() -> None:
-    """Let this process import neuronx_distributed."""
+    """Register the stand-ins, so this process can import neuronx_distributed."""
     for name, symbols in SYMBOLS.items():
         module = _module(name)
         for symbol in symbols:
