@@ -46,9 +46,9 @@ class Runner:
         Figures of the report are empty files: rendering them takes as long as the rest. Processes
         that the entry starts, such as the points of a sweep, write to pytest's own streams.
         """
-        flags = [word for word in overrides if word.startswith("-")]
-        typed = [word for word in overrides if word not in flags]
-        words = ["hlat.train", *flags, *(self.small if small else []), *typed]
+        flags = [argument for argument in overrides if argument.startswith("-")]
+        typed = [argument for argument in overrides if argument not in flags]
+        arguments = ["hlat.train", *flags, *(self.small if small else []), *typed]
         out, err = io.StringIO(), io.StringIO()
         code = 0
         with (
@@ -58,19 +58,19 @@ class Runner:
         ):
             patch.chdir(self.folder)
             patch.setenv("PYTHONPATH", self.environment["PYTHONPATH"])
-            patch.setattr(sys, "argv", words)
+            patch.setattr(sys, "argv", arguments)
             patch.setattr(ReportFigure, "render_svg", lambda _: "<svg></svg>")
             patch.setattr(ReportFigure, "render_png", lambda _: b"")
             try:
                 entry_point.run_entry_point(task)
             except SystemExit as end:
                 code = int(end.code or 0)
-        return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
         """Start the entry in a process of its own."""
-        flags = [word for word in arguments if word.startswith("-")]
-        overrides = [word for word in arguments if word not in flags]
+        flags = [argument for argument in arguments if argument.startswith("-")]
+        overrides = [argument for argument in arguments if argument not in flags]
         return subprocess.Popen(
             [sys.executable, "-m", "hlat.train", *flags, *self.small, *overrides],
             cwd=self.folder,
@@ -126,7 +126,9 @@ class CommandResult(NamedTuple):
     err: str
 
 
-def call_command(main: Callable[[Sequence[str]], Any], folder: Path, *words: str) -> CommandResult:
+def call_command(
+    main: Callable[[Sequence[str]], Any], folder: Path, *arguments: str
+) -> CommandResult:
     """Run the main function of a command in this process, in a folder."""
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -137,7 +139,7 @@ def call_command(main: Callable[[Sequence[str]], Any], folder: Path, *words: str
     ):
         patch.chdir(folder)
         try:
-            code = int(main(words))
+            code = int(main(arguments))
         except SystemExit as end:
             code = int(end.code or 0)
     return CommandResult(code, out.getvalue(), err.getvalue())

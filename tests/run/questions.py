@@ -47,7 +47,7 @@ WORDS = [
 SPLITS = ("train", "validation", "test")
 
 
-class Draw:
+class RandomText:
     """Random texts."""
 
     def __init__(self, seed: int) -> None:
@@ -63,82 +63,93 @@ class Draw:
         return self.random.randrange(count)
 
 
-def _mmlu(draw: Draw) -> Row:
-    return {"question": draw.text(), "choices": draw.texts(4), "answer": draw.choice(4)}
-
-
-def _piqa(draw: Draw) -> Row:
+def _mmlu(random_text: RandomText) -> Row:
     return {
-        "goal": draw.text(),
-        "sol1": draw.text(),
-        "sol2": draw.text(),
-        "label": draw.choice(2),
+        "question": random_text.text(),
+        "choices": random_text.texts(4),
+        "answer": random_text.choice(4),
     }
 
 
-def _hellaswag(draw: Draw) -> Row:
+def _piqa(random_text: RandomText) -> Row:
+    return {
+        "goal": random_text.text(),
+        "sol1": random_text.text(),
+        "sol2": random_text.text(),
+        "label": random_text.choice(2),
+    }
+
+
+def _hellaswag(random_text: RandomText) -> Row:
     return {
         "activity_label": "Washing [header] dishes",
-        "ctx_a": draw.text(),
-        "ctx_b": draw.text(0, 3),
-        "endings": [f"{text} [title] {draw.text()}." for text in draw.texts(4)],
-        "label": str(draw.choice(4)),
+        "ctx_a": random_text.text(),
+        "ctx_b": random_text.text(0, 3),
+        "endings": [f"{text} [title] {random_text.text()}." for text in random_text.texts(4)],
+        "label": str(random_text.choice(4)),
     }
 
 
-def _winogrande(draw: Draw) -> Row:
+def _winogrande(random_text: RandomText) -> Row:
     return {
-        "sentence": f"{draw.text()} _ {draw.text()}.",
-        "option1": draw.text(1, 1),
-        "option2": draw.text(1, 1),
-        "answer": str(1 + draw.choice(2)),
+        "sentence": f"{random_text.text()} _ {random_text.text()}.",
+        "option1": random_text.text(1, 1),
+        "option2": random_text.text(1, 1),
+        "answer": str(1 + random_text.choice(2)),
     }
 
 
-def _arc(draw: Draw, question: str = "question") -> Row:
+def _arc(random_text: RandomText, question: str = "question") -> Row:
     labels = ["A", "B", "C", "D"]
     return {
-        question: draw.text(),
-        "choices": {"text": draw.texts(4), "label": labels},
-        "answerKey": labels[draw.choice(4)],
+        question: random_text.text(),
+        "choices": {"text": random_text.texts(4), "label": labels},
+        "answerKey": labels[random_text.choice(4)],
     }
 
 
-def _openbookqa(draw: Draw) -> Row:
-    return _arc(draw, "question_stem")
+def _openbookqa(random_text: RandomText) -> Row:
+    return _arc(random_text, "question_stem")
 
 
-def _nq_open(draw: Draw) -> Row:
-    return {"question": draw.text(), "answer": draw.texts(2)}
+def _nq_open(random_text: RandomText) -> Row:
+    return {"question": random_text.text(), "answer": random_text.texts(2)}
 
 
-def _triviaqa(draw: Draw) -> Row:
-    aliases = draw.texts(3)
-    return {"question": draw.text(), "answer": {"aliases": aliases, "value": aliases[0]}}
+def _triviaqa(random_text: RandomText) -> Row:
+    aliases = random_text.texts(3)
+    return {"question": random_text.text(), "answer": {"aliases": aliases, "value": aliases[0]}}
 
 
-def _gsm8k(draw: Draw) -> Row:
-    return {"question": draw.text(), "answer": f"{draw.text()}\n#### {draw.choice(100)}"}
+def _gsm8k(random_text: RandomText) -> Row:
+    return {
+        "question": random_text.text(),
+        "answer": f"{random_text.text()}\n#### {random_text.choice(100)}",
+    }
 
 
-def _boolq(draw: Draw) -> Row:
-    return {"passage": draw.text(10, 30), "question": draw.text(), "label": draw.choice(2)}
+def _boolq(random_text: RandomText) -> Row:
+    return {
+        "passage": random_text.text(10, 30),
+        "question": random_text.text(),
+        "label": random_text.choice(2),
+    }
 
 
-def _truthful_qa(draw: Draw) -> Row:
+def _truthful_qa(random_text: RandomText) -> Row:
     targets = {
-        f"mc{i}_targets": {"choices": draw.texts(4), "labels": labels}
+        f"mc{i}_targets": {"choices": random_text.texts(4), "labels": labels}
         for i, labels in ((1, [1, 0, 0, 0]), (2, [1, 1, 0, 0]))
     }
-    return {"question": draw.text(), **targets}
+    return {"question": random_text.text(), **targets}
 
 
-def _crows_pairs(draw: Draw) -> Row:
-    return {"sent_more": draw.text(), "sent_less": draw.text(), "bias_type": "age"}
+def _crows_pairs(random_text: RandomText) -> Row:
+    return {"sent_more": random_text.text(), "sent_less": random_text.text(), "bias_type": "age"}
 
 
-def _bbh(draw: Draw) -> Row:
-    return {"input": draw.text(), "target": draw.text(1, 1)}
+def _bbh(random_text: RandomText) -> Row:
+    return {"input": random_text.text(), "target": random_text.text(1, 1)}
 
 
 def _subjects(folder: str, pattern: str) -> list[str]:
@@ -160,7 +171,7 @@ def write(folder: Path, rows: int = 2, names: Collection[str] | None = None) -> 
         rows: Number of questions of each split; splits with few-shot examples have ten.
         names: Names of the data sets; None: all.
     """
-    kinds: dict[str, tuple[list[str | None], Callable[[Draw], Row]]] = {
+    datasets: dict[str, tuple[list[str | None], Callable[[RandomText], Row]]] = {
         "cais/mmlu": ([*_subjects("mmlu/default", "mmlu_*.yaml")], _mmlu),
         "baber/piqa": ([None], _piqa),
         "Rowan/hellaswag": ([None], _hellaswag),
@@ -175,17 +186,17 @@ def write(folder: Path, rows: int = 2, names: Collection[str] | None = None) -> 
         "jannalu/crows_pairs_multilingual": (["english", "french"], _crows_pairs),
         "SaylorTwift/bbh": ([*_subjects("bbh/cot_fewshot", "*.yaml")], _bbh),
     }
-    for seed, (name, (subsets, make)) in enumerate(kinds.items()):
+    for seed, (name, (subsets, make)) in enumerate(datasets.items()):
         if names is None or name in names:
-            _write(folder / name, subsets, make, Draw(seed), rows)
+            _write(folder / name, subsets, make, RandomText(seed), rows)
     return folder
 
 
 def _write(
     folder: Path,
     subsets: list[str | None],
-    make: Callable[[Draw], Row],
-    draw: Draw,
+    make: Callable[[RandomText], Row],
+    random_text: RandomText,
     rows: int,
 ) -> None:
     """Write a data set with the layout of the hub: files of rows, and a README that lists them."""
@@ -197,7 +208,7 @@ def _write(
             path = folder / (subset or "data") / f"{split}.jsonl"
             path.parent.mkdir(exist_ok=True)
             count = 10 if split in ("train", "dev") else rows
-            path.write_text("".join(json.dumps(make(draw)) + "\n" for _ in range(count)))
+            path.write_text("".join(json.dumps(make(random_text)) + "\n" for _ in range(count)))
             files.append({"split": split, "path": str(path.relative_to(folder))})
         configs.append({"config_name": subset or "default", "data_files": files})
     (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")

@@ -48,8 +48,8 @@ def audited(tmp_path: Path, compose: object) -> Run:
         "HLAT_AUDIT_LAUNCHERS": next(iter(hydra_plugins.hlat_launchers.__path__)),
     }
 
-    def run(*words: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, *words]
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, *arguments]
         return subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
@@ -111,8 +111,8 @@ def test_run_no_loaded_code(audited: Run, tmp_path: Path, small: list[str], corp
 def test_run_no_loaded_code_in_several_processes(
     audited: Run, tmp_path: Path, small: list[str], corpus: Path
 ) -> None:
-    for name, *words in list_commands(small, corpus, dp=2):
-        done = audited("-m", f"hlat.{name}", *words)
+    for name, *arguments in list_commands(small, corpus, dp=2):
+        done = audited("-m", f"hlat.{name}", *arguments)
         assert not seen(tmp_path)
         assert done.returncode == 0, done.stderr
     processes = (tmp_path / "audit.processes").read_text().split()

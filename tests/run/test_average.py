@@ -25,7 +25,7 @@ def trained(runner, uninterrupted):
 @pytest.fixture
 def do(runner):
     """Run a command in this process, in the runner's folder."""
-    return lambda entry, *words: call_command(entry.main, runner.folder, *words)
+    return lambda entry, *arguments: call_command(entry.main, runner.folder, *arguments)
 
 
 def weights(folder: Path, step: int) -> dict[str, torch.Tensor]:
@@ -150,9 +150,9 @@ MISTAKES = [
 
 
 def test_refuse_mistakes_in_one_sentence(trained, runner, do):
-    for words, sentence in MISTAKES:
-        done = do(average, *words)
-        assert (done.code, done.err) == (2, sentence), words
+    for arguments, sentence in MISTAKES:
+        done = do(average, *arguments)
+        assert (done.code, done.err) == (2, sentence), arguments
     assert not (runner.folder / "runs/whole/averages").exists()
 
 

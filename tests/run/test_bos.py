@@ -65,12 +65,12 @@ def test_train_and_resume_with_other_workers_bit_identically(runner, overrides, 
 
 @pytest.mark.slow  # one or more whole processes
 def test_refuse_to_resume_with_another_bos(trained, runner, overrides, refused):
-    settings = [word for word in overrides if not word.startswith("data.bos_token")]
-    for words, found in (
+    settings = [argument for argument in overrides if not argument.startswith("data.bos_token")]
+    for arguments, found in (
         (settings, "none"),
         ([*settings, f'data.bos_token="{EMBEDDED_EOS_TOKEN}"'], EMBEDDED_EOS_TOKEN),
     ):
-        done = runner.run("run.name=whole", *words)
+        done = runner.run("run.name=whole", *arguments)
         refused(
             done, f"data.bos_token: the checkpoint was written with {BOS}, this run has {found}; "
         )
@@ -107,7 +107,7 @@ def test_train_with_the_printed_command_and_warn_without_its_bos(trained, runner
     done = do("runs/whole", "--output", "out")
     command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
     bos = f'data.bos_token="{BOS}"'
-    without_model = [word for word in runner.small if not word.startswith("model.")]
+    without_model = [argument for argument in runner.small if not argument.startswith("model.")]
     settings = (*MASKS, "run.steps=1")
     first = runner.run(*without_model, *command[2:], *settings, "run.name=y", small=False)
     assert first.returncode == 0, first.stderr

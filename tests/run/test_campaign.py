@@ -14,7 +14,7 @@ from hlat.campaign import __main__ as campaign
 from tests.run.conftest import PYTHONPATH, CommandResult, call_command
 
 CHAIN = """\
-train: {words}
+train: {overrides}
 stages:
   first: {{train: [run.steps=10]}}
   second: {{train: [], start_from: first}}
@@ -31,13 +31,13 @@ case "$1" in get) cat "$here/answer";; esac
 
 @pytest.fixture
 def folder(tmp_path: Path, small: list[str]) -> Path:
-    (tmp_path / "chain.yaml").write_text(CHAIN.format(words=json.dumps(small)))
+    (tmp_path / "chain.yaml").write_text(CHAIN.format(overrides=json.dumps(small)))
     return tmp_path
 
 
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "hlat.campaign", "chain.yaml", *words],
+        [sys.executable, "-m", "hlat.campaign", "chain.yaml", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
         text=True,
@@ -46,8 +46,8 @@ def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
     )
 
 
-def call(folder: Path, *words: str) -> CommandResult:
-    return call_command(campaign.main, folder, "chain.yaml", *words)
+def call(folder: Path, *arguments: str) -> CommandResult:
+    return call_command(campaign.main, folder, "chain.yaml", *arguments)
 
 
 def states(folder: Path) -> list[str]:

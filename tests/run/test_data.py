@@ -36,9 +36,9 @@ def damaged(tmp_path: Path) -> list[str]:
 def test_warn_once_of_bytes_that_are_not_utf8(
     runner, small, damaged, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    mine = [word for word in small if not word.startswith("data.sources")]
-    words = [*mine, *damaged, f"data.workers={workers}", "run.steps=3"]
-    done = runner.run(*words, small=False)
+    mine = [argument for argument in small if not argument.startswith("data.sources")]
+    arguments = [*mine, *damaged, f"data.workers={workers}", "run.steps=3"]
+    done = runner.run(*arguments, small=False)
     assert done.returncode == 0, done.stderr
     told = "data.sources.files: documents hold bytes that are not UTF-8; each reads as U+FFFD"
     written = done.stdout + done.stderr + "".join(capfd.readouterr())  # of workers as well

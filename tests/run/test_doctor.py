@@ -16,8 +16,8 @@ TWO_PROCESSES = ["parallelism.tp=2", "precision=mixed"]
 
 
 @pytest.fixture
-def words(small):
-    return [word for word in small if word.startswith("data.")]
+def arguments(small):
+    return [argument for argument in small if argument.startswith("data.")]
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def doctor(runner) -> Callable[..., "subprocess.CompletedProcess[str]"]:
         pytest.param(TWO_PROCESSES, marks=[pytest.mark.slow, pytest.mark.xdist_group("processes")]),
     ],
 )
-def test_report_a_healthy_run(doctor, hlat, words, tmp_path, layout) -> None:
+def test_report_a_healthy_run(doctor, hlat, arguments, tmp_path, layout) -> None:
     command = partial(hlat, "doctor") if layout == TWO_PROCESSES else doctor
-    done = command(*words, *layout, "run.name=x")
+    done = command(*arguments, *layout, "run.name=x")
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, last = done.stdout.splitlines()
     assert last.startswith("healthy; ")
@@ -54,8 +54,8 @@ def test_refuse_mistakes_with_the_message_of_train(doctor) -> None:
 
 
 @pytest.mark.slow
-def test_missing_data_are_not_a_failure(doctor, words, tmp_path) -> None:
-    done = doctor(*words, f"data.root={tmp_path}")
+def test_missing_data_are_not_a_failure(doctor, arguments, tmp_path) -> None:
+    done = doctor(*arguments, f"data.root={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.split()[1] == "data"]
     assert line.startswith("n/a   data            data.sources.")
@@ -74,9 +74,9 @@ def test_refuse_a_launcher(hlat) -> None:
 
 
 @pytest.mark.slow
-def test_check_on_after_the_reader_of_stdout_has_left(words, tmp_path) -> None:
+def test_check_on_after_the_reader_of_stdout_has_left(arguments, tmp_path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "hlat.doctor", *words, "run.name=x"],
+        [sys.executable, "-m", "hlat.doctor", *arguments, "run.name=x"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,

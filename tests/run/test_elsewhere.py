@@ -182,8 +182,8 @@ def test_list_verify_prune_and_average_checkpoints_at_a_url(
 ):
     monkeypatch.chdir(runner.folder)
 
-    def do(main, *words):
-        code = main(words)
+    def do(main, *arguments):
+        code = main(arguments)
         return code, capsys.readouterr().out
 
     code, out = do(average.main, "runs/x", "last=2")

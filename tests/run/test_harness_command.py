@@ -145,10 +145,21 @@ def write_model(path: Path) -> None:
 def write_tasks(folder: Path) -> None:
     """Write tasks with equal and empty choices, stray spaces, Unicode and over-long contexts."""
     rng = random.Random(0)
-    words = ["river", "house", "été", "木", "  seven", "print(", "tree ", "of", "\tvalue", "🙂"]
+    vocabulary = [
+        "river",
+        "house",
+        "été",
+        "木",
+        "  seven",
+        "print(",
+        "tree ",
+        "of",
+        "\tvalue",
+        "🙂",
+    ]
 
     def text(least: int, most: int) -> str:
-        return " ".join(rng.choices(words, k=rng.randint(least, most)))
+        return " ".join(rng.choices(vocabulary, k=rng.randint(least, most)))
 
     rows = [
         {
@@ -239,10 +250,10 @@ def found(folder, tmp_path_factory) -> dict[str, Evaluated]:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
         for name, case in CASES.items():
             output = tmp_path_factory.mktemp(name) / "scores.json"
-            words = [str(folder / "model"), f"tasks={','.join(case.tasks)}", f"output={output}"]
-            words += [f"include_path={folder / 'tasks'}", "log_samples=true", *case.hlat]
+            arguments = [str(folder / "model"), f"tasks={','.join(case.tasks)}", f"output={output}"]
+            arguments += [f"include_path={folder / 'tasks'}", "log_samples=true", *case.hlat]
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                assert evaluate.main(words) == 0
+                assert evaluate.main(arguments) == 0
             evaluated[name] = Evaluated(output.parent / "scores_harness", printed.getvalue())
     return evaluated
 

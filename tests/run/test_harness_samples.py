@@ -88,11 +88,11 @@ def manager(tmp_path_factory) -> TaskManager:
     """Return generated tasks with odd items: equal choices, stray spaces, Unicode, long prompts."""
     folder = tmp_path_factory.mktemp("tasks")
     rng = random.Random(0)
-    words = ["river", "house", "été", "木", "  seven", "print(", "tree ", "of", "\tvalue"]
+    vocabulary = ["river", "house", "été", "木", "  seven", "print(", "tree ", "of", "\tvalue"]
     rows: list[dict[str, Any]] = [
         {
-            "question": " ".join(rng.choices(words, k=rng.randint(3, 9))),
-            "choices": [" ".join(rng.choices(words, k=rng.randint(1, 4))) for _ in range(3)],
+            "question": " ".join(rng.choices(vocabulary, k=rng.randint(3, 9))),
+            "choices": [" ".join(rng.choices(vocabulary, k=rng.randint(1, 4))) for _ in range(3)],
             "answer": rng.randrange(3),
         }
         for _ in range(NUM_ITEMS)
@@ -203,8 +203,8 @@ def test_scores_refer_to_the_files(written) -> None:
 def test_items_are_written_only_on_request(model, manager, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(lm_eval_tasks.TaskLoader, "_task_manager", manager)
     path = tmp_path / "scores.json"
-    words = [str(model), "tasks=items_choice", f"output={path}", "limit=2"]
-    assert evaluate.main(words) == 0
+    arguments = [str(model), "tasks=items_choice", f"output={path}", "limit=2"]
+    assert evaluate.main(arguments) == 0
     [file] = (tmp_path / "scores_harness").iterdir()
     assert file.name.startswith("results_")
     [task] = json.loads(path.read_text())["tasks"].values()
@@ -227,8 +227,8 @@ def test_an_interrupted_write_leaves_no_file(model, manager, tmp_path, monkeypat
     monkeypatch.setattr(harness_files, "_serialize_sample", interrupt)
     monkeypatch.setattr(lm_eval_tasks.TaskLoader, "_task_manager", manager)
     path = tmp_path / "scores.json"
-    words = [str(model), "tasks=items_choice", f"output={path}", "limit=2", "log_samples=true"]
+    arguments = [str(model), "tasks=items_choice", f"output={path}", "limit=2", "log_samples=true"]
     with pytest.raises(KeyboardInterrupt):
-        evaluate.main(words)
+        evaluate.main(arguments)
     assert not path.exists()
     assert not [*(tmp_path / "scores_harness").glob("samples_*")]

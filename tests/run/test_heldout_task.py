@@ -12,15 +12,15 @@ from hlat.evaluate import __main__ as evaluate
 from tests.run.conftest import CommandResult, Runner, call_command
 
 
-def call(folder: Path, *words: str) -> CommandResult:
-    return call_command(evaluate.main, folder, words[0], "tasks=heldout", *words[1:])
+def call(folder: Path, *arguments: str) -> CommandResult:
+    return call_command(evaluate.main, folder, arguments[0], "tasks=heldout", *arguments[1:])
 
 
-def metrics(folder: Path, *words: str) -> dict[str, float]:
+def metrics(folder: Path, *arguments: str) -> dict[str, float]:
     """Return the metrics of an evaluation by name."""
-    done = call(folder, *words, "json=true")
+    done = call(folder, *arguments, "json=true")
     assert done.code == 0, done.err
-    path = next((word for word in words if word.startswith("heldout=")), "")
+    path = next((argument for argument in arguments if argument.startswith("heldout=")), "")
     name = path.replace("=", ":") or "heldout"
     task = json.loads(done.out.splitlines()[-1])["tasks"][name]
     return {key.replace(f",{name}", ""): value for key, value in task["metrics"].items()}
@@ -106,8 +106,8 @@ def test_the_loss_on_other_text(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow  # loads a model
 def test_recorded_data_settings_can_be_overridden(folder: Path) -> None:
-    words = ("runs/whole", "evaluation.sequences_per_source=1")
-    fewer = metrics(folder, *words)
+    arguments = ("runs/whole", "evaluation.sequences_per_source=1")
+    fewer = metrics(folder, *arguments)
     assert fewer == metrics(folder, "runs/whole", "limit=1")
     assert fewer != metrics(folder, "runs/whole")
     done = call(folder, "runs/whole", "data.root=/nowhere")
@@ -117,7 +117,7 @@ def test_recorded_data_settings_can_be_overridden(folder: Path) -> None:
 
 def test_wrong_settings_are_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "short.jsonl").write_text('{"text": "x"}\n')
-    for words, message in {
+    for arguments, message in {
         ("heldout=nowhere.jsonl",): "nowhere.jsonl: there is no such file or directory",
         (
             f"heldout={tmp_path}/short.jsonl",
@@ -128,8 +128,8 @@ def test_wrong_settings_are_reported(folder: Path, tmp_path: Path) -> None:
         ): "data.heldout_documents=2 changes the data of a run",
         ("data.heldout_documents=x",): "its recorded data settings are invalid",
     }.items():
-        done = call(folder, "runs/whole", *words)
-        assert done.code == 2, words
+        done = call(folder, "runs/whole", *arguments)
+        assert done.code == 2, arguments
         assert message in done.err
     done = call_command(evaluate.main, folder, "runs/whole", "tasks=hlat_cr", "heldout=x")
     assert done.code == 2

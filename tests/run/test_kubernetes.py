@@ -35,8 +35,8 @@ class Kubectl:
         (folder / "kubectl").chmod(0o755)
         self.refuse("nothing at all")
 
-    def refuse(self, word: str) -> None:
-        (self.folder / "refused").write_text(word)
+    def refuse(self, argument: str) -> None:
+        (self.folder / "refused").write_text(argument)
 
     def asked(self) -> list[str]:
         file = self.folder / "asked"
@@ -89,7 +89,7 @@ def test_print_the_manifest_in_a_dry_run(runner, kubectl):
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "problem"),
     [
         (("hydra.launcher.image=null",), "hydra.launcher.image is not set; name an image"),
         (("hydra.launcher.mount=fsx",), "hydra.launcher.mount=fsx is not an absolute path"),
@@ -105,8 +105,8 @@ def test_print_the_manifest_in_a_dry_run(runner, kubectl):
         (("run.name=same", "run.seed=1,2"), "run.name=same run.seed=1]; omit run.name"),
     ],
 )
-def test_refuse_an_invalid_point_or_setting(words, problem, runner, kubectl):
-    done = runner.run("-m", *SEND, *words)
+def test_refuse_an_invalid_point_or_setting(arguments, problem, runner, kubectl):
+    done = runner.run("-m", *SEND, *arguments)
     assert done.returncode == 2, done.stdout
     assert problem in done.stderr
     assert kubectl.asked() == []
@@ -153,7 +153,9 @@ def test_escape_values_of_the_user(runner, kubectl):
     (container,) = pod["containers"]
     values = {entry["name"]: entry["value"] for entry in container["env"]}
     assert filled_in(values["NEURON_X"], {"HOME": "bad"}) == '$(HOME) $HOME "a" : # - {b}'
-    assert "bad" not in " ".join(filled_in(word, {"y": "bad"}) for word in container["command"])
+    assert "bad" not in " ".join(
+        filled_in(argument, {"y": "bad"}) for argument in container["command"]
+    )
 
 
 @pytest.mark.slow  # one or more whole processes
@@ -234,12 +236,14 @@ def test_pods_train_together(kind, index, nodes, runner, kubectl, tmp_path):
     command = json.loads(re.search(r'"command": (\[.*?\])', text)[1])
     pods = []
     for i in range(nodes):
-        words = [filled_in(word, {index: str(i)}) for word in command]
-        words = [str(mounted) if word == "/etc/hlat" else word for word in words]
-        words = [sys.executable if word == "python" else word for word in words]
-        words = [
+        arguments = [filled_in(argument, {index: str(i)}) for argument in command]
+        arguments = [
+            str(mounted) if argument == "/etc/hlat" else argument for argument in arguments
+        ]
+        arguments = [sys.executable if argument == "python" else argument for argument in arguments]
+        arguments = [
             re.sub("^HLAT_RDZV_ENDPOINT=.*", f"HLAT_RDZV_ENDPOINT=127.0.0.1:{port}", w)
-            for w in words
+            for w in arguments
         ]
         operator = {
             "RANK": str(i),
@@ -249,7 +253,7 @@ def test_pods_train_together(kind, index, nodes, runner, kubectl, tmp_path):
         }
         pods.append(
             subprocess.Popen(
-                words,
+                arguments,
                 cwd=runner.folder,
                 env=runner.environment | (operator if kind == "PyTorchJob" else {}),
                 stdout=subprocess.PIPE,

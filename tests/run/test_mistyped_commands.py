@@ -97,8 +97,8 @@ def test_print_one_message(tmp_path: Path, hlat, case: str) -> None:
     (tmp_path / "runs/logs/metrics.jsonl").mkdir(parents=True)
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary/checkpoints_are_in.txt").write_bytes(b"\xff\xfe\0")
-    (command, *words), message = CASES[case]
-    done = hlat(command, *words)
+    (command, *arguments), message = CASES[case]
+    done = hlat(command, *arguments)
     assert message in done.stderr, done.stderr
     assert done.returncode == 2
     assert "Traceback" not in done.stderr

@@ -42,8 +42,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def do(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
     """Run the entry in this process."""
 
-    def run(*words: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["hlat.precompile", *words])
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["hlat.precompile", *arguments])
         code = 0
         try:
             precompile.main()
@@ -130,12 +130,12 @@ def test_trace_a_run_and_keep_no_files(
 @pytest.mark.slow  # one or more whole processes
 def test_do_not_judge_metrics_of_a_traced_run(runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics of a traced run are often not finite."""
-    words = ["run.steps=4", "optimizer.lr=1e30", "schedule.warmup_steps=0"]
-    words += ["recovery.rollback_after=1", "recovery.spike_window=2"]
+    arguments = ["run.steps=4", "optimizer.lr=1e30", "schedule.warmup_steps=0"]
+    arguments += ["recovery.rollback_after=1", "recovery.spike_window=2"]
     codes = {}
     for traced in ("", "1"):
         monkeypatch.setenv("NEURON_EXTRACT_GRAPHS_ONLY", traced)
-        codes[traced] = runner.run(f"run.name=x{traced}", *words).returncode
+        codes[traced] = runner.run(f"run.name=x{traced}", *arguments).returncode
     assert codes == {"": 3, "1": 0}
 
 
@@ -152,7 +152,7 @@ def test_merge_into_the_cache_of_a_node(cache: Path, do: Callable[..., Done]) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "result"),
+    ("arguments", "result"),
     [
         ("", "engine.name=native compiles no graphs ahead of a run; set engine=nxd"),
         ("engine=nxd modle=7b", "did you mean model?"),
@@ -163,8 +163,8 @@ def test_merge_into_the_cache_of_a_node(cache: Path, do: Callable[..., Done]) ->
         ("verify a b", "verify takes one directory"),
     ],
 )
-def test_refuse_mistakes(cache: Path, do: Callable[..., Done], words: str, result: str) -> None:
-    done = do(*words.split())
+def test_refuse_mistakes(cache: Path, do: Callable[..., Done], arguments: str, result: str) -> None:
+    done = do(*arguments.split())
     assert done.code == 2
     assert result in done.err
     assert "Traceback" not in done.err
@@ -224,8 +224,8 @@ def test_verify_without_importing_torch(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(refuse)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
     refused = ["engine=nxd", "engine.device=cpu"]
-    for words, code in ((["--help"], 0), (["verify"], 2), (refused, 2), (["model=7b"], 2)):
-        command = [sys.executable, "-m", "hlat.precompile", *words]
+    for arguments, code in ((["--help"], 0), (["verify"], 2), (refused, 2), (["model=7b"], 2)):
+        command = [sys.executable, "-m", "hlat.precompile", *arguments]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
@@ -243,9 +243,9 @@ def test_trace_with_the_processes_of_all_nodes(
     monkeypatch.setattr(entry_point, "get_task_overrides", lambda: ["experiment=hlat_7b"])
     composed = compose("experiment=hlat_7b", f"run.root={tmp_path}")
     config = resolve.resolve_config(composed)
-    with precompile._build_traced_command(config, composed) as words:
-        assert words[1:4] == ["-m", "hlat.train", frozen_config.FROZEN_FLAG]
-        traced = frozen_config.load_frozen_config(Path(words[4]))
+    with precompile._build_traced_command(config, composed) as arguments:
+        assert arguments[1:4] == ["-m", "hlat.train", frozen_config.FROZEN_FLAG]
+        traced = frozen_config.load_frozen_config(Path(arguments[4]))
     assert traced.run.root == str(tmp_path / ".traced-trn-001-20017")
     assert (traced.run.steps, composed.run.steps) == (4, None)
     assert graph_extraction.build_node_environment(config) == {

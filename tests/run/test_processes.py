@@ -92,9 +92,9 @@ def find_listening_addresses(process: int) -> set[str]:
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and words[9] in sockets:
-                found.add(words[1].partition(":")[0])
+            arguments = line.split()
+            if arguments[3] == "0A" and arguments[9] in sockets:
+                found.add(arguments[1].partition(":")[0])
     return found
 
 

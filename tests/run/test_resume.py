@@ -124,8 +124,8 @@ def test_branch_from_a_checkpoint_and_resume_from_own_checkpoints(runner, uninte
 
 def test_branch_from_the_newest_checkpoint_of_a_run_directory(runner, uninterrupted, refused):
     source = uninterrupted.folder / "runs/whole"
-    words = ("run.name=x", f"checkpoint.start_from={source}", "schedule.total_steps=21")
-    done = runner.run(*words)
+    arguments = ("run.name=x", f"checkpoint.start_from={source}", "schedule.total_steps=21")
+    done = runner.run(*arguments)
     assert done.returncode == 0, done.stderr
     newest = source / "checkpoints/step_00000020"
     assert f"starting from checkpoint.start_from={newest}\n" in done.stdout
@@ -172,8 +172,8 @@ def test_stop_with_exit_code_3_at_a_held_out_loss_above_that_of_initial_weights(
 
 def test_a_branch_with_a_higher_held_out_loss_is_saved_and_not_complete(runner, uninterrupted):
     source = uninterrupted.folder / "runs/whole/checkpoints/step_00000015"
-    words = ("run.name=x", f"checkpoint.start_from={source}", "run.steps=17")
-    done = runner.run(*words, "optimizer.lr=0.5", "schedule=constant")
+    arguments = ("run.name=x", f"checkpoint.start_from={source}", "run.steps=17")
+    done = runner.run(*arguments, "optimizer.lr=0.5", "schedule=constant")
     assert done.returncode == 0, done.stderr
     assert "ended at step 17 with a higher held-out loss than at the start" in done.stdout
     assert "complete" not in done.stdout

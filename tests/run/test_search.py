@@ -11,8 +11,13 @@ SEARCH = ["-m", "hydra/sweeper=search", "hydra.sweep.dir=found", "run.steps=3"]
 
 @pytest.mark.slow  # tests/unit/launchers/test_search_sweeper.py runs trials without training
 def test_print_the_best_trial_that_has_not_diverged(runner, without_figures, capfd):
-    words = [*SEARCH, "hydra.sweeper.trials=2", "optimizer.lr=1e-3,1e30", "optimizer.grad_clip=0"]
-    done = runner.run(*words)
+    arguments = [
+        *SEARCH,
+        "hydra.sweeper.trials=2",
+        "optimizer.lr=1e-3,1e30",
+        "optimizer.grad_clip=0",
+    ]
+    done = runner.run(*arguments)
     assert done.returncode == 0, done.stderr
     assert " diverged\n" in done.stdout
     (best,) = [line for line in done.stdout.splitlines() if "best trial" in line]
@@ -24,7 +29,7 @@ def test_print_the_best_trial_that_has_not_diverged(runner, without_figures, cap
     table = capfd.readouterr().out
     assert "optimizer.lr" in table
     assert " diverge " in table
-    again = runner.run(*words)
+    again = runner.run(*arguments)
     assert again.stdout.splitlines() == [best], "no trial runs twice"
 
 

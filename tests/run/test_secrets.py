@@ -109,12 +109,12 @@ def test_redact_paths_and_notes(
     written = [*run_dir.glob("wandb/offline-run-*/*.wandb")]
     assert len(written) == 2
     assert all(f"the password is {secret}".encode() in file.read_bytes() for file in written)
-    for main, words in (
+    for main, arguments in (
         (report.main, [str(run_dir)]),
         (checkpoint_command.main, ["ls", str(run_dir)]),
         (checkpoint_command.main, ["prune", str(run_dir), "keep_last=1"]),
     ):
-        result = call_command(main, runner.folder, *words)
+        result = call_command(main, runner.folder, *arguments)
         assert result.code == 0, result.err
         assert CANARY not in result.out + result.err
     assert lines_with_canary(runner.folder) == []

@@ -46,16 +46,16 @@ class Login:
             (programs / name).chmod(0o755)
         (programs / "sitecustomize.py").write_text(WITHOUT)
 
-    def evaluate(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return self._python("hlat.evaluate", *words)
+    def evaluate(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return self._python("hlat.evaluate", *arguments)
 
-    def jobs(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return self._python("hlat.jobs", *words)
+    def jobs(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return self._python("hlat.jobs", *arguments)
 
-    def _python(self, *words: str) -> "subprocess.CompletedProcess[str]":
+    def _python(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
         path = f"{REPOSITORY}{os.pathsep}{self.programs}"
         return subprocess.run(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", *arguments],
             cwd=self.folder,
             env=os.environ | {"PYTHONPATH": path, "PATH": str(self.programs)},
             capture_output=True,
@@ -86,14 +86,14 @@ def place(login: Login) -> Path:
 @pytest.mark.slow  # 4 s: installs a copy of the code
 def test_a_job_gets_files_and_settings_of_the_harness_unchanged(login):
     settings = ['doc_ids={"my_task": [0, 3]}', 'system_instruction=Don\'t "guess"', "seed=3"]
-    words = ["runs/whole", "tasks=tasks/my_task.yaml", "include_path=tasks", *settings]
+    arguments = ["runs/whole", "tasks=tasks/my_task.yaml", "include_path=tasks", *settings]
     (login.folder / "tasks").mkdir()
-    done = login.evaluate(*words, *SLURM)
+    done = login.evaluate(*arguments, *SLURM)
     assert done.returncode == 0, done.stderr
     [directory] = (login.folder / "runs/whole/evaluations").glob("my_task-*")
     submission = directory / "submissions/1"
     [command] = json.loads((submission / "job.json").read_text())["commands"]
-    assert command[3:] == words
+    assert command[3:] == arguments
     subprocess.run(["rm", "-r", str(directory)], check=True)
 
 
@@ -101,8 +101,8 @@ def test_a_job_gets_files_and_settings_of_the_harness_unchanged(login):
 def test_submit_one_job_with_a_copy_of_the_code(login, place):
     sent = json.loads((place / "job.json").read_text())
     (archive,) = place.glob("code-*.zip")
-    words = [str(archive), "hlat.evaluate", "runs/whole", "tasks=hlat_cr", "limit=7"]
-    assert sent["commands"] == [[sys.executable, *words, "parallelism.tp=2"]]
+    arguments = [str(archive), "hlat.evaluate", "runs/whole", "tasks=hlat_cr", "limit=7"]
+    assert sent["commands"] == [[sys.executable, *arguments, "parallelism.tp=2"]]
     assert (sent["nodes"], sent["trains"]) == (1, False)
     assert sent["scores"] == str(login.folder / "runs/whole/evaluations")
     assert "conf/config.yaml" in zipfile.ZipFile(archive).namelist()
@@ -124,7 +124,7 @@ def test_submit_one_job_with_a_copy_of_the_code(login, place):
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "problem"),
     [
         (["runs/whole", *SLURM, "hydra.launcher.partitio=x"], "mean hydra.launcher.partition?"),
         (["runs/whole", *SLURM, "hydra.launcher.time=soon"], "hydra.launcher.time='soon' is no"),
@@ -141,24 +141,24 @@ def test_submit_one_job_with_a_copy_of_the_code(login, place):
         (["runs", *SLURM, "follow=true"], "runs contains no config.yaml"),
     ],
 )
-def test_refuse_mistakes_before_submission(login, words, problem, monkeypatch, capsys):
+def test_refuse_mistakes_before_submission(login, arguments, problem, monkeypatch, capsys):
     found = importlib.util.find_spec
     without_harness = lambda name, *args: None if name == "lm_eval" else found(name, *args)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", without_harness)
-    refused(login, [words[0], "tasks=boolq", *words[1:]], problem, monkeypatch, capsys)
+    refused(login, [arguments[0], "tasks=boolq", *arguments[1:]], problem, monkeypatch, capsys)
 
 
 @pytest.mark.slow  # test_evaluate.py asserts the same message without a launcher
 def test_refuse_a_task_that_does_not_exist(login, harness_tasks_listed_once, monkeypatch, capsys):
-    words = ["runs/whole", "tasks=hlat_tabel2", *SLURM]
-    refused(login, words, "did you mean hlat_table2?", monkeypatch, capsys)
+    arguments = ["runs/whole", "tasks=hlat_tabel2", *SLURM]
+    refused(login, arguments, "did you mean hlat_table2?", monkeypatch, capsys)
 
 
-def refused(login, words, problem, monkeypatch, capsys):
+def refused(login, arguments, problem, monkeypatch, capsys):
     """Run the command in this process, which is faster, and assert that it submits no job."""
     monkeypatch.chdir(login.folder)
     monkeypatch.setenv("PATH", str(login.programs))
-    monkeypatch.setattr(sys, "argv", ["hlat.evaluate", *words])
+    monkeypatch.setattr(sys, "argv", ["hlat.evaluate", *arguments])
     try:
         code = evaluate.main()
     except SystemExit as end:

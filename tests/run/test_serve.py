@@ -50,8 +50,8 @@ def test_serve_a_run_until_ctrl_c(server, uninterrupted: Runner) -> None:
         assert model["id"] == "whole"
         body = {"prompt": "def main(", "temperature": 0, "max_tokens": 8}
         [choice] = client.post("/v1/completions", json=body).json()["choices"]
-        words = ("runs/whole", "def main(", "temperature=0", "max_tokens=8")
-        done = call_command(generate.main, uninterrupted.folder, *words)
+        arguments = ("runs/whole", "def main(", "temperature=0", "max_tokens=8")
+        done = call_command(generate.main, uninterrupted.folder, *arguments)
         assert done.out == f"def main({choice['text']}\n"
         body = {"prompt": "a", "max_tokens": 60, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as stream:

@@ -25,8 +25,8 @@ def test_only_signed_checkpoints_are_read(signed: Runner) -> None:
     folder = signed.folder
     directory = folder / "runs/x/checkpoints"
     assert call_command(export.main, folder, "runs/x", "output=a", TRUSTED).code == 0
-    words = ["runs/x", "last=2", "output=mean", TRUSTED, "signing_key=own.pem"]
-    assert call_command(average.main, folder, *words).code == 0
+    arguments = ["runs/x", "last=2", "output=mean", TRUSTED, "signing_key=own.pem"]
+    assert call_command(average.main, folder, *arguments).code == 0
     assert call_command(export.main, folder, "mean", "output=b", TRUSTED).code == 0
 
     # The newest has no signature: the run continues from the previous one

@@ -42,9 +42,14 @@ def test_read_other_text_in_the_second_phase(runner):
     """Two runs that differ in the phase only have the same losses until its first step."""
     steps = ["run.steps=8", "batch.global_batch_size=8", "batch.sequence_length=64"]
     short = ["phase.timeline.0.tokens=2048"]
-    for name, words in {"base": [], "upsampled": short}.items():
+    for name, arguments in {"base": [], "upsampled": short}.items():
         done = runner.run(
-            "+sweep=upsampling", "run.seed=1", f"phase={name}", f"run.name={name}", *steps, *words
+            "+sweep=upsampling",
+            "run.seed=1",
+            f"phase={name}",
+            f"run.name={name}",
+            *steps,
+            *arguments,
         )
         assert done.returncode == 0, done.stderr
     one, two = runner.losses("base"), runner.losses("upsampled")
@@ -57,12 +62,12 @@ def test_read_other_text_in_the_second_phase(runner):
 @pytest.mark.slow  # eight whole runs, one after the other
 def test_stop_a_worse_point_of_a_sweep_that_was_interrupted(runner, capfd):
     """The same command continues: it trains no finished run again, and omits the worse point."""
-    words = (
+    arguments = (
         *("-m", "run.name='x-${optimizer.lr}-${run.seed}'", "hydra.sweep.dir=runs/sweeps/s"),
         *("optimizer.lr=1e-2,1e-7", "run.seed=1,2,3,4,5", "+study.baseline={optimizer.lr: 1e-2}"),
         *("study.metric=final_loss", "study.stop_worse=true"),
     )
-    sweep = runner.start(*words)
+    sweep = runner.start(*arguments)
     while sweep.poll() is None and not runner.rows("x-0.01-2", "metrics.jsonl"):
         time.sleep(0.02)
     sweep.send_signal(signal.SIGINT)
@@ -71,7 +76,7 @@ def test_stop_a_worse_point_of_a_sweep_that_was_interrupted(runner, capfd):
     assert "were not started" in err
     capfd.readouterr()
 
-    done = runner.run(*words)
+    done = runner.run(*arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("not trained: ") == 2
     runs = {path.name for path in (runner.folder / "runs").glob("x-*")}

@@ -47,9 +47,9 @@ def test_train_the_valid_points_in_parallel_in_one_group(
     mine = runner.folder / "mine/optimizer"
     mine.mkdir(parents=True)
     (mine / "fast.yaml").write_text("lr: 1e-2\n")
-    words = ("optimizer=fast,tiny", "batch.micro_batch_size=4,3", "hydra.launcher.prune=true")
+    arguments = ("optimizer=fast,tiny", "batch.micro_batch_size=4,3", "hydra.launcher.prune=true")
     fixed = ("run.steps=5", "tracking=wandb", "hydra.launcher.jobs=2", "hydra.launcher.cores=2")
-    done = runner.run("-m", f"--config-dir={mine.parent}", *words, *fixed)
+    done = runner.run("-m", f"--config-dir={mine.parent}", *arguments, *fixed)
     assert done.returncode == 0, done.stderr
     (sweep,) = (runner.folder / "runs/sweeps").iterdir()
     folders = _folders(runner)
@@ -142,20 +142,20 @@ def test_sigint_saves_all_parallel_points_and_starts_no_other(runner):
 @pytest.mark.slow  # one or more whole processes
 def test_check_the_points_before_slurm(runner, refused, monkeypatch):
     monkeypatch.setenv("PATH", str(runner.folder))
-    words = ("hydra/launcher=slurm", "run.steps=1")
+    arguments = ("hydra/launcher=slurm", "run.steps=1")
     refused(
-        runner.run("-m", *words, "parallelism.tp=1,3"),
+        runner.run("-m", *arguments, "parallelism.tp=1,3"),
         "parallelism.tp=3] parallelism.tp=3 does",
     )
     for flags in ([], ["-m"]):
-        refused(runner.run(*flags, *words, "run.name=x"), "sbatch is not on the PATH")
+        refused(runner.run(*flags, *arguments, "run.name=x"), "sbatch is not on the PATH")
     assert not [*runner.folder.glob("runs/x/submissions/*")]
 
 
 def test_print_the_scripts_of_a_dry_run_without_slurm(runner, monkeypatch):
     monkeypatch.setenv("PATH", str(runner.folder))
-    words = ("hydra/launcher=slurm", "hydra.launcher.dry_run=true", "run.name=a,b")
-    done = runner.run("-m", *words, "+hydra.launcher.options.qos=high")
+    arguments = ("hydra/launcher=slurm", "hydra.launcher.dry_run=true", "run.name=a,b")
+    done = runner.run("-m", *arguments, "+hydra.launcher.options.qos=high")
     assert done.returncode == 0, done.stderr
     (file,) = (runner.folder / "runs/sweeps").rglob("*.sh")
     script = file.read_text()
@@ -169,7 +169,7 @@ NODES = ("hardware.processes_per_node=1", "hardware.nodes=1,2")
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
+    ("arguments", "problem"),
     [
         (NODES, "since hardware.nodes does not change the name of a run; add run.name='NAME-${h"),
         (("hardware=cpu,trn1_32xl", *NODES), "hardware does not change the name of a run; set run"),
@@ -182,8 +182,8 @@ NODES = ("hardware.processes_per_node=1", "hardware.nodes=1,2")
         (("hydra.launcher.options.qos=x",), "write +hydra.launcher.options.qos=VALUE"),
     ],
 )
-def test_refuse_points_with_advice(words, problem, runner, refused):
-    refused(runner.run("-m", "hydra/launcher=slurm", *words), problem)
+def test_refuse_points_with_advice(arguments, problem, runner, refused):
+    refused(runner.run("-m", "hydra/launcher=slurm", *arguments), problem)
 
 
 @pytest.mark.slow  # one or more whole processes
@@ -196,8 +196,8 @@ def test_complete_an_interrupted_submission_to_slurm(runner, monkeypatch):
     monkeypatch.setenv("PATH", str(programs), prepend=os.pathsep)
     (runner.folder / "queue").touch()
     limit.write_text("1")
-    words = ("-m", "hydra/launcher=slurm", "run.name=a,b")
-    done = runner.run(*words)
+    arguments = ("-m", "hydra/launcher=slurm", "run.name=a,b")
+    done = runner.run(*arguments)
     assert done.returncode == 2
     problem, advice, command = done.stderr.splitlines()[-3:]
     assert "sbatch: error: job limit" in problem
@@ -216,7 +216,7 @@ def test_complete_an_interrupted_submission_to_slurm(runner, monkeypatch):
     assert [point["job"] for point in points] == ["0_0", "0_0", "1"]
     archives = [*runner.folder.rglob("*.zip")]
     assert [path.parent for path in archives] == [log.parent]
-    changed = runner.run(*words, "run.steps=3")
+    changed = runner.run(*arguments, "run.steps=3")
     assert changed.returncode == 2
     assert changed.stderr.count("is PENDING; cancel it with hlat jobs cancel") == 2
 
@@ -249,6 +249,6 @@ def test_sigint_saves_the_point_and_stops_the_sweep(runner):
 
 
 def test_refuse_a_sweep_without_a_valid_point(runner, refused):
-    words = ("hydra.launcher.prune=true", "parallelism.tp=3,5")
-    refused(runner.run("-m", *words), "parallelism.tp=5 does not divide")
+    arguments = ("hydra.launcher.prune=true", "parallelism.tp=3,5")
+    refused(runner.run("-m", *arguments), "parallelism.tp=5 does not divide")
     assert not _folders(runner)
