@@ -31,7 +31,7 @@ BOS, BOS_ID = "<|begin|>", 4096
 
 
 class Runner:
-    """Runs `python -m hlat.train` on the small run, in a folder of its own."""
+    """Runs `python -m hlat.train` on the small run in a separate folder."""
 
     def __init__(self, folder: Path, small: list[str]) -> None:
         self.folder = folder
@@ -41,10 +41,10 @@ class Runner:
     def run(
         self, *overrides: str, small: bool = True, task: Callable[..., ExitCode] = train.main
     ) -> "subprocess.CompletedProcess[str]":
-        """Run the entry in this process, which saves the seconds that importing torch takes.
+        """Run the entry in this process, which saves the import of torch.
 
-        Figures of the report are empty files: rendering them takes as long as the rest. Processes
-        that the entry starts, such as the points of a sweep, write to pytest's own streams.
+        Figures of the report are empty files: rendering them would double the time. Processes that
+        the entry starts, such as the points of a sweep, write to the streams of pytest.
         """
         flags = [argument for argument in overrides if argument.startswith("-")]
         typed = [argument for argument in overrides if argument not in flags]
@@ -68,7 +68,7 @@ class Runner:
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Start the entry in a process of its own."""
+        """Start the entry in a new process."""
         flags = [argument for argument in arguments if argument.startswith("-")]
         overrides = [argument for argument in arguments if argument not in flags]
         return subprocess.Popen(
@@ -147,7 +147,7 @@ def call_command(
 
 @pytest.fixture(scope="session")
 def harness_tasks_listed_once() -> Iterator[None]:
-    """Let lm-evaluation-harness list its thousands of tasks once."""
+    """Cache the list of thousands of tasks of lm-evaluation-harness."""
     tasks = pytest.importorskip("lm_eval.tasks", reason="lm_eval is not installed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tasks, "TaskManager", functools.cache(tasks.TaskManager))
@@ -174,7 +174,7 @@ def bos_tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bos_overrides(bos_tokenizer_file: Path) -> tuple[str, ...]:
-    """Overrides of a run with BOS before each document."""
+    """Return overrides of a run with BOS before each document."""
     tokenizer = f"data.tokenizer={bos_tokenizer_file}"
     return (tokenizer, f'data.bos_token="{BOS}"', "model.vocab_size=4160")
 
@@ -186,7 +186,7 @@ def runner(tmp_path: Path, small: list[str]) -> Runner:
 
 @pytest.fixture(scope="session")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Runner:
-    """The small run, run once without a fault, under the name `whole`."""
+    """Train the small run once without a fault, under the name `whole`."""
     runner = Runner(tmp_path_factory.mktemp("uninterrupted"), small)
     done = runner.run("run.name=whole")
     assert done.returncode == 0, done.stderr
@@ -211,21 +211,21 @@ def _partial_runs(
 
 @pytest.fixture
 def runner_at_step_2(runner: Runner, _partial_runs: Callable[..., Path]) -> Runner:
-    """Runner with a copy of the small run up to step 2, under the name `x`."""
+    """Return a runner with a copy of the small run up to step 2, under the name `x`."""
     shutil.copytree(_partial_runs(2) / "runs", runner.folder / "runs")
     return runner
 
 
 @pytest.fixture
 def runner_at_step_10(runner: Runner, _partial_runs: Callable[..., Path]) -> Runner:
-    """Runner with a copy of the small run up to step 10, under the name `x`."""
+    """Return a runner with a copy of the small run up to step 10, under the name `x`."""
     shutil.copytree(_partial_runs(10) / "runs", runner.folder / "runs")
     return runner
 
 
 @pytest.fixture
 def refused() -> Callable[["subprocess.CompletedProcess[str]", str], None]:
-    """Assert exit code 2, one kind message, no traceback, nothing trained."""
+    """Return a function that asserts exit code 2, a message, no traceback and no training."""
 
     def check(done: "subprocess.CompletedProcess[str]", sentence: str) -> None:
         assert done.returncode == 2, done.stderr

@@ -1,6 +1,6 @@
 """Small copies of the data sets of the paper's tasks, with the layout and schema of the hub.
 
-The questions consist of random words: the harness's own task files read them like the real ones.
+The rows contain random words; the task files of the harness read them like the original data.
 """
 
 import json
@@ -48,7 +48,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class RandomText:
-    """Random texts."""
+    """Generator of random text."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -153,7 +153,7 @@ def _bbh(random_text: RandomText) -> Row:
 
 
 def _subjects(folder: str, pattern: str) -> list[str]:
-    """Return the names of subsets in the harness's own files, without evaluating YAML tags."""
+    """Return the subset names in the harness's task files, without evaluating YAML tags."""
     spec = find_spec("lm_eval")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -168,7 +168,7 @@ def write(folder: Path, rows: int = 2, names: Collection[str] | None = None) -> 
 
     Args:
         folder: Folder, which is created.
-        rows: Number of questions of each split; splits with few-shot examples have ten.
+        rows: Number of rows of each split; splits with few-shot examples have ten.
         names: Names of the data sets; None: all.
     """
     datasets: dict[str, tuple[list[str | None], Callable[[RandomText], Row]]] = {

@@ -63,7 +63,7 @@ def test_an_equal_run_under_another_name_is_not_trained(runner_at_step_2) -> Non
 def test_the_run_of_another_user_is_found_or_refused(
     runner_at_step_2, small, compose, monkeypatch, capsys
 ) -> None:
-    """The same command has the same run directory, which is not writable for this user."""
+    """Use one command of two users: its run directory is not writable for the second one."""
     from hlat.data import training_data
     from hlat.tracking import finished_runs, provenance, run_directory
 
@@ -92,7 +92,7 @@ def test_the_run_of_another_user_is_found_or_refused(
 
 
 def test_an_equal_run_of_a_job_ends_as_finished(runner_at_step_2, tmp_path) -> None:
-    """A process under a supervisor has to record how it ended."""
+    """Require the exit record of a process under a supervisor."""
     runner = runner_at_step_2
     names = (launch_environment.RECORDS_DIR_ENV, launch_environment.PARENT_PID_ENV)
     runner.environment |= dict(zip(names, (str(tmp_path), str(os.getpid())), strict=True))

@@ -1,16 +1,16 @@
 """Every path by which hlat loads data, under an audit hook that no process can remove.
 
-audited/sitecustomize.py watches all Python processes of a run: trainer, ranks, data workers. It
+audited/sitecustomize.py monitors all Python processes of a run: trainer, ranks, data workers. It
 ensures that none of them
 
-* unpickles anything that names a class or a function (so neither torch.load nor numpy's object
-  arrays do), except from pipes between processes of one program;
+* unpickles references to classes or functions (as torch.load and object arrays of numpy would),
+  except from pipes between processes of one program;
 * compiles or runs code, except that of installed files as they are imported, and code that a short
   list of libraries compose;
 * starts a shell, or any program but git, uname and this Python;
 * loads code with marshal outside of the import system, or a shared library from a directory without
   installed packages;
-* lets YAML look up classes;
+* looks up classes for YAML;
 * opens a socket to another machine, or looks up the name of one.
 
 It does not see calls of C++ code: the sockets of gloo and of torch's TCPStore, and files that
@@ -38,7 +38,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def audited(tmp_path: Path, compose: object) -> Run:
-    """Run Python in a folder of its own under the audit hook."""
+    """Run Python in a separate folder under the audit hook."""
     import hydra_plugins.hlat_launchers
 
     paths = [Path(__file__).with_name("audited"), REPOSITORY]
@@ -98,7 +98,7 @@ def list_commands(small: list[str], corpus: Path, dp: int) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_run_no_loaded_code(audited: Run, tmp_path: Path, small: list[str], corpus: Path) -> None:
-    """The commands run in one process, which is faster; a data worker is another."""
+    """Run the commands in one process, which is faster, and a data worker in another."""
     lines = [shlex.join(command) for command in list_commands(small, corpus, dp=1)]
     (tmp_path / "commands").write_text("\n".join(lines))
     done = audited("-c", ONE_PROCESS)

@@ -18,7 +18,7 @@ MEAN = "runs/whole/averages/step_00000020_of_15_20"
 
 @pytest.fixture
 def trained(runner, uninterrupted):
-    """A copy of the small run, of which the steps 10, 15 and 20 were kept."""
+    """Copy the small run with checkpoints of steps 10, 15 and 20."""
     shutil.copytree(uninterrupted.folder / "runs/whole", runner.folder / "runs/whole")
 
 
@@ -156,7 +156,7 @@ def test_refuse_mistakes_in_one_sentence(trained, runner, do):
     assert not (runner.folder / "runs/whole/averages").exists()
 
 
-def test_leave_no_files_after_an_interrupt(trained, runner, do, monkeypatch):
+def test_no_files_remain_after_an_interrupt(trained, runner, do, monkeypatch):
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

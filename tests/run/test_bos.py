@@ -33,7 +33,7 @@ def trained_once(tmp_path_factory, small, overrides) -> Runner:
 
 @pytest.fixture
 def trained(runner, trained_once) -> Runner:
-    """Runner with a copy of the run with BOS, under the name `whole`."""
+    """Return a runner with a copy of the run with BOS, under the name `whole`."""
     shutil.copytree(trained_once.folder / "runs", runner.folder / "runs")
     return runner
 

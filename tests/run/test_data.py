@@ -17,7 +17,7 @@ from hlat.report.report_writer import write_report
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> list[str]:
-    """Overrides that read text of which a part is not UTF-8."""
+    """Return overrides that read text with invalid UTF-8."""
     texts = [
         f"document {i} of some length, with a bad byte: ".encode() + b"\xff" for i in range(60)
     ]

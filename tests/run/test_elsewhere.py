@@ -21,7 +21,7 @@ def there(tmp_path):
 
 @pytest.fixture
 def saved(runner, there):
-    """The small run up to step 10, under the name `x`, with its checkpoints elsewhere."""
+    """Train the small run up to step 10, under the name `x`, with checkpoints at a URL."""
     done = runner.run("run.name=x", "run.steps=10", f"checkpoint.destination=file://{there}")
     assert done.returncode == 0, done.stderr
     return f"file://{there}/x"

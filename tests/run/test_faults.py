@@ -30,7 +30,7 @@ def steps(runner):
 
 @pytest.fixture
 def spoil(monkeypatch):
-    """Make the losses of some batches, by the order in which they are trained on, high."""
+    """Increase the losses of some batches, by their order in training."""
     real_step, real_read = NativeEngine.train_step, NativeEngine.read
 
     def install(is_bad):
@@ -142,7 +142,7 @@ def test_resume_a_run_killed_after_a_rollback(runner, spoil, monkeypatch):
     whole = runner.losses("x")
     (runner.folder / "runs/x").rename(runner.folder / "runs/whole")
     runner.run("run.name=x", *QUICK, "run.steps=10")
-    # The record as a kill leaves it between the rollback and the next save
+    # The record after a kill between the rollback and the next save
     lines = (runner.folder / "runs/whole/events.jsonl").read_text().splitlines()
     (line,) = [line for line in lines if json.loads(line)["event"] == "rollback"]
     with (runner.folder / "runs/x/events.jsonl").open("a") as file:
@@ -249,7 +249,7 @@ def test_end_the_run_if_attention_is_not_causal(runner, monkeypatch):
 
 @pytest.fixture
 def memory_group():
-    """A control group whose processes may have 600 MB between them."""
+    """Create a control group with a limit of 600 MB for all its processes."""
     group = MEMORY_GROUPS / f"hlat-{os.getpid()}"
     try:
         group.mkdir()
@@ -301,7 +301,7 @@ class TestSupervised:
         assert "train.py" in (runner.folder / "runs/x/logs/node_0.stacks").read_text()
         assert runner.losses("x") == uninterrupted.losses("whole")
 
-    @pytest.mark.slow  # test_resume.py sends SIGTERM to a run without a supervisor
+    @pytest.mark.slow  # test_resume.py: SIGTERM of a run without a supervisor
     def test_save_and_end_with_exit_code_75_on_sigterm(self, runner, uninterrupted):
         done = run_and_signal(runner, signal.SIGTERM)
         assert done.returncode == 75, done.stderr
@@ -422,7 +422,7 @@ def test_allow_more_time_for_evaluations_and_saves_than_for_steps(runner, monkey
         "import hlat.recovery.checkpointer as c; m = c.Checkpointer; name = 'save'",
     ],
 )
-def test_let_evaluations_and_saves_take_longer_than_a_step(runner, tmp_path, slow):
+def test_evaluations_and_saves_may_exceed_the_step_timeout(runner, tmp_path, slow):
     inject(
         runner,
         tmp_path,

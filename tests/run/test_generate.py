@@ -24,7 +24,7 @@ def call(folder: Path, *arguments: str) -> CommandResult:
 
 @pytest.fixture(scope="module", autouse=True)
 def _composed_once() -> Iterator[None]:
-    """Compose each configuration once, which takes longer than to generate a text."""
+    """Compose each configuration once: it needs more time than the generation of text."""
     compose = inference_config.compose_config
     cached = functools.cache(lambda arguments: compose(list(arguments)))
     with pytest.MonkeyPatch.context() as patch:
@@ -38,7 +38,7 @@ def _composed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
-    """Folder with a run of one step in runs/x, with diverse predictions, and its export."""
+    """Return a folder with a run of one step in runs/x, with diverse predictions, and its export."""
     runner = Runner(tmp_path_factory.mktemp("generate"), small)
     done = runner.run("run.name=x", "run.steps=1", "model.init_std=0.2")
     assert done.returncode == 0, done.stderr
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
 
 
 def test_greedy_text_equals_transformers(folder: Path, tmp_path: Path) -> None:
-    """Of the run and of its export, one prompt at a time and in a batch."""
+    """Compare the run and its export, one prompt at a time and in a batch."""
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "exported")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "exported")
@@ -86,7 +86,7 @@ def test_a_stop_string_and_the_limit_end_the_text(folder: Path) -> None:
     assert stopped == f"The{whole[: whole.index(stop)]}\n"
 
 
-def test_prompts_of_a_file_are_written_with_their_texts(folder: Path, tmp_path: Path) -> None:
+def test_prompts_of_a_file_are_written_with_completions(folder: Path, tmp_path: Path) -> None:
     file, output = tmp_path / "in.jsonl", tmp_path / "new/out.jsonl"
     rows = [
         {"id": 7, "prompt": "def main("},

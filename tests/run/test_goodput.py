@@ -1,4 +1,4 @@
-"""The time ledger of a run that is killed twice, compared with the clock of the one who kills it."""
+"""The time ledger of a run that is killed twice, compared with an external clock."""
 
 import itertools
 import time
@@ -30,7 +30,7 @@ if "CHECKPOINTS" in os.environ:
         return train_step(self, *arguments)
     NativeEngine.train_step = kill
 """
-"""An attempt kills itself in its eighth step, when as many checkpoints as the variable says exist."""
+"""Kills an attempt in its eighth step if the number of checkpoints in the variable exists."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`hlat evaluate` beside the harness's own command, `python -m lm_eval`, for each task type.
+"""`hlat evaluate` equals the harness's command `python -m lm_eval` for each task type.
 
 Both evaluate the same folder and tasks. Items, metrics and printed values are compared.
 """
@@ -123,7 +123,7 @@ CASES = {
     ),
     "length": Case(("c_choice", "c_rolling"), ("--limit", "5"), ("limit=5", "max_length=64")),
 }
-# The harness's own command; only tasks of --include_path are listed, which saves a minute
+# The harness's command; it lists the tasks of --include_path only, which saves a minute
 COMMANDS = """
 import functools, json, sys
 import lm_eval.tasks
@@ -137,7 +137,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def write_model(path: Path) -> None:
-    """Write a random model whose tokenizer has BOS, and a chat template with special tokens."""
+    """Write a random model with BOS in its tokenizer, and a chat template with special tokens."""
     write_random_model(path, MAX_LENGTH, (BOS, START, END), BOS)
     (path / "chat_template.jinja").write_text(TEMPLATE)
 
@@ -211,7 +211,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder) -> dict[str, Evaluated]:
-    """Return what the harness's command writes and prints in each case."""
+    """Return the files and the output of the harness's command in each case."""
     calls = []
     for name, case in CASES.items():
         length = ",max_length=64" if name == "length" else ""
@@ -239,7 +239,7 @@ def expected(folder) -> dict[str, Evaluated]:
 
 @pytest.fixture(scope="module")
 def found(folder, tmp_path_factory) -> dict[str, Evaluated]:
-    """Return what `hlat evaluate` writes and prints in each case."""
+    """Return the files and the output of `hlat evaluate` in each case."""
     import contextlib
     import io
 
@@ -290,7 +290,7 @@ def test_metrics_are_equal(found, expected, case: str) -> None:
 
 
 def test_the_page_shows_the_answers_that_the_metrics_count(found) -> None:
-    """With an empty choice, equal choices and stray spaces."""
+    """Include an empty choice, equal choices and stray spaces."""
     [model] = load_evaluated_models(found["plain"].directory.with_name("scores.json"))
     task = next(task for task in load_task_items([model]) if task.name == "c_choice")
     for item in task.by_model[0].values():
@@ -329,7 +329,7 @@ def parse_hlat_lines(printed: str) -> Printed:
 
 
 def compare_printed(text: str, other: str) -> None:
-    """Compare to the decimals of the harness, whose table may round the numbers of a column."""
+    """Compare to the decimals of the harness, which may round the values of a column."""
     if other == "N/A":
         assert text == other
         return

@@ -1,4 +1,4 @@
-"""Scores and texts of odd requests beside lm-evaluation-harness with transformers."""
+"""Scores and generated text of edge cases equal lm-evaluation-harness with transformers."""
 
 import json
 import random
@@ -37,7 +37,7 @@ STOP = "<|im_end|>"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Return a random model whose tokenizer has a second special token."""
+    """Return a random model with a second special token in its tokenizer."""
     return write_random_model(tmp_path_factory.mktemp("model"), MAX_LENGTH, (STOP,))
 
 
@@ -56,8 +56,8 @@ def harness(folder: Path) -> HFLM:
     return HFLM(pretrained=str(folder), dtype="float32", device="cpu", batch_size=1)
 
 
-def request(kind: str, *arguments: Any) -> Instance:
-    return Instance(kind, {}, arguments, 0)
+def request(request_type: str, *arguments: Any) -> Instance:
+    return Instance(request_type, {}, arguments, 0)
 
 
 ODD_PAIRS = [
@@ -97,7 +97,7 @@ def generated_token(adapter: LMEvalAdapter, prompt: str, position: int) -> int:
     return ids[0][position]
 
 
-def test_generated_texts_are_equal(adapter, folder) -> None:
+def test_generated_text_is_equal(adapter, folder) -> None:
     settings = [
         {"max_gen_toks": 12},
         {"max_gen_toks": 12, "until": ["e", "\n"], "do_sample": False, "temperature": 0.7},
@@ -157,8 +157,8 @@ def test_a_continuation_longer_than_the_model_is_refused(adapter, folder) -> Non
         harness(folder).loglikelihood(requests)
 
 
-def test_empty_texts_have_one_behaviour(adapter) -> None:
-    """The harness's adapter fails with an assertion for each of them."""
+def test_empty_text_has_one_behaviour(adapter) -> None:
+    """Check requests for which the harness's adapter fails with an assertion."""
     pairs = [(" ", "word"), ("word", "")]
     found = adapter.loglikelihood([request("loglikelihood", *pair) for pair in pairs])
     expected = adapter.loglikelihood([request("loglikelihood", "", " word")])

@@ -1,4 +1,4 @@
-"""Per-item output and results files beside those of lm-evaluation-harness."""
+"""Per-item output and results files equal those of lm-evaluation-harness."""
 
 import json
 import random
@@ -111,7 +111,7 @@ def manager(tmp_path_factory) -> TaskManager:
 
 @pytest.fixture(scope="module")
 def expected(model, manager, tmp_path_factory) -> Path:
-    """Return the directory of the harness's own files."""
+    """Return the directory of the harness's files."""
     output = tmp_path_factory.mktemp("harness")
     tracker = EvaluationTracker(output_path=str(output))
     results = lm_eval.simple_evaluate(

@@ -1,4 +1,4 @@
-"""Held-out loss of finished models: `hlat evaluate MODEL tasks=heldout`."""
+"""Validation loss of finished models: `hlat evaluate MODEL tasks=heldout`."""
 
 import json
 import shutil
@@ -90,7 +90,7 @@ def test_averages_and_exports_are_evaluated_on_the_sets_of_a_run(
     assert mean.keys() == expected.keys()
     assert mean != expected
     assert mean == metrics(folder, "mean", "heldout=runs/whole")
-    assert metrics(folder, "mean") == mean  # the scores are beside the checkpoint, not in it
+    assert metrics(folder, "mean") == mean  # the scores are not part of the checkpoint
 
 
 def test_the_loss_on_other_text(folder: Path, tmp_path: Path) -> None:

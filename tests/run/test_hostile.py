@@ -1,7 +1,7 @@
-"""Files of an attacker are refused with a sentence or read as data; their code never runs.
+"""Files of an attacker are rejected with a message or read as data; their code never runs.
 
-The hashes of a checkpoint prove that it is what was written, not who wrote it: these files are
-hostile, and every hash matches.
+The hashes of a checkpoint do not identify its writer: these files are hostile, and every hash
+matches.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 class Payload:
-    """Pickles to code that makes a folder."""
+    """Object that creates a folder when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self._trace = trace
@@ -57,18 +57,18 @@ def refuses(act: Callable[[], object], with_what: type[ConfigError] = ConfigErro
     return False
 
 
-def changed(document: Any, place: list[Any], value: Any) -> bytes:
-    """JSON of a document with another value at a place."""
+def replace_value(document: Any, keys: list[Any], value: Any) -> bytes:
+    """Return the JSON of a document with another value at the end of `keys`."""
     copy = json.loads(json.dumps(document))
     part = copy
-    for key in place[:-1]:
+    for key in keys[:-1]:
         part = part[key]
-    part[place[-1]] = value
+    part[keys[-1]] = value
     return json.dumps(copy).encode()
 
 
 def states(state: Any) -> dict[str, bytes]:
-    """Hostile contents of state.json."""
+    """Return hostile contents of state.json."""
     cases = {"deep": DEEP, "list": b"[]", "nan": b"NaN", "key": b'{"x": 1}', "NUL": b"\0"}
     values: list[tuple[list[Any], list[Any]]] = [
         (["step"], ["5", -5, HUGE]),
@@ -83,13 +83,13 @@ def states(state: Any) -> dict[str, bytes]:
         (["data", "fingerprint"], [[1]]),
         (["adjustable"], [[1]]),
     ]
-    for place, several in values:
-        cases |= {f"{place}={value!r}": changed(state, place, value) for value in several}
+    for keys, several in values:
+        cases |= {f"{keys}={value!r}": replace_value(state, keys, value) for value in several}
     return cases
 
 
 def manifests(manifest: Any) -> dict[str, bytes]:
-    """Hostile contents of manifest.json."""
+    """Return hostile contents of manifest.json."""
     name = next(iter(manifest["tensors"]))
     tensor = ["tensors", name]
     piece = [*tensor, "slices", 0]
@@ -110,13 +110,13 @@ def manifests(manifest: Any) -> dict[str, bytes]:
         ([*piece, "file"], [1, [], "state.json", "../x"]),
     ]
     cases = {"deep": DEEP, "list": b"[]"}
-    for place, several in values:
-        cases |= {f"{place}={value!r}": changed(manifest, place, value) for value in several}
+    for keys, several in values:
+        cases |= {f"{keys}={value!r}": replace_value(manifest, keys, value) for value in several}
     return cases
 
 
 def tensor_files(content: bytes) -> dict[str, bytes]:
-    """Hostile contents of a safetensors file."""
+    """Return hostile contents of a safetensors file."""
     length = int.from_bytes(content[:8], "little")
     header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
     name = next(key for key in header if key != "__metadata__")
@@ -141,7 +141,7 @@ def tensor_files(content: bytes) -> dict[str, bytes]:
     ]
     for key, several in values:
         for value in several:
-            head = changed(header, [name, key], value)
+            head = replace_value(header, [name, key], value)
             cases[f"{key}={value!r}"] = file(head, body)
     return cases
 
@@ -162,7 +162,7 @@ def select(request: pytest.FixtureRequest) -> Select:
 
 
 class Victim:
-    """Run whose only checkpoint an attacker writes."""
+    """Run with one checkpoint, which an attacker writes."""
 
     def __init__(self, runner: Any, trained: Path) -> None:
         self.runner = runner
@@ -171,7 +171,7 @@ class Victim:
         self.renew()
 
     def renew(self) -> Path:
-        """The checkpoint as it was written; the only one."""
+        """Restore the original checkpoint and remove the others."""
         shutil.rmtree(self.run, ignore_errors=True)
         shutil.copytree(self._trained, self.run)
         path: Path = self.run / STEP
@@ -185,8 +185,8 @@ class Victim:
         path = self.renew()
         names = {"state": "state.json", "rank": "rank_00000.safetensors"}
         manifest = json.loads((path / "manifest.json").read_bytes())
-        for kind, name in names.items():
-            content = contents.get(kind, (path / name).read_bytes())
+        for part, name in names.items():
+            content = contents.get(part, (path / name).read_bytes())
             (path / name).write_bytes(content)
             record = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             manifest["files"][name] = record
@@ -195,7 +195,7 @@ class Victim:
         (path / "COMMITTED").write_text(hashlib.sha256(sealed).hexdigest())
 
     def assert_refused(self, case: str) -> None:
-        """Neither training nor exporting goes on from it, and both say why in a sentence."""
+        """Assert that training, verification and export fail with a message."""
         done = self.runner.run("run.name=x", "run.steps=11")
         assert (done.returncode, "Traceback" in done.stderr) == (2, False), (case, done.stderr)
         assert done.stderr.startswith("hlat: "), case
@@ -205,7 +205,7 @@ class Victim:
         err = io.StringIO()
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
             code = export.main([str(self.run), "--output", str(self.runner.folder / "out")])
-        # An export reads neither the position in the data nor how the run went on
+        # An export does not read the data position and the adjustable settings
         if code == 0:
             assert case.startswith(("['data'", "['adjustable'")), case
             shutil.rmtree(self.runner.folder / "out")
@@ -242,7 +242,7 @@ def test_refuse_a_hostile_manifest(victim: Victim) -> None:
     victim.assert_refused(case)
 
 
-def test_refuse_pickles_in_place_of_files(victim: Victim, tmp_path: Path) -> None:
+def test_refuse_pickles_instead_of_files(victim: Victim, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     payload = pickle.dumps(Payload(trace))
     victim.seal(state=payload, rank=payload)
@@ -265,7 +265,7 @@ def test_refuse_a_symbolic_link_in_a_checkpoint(victim: Victim, tmp_path: Path) 
 
 def test_refuse_a_hostile_checkpoint_in_start_from(victim: Victim, refused) -> None:
     state = json.loads((victim.run / STEP / "state.json").read_bytes())
-    victim.seal(state=changed(state, ["fixed", "model.name"], "${oc.env:PATH}"))
+    victim.seal(state=replace_value(state, ["fixed", "model.name"], "${oc.env:PATH}"))
     kept = victim.run.with_name("theirs")
     victim.run.rename(kept)
     done = victim.runner.run("run.name=y", f"checkpoint.start_from={kept / STEP}")
@@ -296,11 +296,11 @@ def test_write_a_report_of_a_hostile_record(victim: Victim, name: str) -> None:
     assert report.main([str(victim.run)]) == 0
     page = (victim.run / "report.html").read_text()
     assert "<script>alert" not in page
-    assert page.count("<script>") == 1  # the page's own
+    assert page.count("<script>") == 1  # the script of the page
 
 
 def hugging_face(folder: Path, runner: Any) -> Path:
-    """The model of the small run, exported."""
+    """Export the model of the small run."""
     assert export.main([str(runner.folder / "runs/whole"), "--output", str(folder)]) == 0
     return folder
 
@@ -332,7 +332,7 @@ def test_refuse_hostile_hugging_face_folders(uninterrupted, compose, tmp_path: P
     files: dict[str, dict[str, bytes]] = {
         "config.json": {"deep": DEEP, "list": b"[]", "nan": b"NaN", "pickle": pickle.dumps(1)}
         | {
-            f"{key}={value!r}": changed(config, [key], value)
+            f"{key}={value!r}": replace_value(config, [key], value)
             for key in ("hidden_size", "num_hidden_layers", "rope_parameters", "model_type")
             for value in (HUGE, -1, "x", [1], {"x": 1}, float("nan"))
             if key != "rope_parameters" or not isinstance(value, dict)
@@ -352,15 +352,15 @@ def test_refuse_hostile_hugging_face_folders(uninterrupted, compose, tmp_path: P
     (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
     index = folder / "model.safetensors.index.json"
     names = pretrained_weights._load_header(tmp_path / "outside.safetensors")
-    for place in (
+    for target in (
         "../outside.safetensors",
         str(tmp_path / "outside.safetensors"),
         "..",
         "a\0b",
         ".",
     ):
-        index.write_text(json.dumps({"weight_map": dict.fromkeys(names, place)}))
-        assert refuses(lambda: pretrained_weights.validate_pretrained(str(folder), model)), place
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(names, target)}))
+        assert refuses(lambda: pretrained_weights.validate_pretrained(str(folder), model)), target
 
 
 def test_refuse_json_of_gigabytes_and_devices(tmp_path: Path, compose) -> None:
@@ -396,7 +396,7 @@ def test_refuse_json_of_gigabytes_and_devices(tmp_path: Path, compose) -> None:
 
 
 def runner_model(runner: Any) -> Any:
-    """The model that the small run has saved."""
+    """Return the model configuration in the checkpoint of the small run."""
     from hlat.config import run_identity
 
     saved = checkpoint_store.load_state_json(runner.folder / "runs/whole" / STEP)
@@ -409,8 +409,8 @@ def test_refuse_hostile_tokenizers(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     cases = {"deep": DEEP, "list": b"[]", "null": b"null", "pickle": pickle.dumps(1), "empty": b""}
     cases |= {
-        f"{place}={value!r}": changed(document, place, value)
-        for place, values in [
+        f"{keys}={value!r}": replace_value(document, keys, value)
+        for keys, values in [
             (["model", "vocab"], [None, [], {"a": -1}, {"a": HUGE}]),
             (["model", "merges"], [["x"], [["a", "b", "c"]]]),
             (["added_tokens", 0, "id"], [-1, HUGE]),

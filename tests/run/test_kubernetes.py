@@ -27,18 +27,18 @@ case "$*" in *"$(cat "$(dirname "$0")/refused")"*) echo "error: no" >&2; exit 1;
 
 
 class Kubectl:
-    """Writes down what it is asked, and refuses what has a word in it."""
+    """Fake kubectl that records its calls and rejects those with a given text."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "kubectl").write_text(KUBECTL)
         (folder / "kubectl").chmod(0o755)
-        self.refuse("nothing at all")
+        self.reject("nothing at all")
 
-    def refuse(self, argument: str) -> None:
+    def reject(self, argument: str) -> None:
         (self.folder / "refused").write_text(argument)
 
-    def asked(self) -> list[str]:
+    def calls(self) -> list[str]:
         file = self.folder / "asked"
         return file.read_text().splitlines() if file.exists() else []
 
@@ -64,7 +64,7 @@ def test_validate_all_points_before_creating_one(runner, kubectl):
     done = runner.run("-m", *SEND, "run.name=a,b")
     assert done.returncode == 0, done.stderr
     first, second = (str(file.relative_to(runner.folder)) for file in manifests(runner))
-    assert kubectl.asked() == [
+    assert kubectl.calls() == [
         f"create --dry-run=server -f {first} -f {second}",
         f"create -f {first}",
         f"create -f {second}",
@@ -76,13 +76,13 @@ def test_validate_all_points_before_creating_one(runner, kubectl):
 def test_submit_a_single_run(runner, kubectl):
     done = runner.run(*SEND, "run.name=a")
     assert done.returncode == 0, done.stderr
-    assert [line.split()[1] for line in kubectl.asked()] == ["--dry-run=server", "-f"]
+    assert [line.split()[1] for line in kubectl.calls()] == ["--dry-run=server", "-f"]
 
 
 def test_print_the_manifest_in_a_dry_run(runner, kubectl):
     done = runner.run(*SEND, "run.name=a", "hydra.launcher.dry_run=true")
     assert done.returncode == 0, done.stderr
-    assert kubectl.asked() == []
+    assert kubectl.calls() == []
     (file,) = manifests(runner)
     assert file.read_text() in done.stdout
     assert f"create it with:  kubectl create -f {file.relative_to(runner.folder)}" in done.stdout
@@ -109,7 +109,7 @@ def test_refuse_an_invalid_point_or_setting(arguments, problem, runner, kubectl)
     done = runner.run("-m", *SEND, *arguments)
     assert done.returncode == 2, done.stdout
     assert problem in done.stderr
-    assert kubectl.asked() == []
+    assert kubectl.calls() == []
 
 
 def test_refuse_a_literal_secret_without_writing_it(runner, kubectl):
@@ -122,15 +122,15 @@ def test_refuse_a_literal_secret_without_writing_it(runner, kubectl):
         assert "canary" not in done.stdout + done.stderr
     files = [file for file in runner.folder.rglob("*") if file.is_file()]
     assert not any(b"canary" in file.read_bytes() for file in files)
-    assert kubectl.asked() == []
+    assert kubectl.calls() == []
 
 
 def test_create_nothing_when_the_cluster_refuses(runner, kubectl):
-    kubectl.refuse("--dry-run=server")
+    kubectl.reject("--dry-run=server")
     done = runner.run("-m", *SEND, "run.name=a,b")
     assert done.returncode == 2
     assert "hlat: kubectl create: error: no" in done.stderr
-    assert len(kubectl.asked()) == 1
+    assert len(kubectl.calls()) == 1
 
 
 def test_write_manifests_without_kubectl(runner, monkeypatch):
@@ -152,9 +152,11 @@ def test_escape_values_of_the_user(runner, kubectl):
     pod = work["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     values = {entry["name"]: entry["value"] for entry in container["env"]}
-    assert filled_in(values["NEURON_X"], {"HOME": "bad"}) == '$(HOME) $HOME "a" : # - {b}'
+    assert (
+        substitute_variables(values["NEURON_X"], {"HOME": "bad"}) == '$(HOME) $HOME "a" : # - {b}'
+    )
     assert "bad" not in " ".join(
-        filled_in(argument, {"y": "bad"}) for argument in container["command"]
+        substitute_variables(argument, {"y": "bad"}) for argument in container["command"]
     )
 
 
@@ -199,8 +201,8 @@ def test_object_names_are_unique_labels(run):
     assert name_of(run) not in map(name_of, others)
 
 
-def filled_in(text: str, variables: dict[str, str]) -> str:
-    """What Kubernetes makes of a word or a value: $(NAME) is replaced, $$ is $."""
+def substitute_variables(text: str, variables: dict[str, str]) -> str:
+    """Substitute variables like Kubernetes: $(NAME) by its value, $$ by $."""
 
     def replace(match: "re.Match[str]") -> str:
         if match[0] == "$$":
@@ -236,14 +238,14 @@ def test_pods_train_together(kind, index, nodes, runner, kubectl, tmp_path):
     command = json.loads(re.search(r'"command": (\[.*?\])', text)[1])
     pods = []
     for i in range(nodes):
-        arguments = [filled_in(argument, {index: str(i)}) for argument in command]
+        arguments = [substitute_variables(argument, {index: str(i)}) for argument in command]
         arguments = [
             str(mounted) if argument == "/etc/hlat" else argument for argument in arguments
         ]
         arguments = [sys.executable if argument == "python" else argument for argument in arguments]
         arguments = [
-            re.sub("^HLAT_RDZV_ENDPOINT=.*", f"HLAT_RDZV_ENDPOINT=127.0.0.1:{port}", w)
-            for w in arguments
+            re.sub("^HLAT_RDZV_ENDPOINT=.*", f"HLAT_RDZV_ENDPOINT=127.0.0.1:{port}", argument)
+            for argument in arguments
         ]
         operator = {
             "RANK": str(i),

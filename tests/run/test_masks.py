@@ -1,4 +1,4 @@
-"""Whole runs that keep documents apart."""
+"""Runs with document masks."""
 
 import pytest
 

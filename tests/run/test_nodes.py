@@ -37,7 +37,7 @@ if "RANK" not in os.environ:
 
 
 class Nodes:
-    """Starts what a launcher starts on each node."""
+    """Supervisors that a launcher starts on each node."""
 
     def __init__(self, runner) -> None:
         self.runner = runner

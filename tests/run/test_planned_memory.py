@@ -6,7 +6,7 @@ from hlat.config.resolve import resolve_config
 from hlat.plan.memory_estimate import estimate_memory
 
 
-@pytest.mark.slow  # a process of its own, with the default model
+@pytest.mark.slow  # starts a process with the default model
 @pytest.mark.parametrize("overrides", [(), ("model.hidden_size=256", "model.num_layers=8")])
 def test_planned_memory_of_a_process_on_a_cpu(runner, compose, overrides):
     runner.small = [f"run.root={runner.folder / 'runs'}", *overrides]

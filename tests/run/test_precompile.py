@@ -26,7 +26,7 @@ class Done:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this node looks, on a machine that has the tool."""
+    """Return the cache of this node, with the fake tool on the PATH."""
     tool = tmp_path / "bin/neuron_parallel_compile"
     tool.parent.mkdir()
     tool.write_text(f"#!{sys.executable}\n{FAKE.read_text()}")
@@ -128,8 +128,8 @@ def test_trace_a_run_and_keep_no_files(
 
 
 @pytest.mark.slow  # one or more whole processes
-def test_do_not_judge_metrics_of_a_traced_run(runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Metrics of a traced run are often not finite."""
+def test_ignore_metrics_of_a_traced_run(runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accept metrics that are not finite, which are common in a traced run."""
     arguments = ["run.steps=4", "optimizer.lr=1e30", "schedule.warmup_steps=0"]
     arguments += ["recovery.rollback_after=1", "recovery.spike_window=2"]
     codes = {}
@@ -235,7 +235,7 @@ def test_verify_without_importing_torch(cache: Path, tmp_path: Path) -> None:
 def test_trace_with_the_processes_of_all_nodes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compose
 ) -> None:
-    """Each node starts its processes as a job does, in a folder that all of them see."""
+    """Start the processes of each node as a job does, in a shared folder."""
     slurm = {"PROCID": "3", "NTASKS": "64", "LOCALID": "0", "JOB_ID": "17", "STEP_ID": "2"}
     for name, value in (slurm | {"STEP_NODELIST": "trn-[001-064]"}).items():
         monkeypatch.setenv(f"SLURM_{name}", value)

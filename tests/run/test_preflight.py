@@ -19,7 +19,7 @@ if os.environ.get("RANK") == "1":
 
 @pytest.fixture
 def wrong_device(monkeypatch):
-    """A device that gets one element of every product wrong, on a node called trn-7."""
+    """Simulate a device with one wrong element in every matmul, on a node called trn-7."""
 
     def product(one, other):
         result = one @ other
@@ -68,7 +68,7 @@ def test_refuse_a_disk_for_less_than_two_checkpoints(runner, refused, monkeypatc
         runner.run("run.name=y"),
         "two checkpoints take 0.01; free some, or set run.root or checkpoint.destination to a larger disk",
     )
-    # where there is a checkpoint, there need be room for but one more
+    # with one checkpoint on the disk, space for one more is sufficient
     assert runner.run("run.name=x", "run.steps=2").returncode == 0
 
 

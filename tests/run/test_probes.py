@@ -1,4 +1,4 @@
-"""Probe questions that are evaluated during training."""
+"""Probes that are evaluated during training."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A run of several processes, started by one command: its numbers, its end, and how it fails."""
+"""A run of several processes, started by one command: results, end and failures."""
 
 import os
 import shlex
@@ -72,14 +72,14 @@ def broken(runner: Runner, folder: Path, rank: int, statement: str) -> None:
 
 
 def inject(runner: Runner, folder: Path, code: str) -> None:
-    """Start all processes of the runner with some code, and without figures in their reports."""
+    """Run code at the start of all processes of the runner, and disable figures of reports."""
     (folder / "sitecustomize.py").write_text(f"{SKIP_FIGURES}\n{code}")
     runner.environment["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{folder}"
 
 
 @pytest.fixture(autouse=True)
 def skip_figures(runner: Runner) -> None:
-    """Leave the figures of reports empty."""
+    """Render figures of reports as empty files."""
     inject(runner, runner.folder, "")
 
 
@@ -100,7 +100,7 @@ def find_listening_addresses(process: int) -> set[str]:
 
 @pytest.fixture(scope="module")
 def torchrun(tmp_path_factory, small):
-    """Return a runner whose run `whole` was started by torchrun, and the output."""
+    """Start run `whole` with torchrun; return its runner and the output."""
     runner = Runner(tmp_path_factory.mktemp("torchrun"), small)
     inject(runner, runner.folder, "")
     command = [
@@ -116,7 +116,7 @@ def torchrun(tmp_path_factory, small):
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory, small):
-    """Return a runner whose run x was interrupted by Ctrl-C in step 7, and the process."""
+    """Interrupt run x with Ctrl-C in step 7; return its runner and the process."""
     runner = Runner(tmp_path_factory.mktemp("interrupted"), small)
     inject(runner, runner.folder, WAIT_IN_STEP_7)
     return runner, runner.run_until(6, signal.SIGINT, "run.name=x", *LAYOUT)

@@ -112,7 +112,7 @@ def test_report_another_learning_rate_under_the_same_name(runner_at_step_2):
 
 
 @pytest.mark.slow  # one or more whole processes
-def test_branch_from_a_checkpoint_and_resume_from_own_checkpoints(runner, uninterrupted):
+def test_branch_from_a_checkpoint_and_resume_the_branch(runner, uninterrupted):
     source = uninterrupted.folder / "runs/whole/checkpoints/step_00000015"
     branch = ("run.name=branch", f"checkpoint.start_from={source}")
     first = runner.run(*branch, "run.steps=17")
@@ -206,7 +206,7 @@ def test_a_finished_run_has_nothing_to_do(runner_at_step_2):
 def test_refuse_a_run_directory_that_is_in_use_and_train_without_a_reader(
     runner, refused, uninterrupted
 ):
-    """The first process also goes on after the reader of its stdout has left."""
+    """Close the stdout of the first process, which must continue."""
     first = runner.start("run.name=x")
     first.stdout.close()
     while not runner.rows("x", "metrics.jsonl") and first.poll() is None:

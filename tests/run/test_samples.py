@@ -1,4 +1,4 @@
-"""Texts that a model writes during training."""
+"""Samples that a model generates during training."""
 
 import json
 

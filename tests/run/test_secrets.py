@@ -1,4 +1,4 @@
-"""A secret of the environment, or one that a configuration points to, is in no file and no line."""
+"""Secrets of the environment and of interpolations are in no file and in no output."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ VARIABLES = [
 ]  # fmt: skip
 
 
-def holding(folder: Path) -> list[str]:
-    """Files below a folder, names included, that hold a canary."""
+def find_files_with_canary(folder: Path) -> list[str]:
+    """Return the files below a folder with a canary in their name or content."""
     return [
         str(path)
         for path in folder.rglob("*")
@@ -50,7 +50,7 @@ def environment(monkeypatch: pytest.MonkeyPatch, runner) -> None:
 def test_write_no_variable_of_the_environment(
     environment: None, runner, without_figures, capfd: pytest.CaptureFixture[str], dp: int
 ) -> None:
-    """With two processes, the logs of ranks are files of the run."""
+    """Include two processes, which write logs of ranks."""
     run = ["run.name=x", "run.steps=5", "data.workers=1"]
     done = runner.run(*run) if dp == 1 else runner.run_process(*run, f"parallelism.dp={dp}")
     assert done.returncode == 0, done.stderr
@@ -58,16 +58,17 @@ def test_write_no_variable_of_the_environment(
     out = runner.folder / "out"
     assert export.main([str(runner.folder / "runs/x"), "--output", str(out)]) == 0
     assert CANARY not in done.stdout + done.stderr + "".join(capfd.readouterr())
-    assert holding(runner.folder) == []
+    assert find_files_with_canary(runner.folder) == []
 
 
 def test_write_no_value_of_an_interpolation(
     environment: None, runner, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path by way of a secret: the files hold the expression, where they hold it at all, and so
-    do those that W&B's and TensorBoard's own libraries write."""
-    place = runner.folder.parent / f"{CANARY}-WANDB_API_KEY"
-    place.symlink_to(corpus)
+    """Files contain the expression of a path with a secret, not its value, including those that the
+    libraries of W&B and TensorBoard write.
+    """
+    link = runner.folder.parent / f"{CANARY}-WANDB_API_KEY"
+    link.symlink_to(corpus)
     root = "data.root='${oc.env:PARENT}/${oc.env:WANDB_API_KEY}'"
     monkeypatch.setenv("PARENT", str(runner.folder.parent))
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -81,14 +82,14 @@ def test_write_no_value_of_an_interpolation(
     overrides = (runner.folder / "runs/x/overrides.yaml").read_text()
     assert json.dumps(root) in overrides
     assert CANARY not in done.stdout + done.stderr
-    assert holding(runner.folder) == []
+    assert find_files_with_canary(runner.folder) == []
 
 
 @pytest.mark.slow  # two runs with W&B
 def test_redact_paths_and_notes(
     environment: None, runner, without_figures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Directories and notes with a secret: names of directories have it, no content does, and a
+    """Use a secret in directories and notes: it is in names of directories, in no content, and a
     resumed run and a report find the files."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     secret = "${oc.env:MY_PASSWORD}"
@@ -139,7 +140,7 @@ def test_redact_error_messages(environment: None, runner, key: str, message: str
 
 @pytest.mark.slow  # two processes
 def test_redact_messages_of_ranks(environment: None, runner) -> None:
-    """The files and messages of two ranks and their supervisor."""
+    """Check files and messages of two ranks and their supervisor."""
     runner.environment["MY_PASSWORD"] = f"{CANARY} first line\n{CANARY} second line"
     overrides = ["run.name=x", "parallelism.dp=2", "data.root='/nowhere/${oc.env:MY_PASSWORD}'"]
     done = runner.run_process(*overrides)

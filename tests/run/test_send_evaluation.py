@@ -65,7 +65,7 @@ class Login:
 
 @pytest.fixture
 def login(tmp_path: Path, uninterrupted) -> Login:
-    """Login node with the small run, which has checkpoints of steps 10, 15 and 20."""
+    """Return a login node with the small run and its checkpoints of steps 10, 15 and 20."""
     (tmp_path / "programs").mkdir()
     (tmp_path / "home/runs").mkdir(parents=True)
     (tmp_path / "home/runs/whole").symlink_to(uninterrupted.folder / "runs/whole")
@@ -73,8 +73,8 @@ def login(tmp_path: Path, uninterrupted) -> Login:
 
 
 @pytest.fixture
-def place(login: Login) -> Path:
-    """Directory of a submitted evaluation, which is removed again, since the run is shared."""
+def submission(login: Login) -> Path:
+    """Yield the directory of a submitted evaluation, and remove it, since the run is shared."""
     done = login.evaluate("runs/whole", "tasks=hlat_cr", "limit=7", *SLURM, "parallelism.tp=2")
     assert done.returncode == 0, done.stderr
     (found,) = (login.folder / "runs/whole/evaluations").glob("hlat_cr-*/submissions/1")
@@ -98,9 +98,9 @@ def test_a_job_gets_files_and_settings_of_the_harness_unchanged(login):
 
 
 @pytest.mark.slow  # 8 s: installs a copy of the code
-def test_submit_one_job_with_a_copy_of_the_code(login, place):
-    sent = json.loads((place / "job.json").read_text())
-    (archive,) = place.glob("code-*.zip")
+def test_submit_one_job_with_a_copy_of_the_code(login, submission):
+    sent = json.loads((submission / "job.json").read_text())
+    (archive,) = submission.glob("code-*.zip")
     arguments = [str(archive), "hlat.evaluate", "runs/whole", "tasks=hlat_cr", "limit=7"]
     assert sent["commands"] == [[sys.executable, *arguments, "parallelism.tp=2"]]
     assert (sent["nodes"], sent["trains"]) == (1, False)
@@ -113,13 +113,13 @@ def test_submit_one_job_with_a_copy_of_the_code(login, place):
     assert again.returncode == 2
     assert "runs/whole: job 41 is RUNNING; cancel it with hlat jobs cancel" in again.stderr
     listed = login.jobs("runs/whole/evaluations").stdout.splitlines()
-    assert listed[1].split() == ["whole:", place.parents[1].name, "41", "RUNNING", "0", "n1"]
+    assert listed[1].split() == ["whole:", submission.parents[1].name, "41", "RUNNING", "0", "n1"]
     other = login.evaluate(*asked[:2], "limit=8", *SLURM)
     assert other.returncode == 0, other.stderr
     first, second = login.jobs("runs").stdout.splitlines()[1:]
     assert {first.split()[0], second.split()[0]} == {"whole:"}
     for folder in (login.folder / "runs/whole/evaluations").glob("hlat_cr-*"):
-        if folder != place.parents[1]:
+        if folder != submission.parents[1]:
             subprocess.run(["rm", "-r", str(folder)], check=True)
 
 
@@ -155,7 +155,7 @@ def test_refuse_a_task_that_does_not_exist(login, harness_tasks_listed_once, mon
 
 
 def refused(login, arguments, problem, monkeypatch, capsys):
-    """Run the command in this process, which is faster, and assert that it submits no job."""
+    """Run the command in this process (faster), and assert that it submits no job."""
     monkeypatch.chdir(login.folder)
     monkeypatch.setenv("PATH", str(login.programs))
     monkeypatch.setattr(sys, "argv", ["hlat.evaluate", *arguments])

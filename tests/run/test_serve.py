@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow  # starts a server and loads a model
 
 @pytest.fixture
 def server(uninterrupted: Runner) -> Iterator["subprocess.Popen[str]"]:
-    """Server of the small run; its address is the attribute `url`."""
+    """Start a server of the small run; its address is the attribute `url`."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hlat", "serve", "runs/whole", "port=0"],
         cwd=uninterrupted.folder,
@@ -104,7 +104,7 @@ def test_the_page_continues_text_in_a_browser(server, tmp_path: Path) -> None:
 def test_vllm_serves_an_export_on_a_machine_with_a_gpu(
     uninterrupted: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
-    """With a program in the place of vLLM that prints its arguments and the exported files."""
+    """Replace vLLM by a program that prints its arguments and the exported files."""
     command = tmp_path / "vllm"
     command.write_text('#!/bin/sh\necho "$@"\nls "$2"\n')
     command.chmod(0o755)

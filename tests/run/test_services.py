@@ -1,4 +1,4 @@
-"""A run is one run in W&B wherever it goes on, and a branch of it is another."""
+"""A resumed run is the same run in W&B, and a branch is another one."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run with signed checkpoints, and the commands that read them, refuse what another key signed."""
+"""Runs and commands reject checkpoints without a signature of a trusted key."""
 
 import pytest
 
@@ -12,7 +12,7 @@ TRUSTED = "trusted_keys=own.pem.pub"
 
 @pytest.fixture
 def signed(runner: Runner) -> Runner:
-    """Runner with two key pairs and the run `x` of 4 steps with two signed checkpoints."""
+    """Return a runner with two key pairs and the run `x` of 4 steps with two signed checkpoints."""
     for name in ("own.pem", "other.pem"):
         checkpoint_signature.create_key_pair(runner.folder / name)
     done = runner.run("run.name=x", "run.steps=4", "checkpoint.every_steps=2", *KEYS)

@@ -39,7 +39,7 @@ def test_train_a_point_of_a_study(runner, study, corner):
 
 @pytest.mark.slow  # one or more whole processes
 def test_read_other_text_in_the_second_phase(runner):
-    """Two runs that differ in the phase only have the same losses until its first step."""
+    """Compare two runs that differ in the second phase only: losses are equal until its first step."""
     steps = ["run.steps=8", "batch.global_batch_size=8", "batch.sequence_length=64"]
     short = ["phase.timeline.0.tokens=2048"]
     for name, arguments in {"base": [], "upsampled": short}.items():
@@ -61,7 +61,7 @@ def test_read_other_text_in_the_second_phase(runner):
 
 @pytest.mark.slow  # eight whole runs, one after the other
 def test_stop_a_worse_point_of_a_sweep_that_was_interrupted(runner, capfd):
-    """The same command continues: it trains no finished run again, and omits the worse point."""
+    """Repeat the command: it does not repeat finished runs, and omits the worse point."""
     arguments = (
         *("-m", "run.name='x-${optimizer.lr}-${run.seed}'", "hydra.sweep.dir=runs/sweeps/s"),
         *("optimizer.lr=1e-2,1e-7", "run.seed=1,2,3,4,5", "+study.baseline={optimizer.lr: 1e-2}"),

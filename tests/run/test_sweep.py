@@ -1,4 +1,4 @@
-"""Sweeps: every point is checked, then each point is one process with its own run directory."""
+"""Sweeps: all points are validated, then each is a process with a separate run directory."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def _folders(runner):
 def test_train_the_valid_points_in_parallel_in_one_group(
     runner, runner_at_step_10, without_figures, monkeypatch, capfd
 ):
-    """The points are choices of the user's own configuration directory; two are left out.
+    """Use choices of the user's configuration directory; two points are omitted.
 
     One point is the run of runner_at_step_10, under the name `x`.
     """

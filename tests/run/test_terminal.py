@@ -27,7 +27,7 @@ if os.environ.get("RANK") == "1":
 
 
 def on_terminal(runner: Runner, *overrides: str) -> tuple[int, str]:
-    """Return the exit code of a run, and all that it wrote to its terminal."""
+    """Return the exit code of a run and its output on the terminal."""
     reader, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     command = [sys.executable, "-m", "hlat.train", *runner.small, *overrides]

@@ -37,22 +37,22 @@ COMPOSERS = (
     "ast.py",
     # attrs, which omegaconf imports if it is there: methods from the fields that a class declares
     "attr/_make.py",
-    # sympy and mpmath, which torch imports: names of their own functions
+    # sympy and mpmath, which torch imports: names of their functions
     "mpmath/ctx_mp_python.py",
     "sympy/__init__.py",
     "sympy/external/importtools.py",
     # Jinja2: the templates of hlat/report, which no run and no user can change
     "jinja2/environment.py",
-    # torch: a template of its own, filled at import
+    # torch: a template that is filled at import
     "torch/distributed/nn/jit/instantiator.py",
 )
-"""Files that compile texts which they compose themselves, never the content of a file."""
+"""Files that compile generated source, never the content of a file."""
 OWN_PIPES = (
     "multiprocessing/connection.py",
     "multiprocessing/queues.py",
     "multiprocessing/spawn.py",
 )
-"""Files that unpickle what another process of the same program wrote into a pipe between them."""
+"""Files that unpickle data from a pipe to another process of the same program."""
 PROGRAMS = ("git", "uname", os.path.basename(sys.executable))
 """Programs that may be started, none of which is a shell."""
 LOCAL_NAMES = (None, "", "localhost", "127.0.0.1", "::1", socket.gethostname())
@@ -69,7 +69,7 @@ def trusted(name: str) -> bool:
 
 
 def caller() -> str:
-    """Return the file whose code caused the event; empty for the interpreter itself."""
+    """Return the file with the code that caused the event; empty for the interpreter itself."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back  # type: ignore[assignment]
@@ -80,7 +80,7 @@ def may_run(event: str, arguments: tuple[Any, ...], by: str) -> bool:
     """Return True if code may be compiled or run: that of installed files or of a composer."""
     code = arguments[0]
     if by == "" or (trusted(by) and by.endswith(COMPOSERS)):
-        return True  # the interpreter itself runs what its command line names
+        return True  # the interpreter runs the file of its command line
     if isinstance(code, CodeType):
         return trusted(code.co_filename)
     return event == "compile" and by in IMPORTERS and trusted(str(arguments[1]))
@@ -118,11 +118,11 @@ def allowed(event: str, arguments: tuple[Any, ...], by: str) -> bool:
     return True
 
 
-def forbid(told: str) -> None:
+def forbid(message: str) -> None:
     """Write the event to $HLAT_AUDIT and raise ForbiddenError."""
     with open(os.environ["HLAT_AUDIT"], "a") as file:
-        file.write(f"{told}\n")
-    raise ForbiddenError(told)
+        file.write(f"{message}\n")
+    raise ForbiddenError(message)
 
 
 def watch(event: str, arguments: tuple[Any, ...]) -> None:
