@@ -92,7 +92,7 @@ _FAULTS = {
 
 
 def check(config: Config, folder: str, fault: str, broken: int) -> bool | list[str]:
-    """Return the result or the errors of pre-flight on this rank; each rank has a separate node name."""
+    """Return the result or the errors of pre-flight; each rank has a separate node name."""
     engine = NativeEngine()
     rank = read_rank_info().rank
     with mock.patch.object(host_info, "get_host_name", return_value=f"node{rank}"):

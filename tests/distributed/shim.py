@@ -1,8 +1,8 @@
 """A device without built-in support in torch, simulated on the CPU.
 
-It replaces accelerators that are not available in tests. Like these, it rejects operations on tensors
-of two devices and has no NumPy access to its memory. It has no name of a vendor's device, and no
-fused AdamW, which torch accepts for such a device when the optimizer is built.
+It replaces accelerators that are not available in tests. Like these, it rejects operations on
+tensors of two devices and has no NumPy access to its memory. It has no name of a vendor's device,
+and no fused AdamW, which torch accepts for such a device when the optimizer is built.
 """
 
 import dataclasses
@@ -46,8 +46,8 @@ class Usage:
     Attributes:
         live: Bytes allocated now.
         peak: Largest value of `live` since the last reset.
-        sent: Bytes of messages since the last reset by number of elements of the full tensor, if each
-            collective is a ring of two ranks.
+        sent: Bytes of messages since the last reset by number of elements of the full tensor, if
+            each collective is a ring of two ranks.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Every component trains in every layout like one process: losses, norms and gradients.
 
-A new component needs one line in tests/support/model_components.py. The default cases contain the components that
-add parameters, in layouts with replicated key/value heads, and a tied head in pipeline stages; all others are slow.
+A new component needs one line in tests/support/model_components.py. The default cases contain the
+components that add parameters, in layouts with replicated key/value heads, and a tied head in
+pipeline stages; all others are slow.
 """
 
 import functools

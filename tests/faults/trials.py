@@ -1,7 +1,7 @@
 """Short runs, their processes and checkpoints, for the fault trials.
 
-A trial starts hlat as a user does, in a separate folder with a separate TMPDIR, so all leftover files
-are from this trial. Checkpoints are verified with hlat's checkpoint store.
+A trial starts hlat as a user does, in a separate folder with a separate TMPDIR, so all leftover
+files are from this trial. Checkpoints are verified with hlat's checkpoint store.
 """
 
 import argparse
@@ -293,7 +293,7 @@ class Run:
 
 
 def last_step(metrics: Path) -> int:
-    """Return the step of the last complete row; 0 if there is none. Read only the end of the file."""
+    """Return the step of the last complete row, or 0, and read only the end of the file."""
     if not metrics.exists():
         return 0
     with metrics.open("rb") as file:

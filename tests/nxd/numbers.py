@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 def small_integers(*shape: int, seed: int = 0) -> Tensor:
-    """Return integers from -3 to 3: dot products of hundreds are exact in fp32, of a few in bf16."""
+    """Return integers in [-3, 3]: dot products of hundreds are exact in fp32, of a few in bf16."""
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 

@@ -1,7 +1,7 @@
 """Seven silent training errors of neuronx-distributed 2.29 and their workarounds.
 
-A test shows both. It fails when a release of NxD fixes the error; then remove the workaround and the
-entry in docs/neuron.md. Line numbers are of release 2.29, below src/neuronx_distributed.
+A test shows both. It fails when a release of NxD fixes the error; then remove the workaround and
+the entry in docs/neuron.md. Line numbers are of release 2.29, below src/neuronx_distributed.
 """
 
 import math
@@ -31,8 +31,8 @@ def _input_grads(mode: str, sequence_parallel: bool, options: dict[str, Any]) ->
 
 @pytest.mark.parametrize("mode", MODES)
 def test_1_input_gradients_of_bf16_layers_are_not_summed(mode: str) -> None:
-    """layers_utils.py:100: the gradient is cast to reduce_dtype, by default fp32, and only the copy is
-    summed. Workaround: set reduce_dtype to the compute dtype, or use sequence parallelism."""
+    """layers_utils.py:100: the gradient is cast to reduce_dtype, by default fp32, and only the copy
+    is summed. Workaround: set reduce_dtype to the compute dtype, or use sequence parallelism."""
     grads, parts, full = _input_grads(mode, False, {})
     for local, part in zip(grads, parts, strict=True):
         assert torch.equal(local, part)
@@ -45,8 +45,8 @@ def test_1_input_gradients_of_bf16_layers_are_not_summed(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_2_a_resumed_zero_1_run_starts_from_its_initial_weights(mode: str, tmp_path: Path) -> None:
-    """trainer/checkpoint.py:894: the optimizer is loaded before the model, so the master weights are
-    shards of the initial weights. Workaround: save the master weights."""
+    """trainer/checkpoint.py:894: the optimizer is loaded before the model, so the master weights
+    are shards of the initial weights. Workaround: save the master weights."""
     initial, other, gradient = (small_integers(4, 2, seed=seed) for seed in range(3))
     saved = initial - gradient
     for masters_saved, after in ((False, other - gradient), (True, saved - gradient)):
@@ -82,9 +82,9 @@ def test_3_zero_1_ignores_max_grad_norm(mode: str) -> None:
 def test_4_the_gradient_norm_is_wrong_with_a_qkv_layer(
     mode: str, size: int, multiplier: int, fused: bool, counted: float
 ) -> None:
-    """64 gradients of one, half of them of keys and values. Fused, the tensor-parallel attribute of the
-    weight is lost (modules/qkv_linear.py:541) and its squares are divided by tp; not fused, each
-    replica of a head is counted. Workaround: set the attributes."""
+    """64 gradients of one, half of them of keys and values. Fused, the tensor-parallel attribute of
+    the weight is lost (modules/qkv_linear.py:541) and its squares are divided by tp; not fused,
+    each replica of a head is counted. Workaround: set the attributes."""
     found = run(size, "norms.of_qkv", 4, 2, multiplier, fused, mode=mode)
     for as_it_is, put_right in found:
         assert as_it_is == pytest.approx(math.sqrt(counted), rel=1e-6)
@@ -92,7 +92,7 @@ def test_4_the_gradient_norm_is_wrong_with_a_qkv_layer(
 
 
 def test_5_kv_head_replicas_differ_initially_on_trn2() -> None:
-    """modules/qkv_linear.py:83 repeats rows instead of heads; trn1 is correct, and trn3 not supported.
+    """modules/qkv_linear.py:83 repeats rows instead of heads; trn1 is correct, trn3 not supported.
     Workaround: initialize the weights as in test_library.py."""
     query, key, value = (small_integers(n, 4, seed=i) for i, n in enumerate((8, 4, 4)))
     assert len(key.unique(dim=0)) == 4
@@ -114,7 +114,7 @@ def test_5_kv_head_replicas_differ_initially_on_trn2() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_6_stages_with_one_seed_have_the_same_layers(mode: str) -> None:
-    """Each stage uses a generator with the same seed. Workaround: a seed per stage. Loss and gradients
+    """Stages use generators with the same seed. Workaround: a seed per stage. Loss and gradients
     agree with plain PyTorch to 1e-5."""
     x, labels = small_integers(4, 4), small_integers(4, 4, seed=1)
     for seed_per_stage in (0, 100):
@@ -132,8 +132,9 @@ def test_6_stages_with_one_seed_have_the_same_layers(mode: str) -> None:
 
 
 def test_7_rms_norm_measures_in_bf16_where_fp32_is_bf16() -> None:
-    """modules/rms_norm.py:15 compares XLA_DOWNCAST_BF16, a string, with 1, so it casts to fp32, which is
-    bf16 there. Workaround: a mean square in torch.double. The error of one rounding is at most 2**-8."""
+    """modules/rms_norm.py:15 compares XLA_DOWNCAST_BF16, a string, with 1, so it casts to fp32,
+    which is bf16 there. Workaround: a mean square in torch.double. One rounding has an error of at
+    most 2**-8."""
     x = torch.randn(4, 4096, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     (found,) = run(1, "norms.rms", x, mode="xla", XLA_DOWNCAST_BF16="1")
     exact = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True))

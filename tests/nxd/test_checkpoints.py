@@ -24,8 +24,8 @@ GQA = ModelConfig("gqa", 4, 64, 96, 8, 2, 128)
 MORE, MHA = replace(GQA, num_key_value_heads=4), replace(GQA, num_key_value_heads=8)
 FUSED, UNFUSED = {"qkv_linear": True, "fuse_qkv": True}, {"qkv_linear": True, "fuse_qkv": False}
 COALESCED, SEPARATE = {"fuse_qkv": True}, {"fuse_qkv": False}
-"""Layers of query, key and value: NxD's GQAQKVColumnParallelLinear with one weight or three, HLAT 7B's
-single layer with a stride of 3, and three layers."""
+"""Layers of query, key and value: NxD's GQAQKVColumnParallelLinear with one weight or three,
+HLAT 7B's single layer with a stride of 3, and three layers."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Run:
     """Run that saves a checkpoint.
 
     Attributes:
-        heads_filled: Fill the key/value replicas of NxD's rank groups, because NxD's initialization on
-            trn2 repeats rows.
+        heads_filled: Fill the key/value replicas of NxD's rank groups, because NxD's
+            initialization on trn2 repeats rows.
     """
 
     model: ModelConfig
@@ -99,7 +99,7 @@ class Run:
         return full_tensors, norms, heads if self.heads_filled else []
 
     def _ordered(self, queries: Tensor) -> Tensor:
-        """Order query heads by replica of their key/value heads, within each rank on trn1 and within each
+        """Order query heads by replica of their key/value heads, within a rank on trn1 and within a
         group of ranks on trn2."""
         groups = self.tp // self.copies
         unflattened = queries.unflatten(

@@ -1,5 +1,5 @@
-"""The doctor passes hlat's engine on neuronx-distributed, and finds each of NxD's faults without its
-workaround."""
+"""The doctor passes hlat's engine on neuronx-distributed, and finds each of NxD's faults without
+its workaround."""
 
 import pytest
 

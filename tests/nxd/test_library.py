@@ -95,7 +95,7 @@ def test_parallel_embedding_shards_rows(mode: str, scattered: bool) -> None:
 
 
 def test_parallel_embedding_with_sequence_dimension_does_not_reduce() -> None:
-    """parallel_layers/layers.py:369: with sequence_dimension=1, each rank returns the full sequence,
+    """parallel_layers/layers.py:369: with sequence_dimension=1, a rank returns the full sequence,
     with zeros for the rows of other ranks."""
     ids, weight = torch.tensor([[0, 5, 2, 3], [4, 4, 1, 0]]), small_integers(6, HIDDEN)
     grad = small_integers(BATCH, LENGTH, HIDDEN)
@@ -140,8 +140,8 @@ def test_cross_entropy_per_token_without_ignored_label(mode: str) -> None:
     ],
 )
 def test_kv_head_gradients_are_summed_over_replicas(platform: str, mode: str, fused: bool) -> None:
-    """Four ranks, two key/value heads: replicas are strided on trn1 and adjacent on trn2. Each replica
-    has the gradient of the group, and the input gradient contains each head once."""
+    """Four ranks, two key/value heads: replicas are strided on trn1 and adjacent on trn2. Each
+    replica has the gradient of the group, and the input gradient contains each head once."""
     x = small_integers(BATCH, LENGTH, HIDDEN)
     weights = tuple(small_integers(n, HIDDEN, seed=i) for i, n in enumerate((16, 4, 4)))
     shape = (BATCH, LENGTH)
@@ -245,7 +245,7 @@ def test_master_weights_are_float64_with_xla_downcast_bf16() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_zero_1_shards_load_in_another_optimizer(mode: str) -> None:
-    """Copy master weights, moments and learning rate; weights equal the uninterrupted run bitwise."""
+    """Copy master weights, moments and learning rate; weights are those of one run bitwise."""
     values = [small_integers(5, 3), small_integers(3)]
     others = [value + 1 for value in values]
     gradients = [[small_integers(*v.shape, seed=step) for v in values] for step in range(3)]
@@ -274,8 +274,8 @@ def test_infinite_grad_clip_only_computes_the_norm(zero: bool) -> None:
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_are_averaged_before_norm_and_clipping(mode: str, zero: bool) -> None:
-    """The norm is that of the mean over ranks before clipping; as in torch, the clipped norm is below
-    the limit by 1e-6 of the norm."""
+    """Require the norm of the mean over ranks before clipping; as in torch, the clipped norm is
+    below the limit by 1e-6 of the norm."""
     gradients = [[[[torch.tensor([6.0, 0.0])]], [[torch.tensor([0.0, 8.0])]]]]
     configuration = {
         "optimizer_config": {"zero_one_enabled": zero, "grad_clipping": True, "max_grad_norm": 1.0}
@@ -290,7 +290,7 @@ def test_gradients_are_averaged_before_norm_and_clipping(mode: str, zero: bool) 
 @pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_norm_gradients_are_summed_over_sequence_parallel_ranks(mode: str, zero: bool) -> None:
-    """step() sums gradients of marked parameters if the setting is on; the norm counts them once."""
+    """step() sums gradients of marked parameters if this is enabled; the norm counts them once."""
     gradients = [[[[torch.tensor([1.0, 4.0])]], [[torch.tensor([2.0, 0.0])]]]]
     configuration = {
         "tensor_parallel_size": 2,

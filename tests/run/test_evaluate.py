@@ -136,8 +136,8 @@ class HarnessRequests:
                 task.build_all_requests(limit=2, rank=0, world_size=1)
                 for instance in task.instances:
                     self.requests.setdefault(instance.request_type, []).append(instance)
-        # No repeated text: the harness's adapter (0.4.13) treats windows with equal tokens as one even
-        # if they differ in the scored part, and then assigns results to the wrong windows
+        # No repeated text: the harness's adapter (0.4.13) treats windows with equal tokens as one,
+        # even if their scored parts differ, and then assigns results to the wrong windows
         texts = [Path(__file__).read_text()[:2000], "The cat sat. été 木", "x"]
         self.requests["loglikelihood_rolling"] = [
             Instance("loglikelihood_rolling", {}, (text,), i) for i, text in enumerate(texts)

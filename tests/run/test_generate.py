@@ -38,7 +38,7 @@ def _composed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, small: list[str]) -> Path:
-    """Return a folder with a run of one step in runs/x, with diverse predictions, and its export."""
+    """Return a folder with a run of one step in runs/x (diverse predictions) and its export."""
     runner = Runner(tmp_path_factory.mktemp("generate"), small)
     done = runner.run("run.name=x", "run.steps=1", "model.init_std=0.2")
     assert done.returncode == 0, done.stderr

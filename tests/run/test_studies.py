@@ -39,7 +39,7 @@ def test_train_a_point_of_a_study(runner, study, corner):
 
 @pytest.mark.slow  # one or more whole processes
 def test_read_other_text_in_the_second_phase(runner):
-    """Compare two runs that differ in the second phase only: losses are equal until its first step."""
+    """Compare runs that differ in the second phase: losses are equal until its first step."""
     steps = ["run.steps=8", "batch.global_batch_size=8", "batch.sequence_length=64"]
     short = ["phase.timeline.0.tokens=2048"]
     for name, arguments in {"base": [], "upsampled": short}.items():

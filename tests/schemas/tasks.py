@@ -2,8 +2,8 @@
 
     python tasks.py TASK.yaml...
 
-Run in .venv-skypilot with a temporary home directory. SkyPilot would download its catalog of instance
-types; one with the types of the recorded tasks is written instead.
+Run in .venv-skypilot with a temporary home directory. SkyPilot would download its catalog of
+instance types; one with the types of the recorded tasks is written instead.
 """
 
 import json

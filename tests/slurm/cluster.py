@@ -56,9 +56,9 @@ PartitionName=train Nodes={train} Default=YES MaxTime=INFINITE State=UP Priority
 PartitionName=urgent Nodes={train} MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF
 PartitionName=background Nodes={background} MaxTime=INFINITE State=UP
 """
-"""FirstJobId differs from that of other clusters on this machine, since the port of a run depends on
-its job; cred_expire is also the wait of a requeued job, at least 5 s; SlurmdTimeout is the longest
-silence of a node; KillWait is the time of a cancelled process for saving."""
+"""FirstJobId differs between clusters on this machine, since the port of a run depends on its job;
+cred_expire is also the wait of a requeued job, at least 5 s; SlurmdTimeout is the longest silence
+of a node; KillWait is the time of a cancelled process for saving."""
 
 
 def missing() -> str | None:
@@ -157,7 +157,7 @@ class Cluster:
         self.wait_until(60, "slurmctld ends", lambda: not Path(f"/proc/{pid}").exists())
 
     def wait_until(self, seconds: float, condition: str, is_met) -> None:
-        """Wait for a condition; raise AssertionError with the state of the cluster at the timeout."""
+        """Wait for a condition; at the timeout, raise AssertionError with the cluster's state."""
         deadline = time.monotonic() + seconds
         while not is_met():
             if time.monotonic() > deadline:

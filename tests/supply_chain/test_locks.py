@@ -91,7 +91,7 @@ def test_lock_has_all_installed_packages(name: str) -> None:
 
 
 def test_torch_is_that_of_pypi() -> None:
-    """Require several hashes: PyPI has a wheel per Python and platform, a local CPU build only one."""
+    """Require several hashes: PyPI has a wheel per Python and platform, a CPU build only one."""
     (hashes,) = [found for one, found in read_entries("requirements") if one.name == "torch"]
     assert len(hashes) >= 10
     names = {requirement.name for requirement, _ in read_entries("requirements")}

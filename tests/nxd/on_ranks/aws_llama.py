@@ -27,8 +27,8 @@ def saved(
 ) -> Tensor | None:
     """Save a Llama as tag step_3; return the shard of the logits on this rank.
 
-    `weights` are the full matrices in the order in which the example creates them, the norms by name,
-    and the keys and values of each layer, unless NxD places their replicas.
+    `weights` are the full matrices in the order in which the example creates them, the norms by
+    name, and the keys and values of each layer, unless NxD places their replicas.
     """
     dist.init_process_group("xla", init_method="xla://")
     example = _example()

@@ -38,7 +38,7 @@ def _built(config: Config) -> NxdEngine:
 
 
 def train(config: Config, steps: int) -> list[tuple[float, ...]]:
-    """Return loss, gradient and weight norms of each step, and `losses_after` of the first batch."""
+    """Return loss and norms of gradients and weights per step, and the final `losses_after`."""
     engine, all_batches = _built(config), batches(config, steps)
     rows = [
         dataclasses.astuple(engine.read(engine.train_step(shard_batch(batch, engine), RATE)))
@@ -90,7 +90,7 @@ def save_and_continue(config: Config, folder: Path, steps: int) -> list[tuple[fl
 
 
 def load_and_continue(config: Config, path: Path, steps: int) -> list[tuple[float, ...]]:
-    """Load the checkpoint of `save_and_continue`, continue, and return the metrics of those steps."""
+    """Load the checkpoint of `save_and_continue`, continue, and return the metrics."""
     engine = _built(config)
     checkpoint_store.load_checkpoint(path, engine.chunks())
     return _rest(engine, batches(config, 2 * steps)[steps:])
@@ -233,7 +233,7 @@ def run_worker(config: Config, config_yaml: str) -> int:
 
 
 def count_copied_tensors(config: Config, folder: Path) -> list[tuple[int, int]]:
-    """Return the numbers of tensors copied from the device and cached on the host, by part of a run.
+    """Return the numbers of tensors copied from the device and cached on the host, by part.
 
     The parts: build, save and load before the first step; a comparison after it; a save.
     """

@@ -1,7 +1,6 @@
 """NxD's layers on the shard of this rank of full tensors.
 
-Activations are [batch, sequence, hidden]. A layer is initialized with the full weight, which NxD then
-shards.
+Activations are [batch, sequence, hidden]. A layer is initialized with the full weight.
 """
 
 from typing import Any
@@ -54,7 +53,7 @@ def column(
 
 
 def recomputed(x: Tensor, weight: Tensor, grad: Tensor) -> tuple[Any, ...]:
-    """Return input and weight gradients of a checkpointed ColumnParallelLinear, and its forward calls."""
+    """Return gradients and number of forward calls of a checkpointed ColumnParallelLinear."""
     dist.init_process_group("xla", init_method="xla://")
     config = nxd.neuronx_distributed_config(
         tensor_parallel_size=dist.get_world_size(),

@@ -15,7 +15,7 @@ HEAD, HIDDEN = 2, 4
 
 
 def of_qkv(num_heads: int, num_kv_heads: int, multiplier: int, fused: bool) -> tuple[float, float]:
-    """Return NxD's norm of gradients of one, with its parameter attributes and with corrected ones."""
+    """Return NxD's norm of gradients of one, with its and with corrected parameter attributes."""
     rank = start()
     layer = on_device(
         GQAQKVColumnParallelLinear(

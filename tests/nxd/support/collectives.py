@@ -29,8 +29,8 @@ _rendezvous_counter = count()
 def members(groups: Groups) -> tuple[int, ...]:
     """Return the ranks of this rank's group in ascending order.
 
-    NxD's pipeline selects its half of a gathered tensor by the index of its rank in the sorted group
-    (pipeline/comm.py).
+    NxD's pipeline selects its half of a gathered tensor by the index of its rank in the sorted
+    group (pipeline/comm.py).
     """
     if not groups:
         return tuple(range(dist.get_world_size()))

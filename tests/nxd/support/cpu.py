@@ -1,9 +1,9 @@
 """Run NxD's unmodified code in several processes on the CPU.
 
-`gloo`: NxD's CPU mode with CPU tensors of torch and process groups of gloo; fast, with exact values.
-`xla`: lazy tensors of torch_xla's CPU client, with the branches of NxD for Trainium; slow, and closer
-to a device. `graphs`: `xla` with torch_xla's collectives, which can be traced but not executed
-(tests/nxd/support/graphs.py).
+`gloo`: NxD's CPU mode with CPU tensors of torch and process groups of gloo; fast, exact values.
+`xla`: lazy tensors of torch_xla's CPU client, with the branches of NxD for Trainium; slow, and
+closer to a device. `graphs`: `xla` with torch_xla's collectives, which can be traced but not
+executed (tests/nxd/support/graphs.py).
 
 NxD's CPU mode supports single layers only, and XLA's client one process. So some functions of torch
 and torch_xla are replaced, with `gloo` a few of NxD too, each with its reason.

@@ -31,8 +31,8 @@ def _disable_lazy_execution() -> None:
 
 
 def _allow_cpu_tensors_in_zero1() -> None:
-    """Remove an assertion of an XLA device, and copy the master weights: on a CPU, `to` would return
-    the memory of the weights, so master weights would change with them, unlike on a device."""
+    """Remove an assertion of an XLA device, and copy the master weights: on a CPU, `to` returns the
+    memory of the weights, so master weights would change with them, unlike on a device."""
     optimizer = zero_redundancy_optimizer.ZeroRedundancyOptimizer
     optimizer._shard_parameters = _replace_source(
         optimizer._shard_parameters,

@@ -26,7 +26,7 @@ from hlat.recovery.rendezvous import LocalRendezvous
 MODES = ("gloo", "xla")
 """Modes of NxD on a CPU; see tests/nxd/support/cpu.py."""
 SECONDS = 300
-"""Timeout without an answer and without CPU use: ranks on a loaded machine are slow, but compute."""
+"""Timeout without an answer and without CPU use: ranks on a loaded machine are slow."""
 _CHECK_INTERVAL_S = 5.0
 _MIN_CORES = 0.01
 """Minimum average number of cores that all ranks use together, unless they are deadlocked."""
