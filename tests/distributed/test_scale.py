@@ -28,8 +28,8 @@ def test_memory_and_collectives_of_a_rank(compose, rank: int, first: bool, last:
     ends = first * 1000 * 8192 + last * (1000 * 8192 + 8192)
     assert found.weight_bytes == 2 * (LAYERS * layer + ends)
     calls = {key: count for key, (count, _) in found.collectives.items()}
-    # Per micro batch: a layer has two tensor-parallel regions with collectives at both ends, in both
-    # passes; the embedding has one end, the head one end and two gathers in each of two chunks
+    # Per micro batch: a layer has two tensor-parallel regions with collectives at both ends, in
+    # both passes; the embedding has one end, the head one end and two gathers in each of two chunks
     regions = LAYERS * MICRO_BATCHES
     assert calls["tp all_gather"] == 4 * regions + (first + 5 * last) * MICRO_BATCHES
     assert calls["tp reduce_scatter"] == 4 * regions + (first + last) * MICRO_BATCHES
