@@ -61,7 +61,7 @@ def summarize(
         "layout": layout,
         "seeds": len(runs),
         "checks": sum(result.status is not CheckStatus.not_applicable for result in results),
-        "alarms": [f"{result.check}: {result.said}" for result in failed],
+        "alarms": [f"{result.check}: {result.message}" for result in failed],
         "nearest": max(ratios, key=ratios.__getitem__),
         "seconds": round(sum(seconds for _, seconds in runs) / len(runs), 1),
     }

@@ -75,7 +75,7 @@ def diagnose(ranks: Ranks, overrides: list[str], mutant: str, check: str) -> dic
         "status": outcome.status.value,
         "culprit": worst.part,
         "axis": worst.axis,
-        "said": outcome.said,
+        "message": outcome.message,
         "seconds": round(seconds, 2),
     }
 

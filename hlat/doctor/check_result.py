@@ -35,7 +35,7 @@ class CheckResult:
 
     check: str
     status: CheckStatus
-    said: str
+    message: str
     culprits: list[FaultLocation] = field(default_factory=list)
     numbers: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0

@@ -164,7 +164,7 @@ def _check_machine(config: Config, run_dir: Path, engine: Engine) -> CheckResult
 
 
 def _print_result(result: CheckResult) -> None:
-    print_line(f"{result.status.value:<5} {result.check:<15} {result.said}")
+    print_line(f"{result.status.value:<5} {result.check:<15} {result.message}")
     if result.status is CheckStatus.failed:
         print_line(f"{'':21} in a run: {SYMPTOMS[result.check]}")
 

@@ -98,7 +98,7 @@ def test_injected_bug_is_found_and_named(ranks: Ranks, reduced, mutant: str) -> 
     names = ["gradients" if check in OF_GRADIENTS else check]
     results = ranks.run(config.num_processes, mutants.diagnose, config, mutant, names)
     (outcome,) = [one for one in results[0] if one.check == check]
-    assert outcome.status is CheckStatus.failed, outcome.said
+    assert outcome.status is CheckStatus.failed, outcome.message
     found_parts = [one for one in outcome.culprits if part in one.part]
     assert found_parts, outcome
     assert {one.axis for one in found_parts} == {axis}, outcome
@@ -112,7 +112,7 @@ def test_only_the_parameter_that_is_not_reduced_is_named(ranks: Ranks, reduced) 
         assert {one.part for one in found[check].culprits} == {
             "model.layers.1.mlp.down_proj.weight"
         }
-    assert "sequences of data-parallel ranks count 1, 0 times" in found["reduction"].said
+    assert "sequences of data-parallel ranks count 1, 0 times" in found["reduction"].message
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,9 @@ def test_all_checks_run_and_are_recorded(
     if "raises" in mutant:
         (row,) = [row for row in record["checks"] if row["status"] == "FAIL"]
         rank = mutant[-1]
-        assert row["said"] == f"the check raised ZeroDivisionError: division by zero on rank {rank}"
+        assert (
+            row["message"] == f"the check raised ZeroDivisionError: division by zero on rank {rank}"
+        )
 
 
 def test_only_the_leaking_head_is_named(ranks: Ranks, reduced) -> None:

@@ -57,5 +57,5 @@ def test_each_of_nxds_faults_is_found_and_named(compose, tmp_path, fault: str) -
     names = [OF_GRADIENTS.get(check, check)]
     outcomes = run(config.num_processes, "doctor.diagnose", config, names, fault)[0]
     (outcome,) = [one for one in outcomes if one.check == check]
-    assert outcome.status is CheckStatus.failed, outcome.said
+    assert outcome.status is CheckStatus.failed, outcome.message
     assert {one.axis for one in outcome.culprits if part in one.part} == {axis}, outcome
