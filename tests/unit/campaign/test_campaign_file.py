@@ -62,7 +62,7 @@ def test_a_cycle_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "words"),
+    ("stages", "message"),
     [
         ("{a: {train: [], average: b}}", "stages.a: give one of train, average, evaluate, report"),
         ("{jobs: {train: []}}", "stages.jobs: choose another name"),
@@ -78,8 +78,8 @@ def test_a_cycle_is_refused(tmp_path: Path) -> None:
         ("{a: {train: []}, b: {evaluate: a, tasks: [t], steps: [0]}}", "0 is not a whole number"),
     ],
 )
-def test_invalid_stages_are_refused(tmp_path: Path, stages: str, words: str) -> None:
-    assert any(words in line for line in problems(tmp_path, f"stages: {stages}\n"))
+def test_invalid_stages_are_refused(tmp_path: Path, stages: str, message: str) -> None:
+    assert any(message in line for line in problems(tmp_path, f"stages: {stages}\n"))
 
 
 def test_campaigns_of_the_package_are_valid_and_found_by_name() -> None:

@@ -17,7 +17,7 @@ NODES = [
 ]
 
 
-def test_implied_edges_are_not_drawn() -> None:
+def test_implied_edges_are_omitted() -> None:
     assert reduce_edges({node.name: node.after for node in NODES}) == {
         "train": [],
         "scores": ["train"],

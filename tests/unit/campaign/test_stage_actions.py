@@ -27,7 +27,7 @@ FINISHED, RUNNING, SUBMITTED = status("finished"), status("running"), status("su
 FAILED, WAITING = status("failed"), status("waiting")
 
 
-def test_unchanged_active_jobs_are_kept() -> None:
+def test_unchanged_active_jobs_continue() -> None:
     assert decide(a=FINISHED, b=RUNNING, c=SUBMITTED, d=SUBMITTED) == "kkkk"
 
 
@@ -40,7 +40,7 @@ def test_a_changed_job_that_has_not_started_is_replaced_with_its_dependents() ->
     assert decide(a=RUNNING, b=status("submitted", True), c=SUBMITTED, d=SUBMITTED) == "krrk"
 
 
-def test_a_changed_job_that_has_started_is_kept_and_reported() -> None:
+def test_a_changed_job_that_has_started_continues_and_is_reported() -> None:
     states = {"a": status("finished", True), "b": status("running", True)}
     states |= {"c": status("submitted", True), "d": status("failed", True)}
     assert decide(**states) == "kkrs"

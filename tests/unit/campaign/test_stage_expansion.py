@@ -27,11 +27,13 @@ stages:
 
 @pytest.fixture(autouse=True, scope="module")
 def _compose_once() -> Iterator[None]:
-    """Compose each configuration once, which takes most of the time."""
-    compose = functools.cache(lambda words: compose_config(words))
+    """Compose each configuration once: composition is most of the run time."""
+    compose = functools.cache(lambda overrides: compose_config(overrides))
     with pytest.MonkeyPatch.context() as patch:
         for module in (stage_expansion, inference_config):
-            patch.setattr(module, "compose_config", lambda words: copy.deepcopy(compose((*words,))))
+            patch.setattr(
+                module, "compose_config", lambda overrides: copy.deepcopy(compose((*overrides,)))
+            )
         yield
 
 
@@ -81,7 +83,7 @@ def test_problems_of_all_stages_are_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("old", "new", "overrides"),
     [
         ("[run.steps=60]", "[run.steps=30]", "starts at step 40, and the run ends at step 30"),
         ("[run.steps=60]", "[model.num_layers=1]", "the model differs: model.num_layers was"),
@@ -92,7 +94,7 @@ def test_problems_of_all_stages_are_reported_at_once(tmp_path: Path) -> None:
         ("tokens: [102400, 122880]", "steps: [50, 99]", "step 99 is not a step of the run"),
     ],
 )
-def test_invalid_stages_are_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_invalid_stages_are_refused(tmp_path: Path, old: str, new: str, overrides: str) -> None:
     with pytest.raises(ConfigError) as caught:
         expand(tmp_path, (old, new))
-    assert any(words in problem for problem in caught.value.problems)
+    assert any(overrides in problem for problem in caught.value.problems)

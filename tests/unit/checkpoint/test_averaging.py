@@ -41,8 +41,8 @@ def _seed() -> Iterator[None]:
         yield
 
 
-def cut(name: str, values: torch.Tensor, rows: int) -> list[TensorChunk]:
-    """A tensor in slices of some rows."""
+def split_rows(name: str, values: torch.Tensor, rows: int) -> list[TensorChunk]:
+    """Split a tensor into slices of `rows` rows."""
     shape, rest = tuple(values.shape), (0,) * (values.dim() - 1)
     parts = values.split(rows)
     return [
@@ -59,12 +59,12 @@ def save(
     fixed: dict[str, Any] = FIXED,
     rows: int = 100,
 ) -> Path:
-    """A checkpoint with weights over many magnitudes, moments and a place in the data."""
+    """Save a checkpoint with weights of many magnitudes, moments and a data state."""
     chunks = []
     for name, shape in shapes.items():
         values = (torch.randn(shape) * 10.0 ** torch.randint(-6, 6, shape)).to(dtype)
         for kind in ("weights", "exp_avg"):
-            chunks += cut(f"{kind}/{name}", values, rows)
+            chunks += split_rows(f"{kind}/{name}", values, rows)
     data = {"fingerprint": {"data.tokenizer": "aa"}, "streams": {"0": [1]}}
     state = TrainingState(step, step * 100, data, fixed, {"precision.weights": "fp32"})
     return checkpoint_store.save_checkpoint(run / "checkpoints", step, chunks, state.to_json())
@@ -88,7 +88,7 @@ def written(
 
 
 def reference(paths: list[Path], weights: list[float], name: str) -> "np.ndarray[Any, Any]":
-    """The mean that numpy takes in float64 of what the safetensors library reads."""
+    """Return numpy's float64 mean of the tensors that the safetensors library reads."""
     whole = [load_file(path / "rank_00000.safetensors")[name].double().numpy() for path in paths]
     return np.average(np.stack(whole), axis=0, weights=weights)
 
@@ -116,8 +116,8 @@ def test_the_mean_is_that_of_float64(
         assert_within_one_ulp(values, reference(paths, weights, name))
 
 
-def test_means_that_fp32_has_are_exact(tmp_path: Path) -> None:
-    """Of a value and itself nothing is lost, however the sum would round."""
+def test_the_mean_of_equal_values_is_exact(tmp_path: Path) -> None:
+    """Average copies of a checkpoint: the mean is exact even if the sum rounds."""
     paths = [save(tmp_path, 1)]
     paths += [Path(str(paths[0]).replace("checkpoints", f"copy_{i}")) for i in (1, 2)]
     for path in paths[1:]:
@@ -129,9 +129,7 @@ def test_means_that_fp32_has_are_exact(tmp_path: Path) -> None:
             assert torch.equal(found[name], values)
 
 
-def test_neither_slices_nor_blocks_change_a_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slices_and_blocks_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for run, rows in (("whole", 100), ("sliced", 5)):
         torch.manual_seed(1)
         paths = [save(tmp_path / run, step, rows=rows) for step in (1, 2)]
@@ -143,7 +141,7 @@ def test_neither_slices_nor_blocks_change_a_bit(
     assert len({file.read_bytes() for file in files}) == 1
 
 
-def test_it_is_a_checkpoint_that_says_what_it_is_and_where_it_comes_from(tmp_path: Path) -> None:
+def test_an_average_is_a_checkpoint_that_records_its_sources(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (5, 10)]
     out = written(tmp_path, paths, [1.0, 3.0])
     checkpoint_store.verify_checkpoint(out)
@@ -166,7 +164,7 @@ def test_it_is_a_checkpoint_that_says_what_it_is_and_where_it_comes_from(tmp_pat
     checkpoint_store.verify_checkpoint(again)
 
 
-def test_the_name_says_which_steps_and_weights(tmp_path: Path) -> None:
+def test_the_default_name_has_steps_and_weights(tmp_path: Path) -> None:
     paths = [save(tmp_path, step) for step in (5, 10)]
     names = [
         build_default_output(tmp_path, parts(paths, weights), dtype)
@@ -204,7 +202,7 @@ def test_steps_are_found_among_checkpoints_and_milestones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("file", ["rank_00000.safetensors", "state.json", "manifest.json"])
-def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, file: str) -> None:
+def test_a_damaged_checkpoint_is_rejected_by_name(tmp_path: Path, file: str) -> None:
     path = save(tmp_path, 5)
     content = bytearray((path / file).read_bytes())
     content[-1] ^= 1
@@ -213,7 +211,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path, file: str) -> N
         load_weighted_checkpoint(path, 1.0, lambda _: None)
 
 
-STRANGERS: list[tuple[dict[str, Any], str]] = [
+OTHER_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"fixed": {"model.num_layers": 3}},
         "are of different models: 'model.num_layers' is 2 in the first and 3 in the second",
@@ -238,8 +236,8 @@ STRANGERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("other", "sentence"), STRANGERS)
-def test_checkpoints_of_other_models_are_refused(
+@pytest.mark.parametrize(("other", "sentence"), OTHER_MODELS)
+def test_checkpoints_of_other_models_are_rejected(
     tmp_path: Path, other: dict[str, Any], sentence: str
 ) -> None:
     paths = [save(tmp_path, 5), save(tmp_path, 10, **other)]
@@ -257,7 +255,7 @@ def test_dtypes_may_differ_where_one_is_given(tmp_path: Path) -> None:
 
 
 def forge(path: Path, file: str, change: Callable[[Any], Any]) -> None:
-    """Change a file as somebody does who can hash."""
+    """Change a file, and the hashes that cover it."""
     content = json.dumps(change(json.loads((path / file).read_text()))).encode()
     (path / file).write_bytes(content)
     manifest = json.loads((path / "manifest.json").read_text())
@@ -304,7 +302,7 @@ def test_a_state_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
         load_weighted_checkpoint(path, 1.0, lambda _: None)
 
 
-def test_weights_of_no_dtype_are_refused(tmp_path: Path) -> None:
+def test_unsupported_dtypes_are_rejected(tmp_path: Path) -> None:
     path = save(tmp_path, 5, torch.int8)
     with pytest.raises(ConfigError, match=r"'weights/embedding' in 'I8', not a dtype of weights"):
         load_weighted_checkpoint(path, 1.0, lambda _: None)
@@ -324,7 +322,7 @@ def test_a_manifest_that_names_other_tensors_than_the_file_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("call", range(4))
-def test_a_disk_that_fills_leaves_nothing(
+def test_a_full_disk_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     given = parts([save(tmp_path, step) for step in (5, 10)])
@@ -341,7 +339,7 @@ def test_a_disk_that_fills_leaves_nothing(
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def test_an_interrupt_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_only_existing_files(tmp_path: Path) -> None:
     given = parts([save(tmp_path, step) for step in (5, 10)])
 
     def interrupt(_: int) -> None:
@@ -353,7 +351,7 @@ def test_an_interrupt_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "averages").iterdir()] == ["older"]
 
 
-def test_an_existing_folder_is_never_written_over(tmp_path: Path) -> None:
+def test_an_existing_directory_is_never_overwritten(tmp_path: Path) -> None:
     given = parts([save(tmp_path, step) for step in (5, 10)])
     (tmp_path / "out").mkdir()
     with pytest.raises(
@@ -386,10 +384,10 @@ print(peak() - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's peak of memory")
-def test_less_than_twice_the_largest_tensor_is_in_memory(tmp_path: Path) -> None:
-    """Three checkpoints with a tensor that dwarfs the others.
+def test_peak_memory_is_below_twice_the_largest_tensor(tmp_path: Path) -> None:
+    """Average three checkpoints with one large tensor.
 
-    The peak is read from /proc, since getrusage's lives on in children of a process with more.
+    Read the peak from /proc: getrusage's is inherited from a parent with a higher peak.
     """
     for run, rows in (("small", 64), ("big", 48 * 1024)):
         for step in (1, 2, 3):

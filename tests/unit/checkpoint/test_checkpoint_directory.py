@@ -12,39 +12,39 @@ from hlat.config.config_errors import ConfigError
 from hlat.storage import storage_path
 
 
-def refusal(location: str, key: str | None = None) -> str:
+def find_error(location: str, key: str | None = None) -> str:
     with pytest.raises(ConfigError) as refused:
         storage_path.parse_storage_path(location, key)
     return str(refused.value)
 
 
-def test_paths_are_paths() -> None:
+def test_paths_are_parsed() -> None:
     assert storage_path.parse_storage_path("a/b") == Path("a/b")
     assert storage_path.parse_storage_path("~/x") == Path.home() / "x"
 
 
-def test_urls_that_nothing_can_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refusal("nowhere://x", "checkpoint.start_from").startswith(
+def test_unsupported_urls_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_error("nowhere://x", "checkpoint.start_from").startswith(
         "checkpoint.start_from: nowhere://x: nowhere is not an allowed protocol; use file, "
     )
     monkeypatch.setenv("HLAT_STORAGE_PROTOCOLS", "elsewhere,nowhere")
-    assert refusal("nowhere://x", "checkpoint.start_from").startswith(
+    assert find_error("nowhere://x", "checkpoint.start_from").startswith(
         "checkpoint.start_from=nowhere://x cannot be used (ValueError: Protocol not known: nowhere"
     )
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    message = refusal("s3://bucket/x", "checkpoint.destination")
+    message = find_error("s3://bucket/x", "checkpoint.destination")
     assert message.startswith("checkpoint.destination=s3://bucket/x needs a package that is not")
     assert "s3fs" in message
 
 
-def test_a_password_is_refused_and_not_repeated() -> None:
+def test_a_password_is_rejected_and_not_repeated() -> None:
     for key in ("checkpoint.destination", None):
-        message = refusal("ftp://me:hunter2@host/x", key)
+        message = find_error("ftp://me:hunter2@host/x", key)
         assert message.startswith(key or "the URL")
         assert "hunter2" not in message
 
 
-def test_the_place_of_a_run() -> None:
+def test_checkpoint_root_of_a_run() -> None:
     run = Path("runs/x")
     assert checkpoint_directory.build_checkpoint_root(run, None) == run
     assert checkpoint_directory.build_checkpoint_root(run, "/fast") == Path("/fast/x")
@@ -53,9 +53,7 @@ def test_the_place_of_a_run() -> None:
     )
 
 
-def test_the_run_tells_where_its_checkpoints_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_records_its_checkpoint_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
     run.mkdir()
@@ -73,7 +71,7 @@ def test_the_run_tells_where_its_checkpoints_are(
 
 
 @pytest.mark.parametrize("location", ["memory", "file", "disk"])
-def test_trying_a_place_out_leaves_nothing(tmp_path: Path, location: str) -> None:
+def test_validate_writable_leaves_no_files(tmp_path: Path, location: str) -> None:
     urls = {"memory": f"memory://{uuid.uuid4()}", "file": f"file://{tmp_path}", "disk": tmp_path}
     folder = storage_path.parse_storage_path(f"{urls[location]}/a/b")
     for _ in range(2):
@@ -81,7 +79,7 @@ def test_trying_a_place_out_leaves_nothing(tmp_path: Path, location: str) -> Non
         assert list(folder.iterdir()) == []
 
 
-def test_a_place_that_takes_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_location_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for location in (f"{tmp_path}/file", f"file://{tmp_path}/file", "file:///proc/x"):
         with pytest.raises(OSError, match=location.removeprefix("file://")):

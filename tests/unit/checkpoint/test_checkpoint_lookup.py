@@ -13,7 +13,7 @@ from hlat.config.config_errors import ConfigError
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run with the steps 5, 10 and 15."""
+    """Create a run with checkpoints of steps 5, 10 and 15."""
     chunk = TensorChunk("weights/w", (3,), (0,), (3,), torch.ones(3))
     for step in (5, 10, 15):
         checkpoint_store.save_checkpoint(tmp_path / "run/checkpoints", step, [chunk], {})
@@ -26,13 +26,13 @@ def damage(path: Path) -> None:
     (path / "rank_00000.safetensors").write_bytes(content)
 
 
-def refusal(source: Path, step: int | None = None) -> str:
+def find_error(source: Path, step: int | None = None) -> str:
     with pytest.raises(ConfigError) as refused:
         find_checkpoint(source, step)
     return str(refused.value)
 
 
-def test_a_run_its_checkpoints_and_a_checkpoint_can_be_named(run: Path) -> None:
+def test_the_source_may_be_a_run_its_checkpoints_or_a_checkpoint(run: Path) -> None:
     checkpoints = run / "checkpoints"
     assert find_checkpoint(run, None) == (checkpoints / "step_00000015", [])
     assert find_checkpoint(run, 5) == (checkpoints / "step_00000005", [])
@@ -45,7 +45,7 @@ def test_a_run_its_checkpoints_and_a_checkpoint_can_be_named(run: Path) -> None:
     assert find_checkpoint(moved, None) == (moved, [])
 
 
-def test_a_damaged_newest_is_told_and_the_one_before_it_found(run: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_reported_and_the_previous_one_found(run: Path) -> None:
     damage(run / "checkpoints/step_00000015")
     path, refused = find_checkpoint(run, None)
     assert path.name == "step_00000010"
@@ -53,40 +53,40 @@ def test_a_damaged_newest_is_told_and_the_one_before_it_found(run: Path) -> None
     assert refused[0].startswith("checkpoint step_00000015 is rejected: ")
 
 
-def test_a_damaged_one_that_was_named_is_refused(run: Path) -> None:
+def test_a_specified_damaged_checkpoint_is_rejected(run: Path) -> None:
     path = run / "checkpoints/step_00000015"
     damage(path)
     for source, step in ((run, 15), (path, None)):
-        assert f"{path / 'rank_00000.safetensors'} differs from what was written" in refusal(
+        assert f"{path / 'rank_00000.safetensors'} differs from what was written" in find_error(
             source, step
         )
 
 
-def test_all_damaged(run: Path) -> None:
+def test_no_valid_checkpoint(run: Path) -> None:
     for path in (run / "checkpoints").iterdir():
         damage(path)
-    assert refusal(run).splitlines()[-1] == f"{run} contains no valid checkpoint"
+    assert find_error(run).splitlines()[-1] == f"{run} contains no valid checkpoint"
 
 
-def test_names_that_mean_nothing(run: Path) -> None:
+def test_unknown_names(run: Path) -> None:
     parent = run.parent
-    assert refusal(parent / "rnu") == (
+    assert find_error(parent / "rnu") == (
         f"{parent / 'rnu'} does not exist; specify a run directory, such as {run}"
     )
     assert (
-        refusal(Path("/nowhere/at/all"))
+        find_error(Path("/nowhere/at/all"))
         == "/nowhere/at/all does not exist; specify a run directory"
     )
     (parent / "file").write_text("")
-    assert refusal(parent / "file") == f"{parent / 'file'} is a file; specify a run directory"
+    assert find_error(parent / "file") == f"{parent / 'file'} is a file; specify a run directory"
     (parent / "empty").mkdir()
-    assert refusal(parent / "empty") == (
+    assert find_error(parent / "empty") == (
         f"{parent / 'empty'} contains no checkpoint; specify a run directory, such as "
         "runs/<run.name>, that has saved, or one of its checkpoints"
     )
 
 
-def test_steps_that_are_not_there(run: Path) -> None:
-    assert refusal(run, 7) == f"step=7: {run} has no such checkpoint, only 5, 10, 15"
+def test_missing_steps(run: Path) -> None:
+    assert find_error(run, 7) == f"step=7: {run} has no such checkpoint, only 5, 10, 15"
     path = run / "checkpoints/step_00000005"
-    assert refusal(path, 5) == f"{path} is a checkpoint; step= selects from a run directory"
+    assert find_error(path, 5) == f"{path} is a checkpoint; step= selects from a run directory"

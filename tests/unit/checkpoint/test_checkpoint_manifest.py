@@ -40,21 +40,21 @@ MANIFEST = CheckpointManifest(
 )
 
 
-def test_slices_of_many_files_join_to_one_tensor() -> None:
+def test_slices_of_many_files_are_merged_to_one_tensor() -> None:
     (record,) = MANIFEST.tensors["w"].slices
     assert record.list_files() == ["rank_00000.safetensors", "rank_00001.safetensors"]
 
 
-def test_a_manifest_survives_json() -> None:
+def test_json_round_trip() -> None:
     assert parse_manifest(serialize_manifest(MANIFEST)) == MANIFEST
 
 
-def test_a_slice_has_its_own_key_and_a_whole_tensor_its_name() -> None:
+def test_keys_of_slices_and_full_tensors() -> None:
     assert format_slice_key("w", (4, 2), TensorSlice((0, 0), (4, 2))) == "w"
     assert format_slice_key("w", (4, 2), TensorSlice((2, 0), (2, 2))) == "w@2,0"
 
 
-def test_entries_that_disagree_are_refused() -> None:
+def test_contradictory_entries_are_rejected() -> None:
     with pytest.raises(ValueError, match="w has chunks of shape"):
         merge(half(0, "a"), half(2, "b", dtype="BF16"))
     with pytest.raises(ValueError, match="do not cover"):
@@ -77,12 +77,12 @@ def test_entries_that_disagree_are_refused() -> None:
         b'{"format": 1, "step": 1, "files": {"/a": {"size": 1, "sha256": ""}}, "tensors": {}}',
     ],
 )
-def test_anything_else_is_refused(content: bytes) -> None:
+def test_invalid_documents_are_rejected(content: bytes) -> None:
     with pytest.raises(CorruptCheckpointError):
         parse_manifest(content)
 
 
-def test_more_than_a_file_can_hold_is_refused() -> None:
+def test_slices_beyond_the_size_of_a_file_are_rejected() -> None:
     document = json.loads(serialize_manifest(MANIFEST))
     document["files"]["rank_00001.safetensors"]["size"] = 15
     with pytest.raises(
@@ -91,13 +91,13 @@ def test_more_than_a_file_can_hold_is_refused() -> None:
         parse_manifest(json.dumps(document).encode())
 
 
-def test_another_format_is_refused_by_its_number() -> None:
+def test_an_unknown_format_is_rejected_with_its_number() -> None:
     document = {**json.loads(serialize_manifest(MANIFEST)), "format": 3}
     with pytest.raises(CorruptCheckpointError, match="format 3; this version reads 1 and 2"):
         parse_manifest(json.dumps(document).encode())
 
 
-FALSEHOODS = [
+INVALID_FIELDS = [
     ("shape", [4, 3], "invalid shape or slices of w"),
     ("shape", [2, 2], "invalid shape or slices of w"),
     ("shape", [4], "invalid shape or slices of w"),
@@ -109,15 +109,15 @@ FALSEHOODS = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "complaint"), FALSEHOODS)
-def test_tensors_that_cannot_be_are_refused(field: str, value: object, complaint: str) -> None:
+@pytest.mark.parametrize(("field", "value", "message"), INVALID_FIELDS)
+def test_invalid_tensors_are_rejected(field: str, value: object, message: str) -> None:
     document = json.loads(serialize_manifest(MANIFEST))
     document["tensors"]["w"][field] = value
-    with pytest.raises(CorruptCheckpointError, match=complaint):
+    with pytest.raises(CorruptCheckpointError, match=message):
         parse_manifest(json.dumps(document).encode())
 
 
-def test_a_tensor_larger_than_its_files_is_refused_before_there_is_room_for_it() -> None:
+def test_a_tensor_larger_than_its_files_is_rejected_before_allocation() -> None:
     document = json.loads(serialize_manifest(MANIFEST))
     piece = {"offset": [0], "size": [10**15], "file": "rank_00000.safetensors"}
     document["tensors"]["w"] |= {"shape": [10**15], "slices": [piece]}
@@ -125,7 +125,7 @@ def test_a_tensor_larger_than_its_files_is_refused_before_there_is_room_for_it()
         parse_manifest(json.dumps(document).encode())
 
 
-def test_names_and_sizes_that_are_none_are_refused() -> None:
+def test_invalid_names_and_sizes_are_rejected() -> None:
     document = json.loads(serialize_manifest(MANIFEST))
     document["tensors"]["\x1b[2J"] = document["tensors"]["w"]
     with pytest.raises(CorruptCheckpointError, match="an invalid tensor name"):
@@ -136,7 +136,7 @@ def test_names_and_sizes_that_are_none_are_refused() -> None:
         parse_manifest(json.dumps(document).encode())
 
 
-def test_a_slice_in_an_unlisted_file_is_refused() -> None:
+def test_a_slice_in_an_unlisted_file_is_rejected() -> None:
     document = json.loads(serialize_manifest(MANIFEST))
     document["tensors"]["w"]["slices"][0]["file"] = "/etc/passwd"
     with pytest.raises(CorruptCheckpointError, match="which it does not list"):

@@ -19,7 +19,7 @@ from hlat.training_state import TrainingState
 
 @pytest.fixture
 def key(tmp_path: Path) -> str:
-    """A private key; the public one is in the file with .pub."""
+    """Create a private key; the public key is in the file with .pub."""
     checkpoint_signature.create_key_pair(tmp_path / "key.pem")
     return str(tmp_path / "key.pem")
 
@@ -36,7 +36,7 @@ def alter_marker(path: Path) -> None:
 
 
 def alter_manifest_and_marker(path: Path) -> None:
-    """What an attacker writes: contents with correct hashes."""
+    """Alter the contents and update their hash, as an attacker can."""
     (path / "manifest.json").write_text((path / "manifest.json").read_text() + " ")
     (path / "COMMITTED").write_text(durable_files.hash_file(path / "manifest.json").sha256)
 
@@ -102,7 +102,7 @@ def test_a_key_of_openssl_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("forge", FORGERIES)
-def test_a_forged_checkpoint_is_refused_by_name(tmp_path: Path, key: str, forge) -> None:
+def test_a_forged_checkpoint_is_rejected_by_name(tmp_path: Path, key: str, forge) -> None:
     path, trusted = save(tmp_path / "run/checkpoints", 2, key), f"{key}.pub"
     forge(path)
     with pytest.raises(CorruptCheckpointError, match=r"step_00000002.*COMMITTED"):
@@ -126,9 +126,8 @@ def test_the_newest_signed_checkpoint_is_used(tmp_path: Path, key: str, forge) -
 
 
 def test_a_planted_checkpoint_does_not_replace_a_save(tmp_path: Path, key: str) -> None:
-    """A valid checkpoint of the same step is kept only if this run signed it."""
-    own = save(tmp_path, 1, key)
-    inode = own.stat().st_ino
+    """Replace an existing checkpoint of a step unless this run signed it."""
+    inode = save(tmp_path, 1, key).stat().st_ino
     assert save(tmp_path, 1, key).stat().st_ino == inode
     save(tmp_path, 2, None)
     verify_checkpoint(save(tmp_path, 2, key), trusted_keys=f"{key}.pub")
@@ -136,7 +135,7 @@ def test_a_planted_checkpoint_does_not_replace_a_save(tmp_path: Path, key: str) 
 
 
 def test_planted_checkpoints_do_not_displace_signed_ones(tmp_path: Path, key: str) -> None:
-    """They count as damaged: they are neither the newest nor one of the last, and remain."""
+    """Count unsigned checkpoints as damaged: prune neither retains others for them nor removes them."""
     for step in (1, 2, 3, 4, 9):
         save(tmp_path, step, None if step in (3, 9) else key)
     removed = retention.prune_checkpoints(tmp_path, 2, trusted_keys=f"{key}.pub")
@@ -167,7 +166,7 @@ def test_the_signature_is_written_before_the_marker(
     assert written[-3:] == ["manifest.json", "COMMITTED.sig", "COMMITTED"]
 
 
-def test_private_keys_of_other_kinds_are_refused(tmp_path: Path, key: str) -> None:
+def test_private_keys_of_other_types_are_rejected(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=r"signing_key=.*missing cannot be read"):
         checkpoint_signature.load_signer(str(tmp_path / "missing"))
     Path(key).chmod(0o640)
@@ -182,7 +181,7 @@ def test_private_keys_of_other_kinds_are_refused(tmp_path: Path, key: str) -> No
         assert "SECRET" not in str(error.value)
 
 
-def test_trusted_keys_of_other_kinds_are_refused(tmp_path: Path, key: str) -> None:
+def test_trusted_keys_of_other_types_are_rejected(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=r"trusted_keys=.*missing cannot be read"):
         checkpoint_signature.load_trusted_keys(str(tmp_path / "missing"))
     broken = tmp_path / "broken"
@@ -192,7 +191,7 @@ def test_trusted_keys_of_other_kinds_are_refused(tmp_path: Path, key: str) -> No
             checkpoint_signature.load_trusted_keys(str(broken))
 
 
-def test_a_run_must_trust_its_own_key(tmp_path: Path, key: str) -> None:
+def test_a_run_must_trust_its_signing_key(tmp_path: Path, key: str) -> None:
     settings = {"every_steps": 1, "keep_last": 1}
     own, other = f"{key}.pub", str(checkpoint_signature.create_key_pair(tmp_path / "other.pem"))
     checkpoint_signature.validate_keys(CheckpointConfig(**settings))

@@ -1,5 +1,4 @@
-"""`python -m hlat.checkpoint` tells what there is, whether it is sound, and removes only what can
-go."""
+"""`python -m hlat.checkpoint` lists, verifies and prunes checkpoints."""
 
 import json
 import os
@@ -42,7 +41,7 @@ def save(
     without: tuple[str, ...] = (),
     changes: dict[str, Any] | None = None,
 ) -> Path:
-    """A checkpoint of a tiny model, without some tensors, and with changes of its state."""
+    """Save a checkpoint of a tiny model, without some tensors, and with changes of its state."""
     kinds = ("weights",) if weights_only else ("weights", "updates", *MOMENTS)
     chunks = []
     for kind in kinds:
@@ -60,7 +59,7 @@ def save(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run with the steps 5, 10, 15 and 20."""
+    """Create a run with checkpoints of steps 5, 10, 15 and 20."""
     monkeypatch.chdir(tmp_path)
     for step in (5, 10, 15, 20):
         save(Path("runs/x/checkpoints"), step)
@@ -77,7 +76,7 @@ def names(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir())
 
 
-class Done:
+class Result:
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
@@ -86,19 +85,19 @@ class Done:
 def do(capsys: pytest.CaptureFixture[str]):
     """Run the command in this process."""
 
-    def run(*words: str) -> Done:
+    def run(*arguments: str) -> Result:
         try:
-            code = int(command.main(words))
+            code = int(command.main(arguments))
         except SystemExit as end:
             code = int(end.code or 0)
         message = capsys.readouterr()
-        return Done(code, message.out, message.err)
+        return Result(code, message.out, message.err)
 
     return run
 
 
-def full_house(run: Path) -> None:
-    """One of everything that can lie in a run's folder."""
+def fill_run_directory(run: Path) -> None:
+    """Fill a run directory with checkpoints of every state."""
     save(run / "milestones", 10, weights_only=True)
     save(run, 20, weights_only=True).rename(run / "mean")
     (run / "averages").mkdir()
@@ -114,8 +113,8 @@ def full_house(run: Path) -> None:
     (checkpoints / "step_00000020/COMMITTED").unlink()
 
 
-def test_ls_names_everything_and_what_it_is(run: Path, do) -> None:
-    full_house(run)
+def test_ls_lists_everything_with_its_state(run: Path, do) -> None:
+    fill_run_directory(run)
     done = do("ls", "runs/x")
     header, *rows = done.out.splitlines()
     assert header.split() == ["step", "tokens", "written", "age", "size", "kind", "state"]
@@ -130,8 +129,8 @@ def test_ls_names_everything_and_what_it_is(run: Path, do) -> None:
         ("10", "10,000", "milestones/step_00000010"),
         ("20", "20,000", "averages/step_00000020_of_15_20"),
     ]
-    words = [row.split("  ") for row in rows]
-    states = [[cell.strip() for cell in cells if cell.strip()][-3:-1] for cells in words]
+    arguments = [row.split("  ") for row in rows]
+    states = [[cell.strip() for cell in cells if cell.strip()][-3:-1] for cells in arguments]
     assert states == [
         ["full", "committed"],
         ["full", "damaged"],
@@ -145,7 +144,7 @@ def test_ls_names_everything_and_what_it_is(run: Path, do) -> None:
 
 
 def test_ls_as_json(run: Path, do) -> None:
-    full_house(run)
+    fill_run_directory(run)
     found = {entry["path"]: entry for entry in json.loads(do("ls", "runs/x", "--json").out)}
     one = found["runs/x/checkpoints/step_00000005"]
     files = list(Path(one["path"]).iterdir())
@@ -162,7 +161,7 @@ def test_ls_reads_no_tensors(run: Path, do) -> None:
     assert do("ls", "runs/x").out.count("committed") == 4
 
 
-def test_ls_of_a_forged_checkpoint_is_told_not_raised(run: Path, do) -> None:
+def test_ls_reports_a_forged_checkpoint_as_damaged(run: Path, do) -> None:
     for step, content in ((5, "[]"), (10, '{"format": 1, "step": 10, "files": 7, "tensors": {}}')):
         (run / f"checkpoints/step_{step:08}/manifest.json").write_text(content)
     done = do("ls", "runs/x")
@@ -194,8 +193,8 @@ def test_verify_reads_every_byte(run: Path, do) -> None:
     assert do("verify", "runs/x/checkpoints/step_00000010").code == 0
 
 
-def test_verify_leaves_out_what_is_no_promise_and_fails_what_was_one(run: Path, do) -> None:
-    full_house(run)
+def test_verify_skips_renamed_and_temporary_directories(run: Path, do) -> None:
+    fill_run_directory(run)
     done = do("verify", "runs/x")
     assert done.code == 1
     assert [line.split(":")[0].rpartition("/")[2] for line in done.out.splitlines()] == [
@@ -225,7 +224,7 @@ def test_verify_leaves_out_what_is_no_promise_and_fails_what_was_one(run: Path, 
         ({"without": ("updates/",)}, "no tensor of updates/model.embed_tokens.weight, the"),
     ],
 )
-def test_verify_fails_a_checkpoint_whose_hashes_match_but_no_run_can_resume(
+def test_verify_rejects_a_checkpoint_that_no_run_can_resume(
     run: Path, do, fault: dict[str, Any], message: str
 ) -> None:
     changes = {key: value for key, value in fault.items() if key != "without"}
@@ -258,34 +257,34 @@ def test_verify_compares_the_slices_of_a_file_with_the_manifest(
     assert str(file) in reason
 
 
-def test_prune_shows_before_it_removes(run: Path, do) -> None:
+def test_prune_lists_before_it_removes(run: Path, do) -> None:
     (run / "checkpoints/.tmp-step_00000025-77").mkdir()
-    words = ("prune", "runs/x", "keep_last=2", "keep_every_steps=10")
+    arguments = ("prune", "runs/x", "keep_last=2", "keep_every_steps=10")
     before = names(run)
-    dry = do(*words)
+    dry = do(*arguments)
     assert dry.code == 0
     assert dry.out.splitlines()[0].startswith("would remove checkpoints/.tmp-step_00000025-77")
     assert dry.out.splitlines()[1].startswith("would remove checkpoints/step_00000005  ")
     assert "would remove 2 of 5 in runs/x, " in dry.out
     assert dry.out.endswith("; this was a dry run: yes=true removes them\n")
     assert names(run) == before
-    done = do(*words, "--yes")
+    done = do(*arguments, "--yes")
     assert done.code == 0
     assert done.out == dry.out.replace("would remove", "removed").replace(
         "; this was a dry run: yes=true removes them", ""
     )
     assert names(run) == ["step_00000010", "step_00000015", "step_00000020"]
-    assert do(*words, "--yes").out == "removed 0 of 3 in runs/x, 0.00B\n"
+    assert do(*arguments, "--yes").out == "removed 0 of 3 in runs/x, 0.00B\n"
 
 
-def test_prune_keeps_the_newest_valid_one_and_names_the_damaged(run: Path, do) -> None:
+def test_prune_retains_the_newest_valid_checkpoint_and_reports_damaged_ones(run: Path, do) -> None:
     flip(run / "checkpoints/step_00000020")
     done = do("prune", "runs/x", "keep_last=1", "--yes")
     assert "WARNING: checkpoint step_00000020 is rejected: " in done.err
     assert names(run) == ["step_00000015", "step_00000020"]
 
 
-def test_prune_removes_nothing_where_nothing_is_valid(run: Path, do) -> None:
+def test_prune_removes_nothing_without_a_valid_checkpoint(run: Path, do) -> None:
     for path in (run / "checkpoints").iterdir():
         flip(path)
     done = do("prune", "runs/x", "keep_last=1", "--yes")
@@ -294,7 +293,7 @@ def test_prune_removes_nothing_where_nothing_is_valid(run: Path, do) -> None:
     assert len(names(run)) == 4
 
 
-def test_prune_never_touches_a_run_that_trains(run: Path, do) -> None:
+def test_prune_rejects_a_run_that_trains(run: Path, do) -> None:
     with run_directory.acquire_run_dir(RunConfig(root="runs", name="x")):
         done = do("prune", "runs/x", "keep_last=1", "--yes")
         assert do("prune", "runs/x", "keep_last=1").code == 0
@@ -305,7 +304,7 @@ def test_prune_never_touches_a_run_that_trains(run: Path, do) -> None:
     assert len(names(run)) == 4
 
 
-MISTAKES = [
+ERRORS = [
     (("ls", "rums"), "hlat: rums does not exist; specify a run directory, such as runs\n"),
     (
         ("ls", "."),
@@ -352,11 +351,9 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "sentence"), MISTAKES)
-def test_mistakes_are_told_in_one_sentence(
-    run: Path, do, words: tuple[str, ...], sentence: str
-) -> None:
-    done = do(*words)
+@pytest.mark.parametrize(("arguments", "sentence"), ERRORS)
+def test_errors_are_one_sentence(run: Path, do, arguments: tuple[str, ...], sentence: str) -> None:
+    done = do(*arguments)
     assert (done.code, done.err) == (2, sentence)
     assert len(names(run)) == 4
 
@@ -418,13 +415,13 @@ def test_create_keys_sign_and_verify_signatures(run: Path, do) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["sign", "runs/x"], "sign needs signing_key=FILE"),
         (["ls", "runs/x", "trusted_keys=a"], "trusted_keys= is a setting of verify, not of ls"),
     ],
 )
-def test_keys_belong_to_their_actions(run: Path, do, words: list[str], message: str) -> None:
-    done = do(*words)
+def test_keys_belong_to_their_actions(run: Path, do, arguments: list[str], message: str) -> None:
+    done = do(*arguments)
     assert done.code == 2
     assert message in done.err

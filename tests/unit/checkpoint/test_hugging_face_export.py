@@ -50,12 +50,12 @@ def exported(
     saved: list[TensorChunk],
     dtype: Dtype = Dtype.fp32,
     max_bytes: int = 10**9,
-    tell: Callable[[Any], None] = lambda _: None,
+    on_file_written: Callable[[Any], None] = lambda _: None,
 ) -> Path:
     checkpoint = checkpoint_store.save_checkpoint(folder / "checkpoints", 1, saved, {})
     documents = {"config.json": json.dumps(build_hf_config(model, 32, 7, dtype)).encode()}
     files = split_into_shards(model, dtype, max_bytes)
-    export_weights(folder / "out", checkpoint, files, dtype, documents, tell)
+    export_weights(folder / "out", checkpoint, files, dtype, documents, on_file_written)
     return folder / "out"
 
 
@@ -71,10 +71,10 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(
     model, ours = MODELS[name], llama(MODELS[name])
     out = exported(tmp_path, model, build_weight_chunks(model, ours), max_bytes=max_bytes)
     assert (out / (SAFE_WEIGHTS_NAME if max_bytes == 10**9 else SAFE_WEIGHTS_INDEX_NAME)).is_file()
-    theirs, message = transformers.AutoModelForCausalLM.from_pretrained(
+    theirs, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
         out, output_loading_info=True
     )
-    assert not any(message.values()), message
+    assert not any(loading_info.values()), loading_info
     tokens = torch.randint(0, model.vocab_size, (2, 17))
     with torch.no_grad():
         found, expected = theirs(tokens).logits, ours.compute_logits(tokens)
@@ -85,7 +85,7 @@ def test_transformers_loads_every_weight_and_gives_the_same_logits(
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_way_there_and_back_is_exact(tmp_path: Path, name: str) -> None:
+def test_round_trip_is_exact(tmp_path: Path, name: str) -> None:
     model, ours, again = MODELS[name], llama(MODELS[name]), Decoder(MODELS[name])
     out = exported(tmp_path, model, build_weight_chunks(model, ours), max_bytes=60_000)
     load_pretrained(str(out), model, build_weight_chunks(model, again))
@@ -93,15 +93,15 @@ def test_the_way_there_and_back_is_exact(tmp_path: Path, name: str) -> None:
         assert torch.equal(one, other)
 
 
-def test_files_hold_at_most_what_was_asked_and_the_index_knows_them(tmp_path: Path) -> None:
-    message: list[Any] = []
+def test_files_have_at_most_the_requested_size_and_are_indexed(tmp_path: Path) -> None:
+    written: list[Any] = []
     out = exported(
         tmp_path,
         MODEL,
         build_weight_chunks(MODEL, llama(MODEL)),
         Dtype.bf16,
         30_000,
-        message.append,
+        written.append,
     )
     index = json.loads((out / SAFE_WEIGHTS_INDEX_NAME).read_text())
     files = {path.name: load_file(path) for path in sorted(out.glob("*.safetensors"))}
@@ -112,13 +112,13 @@ def test_files_hold_at_most_what_was_asked_and_the_index_knows_them(tmp_path: Pa
     sizes = [sum(t.nbytes for t in tensors.values()) for tensors in files.values()]
     assert max(sizes) <= 30_000
     assert index["metadata"]["total_size"] == sum(sizes)
-    assert [(file.name, file.num_bytes) for file in message] == list(zip(files, sizes, strict=True))
+    assert [(file.name, file.num_bytes) for file in written] == list(zip(files, sizes, strict=True))
     assert {t.dtype for tensors in files.values() for t in tensors.values()} == {torch.bfloat16}
-    with safe_open(out / message[0].name, framework="pt") as file:
+    with safe_open(out / written[0].name, framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
 
 
-def test_a_parameter_larger_than_a_file_has_one_of_its_own() -> None:
+def test_a_parameter_above_the_file_size_has_a_separate_file() -> None:
     files = split_into_shards(MODEL, Dtype.fp32, 1)
     assert [len(file.parameters) for file in files] == [1] * len(list_parameter_specs(MODEL))
 
@@ -130,7 +130,7 @@ def test_wide_weights_are_rounded_to_nearest(tmp_path: Path) -> None:
     assert torch.equal(found, wide.embed_tokens.weight.bfloat16())
 
 
-def test_an_existing_output_is_refused(tmp_path: Path) -> None:
+def test_an_existing_output_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with pytest.raises(ConfigError) as refused:
         exported(tmp_path, MODEL, build_weight_chunks(MODEL, llama(MODEL)))
@@ -140,7 +140,7 @@ def test_an_existing_output_is_refused(tmp_path: Path) -> None:
     assert left(tmp_path) == ["out"]
 
 
-def test_a_disk_without_room_is_told_before_anything_is_written(
+def test_insufficient_disk_space_is_reported_before_any_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1_000_000)
@@ -153,7 +153,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
 
 
 @pytest.mark.parametrize("call", range(4))
-def test_a_disk_that_fills_leaves_nothing(
+def test_a_full_disk_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
 ) -> None:
     checkpoint = checkpoint_store.save_checkpoint(
@@ -179,7 +179,7 @@ def test_a_disk_that_fills_leaves_nothing(
 @pytest.mark.parametrize(
     ("value", "dtype"), [(math.nan, Dtype.fp32), (math.inf, Dtype.bf16), (3.4e38, Dtype.bf16)]
 )
-def test_weights_that_are_not_finite_are_exported_with_consent_only(
+def test_non_finite_weights_are_exported_only_with_consent(
     tmp_path: Path, value: float, dtype: Dtype
 ) -> None:
     saved = build_weight_chunks(MODEL, llama(MODEL))
@@ -206,7 +206,7 @@ def killed_while_writing(tmp_path: Path, checkpoint: Path) -> None:
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 
 
-def test_a_kill_leaves_no_folder_of_that_name_and_the_next_export_cleans_up(tmp_path: Path) -> None:
+def test_a_killed_export_leaves_no_directory_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     saved = build_weight_chunks(MODEL, llama(MODEL))
     killed_while_writing(
         tmp_path, checkpoint_store.save_checkpoint(tmp_path / "checkpoints", 1, saved, {})
@@ -235,7 +235,7 @@ def test_two_exports_to_one_folder_do_not_mix(tmp_path: Path) -> None:
             )
         refusals.append(str(refused.value))
 
-    out = exported(tmp_path, MODEL, saved, tell=second)
+    out = exported(tmp_path, MODEL, saved, on_file_written=second)
     assert refusals == [f"output={out}: another process is writing it; wait until it has finished"]
     assert left(out) == ["config.json", SAFE_WEIGHTS_NAME]
 

@@ -1,4 +1,4 @@
-"""Mapping of NxD tensors to parameter slices, compared with cases computed by hand."""
+"""Mapping of NxD tensors to parameter slices, compared with worked examples."""
 
 import pytest
 
@@ -22,7 +22,7 @@ SHAPES = {parameter.name: parameter.shape for parameter in list_parameter_specs(
 ATTENTION = "model.layers.0.self_attn."
 
 
-def test_gate_and_up_lie_one_below_the_other_on_each_rank() -> None:
+def test_gate_and_up_are_concatenated_on_each_rank() -> None:
     gate, up = (f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up"))
     assert list_parameter_slices(
         SMALL, NxdLayout(2), 1, "model.layers.0.mlp.gate_up_proj.weight", SHAPES
@@ -32,14 +32,14 @@ def test_gate_and_up_lie_one_below_the_other_on_each_rank() -> None:
     )
 
 
-def test_a_row_parallel_layer_is_cut_by_columns() -> None:
+def test_a_row_parallel_layer_is_sharded_by_columns() -> None:
     name = "model.layers.0.mlp.down_proj.weight"
     assert list_parameter_slices(SMALL, NxdLayout(2), 1, name, SHAPES) == (
         NxdParameterSlice(name, TensorSlice((0, 12), (16, 12)), (0, 0)),
     )
 
 
-def test_every_rank_has_all_of_a_norm() -> None:
+def test_norms_are_replicated() -> None:
     assert list_parameter_slices(SMALL, NxdLayout(2), 1, "model.norm.weight", SHAPES) == (
         NxdParameterSlice("model.norm.weight", TensorSlice((0,), (16,)), (0,)),
     )
@@ -52,7 +52,7 @@ def test_every_rank_has_all_of_a_norm() -> None:
         (KVHeadOrder.adjacent, [0, 0, 1, 1], [0, 1, 2, 3]),
     ],
 )
-def test_queries_follow_the_copies_of_their_keys(
+def test_queries_are_on_the_ranks_of_their_keys(
     order: KVHeadOrder, key: list[int], query: list[int]
 ) -> None:
     layout = NxdLayout(4, kv_size_multiplier=2, head_order=order)
@@ -70,7 +70,7 @@ def test_queries_follow_the_copies_of_their_keys(
         assert output.tensor_slice == TensorSlice((0, query[rank] * 4), (16, 4))
 
 
-def test_ranks_of_hlats_70b_hold_the_heads_that_its_converter_says() -> None:
+def test_ranks_of_hlat_70b_have_the_heads_of_its_converter() -> None:
     """Rank r has key/value head r mod 8, and of group g the ranks g, g+8, g+16, g+24 have queries
     8g to 8g+7 (NxD's scripts/checkpoint_converter.py:355-410)."""
     layout = NxdLayout(32, kv_size_multiplier=4)
@@ -88,13 +88,13 @@ def test_ranks_of_hlats_70b_hold_the_heads_that_its_converter_says() -> None:
         )
 
 
-def test_names_say_what_is_joined() -> None:
+def test_canonical_names_of_fused_weights() -> None:
     assert list_canonical_names(f"{ATTENTION}qkv_proj.weight_v") == (f"{ATTENTION}v_proj.weight",)
     assert len(list_canonical_names(f"{ATTENTION}qkv_proj.weight")) == 3
     assert list_canonical_names("lm_head.weight") == ("lm_head.weight",)
 
 
-def test_rows_say_how_many_copies_there_are() -> None:
+def test_number_of_copies_follows_from_the_rows() -> None:
     joined = f"{ATTENTION}qkv_proj.weight_qkv"
     assert infer_kv_size_multiplier(HLAT_70B, 32, f"{ATTENTION}qkv_proj.weight_k", 128) == 4
     assert infer_kv_size_multiplier(HLAT_70B, 32, joined, 256 + 2 * 128) == 4
@@ -103,7 +103,7 @@ def test_rows_say_how_many_copies_there_are() -> None:
     assert infer_kv_size_multiplier(HLAT_70B, 8, joined, 1000) is None
 
 
-def test_layouts_that_cannot_be() -> None:
+def test_invalid_layouts() -> None:
     assert find_layout_problems(HLAT_70B, NxdLayout(32, kv_size_multiplier=4)) == []
     assert find_layout_problems(HLAT_70B, NxdLayout(3)) == [
         "its 3 tensor-parallel ranks do not divide model.vocab_size=32000",

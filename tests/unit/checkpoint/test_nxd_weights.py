@@ -1,6 +1,6 @@
-"""Folders as NxD saves them, written here by torch.save: read to the last bit, or refused by name.
+"""NxD checkpoints written by torch.save: read bit-exactly, or rejected with the file's name.
 
-tests/nxd/test_checkpoints.py reads what NxD's own code saved.
+tests/nxd/test_checkpoints.py reads checkpoints that NxD saved.
 """
 
 import os
@@ -40,7 +40,7 @@ KEY = "model.layers.0.self_attn.qkv_proj.weight_k"
 
 
 class TensorReference:
-    """torch_xla's, under whose name it is pickled."""
+    """Substitute for the class of torch_xla, pickled under the name of that class."""
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
@@ -51,7 +51,7 @@ TensorReference.__module__ = "torch_xla.utils.serialization"
 
 @pytest.fixture(autouse=True)
 def _torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pickle looks for the class when it saves."""
+    """Register the modules in which pickle looks up the class during a save."""
     module = ModuleType("torch_xla.utils.serialization")
     module.TensorReference = TensorReference
     for name in ("torch_xla", "torch_xla.utils"):
@@ -60,8 +60,8 @@ def _torch_xla(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """How a model is cut and saved."""
+class Sharding:
+    """Sharding and file format of a model."""
 
     model: ModelConfig
     tp: int = 2
@@ -73,7 +73,7 @@ class Cut:
     xser: bool = False
 
     def save(self, weights: dict[str, Tensor], folder: Path) -> Path:
-        """Write a complete tag; returns it."""
+        """Write a complete tag and return its directory."""
         (folder / "step_3/model").mkdir(parents=True)
         for stage in range(self.pp):
             for rank in range(self.tp):
@@ -94,8 +94,8 @@ class Cut:
                 its_stage = layer * self.pp // self.model.num_layers
             if its_stage == stage:
                 axis = 1 if "o_proj" in name or "down_proj" in name else 0
-                whole = self._heads(name, value)
-                state[name] = value if value.dim() == 1 else whole.chunk(self.tp, axis)[rank]
+                full = self._heads(name, value)
+                state[name] = value if value.dim() == 1 else full.chunk(self.tp, axis)[rank]
         return {key: value.to(self.dtype).clone() for key, value in self._joined(state).items()}
 
     def _heads(self, name: str, value: Tensor) -> Tensor:
@@ -105,8 +105,8 @@ class Cut:
                 return heads.repeat_interleave(self.copies, 0).flatten(0, 1)
             return heads.repeat(self.copies, 1, 1).flatten(0, 1)
         if "q_proj" in name and not self.side_by_side:
-            cut = value.unflatten(0, (self.model.num_key_value_heads, self.copies, -1))
-            return cut.transpose(0, 1).flatten(0, 2)
+            heads = value.unflatten(0, (self.model.num_key_value_heads, self.copies, -1))
+            return heads.transpose(0, 1).flatten(0, 2)
         if "o_proj" in name:
             return self._heads("q_proj", value.T).T
         return value
@@ -129,20 +129,20 @@ class Cut:
         return found
 
 
-CUTS = {
-    "7B": Cut(MHA, 2, qkv=""),
-    "70B": Cut(GQA, 4, 3, 2, xser=True),
-    "trn2": Cut(GQA, 4, 2, 2, True, "_qkv", torch.bfloat16, xser=True),
-    "one rank": Cut(GQA, 1, qkv="separate"),
-    "a copy on each rank": Cut(GQA, 8, copies=4, qkv="_qkv"),
-    "all on all ranks": Cut(GQA, 4, copies=4),
-    "several heads a rank": Cut(MHA, 2, 3, qkv="separate", dtype=torch.bfloat16),
-    "tied": Cut(TIED, 2, 3),
+SHARDINGS = {
+    "7B": Sharding(MHA, 2, qkv=""),
+    "70B": Sharding(GQA, 4, 3, 2, xser=True),
+    "trn2": Sharding(GQA, 4, 2, 2, True, "_qkv", torch.bfloat16, xser=True),
+    "one rank": Sharding(GQA, 1, qkv="separate"),
+    "a copy on each rank": Sharding(GQA, 8, copies=4, qkv="_qkv"),
+    "all on all ranks": Sharding(GQA, 4, copies=4),
+    "several heads a rank": Sharding(MHA, 2, 3, qkv="separate", dtype=torch.bfloat16),
+    "tied": Sharding(TIED, 2, 3),
 }
 
 
 def write(file: Path, state: dict[str, Any], xser: bool) -> None:
-    """As NxD does, with a file for each tensor or without."""
+    """Write a rank file as NxD does; with `xser`, each tensor has a file."""
     if not xser:
         torch.save(state, file)
         return
@@ -182,7 +182,7 @@ def values_of(llama: Decoder, model: ModelConfig) -> dict[str, Tensor]:
     return {name: view.detach().reshape(shapes[name]) for name, view in views}
 
 
-def refusals(
+def find_problems(
     folder: Path, model: ModelConfig = GQA, read: Callable[..., object] = validate_pretrained
 ) -> list[str]:
     with pytest.raises(ConfigError) as refused:
@@ -194,36 +194,38 @@ def refusals(
 
 @pytest.fixture
 def tag(tmp_path: Path) -> Path:
-    """A tag that two ranks saved."""
-    return Cut(GQA).save(weights_of(GQA), tmp_path / "run")
+    """Return a tag that two ranks saved."""
+    return Sharding(GQA).save(weights_of(GQA), tmp_path / "run")
 
 
 @pytest.fixture
-def own_files(tmp_path: Path) -> Path:
-    """The same with a file for each tensor."""
-    return Cut(GQA, xser=True).save(weights_of(GQA), tmp_path / "run")
+def xser_tag(tmp_path: Path) -> Path:
+    """Return a tag with a file for each tensor."""
+    return Sharding(GQA, xser=True).save(weights_of(GQA), tmp_path / "run")
 
 
-def changed(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Write a file again, changed."""
+def change_state(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the state in a file."""
     state = dict(torch.load(file, weights_only=True))
     change(state)
     torch.save(state, file)
 
 
-@pytest.mark.parametrize("name", CUTS)
-def test_every_weight_comes_back_to_the_last_bit(tmp_path: Path, name: str) -> None:
-    cut = CUTS[name]
-    weights = weights_of(cut.model)
-    cut.save(weights, tmp_path)
-    found = values_of(read(tmp_path, cut.model), cut.model)
-    assert [n for n in found if not torch.equal(found[n], weights[n].to(cut.dtype).float())] == []
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_every_weight_is_read_bit_exactly(tmp_path: Path, name: str) -> None:
+    sharding = SHARDINGS[name]
+    weights = weights_of(sharding.model)
+    sharding.save(weights, tmp_path)
+    found = values_of(read(tmp_path, sharding.model), sharding.model)
+    assert [
+        n for n in found if not torch.equal(found[n], weights[n].to(sharding.dtype).float())
+    ] == []
 
 
-def test_a_slice_across_ranks_is_read_alone(tmp_path: Path) -> None:
-    cut, name = CUTS["70B"], "model.layers.1.self_attn.o_proj.weight"
+def test_only_a_slice_across_ranks_is_read(tmp_path: Path) -> None:
+    sharding, name = SHARDINGS["70B"], "model.layers.1.self_attn.o_proj.weight"
     weights = weights_of(GQA)
-    cut.save(weights, tmp_path)
+    sharding.save(weights, tmp_path)
     part, moment = torch.zeros(3, 20), torch.zeros(64, 64)
     load_pretrained(
         str(tmp_path),
@@ -238,31 +240,34 @@ def test_a_slice_across_ranks_is_read_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["7B", "70B"])
-def test_logits_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+def test_logits_equal_transformers(tmp_path: Path, name: str) -> None:
     transformers = pytest.importorskip("transformers")
-    cut = CUTS[name]
+    sharding = SHARDINGS[name]
     config = transformers.LlamaConfig(
         vocab_size=128,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=3,
         num_attention_heads=8,
-        num_key_value_heads=cut.model.num_key_value_heads,
-        rms_norm_eps=cut.model.rms_norm_eps,
+        num_key_value_heads=sharding.model.num_key_value_heads,
+        rms_norm_eps=sharding.model.rms_norm_eps,
         attn_implementation="eager",
     )
     theirs = transformers.LlamaForCausalLM(config)
-    theirs.load_state_dict(weights_of(cut.model))
-    cut.save(theirs.state_dict(), tmp_path)
+    theirs.load_state_dict(weights_of(sharding.model))
+    sharding.save(theirs.state_dict(), tmp_path)
     tokens = torch.arange(34).view(2, 17) * 5 % 128
     with torch.no_grad():
-        found, expected = read(tmp_path, cut.model).compute_logits(tokens), theirs(tokens).logits
+        found, expected = (
+            read(tmp_path, sharding.model).compute_logits(tokens),
+            theirs(tokens).logits,
+        )
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_the_fingerprint_is_that_of_the_same_weights_elsewhere(tmp_path: Path) -> None:
+def test_the_fingerprint_equals_that_of_a_hugging_face_directory(tmp_path: Path) -> None:
     weights = weights_of(GQA)
-    Cut(GQA, 4, 3, 2, xser=True).save(weights, tmp_path / "nxd")
+    Sharding(GQA, 4, 3, 2, xser=True).save(weights, tmp_path / "nxd")
     (tmp_path / "hf").mkdir()
     save_file(weights, tmp_path / "hf/model.safetensors")
     (tmp_path / "hf/config.json").write_text(
@@ -276,7 +281,7 @@ def test_the_fingerprint_is_that_of_the_same_weights_elsewhere(tmp_path: Path) -
 
 
 def test_buffers_and_the_head_of_a_tied_model_are_skipped(tag: Path) -> None:
-    changed(
+    change_state(
         tag / "model" / FIRST,
         lambda state: state.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}),
     )
@@ -284,17 +289,19 @@ def test_buffers_and_the_head_of_a_tied_model_are_skipped(tag: Path) -> None:
     validate_pretrained(str(tag), TIED)
 
 
-def test_a_tag_or_its_model_may_be_named(tag: Path) -> None:
+def test_the_path_may_be_a_run_a_tag_or_its_model(tag: Path) -> None:
     for folder in (tag, tag / "model", tag.parent):
         validate_pretrained(str(folder), GQA)
         assert find_weights_dir(str(folder)) == str(tag / "model")
 
 
-def test_the_newest_complete_tag_is_taken(tag: Path) -> None:
+def test_the_newest_complete_tag_is_used(tag: Path) -> None:
     weights = {name: value + 1 for name, value in weights_of(GQA).items()}
-    newest = Cut(GQA).save(weights, tag.parents[1] / "other").rename(tag.parent / "step_10")
+    newest = Sharding(GQA).save(weights, tag.parents[1] / "other").rename(tag.parent / "step_10")
     begun = (
-        Cut(GQA).save(weights_of(GQA), tag.parents[1] / "another").rename(tag.parent / "step_20")
+        Sharding(GQA)
+        .save(weights_of(GQA), tag.parents[1] / "another")
+        .rename(tag.parent / "step_20")
     )
     (begun / "done").unlink()
     os.utime(tag / "done", (1, 1))
@@ -302,17 +309,17 @@ def test_the_newest_complete_tag_is_taken(tag: Path) -> None:
     assert torch.equal(found["lm_head.weight"], weights["lm_head.weight"])
 
     os.utime(newest / "done", (0, 0))
-    assert refusals(tag.parent) == [
+    assert find_problems(tag.parent) == [
         "its tag step_10 has the highest number, step_3 was written last; specify one: "
         f"model.init_from={newest} or model.init_from={tag}"
     ]
     (tag / "done").unlink()
     (newest / "done").unlink()
-    assert refusals(tag.parent) == [
+    assert find_problems(tag.parent) == [
         "none of its tags has done, so NxD had finished none; specify one: "
         f"model.init_from={newest} or model.init_from={begun} or model.init_from={tag}"
     ]
-    assert refusals(tag) == [
+    assert find_problems(tag) == [
         "it has checkpoint but no done, so NxD had not finished it; if the save was asynchronous and "
         f"finished just before the run ended: touch {tag / 'done'}"
     ]
@@ -320,143 +327,143 @@ def test_the_newest_complete_tag_is_taken(tag: Path) -> None:
     validate_pretrained(str(tag), GQA)
 
 
-def test_files_of_ranks_that_are_missing(tmp_path: Path) -> None:
-    tag = CUTS["70B"].save(weights_of(GQA), tmp_path)
+def test_missing_rank_files(tmp_path: Path) -> None:
+    tag = SHARDINGS["70B"].save(weights_of(GQA), tmp_path)
     (tag / "model/dp_rank_00_tp_rank_02_pp_rank_01.pt").unlink()
-    assert refusals(tag) == [
+    assert find_problems(tag) == [
         "it has files of 4 tensor-parallel ranks in 3 pipeline stages, but no "
         "dp_rank_00_tp_rank_02_pp_rank_01.pt"
     ]
     for rank in range(4):
         (tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_01.pt").unlink(missing_ok=True)
         (tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_02.pt").unlink()
-    assert refusals(tag)[::5] == [
+    assert find_problems(tag)[::5] == [
         "it lacks model.layers.1.input_layernorm.weight",
         "and 15 more of the kind",
     ]
 
 
-def test_a_mixture_of_experts(tag: Path) -> None:
+def test_a_mixture_of_experts_is_rejected(tag: Path) -> None:
     name = "dp_rank_00_ep_rank_00_tp_rank_00_pp_rank_00.pt"
     (tag / "model" / FIRST).rename(tag / "model" / name)
-    assert refusals(tag) == [
+    assert find_problems(tag) == [
         f"{name} is not a rank file of a dense model, such as dp_rank_00_tp_rank_00_pp_rank_00.pt"
     ]
 
 
-def test_tensors_that_are_missing_misshapen_of_another_dtype_or_unknown(tag: Path) -> None:
+def test_missing_misshapen_and_unknown_tensors_are_rejected(tag: Path) -> None:
     file = tag / "model" / SECOND
     good = file.read_bytes()
     name = "model.layers.1.mlp.down_proj.weight"
 
-    changed(file, lambda state: state.pop(name))
-    assert refusals(tag) == [f"{SECOND} lacks {name}, which {FIRST} has"]
+    change_state(file, lambda state: state.pop(name))
+    assert find_problems(tag) == [f"{SECOND} lacks {name}, which {FIRST} has"]
 
     file.write_bytes(good)
-    changed(file, lambda state: state.update({name: state[name][:, 1:]}))
-    assert refusals(tag) == [
+    change_state(file, lambda state: state.update({name: state[name][:, 1:]}))
+    assert find_problems(tag) == [
         f"{SECOND} has {name} of shape [64, 47], this run's model sharded over 2 ranks [64, 48]"
     ]
 
     file.write_bytes(good)
-    changed(file, lambda state: state.update({name: state[name].to(torch.int8)}))
-    assert refusals(tag) == [f"{SECOND} has {name} in I8; hlat reads F32, BF16, F16"]
+    change_state(file, lambda state: state.update({name: state[name].to(torch.int8)}))
+    assert find_problems(tag) == [f"{SECOND} has {name} in I8; hlat reads F32, BF16, F16"]
 
     file.write_bytes(good)
-    changed(file, lambda state: state.update({name: state[name].bfloat16()}))
-    assert refusals(tag) == [f"{SECOND} has {name} in BF16, {FIRST} F32"]
+    change_state(file, lambda state: state.update({name: state[name].bfloat16()}))
+    assert find_problems(tag) == [f"{SECOND} has {name} in BF16, {FIRST} F32"]
 
     file.write_bytes(good)
-    changed(file, lambda state: state.update({name: 1}))
-    assert refusals(tag) == [f"{SECOND} contains {name} as int, not as a tensor"]
+    change_state(file, lambda state: state.update({name: 1}))
+    assert find_problems(tag) == [f"{SECOND} contains {name} as int, not as a tensor"]
 
     file.write_bytes(good)
     megatron = "language_model.embedding.word_embeddings.weight"
     for each in (file, tag / "model" / FIRST):
-        changed(each, lambda state: state.update({megatron: torch.ones(2)}))
-    assert refusals(tag) == [
+        change_state(each, lambda state: state.update({megatron: torch.ones(2)}))
+    assert find_problems(tag) == [
         f"{FIRST} has {megatron}, which this model lacks; it is a Megatron model of NxDT, which its "
         "checkpoint_converter.py writes as a Llama"
     ]
 
 
-def test_another_model_is_told_with_both_shapes(tag: Path) -> None:
-    assert refusals(tag, replace(GQA, vocab_size=256)) == [
+def test_another_model_is_rejected_with_both_shapes(tag: Path) -> None:
+    assert find_problems(tag, replace(GQA, vocab_size=256)) == [
         f"{file} has {name} of shape [64, 64], this run's model sharded over 2 ranks [128, 64]"
         for file in (FIRST, SECOND)
         for name in ("model.embed_tokens.weight", "lm_head.weight")
     ]
-    assert refusals(tag, replace(GQA, num_layers=2))[0] == (
+    assert find_problems(tag, replace(GQA, num_layers=2))[0] == (
         f"{FIRST} has model.layers.2.input_layernorm.weight, which this model lacks"
     )
-    assert refusals(tag, replace(GQA, num_layers=4))[0] == (
+    assert find_problems(tag, replace(GQA, num_layers=4))[0] == (
         "it lacks model.layers.3.input_layernorm.weight"
     )
-    assert refusals(tag, replace(GQA, num_key_value_heads=4)) == [
+    assert find_problems(tag, replace(GQA, num_key_value_heads=4)) == [
         f"{FIRST} has {KEY} of shape [8, 64], which is not a shard for 2 ranks of "
         "model.num_attention_heads=8 and copies of model.num_key_value_heads=4, heads of 8"
     ]
 
 
-def test_a_config_beside_it_is_compared(tag: Path) -> None:
+def test_config_json_of_the_tag_is_compared(tag: Path) -> None:
     (tag / "config.json").write_text('{"model_type": "llama", "rope_theta": 500000.0}')
     assert (
         "config.json has rope_theta=500000.0, this run has model.rope_theta=10000.0; set "
         "model.rope_theta=500000.0"
-    ) in refusals(tag)
+    ) in find_problems(tag)
 
 
 @pytest.mark.parametrize("xser", [False, True])
 def test_copies_that_differ(tmp_path: Path, xser: bool) -> None:
     weights = weights_of(GQA)
-    tag = Cut(GQA, 4, copies=2, xser=xser).save(weights, tmp_path)
+    tag = Sharding(GQA, 4, copies=2, xser=xser).save(weights, tmp_path)
     third = "dp_rank_00_tp_rank_02_pp_rank_00.pt"
     norm = "model.norm.weight"
-    drift_in(tag / "model" / third, KEY)
+    increase_element(tag / "model" / third, KEY)
     advice = (
         "; copies drift under stochastic rounding, as in HLAT's 7B run: if this is the reason, "
         "model.init_copies=first takes the first of each"
     )
-    assert refusals(tag, read=lambda folder, model: read(folder, model)) == [
+    assert find_problems(tag, read=lambda folder, model: read(folder, model)) == [
         f"{FIRST} and {third} should contain copies of model.layers.0.self_attn.k_proj.weight, and "
         f"differ by up to 0.25{advice}"
     ]
-    drift_in(tag / "model" / SECOND, norm)
+    increase_element(tag / "model" / SECOND, norm)
     lenient = replace(GQA, init_copies=InitCopies.first)
     found = values_of(read(tag, lenient), GQA)
     assert [name for name in found if not torch.equal(found[name], weights[name])] == []
 
 
-def drift_in(file: Path, key: str) -> None:
-    """Make one element of a tensor larger by a quarter."""
+def increase_element(file: Path, key: str) -> None:
+    """Increase one element of a tensor by 0.25."""
     state = torch.load(file, weights_only=False)
     tensor = state[key]
     if isinstance(tensor, TensorReference):
-        own = Path(f"{file}.tensors/tensor_{tensor.tid}.pt")
-        value = torch.load(own, weights_only=True)
+        tensor_file = Path(f"{file}.tensors/tensor_{tensor.tid}.pt")
+        value = torch.load(tensor_file, weights_only=True)
         value.view(-1)[-1] += 0.25
-        torch.save(value, own)
+        torch.save(value, tensor_file)
     else:
         tensor.view(-1)[-1] += 0.25
         torch.save(state, file)
 
 
-def test_heads_that_are_no_copies_in_any_order(tmp_path: Path) -> None:
+def test_unequal_heads_are_rejected(tmp_path: Path) -> None:
     weights = weights_of(GQA)
-    tag = Cut(GQA, 4, copies=2).save(weights, tmp_path)
+    tag = Sharding(GQA, 4, copies=2).save(weights, tmp_path)
     for rank in range(4):
         file = tag / f"model/dp_rank_00_tp_rank_{rank:02d}_pp_rank_00.pt"
         other = torch.randn(8, 64, generator=torch.Generator().manual_seed(rank))
-        changed(file, lambda state, other=other: state.update({KEY: other}))
+        change_state(file, lambda state, other=other: state.update({KEY: other}))
     lenient = replace(GQA, init_copies=InitCopies.first)
     for model in (GQA, lenient):
-        (problem,) = refusals(tag, model)
+        (problem,) = find_problems(tag, model)
         assert problem.startswith(f"{KEY} contains 2 copies of each key/value head in an unknown")
         assert problem.endswith("whose heads NxD itself initialised there are no copies")
 
 
 class Hostile:
-    """What runs a command when it is unpickled."""
+    """Object that runs a command when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -465,78 +472,78 @@ class Hostile:
         return os.mkdir, (str(self.file),)
 
 
-@pytest.mark.parametrize("place", ["rank", "tensor", "announcement"])
-def test_a_file_that_would_run_code_is_refused_and_does_not(own_files: Path, place: str) -> None:
+@pytest.mark.parametrize("target", ["rank", "tensor", "announcement"])
+def test_a_file_that_refers_to_code_is_rejected(xser_tag: Path, target: str) -> None:
     file = {
         "rank": FIRST,
         "tensor": f"{SECOND}.tensors/tensor_0.pt",
         "announcement": f"{FIRST}.info.pt",
-    }[place]
-    proof = own_files / "ran"
-    torch.save({"model.norm.weight": Hostile(proof)}, own_files / "model" / file)
-    (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
+    }[target]
+    proof = xser_tag / "ran"
+    torch.save({"model.norm.weight": Hostile(proof)}, xser_tag / "model" / file)
+    (problem,) = find_problems(xser_tag, read=lambda folder, model: read(folder, model))
     assert problem == (
         f"{file} refers to posix.mkdir, and could run code when it is loaded; it was not loaded"
     )
     assert not proof.exists()
 
 
-def test_a_plain_pickle_is_refused_and_not_run(tag: Path) -> None:
+def test_a_plain_pickle_is_rejected_and_not_run(tag: Path) -> None:
     proof = tag / "ran"
     (tag / "model" / FIRST).write_bytes(pickle.dumps(Hostile(proof)))
-    (problem,) = refusals(tag)
+    (problem,) = find_problems(tag)
     assert problem.startswith(f"{FIRST} cannot be read (")
     assert not proof.exists()
 
 
 @pytest.mark.parametrize("tid", ["../../secret", 1.5, None])
-def test_a_reference_that_leads_elsewhere(own_files: Path, tid: Any) -> None:
-    torch.save({"model.norm.weight": TensorReference(tid)}, own_files / "model" / FIRST)
-    assert refusals(own_files) == [f"{FIRST} does not name the file of model.norm.weight"]
+def test_an_invalid_tensor_reference_is_rejected(xser_tag: Path, tid: Any) -> None:
+    torch.save({"model.norm.weight": TensorReference(tid)}, xser_tag / "model" / FIRST)
+    assert find_problems(xser_tag) == [f"{FIRST} does not name the file of model.norm.weight"]
 
 
-def test_files_of_tensors_that_are_missing_or_damaged(own_files: Path) -> None:
-    folder = own_files / "model" / f"{FIRST}.tensors"
+def test_missing_and_damaged_tensor_files_are_rejected(xser_tag: Path) -> None:
+    folder = xser_tag / "model" / f"{FIRST}.tensors"
     last = folder / "tensor_2.pt"
     good = last.read_bytes()
     last.write_bytes(good[:-100])
-    (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
+    (problem,) = find_problems(xser_tag, read=lambda folder, model: read(folder, model))
     assert problem.startswith(f"{FIRST}.tensors/tensor_2.pt cannot be read (")
 
     last.unlink()
-    assert refusals(own_files) == [f"there is no {FIRST}.tensors/tensor_2.pt"]
+    assert find_problems(xser_tag) == [f"there is no {FIRST}.tensors/tensor_2.pt"]
 
     for file in folder.iterdir():
         file.unlink()
-    (problem,) = refusals(own_files)
+    (problem,) = find_problems(xser_tag)
     assert problem.startswith(
         f"{FIRST}.tensors contains none of the 27 tensors of {FIRST}; NxD omits"
     )
 
 
-def test_a_tensor_that_is_not_what_was_announced(own_files: Path) -> None:
-    own = own_files / "model" / f"{SECOND}.tensors/tensor_0.pt"
-    torch.save(torch.ones(3), own)
-    (problem,) = refusals(own_files, read=lambda folder, model: read(folder, model))
+def test_a_tensor_that_differs_from_its_info_file_is_rejected(xser_tag: Path) -> None:
+    tensor_file = xser_tag / "model" / f"{SECOND}.tensors/tensor_0.pt"
+    torch.save(torch.ones(3), tensor_file)
+    (problem,) = find_problems(xser_tag, read=lambda folder, model: read(folder, model))
     assert problem == (
         f"{SECOND} has model.embed_tokens.weight as F32 [3], its .info.pt as F32 [64, 64]"
     )
 
 
-def test_without_announcements_the_tensors_themselves_are_looked_at(own_files: Path) -> None:
-    for file in (own_files / "model").glob("*.info.pt"):
+def test_info_files_are_optional(xser_tag: Path) -> None:
+    for file in (xser_tag / "model").glob("*.info.pt"):
         file.unlink()
-    validate_pretrained(str(own_files), GQA)
+    validate_pretrained(str(xser_tag), GQA)
 
 
 def test_a_truncated_file(tag: Path) -> None:
     file = tag / "model" / SECOND
     file.write_bytes(file.read_bytes()[:-100])
-    (problem,) = refusals(tag)
+    (problem,) = find_problems(tag)
     assert problem.startswith(f"{SECOND} cannot be read (")
 
 
-def test_a_login_node_without_torch_looks_at_names(tag: Path) -> None:
+def test_file_names_are_validated_without_torch(tag: Path) -> None:
     (tag / "model" / FIRST).unlink()
     program = (
         "import sys; sys.modules['torch'] = None\n"

@@ -29,13 +29,13 @@ MODEL = MODELS["gqa"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder that transformers wrote in several files."""
+    """Create a directory that transformers saved in several files."""
     build_transformers_llama(MODEL).save_pretrained(tmp_path / "llama", max_shard_size="200KB")
     assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 2
     return tmp_path / "llama"
 
 
-def refusals(folder: Path, model: ModelConfig = MODEL) -> list[str]:
+def find_problems(folder: Path, model: ModelConfig = MODEL) -> list[str]:
     with pytest.raises(ConfigError) as refused:
         validate_pretrained(str(folder), model)
     prefix = f"model.init_from={folder}: "
@@ -45,7 +45,7 @@ def refusals(folder: Path, model: ModelConfig = MODEL) -> list[str]:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("size", ["5GB", "60KB"])
-def test_logits_are_those_of_transformers(tmp_path: Path, name: str, size: str) -> None:
+def test_logits_equal_transformers(tmp_path: Path, name: str, size: str) -> None:
     model, theirs = MODELS[name], build_transformers_llama(MODELS[name])
     theirs.save_pretrained(tmp_path / "llama", max_shard_size=size)
     assert (
@@ -59,7 +59,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str, size: str) 
     assert float((found - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_a_rank_reads_its_own_slice_and_other_kinds_are_left(folder: Path) -> None:
+def test_a_rank_reads_its_slice_of_weights_and_no_moments(folder: Path) -> None:
     name, shape = "model.layers.1.mlp.down_proj.weight", (96, 104)
     part, corner, moment = torch.zeros(96, 52), torch.zeros(24, 3), torch.zeros(96, 104)
     load_pretrained(
@@ -78,7 +78,7 @@ def test_a_rank_reads_its_own_slice_and_other_kinds_are_left(folder: Path) -> No
     assert not moment.any()
 
 
-def test_weights_are_rounded_to_nearest_for_a_narrower_run(folder: Path) -> None:
+def test_weights_are_rounded_to_nearest_for_a_narrower_dtype(folder: Path) -> None:
     name, shape = "model.embed_tokens.weight", (1031, 96)
     narrow = torch.zeros(shape, dtype=torch.bfloat16)
     load_pretrained(
@@ -88,7 +88,7 @@ def test_weights_are_rounded_to_nearest_for_a_narrower_run(folder: Path) -> None
     assert torch.equal(narrow, load_file(folder / file)[name].bfloat16())
 
 
-def test_the_fingerprint_tells_models_apart_and_not_how_they_are_cut(tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_weights_and_not_on_files(tmp_path: Path) -> None:
     one, other = build_transformers_llama(MODEL), build_transformers_llama(MODEL)
     one.save_pretrained(tmp_path / "one")
     one.save_pretrained(tmp_path / "cut", max_shard_size="60KB")
@@ -99,7 +99,7 @@ def test_the_fingerprint_tells_models_apart_and_not_how_they_are_cut(tmp_path: P
     assert found["one"] == found["cut"] != found["other"]
 
 
-def test_what_transformers_skips_is_skipped(tmp_path: Path) -> None:
+def test_tensors_that_transformers_skips_are_skipped(tmp_path: Path) -> None:
     model = MODELS["tied"]
     build_transformers_llama(model).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
@@ -120,7 +120,7 @@ def load_all(folder: Path, model: ModelConfig) -> list[str]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_not_finite(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
+def test_non_finite_values_are_rejected(tmp_path: Path, value: float, dtype: torch.dtype) -> None:
     build_transformers_llama(MODEL).to(dtype).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
     names = ["model.layers.0.self_attn.k_proj.weight", "model.norm.weight"]
@@ -133,7 +133,7 @@ def test_values_that_are_not_finite(tmp_path: Path, value: float, dtype: torch.d
     ]
 
 
-def test_a_tied_head_that_differs(tmp_path: Path) -> None:
+def test_a_different_tied_head_is_rejected(tmp_path: Path) -> None:
     model = MODELS["tied"]
     build_transformers_llama(model).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
@@ -150,53 +150,55 @@ def test_a_tied_head_that_differs(tmp_path: Path) -> None:
     ]
     tensors["lm_head.weight"] = embedding[:-1].clone()
     save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
-    assert refusals(tmp_path, model) == ["lm_head.weight has shape [130, 64], this run [131, 64]"]
+    assert find_problems(tmp_path, model) == [
+        "lm_head.weight has shape [130, 64], this run [131, 64]"
+    ]
 
 
-def test_no_folder(tmp_path: Path) -> None:
+def test_a_missing_directory(tmp_path: Path) -> None:
     advice = "there is no such directory; specify a directory with config.json and *.safetensors"
-    assert refusals(tmp_path / "nowhere") == [advice]
-    assert refusals(Path("meta-llama/Llama-2-7b-hf")) == [
+    assert find_problems(tmp_path / "nowhere") == [advice]
+    assert find_problems(Path("meta-llama/Llama-2-7b-hf")) == [
         f"{advice}; if it is a model of the hub: hf download meta-llama/Llama-2-7b-hf "
         "--local-dir Llama-2-7b-hf"
     ]
 
 
-def test_a_folder_of_something_else(tmp_path: Path) -> None:
-    assert refusals(tmp_path) == [
+def test_a_directory_without_weights(tmp_path: Path) -> None:
+    assert find_problems(tmp_path) == [
         f"it has neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME}; specify a Hugging Face directory of a supported family"
     ]
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.00.pth"])
-def test_a_pickle(tmp_path: Path, name: str) -> None:
+def test_a_pickle_is_rejected(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
-    assert refusals(tmp_path) == [
+    assert find_problems(tmp_path) == [
         f"{name} is a pickle, which can run code when it is loaded; convert the directory where you "
         "trust it, with transformers: AutoModelForCausalLM.from_pretrained(DIR)"
         ".save_pretrained(NEW_DIR)"
     ]
 
 
-def test_another_shape_is_told_before_its_tensors(folder: Path) -> None:
+def test_another_configuration_is_reported_before_the_tensors(folder: Path) -> None:
     model = dataclasses.replace(MODEL, hidden_size=192, num_layers=3)
-    assert refusals(folder, model) == [
+    assert find_problems(folder, model) == [
         "config.json has num_hidden_layers=2, this run has model.num_layers=3; set model.num_layers=2",
         "config.json has hidden_size=96, this run has model.hidden_size=192; set model.hidden_size=96",
         "to set them all: model.num_layers=2 model.hidden_size=96",
     ]
 
 
-def test_a_config_that_cannot_be_read(folder: Path) -> None:
+def test_invalid_config_json(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
-    assert refusals(folder) == ["config.json is not a JSON object"]
+    assert find_problems(folder) == ["config.json is not a JSON object"]
     (folder / "config.json").write_text("{")
-    assert refusals(folder)[0].startswith("config.json is not JSON (")
+    assert find_problems(folder)[0].startswith("config.json is not JSON (")
     (folder / "config.json").unlink()
-    assert refusals(folder) == ["config.json cannot be read (No such file or directory)"]
+    assert find_problems(folder) == ["config.json cannot be read (No such file or directory)"]
 
 
-def test_tensors_that_are_missing_extra_misshapen_or_of_another_dtype(tmp_path: Path) -> None:
+def test_missing_extra_and_misshapen_tensors_are_rejected(tmp_path: Path) -> None:
     build_transformers_llama(MODEL).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / SAFE_WEIGHTS_NAME)
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -204,7 +206,7 @@ def test_tensors_that_are_missing_extra_misshapen_or_of_another_dtype(tmp_path: 
     tensors["model.norm.weight"] = torch.ones(95)
     tensors["lm_head.weight"] = torch.ones((1031, 96), dtype=torch.float8_e4m3fn)
     save_file(tensors, tmp_path / SAFE_WEIGHTS_NAME)
-    assert refusals(tmp_path) == [
+    assert find_problems(tmp_path) == [
         "it lacks model.layers.1.mlp.up_proj.weight",
         "it has model.layers.0.self_attn.q_proj.bias, which this model lacks",
         "model.norm.weight has shape [95], this run [96]",
@@ -215,44 +217,44 @@ def test_tensors_that_are_missing_extra_misshapen_or_of_another_dtype(tmp_path: 
 def test_many_missing_tensors_are_counted(tmp_path: Path) -> None:
     build_transformers_llama(MODEL).save_pretrained(tmp_path)
     save_file({"model.norm.weight": torch.ones(96)}, tmp_path / SAFE_WEIGHTS_NAME)
-    assert refusals(tmp_path) == [
+    assert find_problems(tmp_path) == [
         "it lacks model.embed_tokens.weight, model.layers.0.input_layernorm.weight, "
         "model.layers.0.self_attn.q_proj.weight, model.layers.0.self_attn.k_proj.weight, "
         "model.layers.0.self_attn.v_proj.weight and 15 more"
     ]
 
 
-def test_files_that_are_missing_cut_off_or_not_what_the_index_says(folder: Path) -> None:
+def test_missing_truncated_and_unindexed_files_are_rejected(folder: Path) -> None:
     index = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())
     name = "model.norm.weight"
     file = index["weight_map"][name]
 
     moved = index["weight_map"] | {name: index["weight_map"]["model.embed_tokens.weight"]}
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps({"weight_map": moved}))
-    assert refusals(folder) == [
+    assert find_problems(folder) == [
         f"{SAFE_WEIGHTS_INDEX_NAME} lists {name} in {moved[name]}, which does not exist"
     ]
 
     outside = index["weight_map"] | {name: "../x.safetensors"}
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps({"weight_map": outside}))
-    assert refusals(folder) == [
+    assert find_problems(folder) == [
         f"{SAFE_WEIGHTS_INDEX_NAME} names ../x.safetensors, which is outside of the directory"
     ]
 
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text("{}")
-    assert refusals(folder) == [
+    assert find_problems(folder) == [
         f"{SAFE_WEIGHTS_INDEX_NAME} has no weight_map from tensors to files"
     ]
 
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index))
     content = (folder / file).read_bytes()
     (folder / file).write_bytes(content[:-1])
-    assert refusals(folder)[0].startswith(f"{file} cannot be read (")
+    assert find_problems(folder)[0].startswith(f"{file} cannot be read (")
     (folder / file).unlink()
-    assert refusals(folder)[0].startswith(f"{file} cannot be read (")
+    assert find_problems(folder)[0].startswith(f"{file} cannot be read (")
 
 
-def test_a_login_node_without_torch_can_look(folder: Path) -> None:
+def test_shapes_are_validated_without_torch(folder: Path) -> None:
     program = (
         "import sys; sys.modules['torch'] = None\n"
         "from hlat.checkpoint.pretrained_weights import validate_pretrained\n"

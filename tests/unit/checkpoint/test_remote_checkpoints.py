@@ -18,11 +18,11 @@ from hlat.storage.remote_path import RemotePath, StorageUnavailableError
 
 
 class ClientError(Exception):
-    """What a client library raises: nothing that Python knows."""
+    """Exception of a client library, which is no OSError."""
 
 
 class Bucket(MemoryFileSystem):
-    """An object store in memory, whose requests are counted and fail when a test says so."""
+    """In-memory object store that records its requests and fails those in `failing`."""
 
     protocol = "bucket"
     store: dict[str, Any] = {}
@@ -30,34 +30,34 @@ class Bucket(MemoryFileSystem):
     requests: list[tuple[str, str, int]] = []
     failing: tuple[str, ...] = ()
 
-    def _ask(self, request: str, path: str, num_bytes: int = 0) -> None:
+    def _record(self, request: str, path: str, num_bytes: int = 0) -> None:
         name = path.rpartition("/")[2]
         self.requests.append((request, name, num_bytes))
         if request in self.failing or f"{request} {name}" in self.failing:
             raise ClientError(f"503 at {request}\nrequest id 17")
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
-        self._ask("ls", path)
+        self._record("ls", path)
         return super().ls(path, detail, **options)
 
     def info(self, path: str, **options: Any) -> Any:
-        self._ask("info", path)
+        self._record("info", path)
         return super().info(path, **options)
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> Any:
-        self._ask("cat_file", path, end - start)
+        self._record("cat_file", path, end - start)
         return super().cat_file(path, start, end, **options)
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-        self._ask("open" if mode == "rb" else "create", path)
+        self._record("open" if mode == "rb" else "create", path)
         return super()._open(path, mode, **options)
 
     def cp_file(self, path1: str, path2: str, **options: Any) -> None:
-        self._ask("cp_file", path2)
+        self._record("cp_file", path2)
         super().cp_file(path1, path2, **options)
 
     def rm_file(self, path: str) -> None:
-        self._ask("rm_file", path)
+        self._record("rm_file", path)
         super().rm_file(path)
 
 
@@ -65,7 +65,7 @@ register_implementation("bucket", Bucket, clobber=True)
 
 
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def reset_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bucket, "requests", [])
     monkeypatch.setattr(Bucket, "failing", ())
     monkeypatch.setenv("HLAT_STORAGE_PROTOCOLS", "bucket")
@@ -73,9 +73,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder() -> RemotePath:
-    place = storage_path.parse_storage_path(f"bucket://{uuid.uuid4().hex}/checkpoints")
-    assert isinstance(place, RemotePath)
-    return place
+    path = storage_path.parse_storage_path(f"bucket://{uuid.uuid4().hex}/checkpoints")
+    assert isinstance(path, RemotePath)
+    return path
 
 
 def save(folder: RemotePath, step: int) -> RemotePath:
@@ -95,7 +95,7 @@ def names(folder: RemotePath) -> list[str]:
     return sorted(folder.list_sizes())
 
 
-def test_it_speaks_as_pathlib_does(folder: RemotePath) -> None:
+def test_remote_paths_have_the_methods_of_pathlib(folder: RemotePath) -> None:
     path = folder / "a.b"
     assert (path.name, path.parent, path.with_name("c")) == ("a.b", folder, folder / "c")
     assert str(path) == f"{folder}/a.b"
@@ -112,7 +112,7 @@ def test_it_speaks_as_pathlib_does(folder: RemotePath) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_name_is_never_read_as_a_url(folder: RemotePath) -> None:
+def test_a_name_is_never_parsed_as_a_url(folder: RemotePath) -> None:
     hostile = folder / "a::file:" / "etc"
     assert hostile.filesystem is folder.filesystem
     with pytest.raises(FileNotFoundError):
@@ -127,7 +127,7 @@ def test_the_marker_is_written_last(folder: RemotePath) -> None:
     assert written == ["rank_00000.safetensors", "state.json", "manifest.json", "COMMITTED"]
 
 
-def test_the_marker_goes_first(folder: RemotePath) -> None:
+def test_the_marker_is_removed_first(folder: RemotePath) -> None:
     for step in (1, 2, 3):
         save(folder, step)
     Bucket.requests.clear()
@@ -138,7 +138,7 @@ def test_the_marker_goes_first(folder: RemotePath) -> None:
     assert names(folder) == ["step_00000003"]
 
 
-def test_what_was_on_the_way_down_is_copied_before_it_goes(
+def test_diverged_checkpoints_are_copied_before_removal(
     folder: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2):
@@ -160,7 +160,7 @@ def test_what_was_on_the_way_down_is_copied_before_it_goes(
 
 
 @pytest.mark.parametrize("request_", ["ls", "create"])
-def test_a_store_that_fails_is_an_error_of_a_disk_with_the_url(
+def test_a_failed_request_raises_oserror_with_the_url(
     folder: RemotePath, monkeypatch: pytest.MonkeyPatch, request_: str
 ) -> None:
     save(folder, 1)
@@ -173,7 +173,7 @@ def test_a_store_that_fails_is_an_error_of_a_disk_with_the_url(
 
 
 @pytest.mark.parametrize("request_", ["ls", "info", "cat_file"])
-def test_silence_is_neither_absence_nor_damage(
+def test_a_failed_request_means_neither_missing_nor_damaged(
     folder: RemotePath, monkeypatch: pytest.MonkeyPatch, request_: str
 ) -> None:
     path = save(folder, 1)
@@ -190,7 +190,7 @@ def test_silence_is_neither_absence_nor_damage(
     assert names(folder) == ["step_00000001", "step_00000002"]
 
 
-def test_silence_about_a_file_of_tensors_is_no_damage(
+def test_a_failed_read_of_tensors_is_no_damage(
     folder: RemotePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(folder, 1)
@@ -204,7 +204,7 @@ def test_silence_about_a_file_of_tensors_is_no_damage(
     assert checkpoint_store.load_state_json(path) == {"at": 1}
 
 
-def test_a_save_that_was_not_completed_is_ignored_and_removed(folder: RemotePath) -> None:
+def test_an_incomplete_save_is_ignored_and_removed(folder: RemotePath) -> None:
     save(folder, 1)
     for step in (2, 3):
         path = save(folder, step)
@@ -219,7 +219,7 @@ def test_a_save_that_was_not_completed_is_ignored_and_removed(folder: RemotePath
     assert names(folder) == ["step_00000001", "step_00000003"]
 
 
-def test_a_damaged_one_is_kept_under_another_name(folder: RemotePath) -> None:
+def test_a_damaged_checkpoint_is_renamed(folder: RemotePath) -> None:
     path = save(folder, 1) / "state.json"
     path.filesystem.pipe_file(path.path, b"{}")
     checkpoint_store.verify_checkpoint(save(folder, 1))
@@ -227,7 +227,7 @@ def test_a_damaged_one_is_kept_under_another_name(folder: RemotePath) -> None:
     assert (folder / "step_00000001_damaged_1/state.json").read_bytes() == b"{}"
 
 
-def test_of_a_slice_only_its_rows_are_fetched(folder: RemotePath) -> None:
+def test_only_the_rows_of_a_slice_are_requested(folder: RemotePath) -> None:
     path = save(folder, 1)
     values = torch.zeros(3, 10)
     Bucket.requests.clear()
@@ -240,7 +240,7 @@ def test_of_a_slice_only_its_rows_are_fetched(folder: RemotePath) -> None:
     assert fetched[2:] == [3 * 40 * 4]
 
 
-def test_blocks_of_rows_and_parallel_requests_give_what_a_mapped_file_gives(
+def test_remote_reads_in_blocks_equal_a_memory_mapped_file(
     folder: RemotePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hlat.checkpoint import safetensors_file
@@ -267,9 +267,9 @@ def test_blocks_of_rows_and_parallel_requests_give_what_a_mapped_file_gives(
     boxes = {"matrix": ((3, 4), (26, 9)), "cube": ((1, 0, 7), (4, 4, 2)), "long": ((5,), (990,))}
     for name, (offset, size) in boxes.items():
         found = [torch.zeros(size, dtype=state[name].dtype) for _ in range(2)]
-        for place, values in zip((there, here), found, strict=True):
+        for path, values in zip((there, here), found, strict=True):
             checkpoint_store.load_checkpoint(
-                place, [TensorChunk(name, tuple(state[name].shape), offset, size, values)]
+                path, [TensorChunk(name, tuple(state[name].shape), offset, size, values)]
             )
         assert torch.equal(*found)
         cut = tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))
@@ -308,7 +308,7 @@ HEADERS |= {
 
 
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_file_of_tensors_that_is_none_is_damage(folder: RemotePath, header: str) -> None:
+def test_an_invalid_tensor_file_is_damage(folder: RemotePath, header: str) -> None:
     path = checkpoint_store.save_checkpoint(
         folder, 1, [TensorChunk("w", (2,), (0,), (2,), torch.ones(2))], {}
     )

@@ -42,7 +42,7 @@ def shard(tp: int, dp: int, rank: int, rows: int, by_column: bool) -> SliceRecor
 
 @pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("rows", [32, 29])
-def test_merged_records_describe_the_same_slices(rows: int, by_column: bool) -> None:
+def test_merged_records_equal_the_slices(rows: int, by_column: bool) -> None:
     records = [shard(4, 8, rank, rows, by_column) for rank in range(32)]
     by_shard = [merge_slice_records(records[start : start + 4]) for start in range(0, 32, 4)]
     merged = merge_slice_records(itertools.chain(*by_shard))
@@ -64,7 +64,7 @@ def test_the_number_of_records_does_not_depend_on_the_number_of_ranks() -> None:
         assert len(merge_slice_records(itertools.chain(*shards))) == 1
 
 
-def test_a_file_with_another_name_has_its_own_record() -> None:
+def test_a_file_with_another_name_has_a_separate_record() -> None:
     records = [SliceRecord((i,), (1,), name) for i, name in enumerate(("a", "b", "c"))]
     assert merge_slice_records(records) == tuple(records)
 
@@ -150,7 +150,7 @@ def test_a_manifest_of_format_1_is_read() -> None:
         4,
     ],
 )
-def test_axes_that_cannot_be_are_refused(axes: Any) -> None:
+def test_invalid_axes_are_rejected(axes: Any) -> None:
     document = json.loads(serialize_manifest(build_manifest(4)))
     document["tensors"]["w"]["slices"][0]["axes"] = axes
     with pytest.raises(CorruptCheckpointError):
@@ -158,7 +158,7 @@ def test_axes_that_cannot_be_are_refused(axes: Any) -> None:
 
 
 def test_a_checkpoint_of_many_ranks_is_read_by_one(tmp_path: Any) -> None:
-    """Each rank's part is written as the store writes it, and one process reads the whole."""
+    """Write the part of each rank as the store does, and read all parts in one process."""
     values = torch.arange(24.0).view(12, 2)
     directory = tmp_path / ".tmp-step_00000007"
     directory.mkdir()

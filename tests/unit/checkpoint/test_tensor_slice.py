@@ -7,26 +7,26 @@ import pytest
 from hlat.checkpoint.tensor_slice import TensorSlice, is_partition
 
 
-def test_overlap_is_the_common_part() -> None:
+def test_intersection() -> None:
     one, other = TensorSlice((0, 2), (4, 4)), TensorSlice((3, 0), (4, 3))
     assert one.intersect(other) == other.intersect(one) == TensorSlice((3, 2), (1, 1))
     assert one.intersect(TensorSlice((4, 0), (1, 9))) is None
     assert one.intersect(one) == one
 
 
-def test_overlap_equals_that_of_the_sets_of_indices() -> None:
-    boxes = [TensorSlice((begin,), (size,)) for begin in range(4) for size in range(4)]
-    for one, other in itertools.product(boxes, boxes):
+def test_intersection_equals_that_of_index_sets() -> None:
+    slices = [TensorSlice((begin,), (size,)) for begin in range(4) for size in range(4)]
+    for one, other in itertools.product(slices, slices):
         common = _indices(one) & _indices(other)
         found = one.intersect(other)
         assert (_indices(found) if found else set()) == common
 
 
-def _indices(box: TensorSlice) -> set[int]:
-    return set(range(box.offset[0], box.offset[0] + box.size[0]))
+def _indices(tensor_slice: TensorSlice) -> set[int]:
+    return set(range(tensor_slice.offset[0], tensor_slice.offset[0] + tensor_slice.size[0]))
 
 
-def test_a_scalar_is_a_box_of_one_element() -> None:
+def test_a_scalar_has_one_element() -> None:
     scalar = TensorSlice((), ())
     assert scalar.numel == 1
     assert scalar.intersect(scalar) == scalar
@@ -34,7 +34,7 @@ def test_a_scalar_is_a_box_of_one_element() -> None:
     assert is_partition([scalar], ())
 
 
-def test_within_is_an_index_relative_to_the_other_box() -> None:
+def test_index_in_is_relative_to_the_other_slice() -> None:
     assert TensorSlice((5, 2), (2, 1)).index_in(TensorSlice((4, 2), (6, 3))) == (
         slice(1, 3),
         slice(0, 1),
@@ -42,7 +42,7 @@ def test_within_is_an_index_relative_to_the_other_box() -> None:
 
 
 @pytest.mark.parametrize(
-    ("boxes", "covered"),
+    ("slices", "covered"),
     [
         ([TensorSlice((0, 0), (2, 3))], True),
         ([TensorSlice((0, 0), (1, 3)), TensorSlice((1, 0), (1, 3))], True),
@@ -59,5 +59,5 @@ def test_within_is_an_index_relative_to_the_other_box() -> None:
         ([TensorSlice((0,), (6,))], False),
     ],
 )
-def test_tiles_means_every_element_exactly_once(boxes: list[TensorSlice], covered: bool) -> None:
-    assert is_partition(boxes, (2, 3)) is covered
+def test_tiles_means_every_element_exactly_once(slices: list[TensorSlice], covered: bool) -> None:
+    assert is_partition(slices, (2, 3)) is covered
