@@ -129,8 +129,8 @@ def test_ls_lists_everything_with_its_state(run: Path, do) -> None:
         ("10", "10,000", "milestones/step_00000010"),
         ("20", "20,000", "averages/step_00000020_of_15_20"),
     ]
-    arguments = [row.split("  ") for row in rows]
-    states = [[cell.strip() for cell in cells if cell.strip()][-3:-1] for cells in arguments]
+    columns = [row.split("  ") for row in rows]
+    states = [[cell.strip() for cell in cells if cell.strip()][-3:-1] for cells in columns]
     assert states == [
         ["full", "committed"],
         ["full", "damaged"],

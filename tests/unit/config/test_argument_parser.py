@@ -102,7 +102,7 @@ run_and_exit(main)
 
 
 def run(body, read):
-    """Return exit code, stderr and bytes read of a program whose reader may have closed the pipe."""
+    """Return exit code, stderr and bytes read of a program; the reader may have closed the pipe."""
     out, into = os.pipe()
     if not read:
         os.close(out)

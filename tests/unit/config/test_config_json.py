@@ -1,4 +1,4 @@
-"""What goes through a pipe arrives as it was, or not at all."""
+"""Sections of a configuration are equal after serialization, or rejected."""
 
 import json
 
@@ -20,7 +20,7 @@ DATA = DataConfig(
 PHASE = PhaseConfig("p", [StageConfig("one", 5, {"a": 1.0}), StageConfig("two")])
 
 
-def test_sections_arrive_as_they_were() -> None:
+def test_round_trip() -> None:
     line = serialize_sections({"data": DATA, "phase": PHASE, "seed": 3})
     assert "\n" not in line
     plain = json.loads(line)
@@ -30,12 +30,12 @@ def test_sections_arrive_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"unheard": 1}, {"prefetch": "many"}, {"encoder": "os.system"}])
-def test_what_the_schema_does_not_know_is_refused(fields) -> None:
+def test_unknown_keys_and_invalid_values_are_rejected(fields) -> None:
     with pytest.raises(OmegaConfBaseException):
         parse_section(DataConfig, fields)
 
 
 @pytest.mark.parametrize("fields", [{"root": "${oc.env:HOME}"}, {"sources": {"${x}": {}}}])
-def test_what_stands_for_something_else_is_refused(fields) -> None:
+def test_interpolations_are_rejected(fields) -> None:
     with pytest.raises(ConfigError, match="is an interpolation"):
         parse_section(DataConfig, fields)

@@ -1,5 +1,4 @@
-"""Every rule refuses what it is for, with the key, the two values and what would work; and nothing
-else."""
+"""Every rule rejects exactly its violations, with the key, the two values and a remedy."""
 
 from collections.abc import Callable
 
@@ -352,7 +351,7 @@ REFUSED = [
     REFUSED,
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_refusals_name_keys_values_and_remedies(
+def test_errors_name_keys_values_and_remedies(
     compose: Compose, overrides: list[str], sentence: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -360,15 +359,15 @@ def test_refusals_name_keys_values_and_remedies(
     assert sentence in str(caught.value)
 
 
-def test_every_violation_is_told_at_once(compose: Compose) -> None:
+def test_all_violations_are_reported_at_once(compose: Compose) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve_config(
             compose("model=70b", "precision.compute=fp32", "hardware.processes_per_node=1")
         )
-    told = "\n".join(caught.value.problems)
+    message = "\n".join(caught.value.problems)
     assert len(caught.value.problems) == 2
     for key in ("parallelism.tp=32", "precision.compute=fp32"):
-        assert key in told
+        assert key in message
 
 
 @pytest.mark.parametrize(
@@ -387,7 +386,7 @@ def test_every_violation_is_told_at_once(compose: Compose) -> None:
         ["experiment=quickstart"],
     ],
 )
-def test_what_can_run_is_accepted(compose: Compose, overrides: list[str]) -> None:
+def test_valid_configurations_are_accepted(compose: Compose, overrides: list[str]) -> None:
     assert resolve_config(compose(*overrides)).run.name
 
 

@@ -1,5 +1,4 @@
-"""A configuration that somebody else wrote cannot make Hydra run code: the file that every one of
-these would make is never made."""
+"""Hydra runs no code of an untrusted configuration: no case creates the file of its code."""
 
 import subprocess
 from collections.abc import Callable
@@ -80,7 +79,7 @@ FILES: dict[str, tuple[dict[str, str], list[str], str]] = {
 
 
 def _write_files(folder: Path, case: str) -> Path:
-    """Write the files of a case, and return the path of the file that its code would make."""
+    """Write the files of a case, and return the path of the file that its code would create."""
     for name, content in FILES[case][0].items():
         file = folder / "theirs" / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,10 +88,10 @@ def _write_files(folder: Path, case: str) -> Path:
 
 
 @pytest.mark.parametrize("case", [case for case in FILES if case != "another root"])
-def test_a_configuration_that_names_code_is_refused(tmp_path: Path, case: str) -> None:
-    _, words, key = FILES[case]
+def test_a_configuration_that_names_code_is_rejected(tmp_path: Path, case: str) -> None:
+    _, arguments, key = FILES[case]
     trace = _write_files(tmp_path, case)
-    overrides = [word for word in words if word != "-m"]
+    overrides = [word for word in arguments if word != "-m"]
     search_path = create_config_search_path(str(find_package_dir("conf")))
     element = SearchPathElement("command-line", f"file://{tmp_path}/theirs")
     search_path.get_path().insert(-1, element)  # the schema is the last
@@ -109,18 +108,18 @@ IN_A_PROCESS = ["callback", "logging of a group", "launcher", "another root"]
 
 
 @pytest.mark.parametrize("case", IN_A_PROCESS)
-def test_it_is_refused_before_it_runs(tmp_path: Path, hlat: Entry, case: str) -> None:
-    _, words, key = FILES[case]
+def test_code_is_rejected_before_it_runs(tmp_path: Path, hlat: Entry, case: str) -> None:
+    _, arguments, key = FILES[case]
     trace = _write_files(tmp_path, case)
     flag = "--config-path" if case == "another root" else "--config-dir"
-    done = hlat("train", f"{flag}={tmp_path / 'theirs'}", *words)
+    done = hlat("train", f"{flag}={tmp_path / 'theirs'}", *arguments)
     assert not trace.exists()
     assert done.returncode == 2, done.stderr
     assert f"hlat: {key}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_so_is_what_is_typed(hlat: Entry) -> None:
+def test_an_override_that_names_code_is_rejected(hlat: Entry) -> None:
     done = hlat("train", "+hydra.callbacks.x._target_=pathlib.Path.cwd")
     assert (done.returncode, done.stdout) == (2, "")
     assert "hydra.callbacks.x" in done.stderr
@@ -153,12 +152,12 @@ def test_refuse_to_import_a_package_or_unpickle_a_file(
 
 
 def test_settings_of_hydra_still_work(hlat: Entry) -> None:
-    words = ["hydra.verbose=true", "hydra.job_logging.root.level=DEBUG", "hydra.sweep.subdir=x"]
-    done = hlat("train", "--cfg", "hydra", *words)
+    arguments = ["hydra.verbose=true", "hydra.job_logging.root.level=DEBUG", "hydra.sweep.subdir=x"]
+    done = hlat("train", "--cfg", "hydra", *arguments)
     assert done.returncode == 0, done.stderr
 
 
-def test_what_stands_elsewhere_may_be_meant() -> None:
+def test_plugins_of_hlat_and_resolvers_are_accepted() -> None:
     plugin = {"_target_": LAUNCHER, "x": ["${run.name}-${now:%Y-%m-%d}-${oc.env:HOME,}"]}
     logging = {"version": 1, "root": None}
     section = {"launcher": plugin, "sweeper": {"params": {"run.name": "a,b"}}, "job": {}}

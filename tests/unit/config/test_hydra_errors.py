@@ -1,4 +1,4 @@
-"""Hydra's errors become one sentence with the full key and the nearest valid one."""
+"""Errors of Hydra are converted to a message with the full key and the nearest valid one."""
 
 import pytest
 from hydra.errors import HydraException
@@ -32,7 +32,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("override", "sentence"), CASES)
-def test_one_sentence(compose, override, sentence):
+def test_errors_are_one_line(compose, override, sentence):
     with pytest.raises((HydraException, OmegaConfBaseException)) as caught:
         compose(override)
     assert sentence in str(convert_hydra_error(caught.value))

@@ -1,4 +1,4 @@
-"""What a service is told of a configuration: values, and no secret that one of them stands for."""
+"""Recorded configurations contain values, and references instead of secrets."""
 
 import pytest
 import yaml
@@ -24,7 +24,7 @@ def test_references_are_resolved_and_the_environment_is_not(monkeypatch):
     }
 
 
-def test_a_resolver_inside_a_reference_is_left_alone(monkeypatch):
+def test_a_resolver_inside_a_reference_is_not_resolved(monkeypatch):
     monkeypatch.setenv("WHICH", "root")
     tree = redact("data: {root: canary}\ncopy: ${data.${oc.env:WHICH}}\n")
     assert tree["copy"] == "${data.${oc.env:WHICH}}"
@@ -33,7 +33,7 @@ def test_a_resolver_inside_a_reference_is_left_alone(monkeypatch):
 @pytest.mark.parametrize(
     "name", ["${oc.${kind}:A_SECRET}", "${${whole}:A_SECRET}", "${kind} ${oc.env:A_SECRET}"]
 )
-def test_a_resolver_whose_name_is_a_reference_is_one_too(name, monkeypatch):
+def test_a_resolver_named_by_a_reference_is_not_resolved(name, monkeypatch):
     monkeypatch.setenv("A_SECRET", "canary")
     assert (
         redact(yaml.safe_dump({"kind": "env", "whole": "oc.env", "value": name}))["value"] == name
@@ -41,13 +41,13 @@ def test_a_resolver_whose_name_is_a_reference_is_one_too(name, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["a: {b: ", "a: ${nowhere}", "a: ${a}"])
-def test_what_is_no_configuration_is_refused(text):
+def test_invalid_configurations_are_rejected(text):
     with pytest.raises(ConfigError, match="not a configuration"):
         redact(text)
 
 
 def test_settings_are_those_that_omegaconf_reads(compose) -> None:
-    """Texts without special YAML are read by another parser."""
+    """Compare the fast parser of plain YAML with omegaconf."""
     text = OmegaConf.to_yaml(compose("model=7b", "optimizer.lr=1e-05", "run.name='2024-01-01'"))
     settings = load_flat_settings(text)
     assert settings == load_flat_settings(f"{text}# &")

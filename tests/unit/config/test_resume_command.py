@@ -1,4 +1,4 @@
-"""The command that resumes a run is the words that were typed, and nothing else, to any shell."""
+"""The resume command has exactly the original arguments in any shell."""
 
 import random
 import shlex
@@ -10,26 +10,28 @@ from hlat.config.entry_point import format_resume_command
 LETTERS = "ab=.,{}[]()<>|&;$`'\"\\*?!#~-% \t\né\u202e"
 
 
-def typed(chance: random.Random) -> list[str]:
+def sample_arguments(chance: random.Random) -> list[str]:
     lengths = [chance.randrange(1, 30) for _ in range(3)]
     return ["".join(chance.choices(LETTERS, k=length)) for length in lengths]
 
 
-def test_a_thousand_overrides_come_back() -> None:
+def test_a_thousand_overrides_are_quoted() -> None:
     chance = random.Random(0)
     for _ in range(1000):
-        words = typed(chance)
-        found = shlex.split(format_resume_command(words))
-        assert found[1:] == ["-m", "hlat.train", *words]
+        arguments = sample_arguments(chance)
+        found = shlex.split(format_resume_command(arguments))
+        assert found[1:] == ["-m", "hlat.train", *arguments]
 
 
-def test_a_shell_runs_nothing_of_them(tmp_path: Path) -> None:
+def test_a_shell_executes_no_argument(tmp_path: Path) -> None:
     chance = random.Random(1)
-    everything = [typed(chance) for _ in range(100)] + [["a=$(touch x)", "`touch x`", ">x", "&x"]]
-    commands = [format_resume_command(words) for words in everything]
+    everything = [sample_arguments(chance) for _ in range(100)] + [
+        ["a=$(touch x)", "`touch x`", ">x", "&x"]
+    ]
+    commands = [format_resume_command(arguments) for arguments in everything]
     script = "\n".join(f"printf '%s\\0' {command.partition(' ')[2]}" for command in commands)
     done = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, check=True)
-    expected = [word for words in everything for word in ("-m", "hlat.train", *words)]
+    expected = [word for arguments in everything for word in ("-m", "hlat.train", *arguments)]
     assert done.stdout.decode().split("\0")[:-1] == expected
     assert done.stderr == b""
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The same run is found again by the same command; another run never is."""
+"""Run names and fixed settings identify a run."""
 
 import json
 
@@ -43,20 +43,20 @@ OTHER = [
 
 
 @pytest.mark.parametrize("override", SAME)
-def test_length_layout_and_place_do_not_make_another_run(compose, override):
+def test_length_layout_and_directory_do_not_change_the_name(compose, override):
     assert build_default_run_name(resolve_config(compose(override))) == build_default_run_name(
         resolve_config(compose())
     )
 
 
 @pytest.mark.parametrize("override", OTHER)
-def test_what_changes_the_numbers_makes_another_run(compose, override):
+def test_settings_that_change_results_change_the_name(compose, override):
     assert build_default_run_name(resolve_config(compose(override))) != build_default_run_name(
         resolve_config(compose())
     )
 
 
-def test_a_given_name_is_kept(compose):
+def test_a_configured_name_is_used(compose):
     assert resolve_config(compose("run.name=x")).run.name == "x"
 
 
@@ -66,7 +66,7 @@ def test_no_setting_is_both_fixed_and_adjustable(compose):
 
 
 @pytest.mark.parametrize("key", ["data.document_mask", "data.loss_mask"])
-def test_a_mask_may_change_when_a_run_goes_on(compose, key):
+def test_a_mask_may_change_when_a_run_resumes(compose, key):
     before, after = (resolve_config(compose(f"{key}={value}")) for value in ("false", "true"))
     assert collect_fixed_settings(before) == collect_fixed_settings(after)
     assert find_differences(
@@ -74,7 +74,7 @@ def test_a_mask_may_change_when_a_run_goes_on(compose, key):
     ) == [f"{key} was False, is True"]
 
 
-def test_a_stages_own_rate_may_change_when_a_run_goes_on_and_is_told(compose):
+def test_the_rate_of_a_stage_may_change_when_a_run_resumes(compose):
     before, after = (
         resolve_config(compose(f"phase.timeline=[{{name: base, lr: {rate}}}]"))
         for rate in (1e-3, 2e-3)
@@ -88,7 +88,7 @@ def test_a_stages_own_rate_may_change_when_a_run_goes_on_and_is_told(compose):
     assert "'lr': 0.002" in line
 
 
-def test_runs_from_before_init_from_keep_their_names(compose):
+def test_init_from_did_not_change_names_of_existing_runs(compose):
     assert (
         not INITIAL_WEIGHTS_DEFAULTS.keys()
         & collect_fixed_settings(resolve_config(compose())).keys()
@@ -99,7 +99,7 @@ def test_runs_from_before_init_from_keep_their_names(compose):
     }
 
 
-def test_runs_from_before_bos_keep_their_names(compose, monkeypatch):
+def test_bos_did_not_change_names_of_existing_runs(compose, monkeypatch):
     hashed = []
     digest = run_identity.hashlib.sha256
     monkeypatch.setattr(
@@ -110,7 +110,7 @@ def test_runs_from_before_bos_keep_their_names(compose, monkeypatch):
     assert [b"data.bos_token" in text for text in hashed] == [False, True]
 
 
-def test_a_saved_model_comes_back_from_what_is_fixed(compose):
+def test_the_saved_model_is_built_from_fixed_settings(compose):
     config = resolve_config(compose("model=70b", *SINGLE, "model.scaled_init=layer"))
     saved = json.loads(json.dumps(collect_fixed_settings(config)))
     assert build_saved_model_config(saved) == config.model

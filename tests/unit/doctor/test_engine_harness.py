@@ -14,7 +14,7 @@ def config(request, compose):
     return reduce_config(resolve_config(compose(request.param)))
 
 
-def test_weights_are_lively_values_of_bf16(config) -> None:
+def test_weights_are_values_of_bf16_that_affect_the_loss(config) -> None:
     for name, weight in sample_weights(config).items():
         assert np.array_equal(torch.from_numpy(weight).bfloat16().float().numpy(), weight), name
         assert weight.std() > 0.05, name

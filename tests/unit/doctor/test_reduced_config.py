@@ -1,4 +1,4 @@
-"""What is made small stays what decides the code that runs."""
+"""A reduced configuration runs the same code as the original one."""
 
 from dataclasses import replace
 
@@ -72,7 +72,7 @@ def _broken(config) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RUNS | COMPONENTS)
-def test_the_small_run_is_one_that_can_run(compose, name: str) -> None:
+def test_reduced_configuration_is_valid(compose, name: str) -> None:
     config = resolve_config(compose(*(RUNS | COMPONENTS)[name]))
     small = reduce_config(config)
     others = [to_single_process(small)]
@@ -85,7 +85,7 @@ def test_the_small_run_is_one_that_can_run(compose, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS | COMPONENTS)
-def test_relations_to_the_layout_stay(compose, name: str) -> None:
+def test_reduced_model_has_the_same_relations_to_the_layout(compose, name: str) -> None:
     config = resolve_config(compose(*(RUNS | COMPONENTS)[name]))
     small, tp = reduce_config(config), config.parallelism.tp
     assert count_kv_replicas(small.model, tp) == count_kv_replicas(config.model, tp)
@@ -104,7 +104,7 @@ def test_relations_to_the_layout_stay(compose, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPONENTS)
-def test_reduced_model_has_each_kind_of_layer(compose, name: str) -> None:
+def test_reduced_model_has_each_layer_type(compose, name: str) -> None:
     model = resolve_config(compose(*COMPONENTS[name])).model
     small = reduce_config(resolve_config(compose(*COMPONENTS[name]))).model
     kinds, small_kinds = (
@@ -142,7 +142,7 @@ def test_alone_it_takes_two_replicas_and_under_torchrun_all_that_there_are(compo
     assert reduce_config(config, num_started_processes=16).num_processes == 16
 
 
-def test_what_no_machine_should_start_is_refused_with_what_to_do(compose) -> None:
+def test_too_large_layouts_are_rejected_with_a_remedy(compose) -> None:
     config = resolve_config(compose("model=70b", "parallelism.dp=4"))
     with pytest.raises(ConfigError, match=r"tp=32 x pp=8 x dp=2 needs 512 .* srun or torchrun"):
         reduce_config(config)

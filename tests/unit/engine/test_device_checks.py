@@ -57,7 +57,7 @@ def test_one_wrong_element_is_detected(monkeypatch, bad_call, value) -> None:
 
 @pytest.mark.parametrize("compiled_calls", [{1, 2}, {1, 2, 11}])
 def test_compilation_is_not_timed(compiled_calls: set[int]) -> None:
-    """A lazy device compiles a graph at its first execution, or in the background and later."""
+    """Compile at the first execution, as a lazy device, or later in the background."""
     calls = []
 
     def execute() -> None:
@@ -110,7 +110,7 @@ def test_ring_pairs(size: int) -> None:
 
 
 class StochasticCasts(TorchDispatchMode):
-    """A device that rounds casts of numbers near one to bf16 stochastically."""
+    """Device that rounds casts of values near one to bf16 stochastically."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if (kwargs or {}).get("dtype") is torch.bfloat16:

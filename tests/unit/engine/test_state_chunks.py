@@ -16,7 +16,7 @@ NAME = "model.layers.0.mlp.down_proj.weight"
 
 
 class ThreadAxis:
-    """A rank of an axis whose ranks are threads of this process."""
+    """Rank of an axis of threads in this process."""
 
     def __init__(self, rank: int, size: int, barrier: threading.Barrier, sent: dict) -> None:
         self.rank, self.size, self._barrier, self._sent = rank, size, barrier, sent
@@ -43,7 +43,7 @@ def build_chunk(shape, offset, size, name: str = NAME) -> TensorChunk:
 @pytest.mark.parametrize("chunk_size", [10**6, 300])
 @pytest.mark.parametrize("blocks", [(0, 1, 2), (2, 0, 1)])
 def test_columns_are_sampled_once_and_exchanged(monkeypatch, config, chunk_size, blocks) -> None:
-    """The number of rows is no multiple of the ranks, and ranks may have columns in any order."""
+    """Sample rows that the ranks do not divide, with the columns of ranks in any order."""
     specs = {spec.name: spec for spec in list_parameter_specs(config.model)}
     shape, num_sampled = specs[NAME].shape, []
 

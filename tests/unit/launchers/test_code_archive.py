@@ -1,4 +1,4 @@
-"""A job runs the program as it was, in whatever folder it is started."""
+"""A job runs the archived version of the program in any working directory."""
 
 import json
 import os
@@ -32,7 +32,7 @@ if len(sys.argv) > 1: time.sleep(60)
 @pytest.fixture
 def archive(tmp_path, monkeypatch) -> Path:
     """Write an archive with a module that shows where it runs, next to a later checkout."""
-    monkeypatch.setattr(provenance, "_run_git", lambda *words: f"git {words[0]}")
+    monkeypatch.setattr(provenance, "_run_git", lambda *arguments: f"git {arguments[0]}")
     (tmp_path / "hlat").mkdir()
     (tmp_path / "hlat/__init__.py").write_text("raise SystemExit('the checkout, later')")
     path = tmp_path / "code.zip"
@@ -44,12 +44,12 @@ def archive(tmp_path, monkeypatch) -> Path:
     return path
 
 
-def run(archive: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(archive), *words]
+def run(archive: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, str(archive), *arguments]
     return subprocess.run(command, cwd=archive.parent, capture_output=True, text=True)
 
 
-def test_an_archive_runs_its_modules_with_bytecode_and_knows_its_revision(archive, tmp_path):
+def test_an_archive_runs_its_modules_and_has_bytecode_and_revision(archive, tmp_path):
     done = run(archive, "hlat.show")
     folder, mode, revision, tp, cached = json.loads(done.stdout)
     assert (mode, revision, tp) == ("700", "git rev-parse", 2), done.stderr
@@ -62,7 +62,7 @@ def test_an_archive_runs_its_modules_with_bytecode_and_knows_its_revision(archiv
     assert done.stderr.startswith("hlat: --frozen nowhere: ")
 
 
-def test_the_name_of_an_archive_is_its_content(archive):
+def test_the_name_of_an_archive_depends_on_its_content(archive):
     one, other = CodeArchive(), CodeArchive()
     assert one.name == other.name
     names = zipfile.ZipFile(archive).namelist()
@@ -102,7 +102,7 @@ def test_a_full_disk_is_avoided(archive, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(zipfile.ZipFile, "extractall", fail_if_full)
-    monkeypatch.setattr(_code_archive_main.atexit, "register", lambda *words: None)
+    monkeypatch.setattr(_code_archive_main.atexit, "register", lambda *arguments: None)
     folder = Path(_code_archive_main.extract(str(archive)))
     assert folder.parent == free
     assert not [*full.iterdir()]

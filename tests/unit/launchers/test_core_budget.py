@@ -1,4 +1,4 @@
-"""Points at once stay within what there is, and none begins if one of them never could."""
+"""Concurrent points stay within the budget, and no sweep starts if a point exceeds it."""
 
 import pytest
 
@@ -32,65 +32,65 @@ def config(compose, monkeypatch):
     return lambda *overrides: resolve_config(compose("run.name=x", *overrides))
 
 
-def there_is(jobs=4, cores=8, memory=2.0**40, devices=NONE) -> ResourceBudget:
+def make_budget(jobs=4, cores=8, memory=2.0**40, devices=NONE) -> ResourceBudget:
     return ResourceBudget(jobs, cores, memory, devices)
 
 
-def takes(processes=1, threads=1, memory=0.0, devices=0) -> ResourceRequest:
+def make_request(processes=1, threads=1, memory=0.0, devices=0) -> ResourceRequest:
     return ResourceRequest(processes, threads, memory, devices)
 
 
 @pytest.mark.parametrize(
     ("least", "each"),
     [
-        (there_is(jobs=2), takes()),
-        (there_is(cores=8), takes(processes=2, threads=2)),
-        (there_is(memory=10.0), takes(memory=5.0)),
-        (there_is(devices=FOUR), takes(devices=2)),
+        (make_budget(jobs=2), make_request()),
+        (make_budget(cores=8), make_request(processes=2, threads=2)),
+        (make_budget(memory=10.0), make_request(memory=5.0)),
+        (make_budget(devices=FOUR), make_request(devices=2)),
     ],
     ids=["jobs", "cores", "memory", "devices"],
 )
-def test_two_have_room_and_a_third_has_none(least, each):
+def test_two_points_fit_and_a_third_does_not(least, each):
     assert least.can_start(each, [])
     assert least.can_start(each, [each])
     assert not least.can_start(each, [each, each])
 
 
-def test_alone_is_one_after_the_other_and_says_nothing_of_threads():
+def test_default_budget_is_sequential_and_sets_no_threads():
     assert ResourceBudget().can_start(ResourceRequest(), [])
     assert not ResourceBudget().can_start(ResourceRequest(), [ResourceRequest()])
     assert ResourceBudget().build_environment(ResourceRequest(), []) == {}
 
 
-def test_threads_are_a_share_of_the_cores(config):
-    assert compute_request(config(), there_is(jobs=2, cores=8)).threads_per_process == 4
-    two = compute_request(config("parallelism.tp=2"), there_is(jobs=2, cores=8))
+def test_concurrent_points_divide_the_cores(config):
+    assert compute_request(config(), make_budget(jobs=2, cores=8)).threads_per_process == 4
+    two = compute_request(config("parallelism.tp=2"), make_budget(jobs=2, cores=8))
     assert (two.num_processes, two.threads_per_process, two.num_cores) == (2, 2, 4)
-    assert compute_request(config(), there_is(jobs=9, cores=2)).threads_per_process == 1
+    assert compute_request(config(), make_budget(jobs=9, cores=2)).threads_per_process == 1
 
 
-@pytest.mark.parametrize(("told", "threads"), [("3", 3), ("3,1", 3), ("", 2), ("many", 2)])
-def test_threads_that_the_user_has_set_stay(config, monkeypatch, told, threads):
-    monkeypatch.setenv("OMP_NUM_THREADS", told)
-    assert compute_request(config(), there_is(jobs=4, cores=8)).threads_per_process == threads
+@pytest.mark.parametrize(("text", "threads"), [("3", 3), ("3,1", 3), ("", 2), ("many", 2)])
+def test_threads_of_the_user_are_used(config, monkeypatch, text, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", text)
+    assert compute_request(config(), make_budget(jobs=4, cores=8)).threads_per_process == threads
 
 
-def test_memory_is_the_planners_of_all_processes_where_it_is_this_machines(config):
+def test_memory_is_the_estimate_for_all_processes_on_this_machine(config):
     tp2 = config("parallelism.tp=2")
-    assert compute_request(tp2, there_is()).memory_bytes == 2 * estimate_memory(tp2).total
-    assert compute_request(config("hardware.memory_gib=16"), there_is()).memory_bytes == 0
+    assert compute_request(tp2, make_budget()).memory_bytes == 2 * estimate_memory(tp2).total
+    assert compute_request(config("hardware.memory_gib=16"), make_budget()).memory_bytes == 0
 
 
-def test_devices_are_taken_where_there_are_some_and_the_point_wants_them(config):
+def test_devices_are_requested_if_available_and_configured(config):
     tp2 = config("parallelism.tp=2")
-    assert compute_request(tp2, there_is(devices=FOUR)).num_devices == 2
-    assert compute_request(tp2, there_is()).num_devices == 0
+    assert compute_request(tp2, make_budget(devices=FOUR)).num_devices == 2
+    assert compute_request(tp2, make_budget()).num_devices == 0
     on_cpu = config("parallelism.tp=2", "engine.device=cpu")
-    assert compute_request(on_cpu, there_is(devices=FOUR)).num_devices == 0
+    assert compute_request(on_cpu, make_budget(devices=FOUR)).num_devices == 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "count", "environment", "names"),
+    ("device_type", "count", "environment", "names"),
     [
         ("cuda", 2, {}, ("0", "1")),
         ("cuda", 2, {"CUDA_VISIBLE_DEVICES": "6, 3"}, ("6", "3")),
@@ -102,23 +102,24 @@ def test_devices_are_taken_where_there_are_some_and_the_point_wants_them(config)
         ("cpu", 0, {}, ()),
     ],
 )
-def test_names_are_those_that_the_variable_takes(kind, count, environment, names):
-    assert list_devices(kind, count, environment) == LocalDevices(kind, names)
+def test_device_ids_are_values_of_the_visibility_variable(device_type, count, environment, names):
+    assert list_devices(device_type, count, environment) == LocalDevices(device_type, names)
 
 
 @pytest.mark.parametrize(
-    ("kind", "variable"), [("cuda", "CUDA_VISIBLE_DEVICES"), ("neuron", "NEURON_RT_VISIBLE_CORES")]
+    ("device_type", "variable"),
+    [("cuda", "CUDA_VISIBLE_DEVICES"), ("neuron", "NEURON_RT_VISIBLE_CORES")],
 )
-def test_a_point_is_told_its_own(kind, variable):
-    shared = there_is(devices=LocalDevices(kind, ("0", "1", "2")))
-    assert shared.build_environment(takes(threads=3, devices=2), ["1", "2"]) == {
+def test_a_point_sees_only_its_devices(device_type, variable):
+    shared = make_budget(devices=LocalDevices(device_type, ("0", "1", "2")))
+    assert shared.build_environment(make_request(threads=3, devices=2), ["1", "2"]) == {
         "OMP_NUM_THREADS": "3",
         variable: "1,2",
     }
 
 
 @pytest.mark.slow
-def test_torch_is_asked_what_it_sees():
+def test_devices_are_counted_by_torch():
     found = build_budget(2, None, 1.5, accelerators=True)
     assert found.memory_bytes == 1.5 * 2**30
     assert found.num_cores >= 1
@@ -130,53 +131,55 @@ def test_torch_is_asked_what_it_sees():
     [
         (
             ["parallelism.tp=4"],
-            there_is(jobs=2, cores=3),
+            make_budget(jobs=2, cores=3),
             "4 processes of 1 threads need 4 cores, and hydra.launcher.cores=3; use more, or "
             "hydra.launcher.jobs=1",
         ),
         (
             ["model=160m"],
-            there_is(memory=2.0**30),
+            make_budget(memory=2.0**30),
             "GiB, and hydra.launcher.memory_gib=1; use more",
         ),
         (
             ["parallelism.tp=4", "parallelism.pp=2"],
-            there_is(devices=FOUR),
+            make_budget(devices=FOUR),
             "8 processes need as many devices, and this machine has 4 of type cuda",
         ),
         (
             ["engine.device=cuda:1"],
-            there_is(devices=FOUR),
+            make_budget(devices=FOUR),
             "engine.device=cuda:1 names one device, and the launcher assigns devices to concurrent runs; "
             "use engine.device=cuda",
         ),
         (
             [],
-            there_is(devices=LocalDevices("mps", ("0",))),
+            make_budget(devices=LocalDevices("mps", ("0",))),
             "cannot share devices of type mps; use",
         ),
         (
             ["hardware.nodes=2", "hardware.processes_per_node=1"],
-            there_is(),
+            make_budget(),
             "hardware.nodes=2 exceeds this machine",
         ),
         (
             ["engine=nxd", "compiler=neuron_2_28"],
-            there_is(),
+            make_budget(),
             "engine.name=nxd uses every accelerator",
         ),
     ],
 )
-def test_a_point_that_never_fits_is_told_with_its_numbers(config, overrides, shared, sentence):
+def test_a_point_that_never_fits_is_rejected_with_both_values(config, overrides, shared, sentence):
     point = config(*overrides)
-    (told,) = find_budget_violations(point, compute_request(point, shared), shared)
-    assert sentence in told
+    (text,) = find_budget_violations(point, compute_request(point, shared), shared)
+    assert sentence in text
 
 
 def test_a_point_that_fits_has_no_problem(config):
     for overrides in ([], ["parallelism.tp=2"], ["engine.device=cpu"]):
         point = config(*overrides)
-        assert not [*find_budget_violations(point, compute_request(point, there_is()), there_is())]
+        assert not [
+            *find_budget_violations(point, compute_request(point, make_budget()), make_budget())
+        ]
 
 
 @pytest.mark.parametrize(
@@ -194,12 +197,12 @@ def test_a_point_that_fits_has_no_problem(config):
         ({"jobs": 2}, "precompile", "hydra.launcher.jobs=2 is for hlat.train; hlat.precompile"),
     ],
 )
-def test_settings_that_cannot_be_meant(settings, entry, sentence):
+def test_invalid_settings_are_rejected(settings, entry, sentence):
     with pytest.raises(ConfigError) as refused:
         validate_local_settings(LocalLauncherConfig(**settings), entry)
     assert sentence in str(refused.value)
 
 
-def test_settings_that_can():
+def test_valid_settings_are_accepted():
     validate_local_settings(LocalLauncherConfig(), "precompile")
     validate_local_settings(LocalLauncherConfig(jobs=2, cores=4, memory_gib=0.5), "train")

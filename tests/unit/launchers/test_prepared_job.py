@@ -1,4 +1,4 @@
-"""Submission of a prepared job whose answer from sbatch contains no job id."""
+"""Submission of a prepared job if the answer of sbatch contains no job id."""
 
 from typing import Any
 from unittest import mock

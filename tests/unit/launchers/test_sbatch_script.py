@@ -1,4 +1,4 @@
-"""Settings of the Slurm launcher that cannot mean what they say are refused, and scripts are safe."""
+"""Contradictory settings of the Slurm launcher are rejected, and scripts are safe."""
 
 import shlex
 import subprocess
@@ -53,7 +53,7 @@ def text(folder: str = "/runs/x/submissions/1", **settings) -> str:
         *(("2-12:01", 216060), ("2-12:01:01", 216061), ("0", 0)),
     ],
 )
-def test_limits_that_sbatch_takes(limit, seconds):
+def test_valid_time_limits(limit, seconds):
     validate_slurm_settings(SlurmLauncherConfig(time=limit))
     assert parse_time_limit(limit) == seconds
 
@@ -75,13 +75,13 @@ def test_limits_that_sbatch_takes(limit, seconds):
         ({"srun_options": {"mpi": ["x"]}}, "srun_options.mpi=['x'] is neither text nor a number"),
     ],
 )
-def test_settings_that_cannot_be_meant(settings, sentence):
+def test_contradictory_settings_are_rejected(settings, sentence):
     with pytest.raises(ConfigError) as refused:
         validate_slurm_settings(SlurmLauncherConfig(**settings))
     assert sentence in str(refused.value)
 
 
-def test_any_option_goes_through_once_and_as_it_is():
+def test_any_option_is_passed_once_and_unchanged():
     shown = text(options={"qos": "high", "mail-user": "me@here", "hold": True, "mem": "5G"})
     lines = shown.splitlines()
     for line in ("--qos=high", "--mail-user=me@here", "--hold", "--mem=5G"):
@@ -94,14 +94,14 @@ def test_any_option_goes_through_once_and_as_it_is():
 
 @pytest.mark.parametrize("key", ["partition", "account", "constraint"])
 @pytest.mark.parametrize("sign", ["\n", "\r", "\0", "\x1b"])
-def test_what_would_end_its_line_is_refused(key, sign):
+def test_line_breaks_are_rejected(key, sign):
     with pytest.raises(ConfigError, match=f"{key}="):
         text(**{key: f"a{sign}touch x"})
     with pytest.raises(ConfigError, match="comment="):
         text(options={"comment": f"a{sign}touch x"})
 
 
-def test_a_shell_runs_nothing_of_what_a_user_has_written(tmp_path):
+def test_a_shell_executes_no_setting(tmp_path):
     wild = "it's $(touch x) `touch x` \"; touch x & # %j"
     shown = text(folder=f"/runs/{wild}/1", account=wild, options={"comment": wild})
     said = shown.replace("exec ", "printf '%s\\n' ")
@@ -115,7 +115,7 @@ def test_a_shell_runs_nothing_of_what_a_user_has_written(tmp_path):
     assert "# %%j/1/%j.log" in shown
 
 
-def test_an_image_and_options_of_srun_become_words():
+def test_image_and_srun_options_are_arguments():
     settings = SlurmLauncherConfig(
         container_image="a b.sqsh", srun_options={"container-mounts": "/fsx:/fsx", "pty": True}
     )

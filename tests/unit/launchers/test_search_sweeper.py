@@ -1,6 +1,6 @@
-"""A search goes on as it would have, whatever interrupts it, and runs no trial twice.
+"""An interrupted search resumes with the same trials, and runs no trial twice.
 
-Trials are functions of a rate here, written down as hlat.train writes them down.
+Trials are functions of a rate, recorded in the files of hlat.train.
 """
 
 import json
@@ -22,7 +22,7 @@ RATE = {"optimizer.lr": "tag(log,interval(1e-4,1e-1))"}
 
 
 class Trials:
-    """Stands in for the launcher: 2 bits per byte at a rate of 3e-3, more beside it."""
+    """Fake launcher: 2 bits per byte at a rate of 3e-3, and more at other rates."""
 
     def __init__(self, folder: Path, ends: dict[int, ExitCode] | None = None) -> None:
         self.folder, self.ends = folder, ends or {}
@@ -66,21 +66,21 @@ def rates(*searches):
     ]
 
 
-def test_trials_come_closer(tmp_path, capsys):
+def test_trials_approach_the_optimum(tmp_path, capsys):
     made = search(tmp_path, 20)
     made.sweep(["run.steps=5"])
     assert all(points[0][0] == "run.steps=5" for points in made.launcher.launched)
     found = [abs(math.log(float(rate) / 3e-3)) for rate in rates(made)]
     assert len(found) == 20
     assert sum(found[10:]) < 0.5 * sum(found[:10])
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 21
+    output = capsys.readouterr().out.splitlines()
+    assert len(output) == 21
     best = min(range(20), key=found.__getitem__)
-    assert told[-1].startswith("search: 20 trials finished, 0 diverged; best trial")
-    assert f"trial {best} [optimizer.lr={rates(made)[best]}]: {2 + found[best]:.4f}" in told[-1]
+    assert output[-1].startswith("search: 20 trials finished, 0 diverged; best trial")
+    assert f"trial {best} [optimizer.lr={rates(made)[best]}]: {2 + found[best]:.4f}" in output[-1]
 
 
-def test_an_interrupted_search_goes_on_with_the_trial_that_it_was_at(tmp_path):
+def test_an_interrupted_search_resumes_with_the_same_trial(tmp_path):
     whole = search(tmp_path / "whole", 14)
     whole.sweep([])
     first = search(tmp_path / "parts", 14, ends={12: ExitCode.PREEMPTED})
@@ -96,19 +96,19 @@ def test_an_interrupted_search_goes_on_with_the_trial_that_it_was_at(tmp_path):
     assert not third.launcher.launched
 
 
-def test_a_diverged_trial_ends_itself_only(tmp_path, capsys):
+def test_a_diverged_trial_does_not_end_the_search(tmp_path, capsys):
     made = search(tmp_path, 3, ends={1: ExitCode.DIVERGED})
     made.sweep([])
     assert len(made.launcher.launched) == 3
-    told = capsys.readouterr().out
-    assert "search: trial 1 diverged" in told
-    assert "2 trials finished, 1 diverged" in told
+    output = capsys.readouterr().out
+    assert "search: trial 1 diverged" in output
+    assert "2 trials finished, 1 diverged" in output
 
 
 @pytest.mark.parametrize(
     "code", [ExitCode.CONFIGURATION, ExitCode.FAILED, ExitCode.UNHEALTHY_NODE, 130]
 )
-def test_any_other_end_ends_the_search(tmp_path, code):
+def test_other_exit_codes_end_the_search(tmp_path, code):
     made = search(tmp_path, 3, ends={1: code})
     with pytest.raises(SystemExit) as end:
         made.sweep([])
@@ -116,14 +116,14 @@ def test_any_other_end_ends_the_search(tmp_path, code):
     assert len(made.launcher.launched) == 2
 
 
-def test_trials_that_run_at_once_and_are_alike_run_once(tmp_path, capsys):
+def test_concurrent_trials_are_unique(tmp_path, capsys):
     made = search(tmp_path, 6, at_once=3, params={"optimizer.lr": "1e-3,2e-3"})
     made.sweep([])
     assert [len(points) == len({*points}) for points in made.launcher.launched] == [True, True]
     assert "6 trials finished" in capsys.readouterr().out
 
 
-def test_a_folder_holds_one_search(tmp_path):
+def test_a_directory_contains_one_search(tmp_path):
     search(tmp_path, 1).sweep(["run.steps=5"])
     with pytest.raises(
         ConfigError, match=r"contains the search .*run\.steps=5\], .*hydra\.sweep\.dir"
@@ -131,7 +131,7 @@ def test_a_folder_holds_one_search(tmp_path):
         search(tmp_path, 1).sweep(["run.steps=6"])
 
 
-def test_a_point_that_leaves_nothing_to_compare_ends_the_search(tmp_path):
+def test_a_point_without_evaluations_ends_the_search(tmp_path):
     made = search(tmp_path, 3)
     made.launcher.launch = lambda points, initial_job_idx: None
     with pytest.raises(ConfigError, match=r"run\.steps=5 optimizer\.lr=.* has no finished run"):

@@ -35,7 +35,7 @@ def job(launcher):
     )
 
 
-def test_every_node_runs_a_supervisor_with_its_place(launcher, job, tmp_path):
+def test_every_node_runs_a_supervisor_with_its_rank(launcher, job, tmp_path):
     (tmp_path / "python").write_text(
         '#!/bin/sh\necho "$HLAT_NODES $HLAT_NODE $HLAT_RDZV_ENDPOINT $PWD"\nprintf "%s|" "$@"\n'
         "exit 75\n"
@@ -85,7 +85,7 @@ def test_secrets_have_names_and_no_values(launcher, job, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_settings_that_lose_something_are_refused(launcher, job, settings, problem):
+def test_settings_that_lose_files_are_rejected(launcher, job, settings, problem):
     with pytest.raises(ConfigError, match=problem):
         launcher.SkyPilotLauncher(**settings)._validate([job])
 
