@@ -138,7 +138,7 @@ def test_a_password_is_refused_and_not_repeated(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("url", ["my-bucket/hlat", "s3://my-bucket", "s3://my-bucket/hlat/"])
-def test_a_place_for_scripts_that_is_none_is_refused(url, capsys):
+def test_an_invalid_url_of_scripts_is_rejected(url, capsys):
     with pytest.raises(SystemExit) as end:
         cluster.main([*TRN1, *SITE[: SITE.index("--scripts")], "--scripts", url])
     assert end.value.code == 2
@@ -169,15 +169,15 @@ def test_scripts_are_bash(script):
     assert os.access(script, os.X_OK)
 
 
-def test_a_finished_environment_is_left_alone(tmp_path):
+def test_a_complete_environment_is_not_changed(tmp_path):
     (tmp_path / "requirements.txt").write_text("torch==2.13.0\nnumpy\n")
-    words = [SCRIPTS / "environment.sh", tmp_path, "torch==2.13.0", "numpy"]
-    done = subprocess.run(words, capture_output=True, text=True)
+    command = [SCRIPTS / "environment.sh", tmp_path, "torch==2.13.0", "numpy"]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, f"{tmp_path} is there\n"), done.stderr
 
 
 class Node:
-    """A node whose check is installed, with devices that are plain files."""
+    """Node with an installed check, and plain files as devices."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -198,7 +198,7 @@ class Node:
             text=True,
         )
 
-    def told(self) -> list[str]:
+    def get_scontrol_arguments(self) -> list[str]:
         return (self.folder / "told").read_text().splitlines()
 
 
@@ -207,7 +207,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_whole_node_passes(node):
+def test_a_complete_node_passes(node):
     devices = f"3 {node.folder}/neuron[0-9]*"
     for variables in ({}, {"SLURM_JOB_ID": "7"}):
         done = node.check(devices, "mounted /proc", **variables)
@@ -215,7 +215,7 @@ def test_a_whole_node_passes(node):
     assert not (node.folder / "told").exists()
 
 
-def test_before_a_job_a_node_that_lost_something_fails(node):
+def test_a_defective_node_fails_before_a_job(node):
     pattern = f"{node.folder}/neuron[0-9]*"
     wanted = (f"4 {pattern}", "1 /nowhere/*", f"mounted {node.folder}")
     done = node.check(*wanted, SLURM_JOB_ID="7")
@@ -226,9 +226,9 @@ def test_before_a_job_a_node_that_lost_something_fails(node):
     assert not (node.folder / "told").exists()
 
 
-def test_an_idle_node_that_lost_something_is_drained(node):
+def test_a_defective_idle_node_is_drained(node):
     done = node.check("1 /nowhere/*")
     assert done.returncode == 0, done.stderr
-    update, name, *rest = node.told()
+    update, name, *rest = node.get_scontrol_arguments()
     assert (update, rest) == ("update", ["State=DRAIN", "Reason=hlat: 0 of 1 /nowhere/*"])
     assert re.fullmatch(r"NodeName=[\w-]+", name)

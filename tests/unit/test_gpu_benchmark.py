@@ -1,4 +1,4 @@
-"""benchmarks/gpu/run.py records failures and goes on; its page contains what was measured."""
+"""benchmarks/gpu/run.py records failures and continues; its page contains all measurements."""
 
 import json
 import time

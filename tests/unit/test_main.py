@@ -110,7 +110,7 @@ def test_the_shell_gets_completions(hlat_command) -> None:
 
 @pytest.fixture
 def hlat_command(tmp_path, monkeypatch):
-    """Run `python -m hlat` in a directory of its own."""
+    """Run `python -m hlat` in a temporary directory."""
 
     def run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
         for name, value in environment.items():

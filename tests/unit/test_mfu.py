@@ -54,13 +54,13 @@ def test_cost_of_hlat_7b(nodes: int, tokens_per_second: float, usd: float) -> No
     )
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_are_none() -> None:
     assert compute_peak_flops(trn1(1), 32, Dtype.fp32) is None
     assert compute_mfu(1e6, 1e9, trn1(1), 32, Dtype.fp32) is None
     assert compute_cost_per_4m_tokens(trn1(1, price=None), 1e6) is None
 
 
-def test_a_link_is_a_nodes_own_or_a_share_of_its_network() -> None:
+def test_link_bandwidth_within_and_between_nodes() -> None:
     node = HardwareConfig("x", 2, 4, link_gb_per_s=100.0, network_gbit_per_s=800.0)
     assert compute_link_bandwidth(node, [4, 5, 6, 7]) == 100e9
     assert compute_link_bandwidth(node, [3, 4]) == 800e9 / 8 / 4

@@ -1,4 +1,4 @@
-"""Caches of compiled graphs are merged whole or not at all, whoever else writes, waits or dies."""
+"""Modules of compile caches are merged completely or not at all, under concurrent writes and kills."""
 
 import fcntl
 import random
@@ -49,8 +49,8 @@ def names(cache: Path) -> list[str]:
     ]
 
 
-def running(code: str, *overrides: str | Path) -> "subprocess.Popen[bytes]":
-    """A process that has said that it is ready; some wait until their stdin is closed."""
+def start_process(code: str, *overrides: str | Path) -> "subprocess.Popen[bytes]":
+    """Start a process that has printed a line; some wait until their stdin is closed."""
     command = [sys.executable, "-c", code, *map(str, overrides)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with process.stdout:
@@ -58,8 +58,8 @@ def running(code: str, *overrides: str | Path) -> "subprocess.Popen[bytes]":
     return process
 
 
-def assert_whole(target: Path) -> None:
-    """Nothing but complete modules, of the right bytes, and no drafts."""
+def assert_complete(target: Path) -> None:
+    """Check that there are only complete modules with the right bytes, and no temporary files."""
     assert not [path for path in target.glob(".merging/*") if path.is_dir()]
     for path in neuron_compile_cache.list_modules(target):
         number = int(path.name.split("_")[1].split("+")[0])
@@ -69,7 +69,7 @@ def assert_whole(target: Path) -> None:
         assert not [*path.glob("*.lock")]
 
 
-def test_modules_of_all_nodes_come_together(tmp_path: Path) -> None:
+def test_modules_of_all_nodes_are_merged(tmp_path: Path) -> None:
     for number in (1, 2):
         module(tmp_path / "a", number)
     for number in (2, 3):
@@ -81,7 +81,7 @@ def test_modules_of_all_nodes_come_together(tmp_path: Path) -> None:
     assert merged.added == names(target) == [name(1), name(2), name(3)]
     assert (merged.present, merged.incomplete) == ([], {})
     assert sum(copied) == expected > 3000
-    assert_whole(target)
+    assert_complete(target)
 
 
 def test_merging_again_copies_nothing(tmp_path: Path) -> None:
@@ -95,10 +95,10 @@ def test_merging_again_copies_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "all" / name(1)).stat().st_ino == before
 
 
-def test_locks_stay_behind(tmp_path: Path) -> None:
+def test_locks_are_not_copied(tmp_path: Path) -> None:
     locked(module(tmp_path / "a", 1))
     assert neuron_compile_cache.merge_caches([tmp_path / "a"], tmp_path / "all").added == [name(1)]
-    assert_whole(tmp_path / "all")
+    assert_complete(tmp_path / "all")
 
 
 def test_an_incomplete_module_is_replaced(tmp_path: Path) -> None:
@@ -106,17 +106,17 @@ def test_an_incomplete_module_is_replaced(tmp_path: Path) -> None:
     half = locked(module(tmp_path / "all", 1))
     (half / "model.done").unlink()
     assert neuron_compile_cache.merge_caches([tmp_path / "a"], tmp_path / "all").added == [name(1)]
-    assert_whole(tmp_path / "all")
+    assert_complete(tmp_path / "all")
 
 
-def test_what_failed_on_one_node_comes_from_another(tmp_path: Path) -> None:
+def test_a_failed_module_is_copied_from_another_node(tmp_path: Path) -> None:
     (module(tmp_path / "a", 1, done=False) / "model.log").write_text("Failed compilation\n")
     module(tmp_path / "b", 1)
     merged = neuron_compile_cache.merge_caches([tmp_path / "a", tmp_path / "b"], tmp_path / "all")
     assert (merged.added, merged.incomplete) == ([name(1)], {})
 
 
-def test_what_is_complete_nowhere_is_told_and_left(tmp_path: Path) -> None:
+def test_modules_that_are_complete_nowhere_are_reported(tmp_path: Path) -> None:
     (module(tmp_path / "a", 1, done=False) / "model.log").write_text("one\ntwo\n")
     (module(tmp_path / "a", 2) / "model.neff").write_bytes(b"")
     (module(tmp_path / "a", 3) / "model.done").unlink()
@@ -139,7 +139,7 @@ def test_what_is_complete_nowhere_is_told_and_left(tmp_path: Path) -> None:
     assert names(tmp_path / "all") == []
 
 
-def test_a_module_that_is_being_compiled_is_waited_for(tmp_path: Path) -> None:
+def test_merge_waits_for_a_module_in_compilation(tmp_path: Path) -> None:
     folder = locked(module(tmp_path / "a", 1, done=False))
     with (folder / "model.hlo_module.pb.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -155,11 +155,11 @@ def test_a_module_that_is_being_compiled_is_waited_for(tmp_path: Path) -> None:
             name(1)
         ]
         compiler.join()
-    assert_whole(tmp_path / "all")
+    assert_complete(tmp_path / "all")
 
 
 @pytest.mark.parametrize("where", ["source", "target"])
-def test_waiting_has_an_end(tmp_path: Path, where: str) -> None:
+def test_wait_times_out(tmp_path: Path, where: str) -> None:
     module(tmp_path / "source", 1, done=where == "target")
     if where == "target":
         module(tmp_path / "target", 1, done=False)
@@ -173,10 +173,10 @@ def test_waiting_has_an_end(tmp_path: Path, where: str) -> None:
     assert not merged.added
 
 
-def test_a_compiler_is_known_by_its_command_line(tmp_path: Path) -> None:
+def test_a_compiler_is_detected_by_its_command_line(tmp_path: Path) -> None:
     folder = locked(module(tmp_path, 1, done=False))
     code = "import time; print('ready', flush=True); time.sleep(60)"
-    compiler = running(code, f"/tmp/x/model.{folder.name}.hlo_module.pb")
+    compiler = start_process(code, f"/tmp/x/model.{folder.name}.hlo_module.pb")
     try:
         assert neuron_compile_cache.find_incomplete_modules(tmp_path) == {
             name(1): "is being compiled"
@@ -191,7 +191,7 @@ def test_a_compiler_is_known_by_its_command_line(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_discarding_spares_what_is_complete(tmp_path: Path) -> None:
+def test_complete_modules_are_not_removed(tmp_path: Path) -> None:
     locked(module(tmp_path, 1))
     (module(tmp_path, 2, done=False) / "model.log").write_text("Failed compilation\n")
     assert neuron_compile_cache.remove_incomplete_modules(tmp_path) == [name(2)]
@@ -200,7 +200,7 @@ def test_discarding_spares_what_is_complete(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_processes", [3, pytest.param(8, marks=pytest.mark.slow)])
 def test_processes_merge_at_the_same_time(tmp_path: Path, num_processes: int) -> None:
-    """Each has its own modules and some of all others; half of the target is broken before."""
+    """Merge separate and common modules, of which half are incomplete in the target."""
     target = tmp_path / "all"
     for node in range(num_processes):
         for number in (*range(20), 100 + node):
@@ -209,7 +209,7 @@ def test_processes_merge_at_the_same_time(tmp_path: Path, num_processes: int) ->
         module(target, number, done=False)
     broken = set(names(target))
     sources = [tmp_path / f"node_{node}" for node in range(num_processes)]
-    processes = [running(MERGE, source, target) for source in sources]
+    processes = [start_process(MERGE, source, target) for source in sources]
     for process in processes:
         process.stdin.close()
     while any(process.poll() is None for process in processes):
@@ -220,7 +220,7 @@ def test_processes_merge_at_the_same_time(tmp_path: Path, num_processes: int) ->
             )
     assert [process.wait() for process in processes] == [0] * num_processes
     assert len(names(target)) == 20 + num_processes
-    assert_whole(target)
+    assert_complete(target)
 
 
 @pytest.mark.slow
@@ -232,7 +232,7 @@ def test_a_killed_merge_leaves_no_half_module(tmp_path: Path) -> None:
         module(target, number, done=False)
     broken, counts = set(names(target)), set()
     for _ in range(15):
-        process = running(MERGE, source, target)
+        process = start_process(MERGE, source, target)
         process.stdin.close()
         time.sleep(moments.uniform(0, 0.2))
         process.kill()
@@ -251,10 +251,10 @@ def test_a_killed_merge_leaves_no_half_module(tmp_path: Path) -> None:
     neuron_compile_cache.merge_caches([source], target)
     assert len(counts) > 1, "no kill came while it copied"
     assert len(names(target)) == 60
-    assert_whole(target)
+    assert_complete(target)
 
 
-def test_what_another_process_completes_meanwhile_stays(tmp_path: Path) -> None:
+def test_modules_that_another_process_completes_are_not_replaced(tmp_path: Path) -> None:
     module(tmp_path / "a", 1)
     target, results = tmp_path / "all", []
     (target / ".merging").mkdir(parents=True)
@@ -270,10 +270,10 @@ def test_what_another_process_completes_meanwhile_stays(tmp_path: Path) -> None:
     merge.join()
     assert (results[0].added, results[0].present) == ([], [name(1)])
     assert (target / name(1)).stat().st_ino == hf_config
-    assert_whole(target)
+    assert_complete(target)
 
 
-def test_where_a_process_looks(tmp_path: Path) -> None:
+def test_cache_dir(tmp_path: Path) -> None:
     where, variable = neuron_compile_cache.get_cache_dir, "NEURON_COMPILE_CACHE_URL"
     assert where({}) == Path("/var/tmp/neuron-compile-cache")
     assert where({variable: f"{tmp_path}/x"}) == tmp_path / "x"

@@ -1,4 +1,4 @@
-"""Operators with a backward pass of their own, against autograd through torch's in double precision."""
+"""Operators with custom backward passes, compared with autograd of torch in double precision."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ GLUS = {"swiglu": (swiglu, silu), "geglu": (geglu, gelu_tanh)}
 """Function and activation of the gate by name."""
 
 
-def test_a_norm_and_its_gradients(dtype) -> None:
+def test_rms_norm_and_its_gradients(dtype) -> None:
     x, weight, upstream = some(dtype, 3, 5, 24), some(dtype, 24), some(dtype, 3, 5, 24)
     y = rms_norm(x, weight, EPS)
     x64, weight64, upstream64 = double(x, weight, upstream)
@@ -57,14 +57,14 @@ def test_a_norm_and_its_gradients(dtype) -> None:
     compare((y, *result), (y64, *wanted), dtype)
 
 
-def test_a_norm_is_torchs_to_the_last_bit(dtype) -> None:
+def test_rms_norm_is_bit_identical_to_torch(dtype) -> None:
     x, weight = some(dtype, 3, 5, 24), some(dtype, 24)
     assert torch.equal(rms_norm(x, weight, EPS), torch_rms_norm(x, (24,), weight, EPS))
 
 
 @pytest.mark.parametrize("name", GLUS)
 @pytest.mark.parametrize("block", [1, 3, 24])
-def test_a_gated_product_and_its_gradient(dtype, block, name) -> None:
+def test_gated_linear_units_and_their_gradients(dtype, block, name) -> None:
     glu, activation = GLUS[name]
     blocks, upstream = some(dtype, 3, 5, 48), some(dtype, 3, 5, 24)
     y = glu(blocks, block)
@@ -75,7 +75,7 @@ def test_a_gated_product_and_its_gradient(dtype, block, name) -> None:
     compare((y, *result), (y64, *wanted), dtype)
 
 
-def test_only_inputs_and_a_number_per_position_are_kept(dtype) -> None:
+def test_only_inputs_and_one_value_per_position_are_saved(dtype) -> None:
     x, weight, blocks = some(dtype, 3, 5, 24), some(dtype, 24), some(dtype, 3, 5, 48)
     saved: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(tuple(t.shape)), id):

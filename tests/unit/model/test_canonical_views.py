@@ -1,4 +1,4 @@
-"""Rows of the coalesced parameters: each canonical row stands once, wherever they are cut."""
+"""Rows of fused parameters: each canonical row occurs once, for any sharding."""
 
 import pytest
 import torch
@@ -21,42 +21,42 @@ NAMES = {
 ROWS = {parameter.name: parameter.rows for parameter in list_module_parameters(MODEL)}
 
 
-def row_numbers(parts: tuple[RowRange, ...]) -> list[tuple[str, int]]:
+def list_rows(parts: tuple[RowRange, ...]) -> list[tuple[str, int]]:
     return [(part.name, part.start + i) for part in parts for i in range(part.num_rows)]
 
 
 @pytest.mark.parametrize(("name", "num_rows"), NAMES.items())
-def test_every_canonical_row_stands_once(name: str, num_rows: int) -> None:
-    numbers = row_numbers(ROWS[name])
-    assert len(numbers) == num_rows
-    for canonical in {canonical for canonical, _ in numbers}:
-        rows_of_name = [number for name_, number in numbers if name_ == canonical]
+def test_every_canonical_row_occurs_once(name: str, num_rows: int) -> None:
+    rows_of_parameter = list_rows(ROWS[name])
+    assert len(rows_of_parameter) == num_rows
+    for canonical in {canonical for canonical, _ in rows_of_parameter}:
+        rows_of_name = [number for name_, number in rows_of_parameter if name_ == canonical]
         assert rows_of_name == list(range(len(rows_of_name)))
 
 
 @given(st.sampled_from(sorted(NAMES)), st.integers(0, 220), st.integers(0, 220))
-def test_a_cut_is_a_slice(name: str, start: int, stop: int) -> None:
+def test_slices_of_row_ranges_equal_slices_of_rows(name: str, start: int, stop: int) -> None:
     full = ROWS[name]
-    assert row_numbers(slice_row_ranges(full, start, stop)) == row_numbers(full)[start:stop]
+    assert list_rows(slice_row_ranges(full, start, stop)) == list_rows(full)[start:stop]
 
 
 @given(st.sampled_from(sorted(NAMES)), st.integers(0, 220), st.integers(0, 220))
-def test_views_hold_what_the_rows_say(name: str, start: int, stop: int) -> None:
+def test_views_contain_the_rows_that_they_name(name: str, start: int, stop: int) -> None:
     parts = slice_row_ranges(ROWS[name], start, stop)
-    numbers = row_numbers(parts)
-    tensor = torch.arange(len(numbers)).unsqueeze(1).expand(-1, 3)
+    rows_of_parameter = list_rows(parts)
+    tensor = torch.arange(len(rows_of_parameter)).unsqueeze(1).expand(-1, 3)
     seen = []
     for rows, view, begin in iter_row_views(parts, tensor):
         flat = view.reshape(-1, 3)
         assert flat.shape == (rows.num_rows, 3)
         assert flat[0, 0] == begin
-        for i, place in enumerate(flat[:, 0].tolist()):
-            assert numbers[place] == (rows.name, rows.start + i)
-            seen.append(place)
-    assert sorted(seen) == list(range(len(numbers)))
+        for i, position in enumerate(flat[:, 0].tolist()):
+            assert rows_of_parameter[position] == (rows.name, rows.start + i)
+            seen.append(position)
+    assert sorted(seen) == list(range(len(rows_of_parameter)))
 
 
-def test_whole_parameters_have_one_view_each() -> None:
+def test_full_parameters_have_one_view_per_name() -> None:
     for name, num_rows in NAMES.items():
         parts = ROWS[name]
         found = [rows.name for rows, _, _ in iter_row_views(parts, torch.empty(num_rows, 2))]

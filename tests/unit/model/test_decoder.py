@@ -39,7 +39,7 @@ def model(request: pytest.FixtureRequest) -> ModelConfig:
     return MODELS[request.param]
 
 
-def reference(model: ModelConfig) -> torch.nn.Module:
+def build_reference(model: ModelConfig) -> torch.nn.Module:
     peer = build_transformers_llama(model, min(0.2, model.hidden_size**-0.5))
     for parameter in peer.parameters():
         if parameter.dim() == 1:
@@ -52,7 +52,7 @@ def views(model: ModelConfig, ours: Decoder, gradients: bool = False) -> dict[st
     return dict(iter_canonical_views(model, tensors))
 
 
-def filled(model: ModelConfig, peer: torch.nn.Module) -> Decoder:
+def build_decoder(model: ModelConfig, peer: torch.nn.Module) -> Decoder:
     ours = Decoder(model)
     source = dict(peer.named_parameters())
     for name, view in views(model, ours).items():
@@ -61,7 +61,7 @@ def filled(model: ModelConfig, peer: torch.nn.Module) -> Decoder:
 
 
 def mean_loss(ours: Decoder, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
-    """As the engine asks for it: the documents reach attention and loss."""
+    """Compute the loss as the engine does, with documents in attention and loss."""
     targets = build_next_token_targets(tokens, documents)
     scale = 1 / max(1, int((targets != -100).sum()))
     return linear_cross_entropy(ours(tokens, documents), ours.lm_head_weight, targets, scale)
@@ -73,7 +73,7 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
 
 
 def random_model(seed: int) -> ModelConfig:
-    """Any group size, even head sizes, and widths and vocabularies that nothing divides."""
+    """Sample a model with any group size, even head sizes, and indivisible widths and vocabularies."""
     generator = np.random.default_rng(seed)
     kv_heads, group = generator.integers(1, 5, 2).tolist()
     heads = kv_heads * group
@@ -95,8 +95,8 @@ def random_model(seed: int) -> ModelConfig:
     "model", [*MODELS.values(), *map(random_model, range(20))], ids=lambda model: model.name
 )
 def test_logits_loss_and_every_gradient(model: ModelConfig) -> None:
-    peer = reference(model)
-    ours = filled(model, peer)
+    peer = build_reference(model)
+    ours = build_decoder(model, peer)
     tokens = torch.randint(0, model.vocab_size, (3, 17))
     expected = peer(tokens, labels=tokens)
     logits = ours.compute_logits(tokens)
@@ -116,13 +116,13 @@ def test_logits_loss_and_every_gradient(model: ModelConfig) -> None:
 
 
 def test_round_trip_is_exact(model: ModelConfig) -> None:
-    peer = reference(model)
-    result = views(model, filled(model, peer))
+    peer = build_reference(model)
+    result = views(model, build_decoder(model, peer))
     for name, expected in peer.named_parameters():
         assert torch.equal(result[name].reshape(expected.shape), expected)
 
 
-def test_names_shapes_and_count_are_canonical(model: ModelConfig) -> None:
+def test_names_shapes_and_number_of_parameters_are_canonical(model: ModelConfig) -> None:
     with torch.device("meta"):
         ours = Decoder(model)
     result = views(model, ours)
@@ -130,11 +130,11 @@ def test_names_shapes_and_count_are_canonical(model: ModelConfig) -> None:
         n: v.numel() for n, v in result.items()
     }
     assert sum(p.numel() for p in ours.parameters()) == count_parameters(model)
-    shapes = {name: tuple(p.shape) for name, p in reference(model).named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in build_reference(model).named_parameters()}
     assert {p.name: p.shape for p in list_parameter_specs(model)} == shapes
 
 
-def test_construction_on_meta_draws_and_stores_nothing() -> None:
+def test_construction_on_meta_allocates_nothing() -> None:
     with torch.device("meta"):
         ours = Decoder(ModelConfig("70b", 8, 8192, 28672, 64, 8, 32000))
         logits = ours.compute_logits(torch.zeros((1, 4096), dtype=torch.int32))
@@ -143,9 +143,9 @@ def test_construction_on_meta_draws_and_stores_nothing() -> None:
 
 
 def test_rows_between_groups_are_a_tensor_parallel_shard() -> None:
-    """Two halves, run by the same code, sum to the whole: what column then row parallelism does."""
+    """Compare the sum of two shards with the full output, as in column then row parallelism."""
     model = MODELS["gqa"]
-    ours = filled(model, reference(model))
+    ours = build_decoder(model, build_reference(model))
     x = torch.randn(2, 9, model.hidden_size)
     layer = ours.layers["0"]
     cos_sin = torch.randn(2, 9, model.head_dim).unbind()
@@ -165,7 +165,7 @@ def test_rows_between_groups_are_a_tensor_parallel_shard() -> None:
 
 def test_views_of_a_shard_are_shards_of_the_views() -> None:
     model = MODELS["gqa"]
-    ours = filled(model, reference(model))
+    ours = build_decoder(model, build_reference(model))
     name = "layers.0.mlp.gate_up_proj.weight"
     entire = ours.layers["0"].mlp.gate_up_proj.weight.detach()
     half = len(entire) // 2
@@ -192,9 +192,9 @@ def test_views_write_through() -> None:
     assert all(bool((parameter == 3.0).all()) for parameter in ours.parameters())
 
 
-def test_no_position_sees_a_later_token() -> None:
+def test_attention_is_causal() -> None:
     model = MODELS["gqa"]
-    ours = filled(model, reference(model))
+    ours = build_decoder(model, build_reference(model))
     tokens = torch.randint(0, model.vocab_size, (1, 12))
     changed = tokens.clone()
     changed[0, 7] = (tokens[0, 7] + 1) % model.vocab_size
@@ -205,7 +205,7 @@ def test_no_position_sees_a_later_token() -> None:
 
 def test_bf16_runs_in_bf16() -> None:
     model = MODELS["gqa"]
-    ours = filled(model, reference(model))
+    ours = build_decoder(model, build_reference(model))
     tokens = torch.randint(0, model.vocab_size, (2, 12), dtype=torch.int32)
     expected = ours.compute_logits(tokens)
     logits = ours.to(torch.bfloat16).compute_logits(tokens)
@@ -213,8 +213,8 @@ def test_bf16_runs_in_bf16() -> None:
     assert relative_error(logits, expected) < 0.05
 
 
-def packed() -> tuple[Tensor, Tensor]:
-    """Rows of documents, and the ordinals of these."""
+def pack_documents() -> tuple[Tensor, Tensor]:
+    """Return rows of pack_documents documents, and the document id of each token."""
     tokens = torch.randint(0, EOS, (len(PACKED), 40))
     for row, lengths in zip(tokens, PACKED, strict=True):
         row[np.cumsum(lengths[:-1]) - 1] = EOS
@@ -222,7 +222,7 @@ def packed() -> tuple[Tensor, Tensor]:
 
 
 def expected_mask(documents: Tensor) -> Tensor:
-    """Block-diagonal and causal, [b, 1, s, s], position by position."""
+    """Build the block-diagonal causal mask [b, 1, s, s] position by position."""
     b, s = documents.shape
     mask = torch.full((b, 1, s, s), float("-inf"))
     for row in range(b):
@@ -237,11 +237,11 @@ def expected_positions() -> Tensor:
     return torch.tensor([[i for length in row for i in range(length)] for row in PACKED])
 
 
-def test_a_document_in_a_masked_row_gives_the_logits_that_it_gives_alone(
+def test_masked_logits_of_a_document_equal_those_of_the_document_only(
     model: ModelConfig,
 ) -> None:
-    ours = filled(model, reference(model))
-    tokens, documents = packed()
+    ours = build_decoder(model, build_reference(model))
+    tokens, documents = pack_documents()
     logits = ours.compute_logits(tokens, documents)
     for row, lengths in enumerate(PACKED):
         for part, result in zip(
@@ -253,10 +253,10 @@ def test_a_document_in_a_masked_row_gives_the_logits_that_it_gives_alone(
 
 
 def test_masked_logits_loss_and_every_gradient(model: ModelConfig) -> None:
-    """Against transformers, which is given mask, positions and labels worked out one by one."""
-    peer = reference(model)
-    ours = filled(model, peer)
-    tokens, documents = packed()
+    """Compare with transformers, given mask, positions and labels computed one by one."""
+    peer = build_reference(model)
+    ours = build_decoder(model, peer)
+    tokens, documents = pack_documents()
     labels = tokens.clone()
     for row, lengths in zip(labels, PACKED, strict=True):
         row[np.cumsum(lengths[:-1])] = -100
@@ -278,10 +278,10 @@ def test_masked_logits_loss_and_every_gradient(model: ModelConfig) -> None:
         assert relative_error(gradient.reshape(grad.shape), grad) < 1e-5, name
 
 
-def test_only_the_mask_keeps_a_token_from_the_documents_after_it() -> None:
+def test_only_the_mask_separates_documents() -> None:
     model = MODELS["gqa"]
-    ours = filled(model, reference(model))
-    tokens, documents = packed()
+    ours = build_decoder(model, build_reference(model))
+    tokens, documents = pack_documents()
     changed = tokens.clone()
     changed[0, 3] = (tokens[0, 3] + 1) % EOS
     before, after = (
@@ -298,28 +298,30 @@ def test_only_the_mask_keeps_a_token_from_the_documents_after_it() -> None:
     )
 
 
-def test_where_positions_start_does_not_matter_inside_a_document(
+def test_the_first_position_of_a_document_does_not_affect_its_logits(
     model: ModelConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rotations are relative, so without the restart the masked logits differ by rounding alone."""
-    ours = filled(model, reference(model))
-    tokens, documents = packed()
+    """Rotations are relative, so without the restart the masked logits differ only by rounding."""
+    ours = build_decoder(model, build_reference(model))
+    tokens, documents = pack_documents()
     restarted = ours.compute_logits(tokens, documents)
     seen = []
 
-    def running(config: ModelConfig, positions: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+    def compute_without_restart(
+        config: ModelConfig, positions: Tensor, *rest: object
+    ) -> tuple[Tensor, Tensor]:
         seen.append(positions)
         return rotations(config, torch.arange(positions.shape[-1]), *rest)
 
     rotations = decoder.compute_rope_cos_sin
-    monkeypatch.setattr(decoder, "compute_rope_cos_sin", running)
+    monkeypatch.setattr(decoder, "compute_rope_cos_sin", compute_without_restart)
     assert relative_error(ours.compute_logits(tokens, documents), restarted) < 1e-5
     assert torch.equal(seen[0], expected_positions())
 
 
 def test_a_row_of_one_document_needs_no_mask(model: ModelConfig) -> None:
-    ours = filled(model, reference(model))
-    tokens, documents = packed()
+    ours = build_decoder(model, build_reference(model))
+    tokens, documents = pack_documents()
     one = slice(1, 2)
     assert not documents[one].any()
     logits = ours.compute_logits(tokens[one])
@@ -329,9 +331,9 @@ def test_a_row_of_one_document_needs_no_mask(model: ModelConfig) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_of_nothing_but_eos_is_finite(dtype: torch.dtype) -> None:
+def test_logits_of_a_row_of_eos_are_finite(dtype: torch.dtype) -> None:
     model = MODELS["gqa"]
-    ours = filled(model, reference(model)).to(dtype)
+    ours = build_decoder(model, build_reference(model)).to(dtype)
     tokens = torch.full((2, 24), EOS)
     documents = torch.arange(24).repeat(2, 1)
     logits = ours.compute_logits(tokens, documents)
@@ -344,8 +346,8 @@ def test_a_row_of_nothing_but_eos_is_finite(dtype: torch.dtype) -> None:
 
 def test_masked_bf16_runs_in_bf16() -> None:
     model = MODELS["gqa"]
-    ours = filled(model, reference(model))
-    tokens, documents = packed()
+    ours = build_decoder(model, build_reference(model))
+    tokens, documents = pack_documents()
     expected = ours.compute_logits(tokens, documents)
     logits = ours.to(torch.bfloat16).compute_logits(tokens, documents)
     assert logits.dtype == torch.bfloat16

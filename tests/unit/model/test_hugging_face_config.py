@@ -139,7 +139,7 @@ def test_transformers_5_and_4_read_the_same_model(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_the_default_of_a_configuration_class_is_read_as_transformers_reads_it(name: str) -> None:
-    """A config.json with sizes only means the defaults of the class."""
+    """Read a config.json with sizes only as the defaults of the class."""
     theirs = load_config_class(name)()
     written = json.loads(theirs.to_json_string(use_diff=False))
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")

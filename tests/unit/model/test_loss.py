@@ -1,4 +1,4 @@
-"""The head and its loss in chunks, against torch's own on all logits at once, in double precision."""
+"""The chunked head and loss, compared with torch on all logits in double precision."""
 
 from collections.abc import Iterator
 
@@ -28,8 +28,8 @@ def chunk(request, monkeypatch) -> int:
 
 
 @pytest.fixture(params=["softmax", "rows"])
-def way(request, monkeypatch) -> str:
-    """A CPU's way from logits to gradients, and that of other devices."""
+def logit_kernel(request, monkeypatch) -> str:
+    """Select the kernel of CPUs or that of other devices."""
     if request.param == "rows":
         monkeypatch.setattr(loss, "_select_logit_kernel", lambda *_: loss._logits_to_grad_)
     return request.param
@@ -55,7 +55,7 @@ def error(result: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1 / 29])
-@pytest.mark.usefixtures("chunk", "way")
+@pytest.mark.usefixtures("chunk", "logit_kernel")
 def test_loss_and_gradients_in_fp32(scale) -> None:
     x, head, targets = example()
     result = linear_cross_entropy(x, head, targets, scale)
@@ -65,8 +65,8 @@ def test_loss_and_gradients_in_fp32(scale) -> None:
         assert error(one.detach(), other) < 1e-6
 
 
-@pytest.mark.usefixtures("chunk", "way")
-def test_bf16_is_summed_in_fp32_if_asked_to() -> None:
+@pytest.mark.usefixtures("chunk", "logit_kernel")
+def test_bf16_is_accumulated_in_fp32_if_configured() -> None:
     x, head, targets = example(torch.bfloat16)
     scale = 1 / 29
     errors = {}
@@ -86,7 +86,7 @@ def test_bf16_is_summed_in_fp32_if_asked_to() -> None:
     assert errors[True][2] < errors[False][2]
 
 
-def test_an_upstream_factor_reaches_the_gradients() -> None:
+def test_gradients_are_scaled_by_the_upstream_gradient() -> None:
     x, head, targets = example()
     (linear_cross_entropy(x, head, targets) * 3).backward()
     for result, wanted in zip(
@@ -95,7 +95,7 @@ def test_an_upstream_factor_reaches_the_gradients() -> None:
         assert error(result, wanted) < 1e-6
 
 
-def test_an_embedding_that_is_the_head_too_gets_both_gradients() -> None:
+def test_a_tied_embedding_gets_both_gradients() -> None:
     weight = torch.randn(VOCABULARY, 24).requires_grad_()
     tokens = torch.randint(0, VOCABULARY, (2, 9))
     targets = build_next_token_targets(tokens)
@@ -106,8 +106,8 @@ def test_an_embedding_that_is_the_head_too_gets_both_gradients() -> None:
     assert error(weight.grad, reference.grad) < 1e-6
 
 
-@pytest.mark.usefixtures("way")
-def test_without_gradients_none_are_made(monkeypatch) -> None:
+@pytest.mark.usefixtures("logit_kernel")
+def test_no_gradients_are_computed_under_no_grad(monkeypatch) -> None:
     x, head, targets = example()
     for name in ("_exp_to_grad_", "_add_matmul_"):
         monkeypatch.setattr(loss, name, None)
@@ -117,7 +117,7 @@ def test_without_gradients_none_are_made(monkeypatch) -> None:
     assert error(result, expected(x, head, targets, 1.0)[0]) < 1e-6
 
 
-def test_logits_never_exist_at_once(monkeypatch) -> None:
+def test_logits_are_computed_in_chunks(monkeypatch) -> None:
     monkeypatch.setattr(loss, "logit_chunk_size", lambda _: 4)
     x, head, targets = example()
     seen = []
@@ -131,9 +131,9 @@ def test_logits_never_exist_at_once(monkeypatch) -> None:
     assert seen == [(4, VOCABULARY)] * 8 + [(1, VOCABULARY)]
 
 
-@pytest.mark.usefixtures("chunk", "way")
+@pytest.mark.usefixtures("chunk", "logit_kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_targets_too_unlikely_for_a_softmax_cost_what_they_cost(dtype) -> None:
+def test_targets_with_zero_probability_have_a_finite_loss(dtype) -> None:
     x, head, targets = example(dtype)
     with torch.no_grad():
         x *= 60
@@ -145,8 +145,8 @@ def test_targets_too_unlikely_for_a_softmax_cost_what_they_cost(dtype) -> None:
         assert error(one.detach(), other) < (1e-5 if dtype is torch.float32 else 2e-2)
 
 
-@pytest.mark.usefixtures("way")
-def test_nothing_counted_is_zero_and_has_no_gradient() -> None:
+@pytest.mark.usefixtures("logit_kernel")
+def test_ignored_targets_have_zero_loss_and_gradient() -> None:
     x, head, _ = example()
     result = linear_cross_entropy(x, head, torch.full((3, 11), IGNORE_INDEX))
     result.backward()
@@ -155,7 +155,7 @@ def test_nothing_counted_is_zero_and_has_no_gradient() -> None:
     assert not head.grad.any()
 
 
-WAYS = {  # by dtype of x, that of the softmax, and the backend of torch.compile
+LOGIT_KERNELS = {  # by dtype of x, that of the softmax, and the backend of torch.compile
     (torch.float32, torch.float32, None): "_logits_to_grad_by_softmax_",
     (torch.float32, torch.float32, "inductor"): "_logits_to_grad_by_softmax_",
     (torch.bfloat16, torch.bfloat16, "inductor"): "_logits_to_grad_by_softmax_",
@@ -164,14 +164,14 @@ WAYS = {  # by dtype of x, that of the softmax, and the backend of torch.compile
 }
 
 
-@pytest.mark.parametrize("dtypes", WAYS)
-def test_a_cpu_takes_the_faster_way(monkeypatch, dtypes) -> None:
+@pytest.mark.parametrize("dtypes", LOGIT_KERNELS)
+def test_the_cpu_uses_the_faster_kernel(monkeypatch, dtypes) -> None:
     monkeypatch.setattr(loss, "_compile_logits_to_grad_", lambda backend: "compiled")
     narrow, wide, backend = dtypes
     result = loss._select_logit_kernel(
         torch.empty(1, 1, dtype=narrow), wide, backend, loss._Logits(loss.FULL_VOCAB, None, 0.0)
     )
-    assert getattr(result, "__name__", result) == WAYS[dtypes]
+    assert getattr(result, "__name__", result) == LOGIT_KERNELS[dtypes]
     part = loss.VocabShard(0, lambda tensor: tensor.unsqueeze(0), 7)
     for options in (
         loss._Logits(part, None, 0.0),
@@ -207,7 +207,7 @@ def test_softcap_and_z_loss_against_autograd(dtype, softcap, z_loss) -> None:
         assert (result - expected).norm() / expected.norm() < tolerance
 
 
-def test_targets_are_the_tokens_after() -> None:
+def test_targets_are_the_next_tokens() -> None:
     tokens = torch.tensor([[3, 1, 4, 1], [5, 9, 2, 6]], dtype=torch.int32)
     assert build_next_token_targets(tokens).tolist() == [
         [1, 4, 1, IGNORE_INDEX],

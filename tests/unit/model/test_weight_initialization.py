@@ -1,4 +1,4 @@
-"""Initial values do not depend on the layout that asks for them."""
+"""Initial values are independent of the layout."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def full(parameter: ParameterSpec, seed: int = 7) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("parameter", [EMBEDDING, DOWN], ids=lambda parameter: parameter.name)
-def test_any_slice_is_the_cut_of_the_whole(parameter: ParameterSpec) -> None:
+def test_any_slice_equals_the_slice_of_the_full_tensor(parameter: ParameterSpec) -> None:
     everything = full(parameter)
     assert everything.size > RNG_BLOCK_SIZE
     generator = np.random.default_rng(0)
@@ -73,7 +73,7 @@ def test_names_and_seeds_and_blocks_differ() -> None:
 
 
 def test_golden_values() -> None:
-    """A change of these changes every run's starting point."""
+    """Pin values, because a change alters the initial weights of every run."""
     result = compute_initial_values(EMBEDDING, MODEL, 12349, (0, 0), (1, 4))[0] / np.float32(0.021)
     np.testing.assert_allclose(result, GOLDEN_FIRST, rtol=1e-6)
     result = compute_initial_values(EMBEDDING, MODEL, 12349, (1030, 188), (1, 4))[0] / np.float32(

@@ -43,7 +43,7 @@ def update_in_float64(
 
 
 def remove_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the fused kernel fail when it is called, as on a device that does not implement it."""
+    """Make the fused kernel fail when it is called, as on a device without the kernel."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise NotImplementedError("no kernel for this device")

@@ -1,4 +1,4 @@
-"""What supervisors of several nodes agree on, over a real store, each in a thread of its own."""
+"""Agreement of supervisors of several nodes through a real store, each in a separate thread."""
 
 import threading
 from datetime import timedelta
@@ -18,14 +18,14 @@ MISTAKE = Failure("rank 0 raised", problems=("a", "b"), exit=ExitCode.CONFIGURAT
 
 
 @pytest.fixture
-def members(monkeypatch):
-    """Members of a council of three, by number of their nodes."""
+def coordinators(monkeypatch):
+    """Create the coordinators of three nodes."""
     monkeypatch.setattr(failure_coordinator, "_REPORT_TIMEOUT_S", 1.0)
     monkeypatch.setattr(failure_coordinator, "_ACKNOWLEDGE_TIMEOUT_S", 0.5)
     leader = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seconds = timedelta(seconds=30)
 
-    def member(rank: int) -> FailureCoordinator:
+    def coordinator(rank: int) -> FailureCoordinator:
         store = leader
         if rank:
             store = TCPStore("127.0.0.1", leader.port, is_master=False, timeout=seconds)
@@ -33,22 +33,22 @@ def members(monkeypatch):
         made.attach_store(PrefixStore("1", store))
         return made
 
-    return [member(rank) for rank in range(3)]
+    return [coordinator(rank) for rank in range(3)]
 
 
-def agreed(members, failures, restart: bool):
-    """What each of them hears; a member without an entry says nothing."""
-    heard = {}
+def resolve_failures(coordinators, failures, restart: bool):
+    """Return the decisions of all nodes; a node without an entry does not respond."""
+    decisions = {}
 
-    def speak(rank: int) -> None:
-        heard[rank] = members[rank].resolve_failure(failures[rank], lambda cause: restart)
+    def resolve(rank: int) -> None:
+        decisions[rank] = coordinators[rank].resolve_failure(failures[rank], lambda cause: restart)
 
-    threads = [threading.Thread(target=speak, args=(rank,)) for rank in failures]
+    threads = [threading.Thread(target=resolve, args=(rank,)) for rank in failures]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    return heard
+    return decisions
 
 
 @pytest.mark.parametrize("restart", [True, False])
@@ -61,24 +61,26 @@ def agreed(members, failures, restart: bool):
         ({0: None, 1: MISTAKE, 2: RAISED}, MISTAKE),
     ],
 )
-def test_all_hear_the_cause_and_what_follows(members, failures, cause, restart):
-    assert not any(member.has_failure() for member in members)
-    assert agreed(members, failures, restart) == dict.fromkeys(range(3), (cause, restart))
-    assert all(member.has_failure() for member in members)
+def test_all_nodes_get_the_cause_and_the_decision(coordinators, failures, cause, restart):
+    assert not any(coordinator.has_failure() for coordinator in coordinators)
+    assert resolve_failures(coordinators, failures, restart) == dict.fromkeys(
+        range(3), (cause, restart)
+    )
+    assert all(coordinator.has_failure() for coordinator in coordinators)
 
 
-def test_without_a_node_nothing_goes_on(members):
-    heard = agreed(members, {0: None, 2: RAISED}, restart=True)
-    assert heard[0] == heard[2]
-    cause, restart = heard[0]
+def test_a_missing_node_prevents_a_restart(coordinators):
+    decisions = resolve_failures(coordinators, {0: None, 2: RAISED}, restart=True)
+    assert decisions[0] == decisions[2]
+    cause, restart = decisions[0]
     assert cause.reason == "node n1 did not answer after rank 1 raised ConnectionError"
     assert not restart
 
 
-def test_without_the_first_node_each_ends(members):
-    heard = agreed(members, {1: None, 2: RAISED}, restart=True)
-    assert heard[1] == (Failure("connection to the first node, first, lost"), False)
-    assert heard[2] == (RAISED, False)
+def test_nodes_exit_without_the_first_node(coordinators):
+    decisions = resolve_failures(coordinators, {1: None, 2: RAISED}, restart=True)
+    assert decisions[1] == (Failure("connection to the first node, first, lost"), False)
+    assert decisions[2] == (RAISED, False)
 
 
 def test_a_single_node_decides_by_itself():

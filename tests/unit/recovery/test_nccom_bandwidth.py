@@ -1,4 +1,4 @@
-"""What nccom-test prints, from the examples of its user guide (AWS Neuron documentation)."""
+"""Parsing of nccom-test output; examples from its user guide (AWS Neuron documentation)."""
 
 import stat
 from pathlib import Path
@@ -38,17 +38,17 @@ FAILED = """\
         ("", "no output"),
     ],
 )
-def test_the_table_is_read(output: str, found: float | str) -> None:
+def test_parse_output(output: str, found: float | str) -> None:
     assert parse_nccom_output(output) == found
 
 
 @pytest.fixture
-def program(tmp_path: Path, monkeypatch):
-    """Put a program of this name on the path that prints what it was given, then a table."""
+def fake_nccom_test(tmp_path: Path, monkeypatch):
+    """Put a fake_nccom_test nccom-test on PATH that records its arguments and runs the given commands."""
 
-    def make(last_words: str) -> Path:
+    def make(commands: str) -> Path:
         path = tmp_path / "nccom-test"
-        path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/given\n{last_words}\n')
+        path.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/given\n{commands}\n')
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         return tmp_path / "given"
 
@@ -56,18 +56,18 @@ def program(tmp_path: Path, monkeypatch):
     return make
 
 
-def test_all_cores_of_a_trainium_node_are_asked(program, compose) -> None:
+def test_all_cores_of_a_trainium_node_are_tested(fake_nccom_test, compose) -> None:
     trn1 = resolve_config(compose("hardware=trn1_32xl", "batch.global_batch_size=32")).hardware
     assert not nccom_bandwidth.is_nccom_test_available(trn1)
-    given = program(f"cat <<'END'\n{ONE_SIZE}END")
+    given = fake_nccom_test(f"cat <<'END'\n{ONE_SIZE}END")
     assert nccom_bandwidth.is_nccom_test_available(trn1)
     assert not nccom_bandwidth.is_nccom_test_available(resolve_config(compose()).hardware)
     assert nccom_bandwidth.run_nccom_test(trn1) == 40.69 * 2**30
     assert given.read_text() == "-r 32 -d fp32 --check allr\n"
 
 
-def test_a_program_that_hangs_is_left(program, compose, monkeypatch) -> None:
+def test_a_hanging_program_times_out(fake_nccom_test, compose, monkeypatch) -> None:
     trn1 = resolve_config(compose("hardware=trn1_32xl", "batch.global_batch_size=32")).hardware
     monkeypatch.setattr(nccom_bandwidth, "_TIMEOUT_S", 0.2)
-    program("exec sleep 60")
+    fake_nccom_test("exec sleep 60")
     assert "timed out" in str(nccom_bandwidth.run_nccom_test(trn1))

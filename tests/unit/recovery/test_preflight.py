@@ -1,4 +1,4 @@
-"""How ranks agree, and how one ends that cannot."""
+"""Preflight of all ranks: clock skew, unhealthy nodes and exit codes."""
 
 import json
 from typing import Any
@@ -12,26 +12,26 @@ from hlat.recovery import preflight
 from hlat.recovery.preflight_checks import Consequence, Finding
 
 
-class Fake:
-    """An engine that has examined its device."""
+class FakeEngine:
+    """Engine with a fixed device report."""
 
     def __init__(self, error: Exception | None = None, **changed: Any) -> None:
         self.world, self.error, self.closed = World(), error, False
         well = {"num_products": 9, "num_wrong": 0, "flops_per_s": 1e9, "links": []}
         nothing = {"device": "cpu", "free_bytes": None, "total_bytes": None}
-        self.examination = DeviceReport(**nothing | well | changed)
+        self.device_report = DeviceReport(**nothing | well | changed)
 
     def run_device_checks(self, config: Any) -> DeviceReport:
         if self.error is not None:
             raise self.error
-        return self.examination
+        return self.device_report
 
     def close(self) -> None:
         self.closed = True
 
 
 class Clocks:
-    """The leader of ranks whose clocks are ahead by so much, with messages that take a while."""
+    """Process group of rank 0 for ranks with clocks that are ahead, and slow messages."""
 
     is_rank0 = True
 
@@ -57,15 +57,15 @@ def test_graphs_of_the_checks_are_extracted_and_results_are_not_used(
 ) -> None:
     monkeypatch.setenv("NEURON_EXTRACT_GRAPHS_ONLY", "1")
     config = resolve_config(compose())
-    assert preflight.run_preflight(config, tmp_path, Fake(num_wrong=1))
+    assert preflight.run_preflight(config, tmp_path, FakeEngine(num_wrong=1))
     with pytest.raises(RuntimeError, match="no graph"):
-        preflight.run_preflight(config, tmp_path, Fake(RuntimeError("no graph")))
+        preflight.run_preflight(config, tmp_path, FakeEngine(RuntimeError("no graph")))
     assert not [*tmp_path.iterdir()]
     off = resolve_config(compose("recovery.preflight=false"))
-    assert preflight.run_preflight(off, tmp_path, Fake(RuntimeError("not called")))
+    assert preflight.run_preflight(off, tmp_path, FakeEngine(RuntimeError("not called")))
 
 
-def test_clocks_are_known_up_to_the_round_trip(monkeypatch) -> None:
+def test_clock_bounds_include_the_round_trip(monkeypatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(preflight.time, "time", lambda: now[0])
     bounds = preflight.measure_clock_bounds(Clocks(now, [0.0, 7.0, -3.0]))
@@ -74,17 +74,19 @@ def test_clocks_are_known_up_to_the_round_trip(monkeypatch) -> None:
 
 def test_an_unhealthy_engine_is_closed(compose, tmp_path) -> None:
     config = resolve_config(compose())
-    well, ill = Fake(), Fake(num_wrong=2)
+    well, ill = FakeEngine(), FakeEngine(num_wrong=2)
     assert preflight.run_preflight(config, tmp_path, well)
     assert not preflight.run_preflight(config, tmp_path, ill)
     assert (well.closed, ill.closed) == (False, True)
     assert [row["event"] for row in events(tmp_path)] == ["preflight", "preflight", "exclude"]
 
 
-def test_a_node_without_a_device_that_its_kind_has_ends_at_once(compose, tmp_path, capsys) -> None:
+def test_a_node_without_all_devices_is_excluded_at_once(compose, tmp_path, capsys) -> None:
     config = resolve_config(compose("hardware=h100_p5"))
     with pytest.raises(SystemExit) as end:
-        preflight.run_preflight(config, tmp_path, Fake(MissingDeviceError("this machine has 7")))
+        preflight.run_preflight(
+            config, tmp_path, FakeEngine(MissingDeviceError("this machine has 7"))
+        )
     assert end.value.code == ExitCode.UNHEALTHY_NODE
     assert "is unhealthy: this machine has 7; exclude it" in capsys.readouterr().err
     assert [row["event"] for row in events(tmp_path)] == ["exclude"]
@@ -93,12 +95,12 @@ def test_a_node_without_a_device_that_its_kind_has_ends_at_once(compose, tmp_pat
 def test_a_gpu_run_does_not_fall_back_to_the_cpu(compose, tmp_path) -> None:
     config = resolve_config(compose("hardware=h200", "engine.device=auto"))
     with pytest.raises(ConfigError, match="hardware=h200 has 1 GPU per node, and torch finds none"):
-        preflight.run_preflight(config, tmp_path, Fake())
-    preflight.run_preflight(resolve_config(compose("engine.device=auto")), tmp_path, Fake())
+        preflight.run_preflight(config, tmp_path, FakeEngine())
+    preflight.run_preflight(resolve_config(compose("engine.device=auto")), tmp_path, FakeEngine())
 
 
 def test_long_steps_are_estimated_before_the_first_one(compose, tmp_path, capsys) -> None:
-    engine = Fake(flops_per_s=1e11)
+    engine = FakeEngine(flops_per_s=1e11)
     preflight.run_preflight(resolve_config(compose("model=160m")), tmp_path, engine)
     out = capsys.readouterr().out
     assert "WARNING: a step of 131,072 tokens takes at least" in out
@@ -107,14 +109,16 @@ def test_long_steps_are_estimated_before_the_first_one(compose, tmp_path, capsys
     assert capsys.readouterr().out == ""
 
 
-def test_a_layout_for_more_devices_than_there_are_is_a_mistake(compose, tmp_path) -> None:
+def test_a_layout_for_too_many_devices_is_an_error(compose, tmp_path) -> None:
     with pytest.raises(ConfigError, match="this machine has 7"):
         preflight.run_preflight(
-            resolve_config(compose()), tmp_path, Fake(MissingDeviceError("this machine has 7"))
+            resolve_config(compose()),
+            tmp_path,
+            FakeEngine(MissingDeviceError("this machine has 7")),
         )
 
 
-def test_one_line_is_enough_for_many_ranks(compose, tmp_path, capsys) -> None:
+def test_reasons_of_many_ranks_are_one_line(compose, tmp_path, capsys) -> None:
     found = [
         Finding("a", rank, "devices", None, None, f"reason {rank}", Consequence.exclude)
         for rank in range(9)

@@ -1,4 +1,4 @@
-"""Which node is blamed for what all ranks have measured, and what follows."""
+"""Faulty nodes found from the measurements of all ranks, and the consequence of each check."""
 
 import dataclasses
 import re
@@ -17,12 +17,12 @@ from hlat.recovery.preflight_checks import (
     find_faulty_ranks,
 )
 
-WELL = DeviceReport("cpu", None, None, 9, 0, 1e10, [])
+HEALTHY = DeviceReport("cpu", None, None, 9, 0, 1e10, [])
 DOCUMENT = Path(__file__).parents[3] / "docs/preflight.md"
 
 
 def report(rank: int, host: str = "a", files: int = 10**6, **changed) -> RankReport:
-    device_report = dataclasses.replace(WELL, **changed)
+    device_report = dataclasses.replace(HEALTHY, **changed)
     return RankReport(host, rank, files, [100 + rank, 1], [], None, device_report)
 
 
@@ -52,7 +52,7 @@ def trn1(compose):
 
 
 @pytest.mark.parametrize(
-    ("pairs", "blamed"),
+    ("pairs", "faulty"),
     [
         ([], []),
         ([(0, 1), (1, 1)], [1]),  # it sees itself that what it sends is wrong
@@ -64,11 +64,11 @@ def trn1(compose):
         ([(0, 1), (1, 2), (4, 5), (5, 6)], [1, 5]),
     ],
 )
-def test_the_fewest_ranks_that_explain_everything_are_blamed(pairs, blamed) -> None:
-    assert find_faulty_ranks(pairs) == blamed
+def test_the_fewest_ranks_that_explain_all_errors_are_faulty(pairs, faulty) -> None:
+    assert find_faulty_ranks(pairs) == faulty
 
 
-def test_well_nodes_pass(config) -> None:
+def test_healthy_nodes_pass(config) -> None:
     links = [dp(0, [])]
     assert failed(config, [report(0, links=links), report(1, "b", links=links)]) == []
 
@@ -78,17 +78,17 @@ def test_wrong_arithmetic_names_its_node(config) -> None:
     assert failed(config, reports) == [("b", 1, "arithmetic", "exclude")]
 
 
-def test_a_sum_is_the_fault_of_whom_others_accuse(config) -> None:
+def test_a_wrong_sum_is_attributed_to_the_reported_rank(config) -> None:
     reports = [report(0, links=[dp(4, [[0, 1]])]), report(1, "b", links=[dp(4, [[1, 1]])])]
     assert failed(config, reports) == [("b", 1, "sum", "exclude")]
 
 
-def test_a_wrong_sum_without_a_culprit_is_the_fault_of_who_got_it(config) -> None:
+def test_an_unattributed_wrong_sum_is_attributed_to_its_receiver(config) -> None:
     reports = [report(0, links=[dp(4, [])]), report(1, "b", links=[dp(0, [])])]
     assert failed(config, reports) == [("a", 0, "sum", "exclude")]
 
 
-def test_a_device_is_slow_against_its_peak_alone(trn1, config) -> None:
+def test_speed_is_compared_only_with_the_peak_of_the_device(trn1, config) -> None:
     slow = 0.049 * 95e12
     assert failed(trn1, [report(0), report(1, "b", flops_per_s=5e12)])[0][:3] == ("a", 0, "speed")
     assert failed(trn1, [report(0, flops_per_s=slow)]) == [("a", 0, "speed", "exclude")]
@@ -98,24 +98,26 @@ def test_a_device_is_slow_against_its_peak_alone(trn1, config) -> None:
 @pytest.mark.parametrize(
     ("recipe", "right", "wrong"), [("bf16", 0.0, 0.125), ("bf16_sr", 0.122, 0.0)]
 )
-def test_the_rounding_of_the_hardware_is_the_configured_one(compose, recipe, right, wrong) -> None:
+def test_the_rounding_of_the_hardware_must_be_the_configured_one(
+    compose, recipe, right, wrong
+) -> None:
     config = resolve_config(compose(f"precision={recipe}"))
     assert failed(config, [report(0, rounded_up_share=right)]) == []
     assert failed(config, [report(0, rounded_up_share=wrong)]) == [("a", 0, "rounding", "refuse")]
 
 
-def test_what_every_node_fails_is_no_nodes_fault(trn1) -> None:
+def test_a_check_that_every_node_fails_excludes_no_node(trn1) -> None:
     both = [report(0), report(1, "b")]
     assert failed(trn1, both) == [("a", 0, "speed", "warn"), ("b", 1, "speed", "warn")]
 
 
-def test_memory_that_somebody_holds(config) -> None:
+def test_memory_in_use_by_another_process(config) -> None:
     held = {"free_bytes": 1000, "total_bytes": 2**34}
     assert failed(config, [report(0), report(1, "b", **held)]) == [("b", 1, "memory", "exclude")]
     assert failed(config, [report(0, free_bytes=2**34, total_bytes=2**34)]) == []
 
 
-def test_a_slow_neighbour_is_named(config) -> None:
+def test_the_node_of_slow_links_is_excluded(config) -> None:
     pairs = {0: [[0, 1]], 1: [[0, 1], [1, 2]], 2: [[1, 2]]}
     reports = [
         report(rank, host, links=[dp(0, [], 1.0, 1e9, pairs[rank], 3)])
@@ -124,14 +126,14 @@ def test_a_slow_neighbour_is_named(config) -> None:
     assert failed(config, reports) == [("b", 1, "link", "exclude")]
 
 
-def test_a_slow_axis_without_a_slow_pair_is_told(config) -> None:
+def test_a_slow_axis_without_a_slow_pair_is_a_warning(config) -> None:
     links = [dp(0, [], 1.0, 1e9)]
     reports = [report(0, links=links), report(1, links=links)]
     assert failed(config, reports) == [("a", 0, "link", "warn"), ("a", 1, "link", "warn")]
 
 
-def test_nccom_is_judged_when_it_measured(trn1) -> None:
-    fast = dataclasses.replace(WELL, flops_per_s=5e13)
+def test_nccom_bandwidth_and_errors(trn1) -> None:
+    fast = dataclasses.replace(HEALTHY, flops_per_s=5e13)
     one = dataclasses.replace(report(0), device_report=fast)
     for speed, found in ((0.04 * 384e9, [("a", 0, "link", "exclude")]), (40 * 2**30, [])):
         assert failed(trn1, [dataclasses.replace(one, nccom=speed)]) == found
@@ -144,12 +146,12 @@ def test_the_limit_of_open_files_follows_from_the_processes(config) -> None:
     assert failed(config, [report(0, files=264)]) == []
 
 
-def test_relatives_are_not_left_over(config) -> None:
+def test_processes_of_this_run_are_not_remaining_processes(config) -> None:
     first, second = report(0), report(1)
-    cousins = dataclasses.replace(first, same_command_pids=[101])
-    assert failed(config, [cousins, second]) == []
-    stranger = dataclasses.replace(first, same_command_pids=[101, 77])
-    (found,) = check_reports(config, [stranger, second])
+    same_run = dataclasses.replace(first, same_command_pids=[101])
+    assert failed(config, [same_run, second]) == []
+    other_run = dataclasses.replace(first, same_command_pids=[101, 77])
+    (found,) = check_reports(config, [other_run, second])
     assert found.consequence is Consequence.warn
     assert "77 on a were left" in found.sentence
     # the same number on another node is another process
@@ -159,7 +161,7 @@ def test_relatives_are_not_left_over(config) -> None:
 @pytest.mark.parametrize(
     ("free", "has_one", "ok"), [(199, False, False), (200, False, True), (100, True, True)]
 )
-def test_a_disk_takes_two_checkpoints(free, has_one, ok) -> None:
+def test_a_disk_must_have_space_for_two_checkpoints(free, has_one, ok) -> None:
     found = preflight_checks.check_disk_space("a", "runs/x", free, 100, has_one)
     assert [one.consequence for one in found] == ([] if ok else [Consequence.refuse])
 
@@ -167,16 +169,16 @@ def test_a_disk_takes_two_checkpoints(free, has_one, ok) -> None:
 @pytest.mark.parametrize(
     ("bounds", "skew"), [((-0.1, 0.2), 0.0), ((3.0, 3.1), 3.0), ((-9.0, -4.0), -4.0)]
 )
-def test_only_a_certain_skew_counts(bounds, skew) -> None:
+def test_a_skew_below_its_uncertainty_is_ignored(bounds, skew) -> None:
     found = preflight_checks.check_clock(report(1, "b"), bounds, 1.0)
     assert [one.measured for one in found] == ([skew] if skew else [])
 
 
-def test_reports_travel_as_json() -> None:
+def test_json_round_trip() -> None:
     one = dataclasses.replace(report(3, links=[dp(1, [0])]), nccom=1.0)
     assert preflight_checks.parse_rank_report(dataclasses.asdict(one)) == one
 
 
-def test_the_document_tells_what_follows_from_each_check() -> None:
+def test_the_document_lists_the_consequence_of_each_check() -> None:
     rows = re.findall(r"^\| `(\w+)` .*\| (\w+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     assert dict(rows) == {check: one.value for check, one in CONSEQUENCES.items()}

@@ -1,4 +1,4 @@
-"""The store that the processes of one machine meet in."""
+"""Rendezvous of the processes on one machine."""
 
 from datetime import timedelta
 
@@ -7,31 +7,31 @@ from torch.distributed import TCPStore
 from hlat.recovery.rendezvous import LocalRendezvous
 
 
-def test_the_store_is_where_it_says_and_every_round_begins_anew() -> None:
-    meeting = LocalRendezvous("x")
-    first = meeting.next_rendezvous()
+def test_the_store_is_at_its_endpoint_and_each_round_has_a_new_prefix() -> None:
+    rendezvous = LocalRendezvous("x")
+    first = rendezvous.next_rendezvous()
     assert (first.rank, first.world_size) == (0, 1)
     first.store.set("key", "value")
-    place = first.bootstrap_store_info
-    assert place.master_addr == "127.0.0.1"
+    store_info = first.bootstrap_store_info
+    assert store_info.master_addr == "127.0.0.1"
     client = TCPStore(
-        place.master_addr,
-        place.master_port,
+        store_info.master_addr,
+        store_info.master_port,
         is_master=False,
         wait_for_workers=False,
         timeout=timedelta(seconds=10),
     )
     assert client.get("x/1/key") == b"value"
-    second = meeting.next_rendezvous()
-    assert second.bootstrap_store_info == place
+    second = rendezvous.next_rendezvous()
+    assert second.bootstrap_store_info == store_info
     assert not second.store.check(["key"])
 
 
-def test_nobody_joins_and_nothing_ends_it() -> None:
-    meeting = LocalRendezvous("x")
-    meeting.set_closed()
-    assert not meeting.is_closed()
-    assert meeting.num_nodes_waiting() == 0
-    assert meeting.shutdown()
-    assert (meeting.get_backend(), meeting.get_run_id()) == ("static", "x")
-    assert meeting.use_agent_store
+def test_no_node_joins_and_the_rendezvous_never_closes() -> None:
+    rendezvous = LocalRendezvous("x")
+    rendezvous.set_closed()
+    assert not rendezvous.is_closed()
+    assert rendezvous.num_nodes_waiting() == 0
+    assert rendezvous.shutdown()
+    assert (rendezvous.get_backend(), rendezvous.get_run_id()) == ("static", "x")
+    assert rendezvous.use_agent_store

@@ -1,4 +1,4 @@
-"""Who is wrong, by what all ranks tell of copies that differ."""
+"""Faulty ranks found from the replica mismatches of all ranks."""
 
 import json
 from dataclasses import asdict
@@ -13,7 +13,7 @@ NAMES = [f"weights/{letter}" for letter in "abcde"]
 
 
 class Engine:
-    """One rank of several, of which all have found the same."""
+    """Engine of rank 0; all ranks find the same mismatches."""
 
     def __init__(self, size: int, found: list[ReplicaMismatch]) -> None:
         self.size, self.found = size, found
@@ -31,7 +31,7 @@ class Engine:
 
 
 class Tracker:
-    """Keeps events."""
+    """List of events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, int, dict[str, Any]]] = []
@@ -40,30 +40,32 @@ class Tracker:
         self.events.append((event, step, details))
 
 
-def test_copies_that_agree_are_saved() -> None:
+def test_equal_replicas_are_saved() -> None:
     tracker = Tracker()
     assert replica_verification.verify_replicas(Engine(4, []), tracker, 7)
     assert not tracker.events
 
 
-def test_the_rank_that_most_others_contradict_is_told_with_its_node(capsys, monkeypatch) -> None:
+def test_the_rank_that_differs_from_most_others_is_reported_with_its_node(
+    capsys, monkeypatch
+) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "trn-7")
     tracker = Tracker()
     found = [ReplicaMismatch(name, [0, 2, 4, 6], [4]) for name in NAMES]
     assert not replica_verification.verify_replicas(Engine(8, found), tracker, 7)
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     sentence = (
         "rank 4: its replicas of weights/a, weights/b, weights/c and 2 more differ from those of "
         "most other ranks"
     )
-    assert told == (
+    assert reported == (
         f"hlat: node trn-7 is unhealthy: {sentence}; exclude it and start the same command again\n"
     )
     detail = {"host": "trn-7", "ranks": [4], "reasons": [sentence]}
     assert tracker.events == [("exclude", 7, detail)]
 
 
-def test_of_two_nobody_is_accused() -> None:
+def test_a_mismatch_of_two_ranks_is_not_attributed() -> None:
     tracker = Tracker()
     with pytest.raises(replica_verification.ReplicaMismatchError) as error:
         replica_verification.verify_replicas(
@@ -75,11 +77,11 @@ def test_of_two_nobody_is_accused() -> None:
     assert not tracker.events
 
 
-def test_who_is_known_to_be_wrong_ends_the_run_whatever_else_differs() -> None:
+def test_a_faulty_rank_is_found_among_unclear_mismatches() -> None:
     some = [ReplicaMismatch(NAMES[0], [0, 1], []), ReplicaMismatch(NAMES[1], [1, 3, 5], [3])]
-    told = json.loads(
+    reported = json.loads(
         json.dumps([[f"n{rank}", [asdict(one) for one in some]] for rank in range(6)])
     )
-    found, unclear = replica_verification.find_mismatched_ranks(told)
+    found, unclear = replica_verification.find_mismatched_ranks(reported)
     assert {(one.host, one.rank) for one in found} == {("n3", 3)}
     assert unclear == "ranks 0, 1 have different replicas of weights/a"

@@ -1,4 +1,4 @@
-"""The first signal is remembered, the second obeyed, and handlers come back."""
+"""The first signal is recorded, the second acts, and handlers are restored."""
 
 import signal
 import time
@@ -9,7 +9,7 @@ from hlat.recovery.signal_handler import SignalHandler
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_remembered(number):
+def test_the_first_signal_is_recorded(number):
     before = signal.getsignal(number)
     with SignalHandler() as interruption:
         assert interruption.signal_name is None
@@ -29,7 +29,7 @@ def test_a_notice_after_the_run_does_not_end_the_process():
 
 
 @pytest.mark.usefixtures("_ctrl_c_acts")
-def test_an_echo_is_not_a_second_signal(monkeypatch):
+def test_a_duplicate_is_not_a_second_signal(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("hlat.recovery.signal_handler.time.monotonic", lambda: now[0])
     with SignalHandler(duplicate_window_s=2.0) as interruption:
@@ -43,7 +43,7 @@ def test_an_echo_is_not_a_second_signal(monkeypatch):
 
 @pytest.fixture
 def _ctrl_c_acts():
-    """As in a terminal; a process that a shell started in the background ignores it."""
+    """Handle SIGINT as in a terminal; a shell's background processes ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

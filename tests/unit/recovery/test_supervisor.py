@@ -1,4 +1,4 @@
-"""What supervisors say of a failure, and who clears away what dead ones have left."""
+"""Failure reasons of supervisors, and cleanup after dead supervisors."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ from hlat.config.resolve import resolve_config
 from hlat.recovery.supervisor import Supervisor, _make_records_dir, launch_workers
 
 
-def test_folders_of_dead_supervisors_go_and_those_of_others_stay(tmp_path, monkeypatch):
+def test_only_directories_of_dead_supervisors_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in (
         "hlat-supervisor-dead",
@@ -78,8 +78,10 @@ def test_processes_of_dead_supervisors_are_ended(tmp_path, monkeypatch):
 def test_workers_start_with_the_variables_of_compiler_and_recipe(
     compose, small, tmp_path, monkeypatch
 ):
-    words = ("compiler=neuron_2_33", "precision=bf16_sr", f"run.root={tmp_path}")
-    config = resolve_config(compose(*small, *words, "+compiler.environment.MALLOC_ARENA_MAX='64'"))
+    overrides = ("compiler=neuron_2_33", "precision=bf16_sr", f"run.root={tmp_path}")
+    config = resolve_config(
+        compose(*small, *overrides, "+compiler.environment.MALLOC_ARENA_MAX='64'")
+    )
     environment = {}
 
     def supervise() -> ExitCode:
@@ -94,15 +96,15 @@ def test_workers_start_with_the_variables_of_compiler_and_recipe(
     assert not expected.items() <= os.environ.items()
 
 
-def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
+def test_a_kill_for_lack_of_memory_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("hlat.recovery.supervisor._count_oom_kills", lambda: 3)
     failures = {1: SimpleNamespace(exitcode=-signal.SIGKILL)}
-    for before, told in ((3, "SIGKILL"), (2, "SIGKILL (out of memory)")):
+    for before, cause in ((3, "SIGKILL"), (2, "SIGKILL (out of memory)")):
         supervisor = SimpleNamespace(
             _hang_reason=None, _num_oom_kills=before, _records_dir=tmp_path
         )
         reason = Supervisor._diagnose_failure(supervisor, failures).reason
-        assert reason == f"rank 1 was killed by {told}"
+        assert reason == f"rank 1 was killed by {cause}"
 
 
 @pytest.mark.parametrize(
@@ -115,8 +117,8 @@ def test_a_kill_for_want_of_memory_is_told(tmp_path, monkeypatch):
         ({1: -signal.SIGBUS}, "rank 1 was killed by SIGBUS (a mapped file was truncated, or its"),
     ],
 )
-def test_the_cause_is_told_and_not_what_followed(tmp_path, codes, reason):
-    """TorchElastic ends the peers of a rank that raised; peers of a killed one raise themselves."""
+def test_the_cause_is_reported_and_not_its_consequences(tmp_path, codes, reason):
+    """Distinguish ranks that TorchElastic ended after an exception from ranks that were killed."""
     record = {"time": 1.0, "problems": None, "trace": "Traceback\nValueError: no\n"}
     (tmp_path / "0.json").write_text(json.dumps(record))
     supervisor = SimpleNamespace(_hang_reason=None, _num_oom_kills=0, _records_dir=tmp_path)
