@@ -214,7 +214,7 @@ def test_bf16_runs_in_bf16() -> None:
 
 
 def pack_documents() -> tuple[Tensor, Tensor]:
-    """Return rows of pack_documents documents, and the document id of each token."""
+    """Return rows of packed documents, and the document id of each token."""
     tokens = torch.randint(0, EOS, (len(PACKED), 40))
     for row, lengths in zip(tokens, PACKED, strict=True):
         row[np.cumsum(lengths[:-1]) - 1] = EOS

@@ -44,7 +44,7 @@ def test_parse_output(output: str, found: float | str) -> None:
 
 @pytest.fixture
 def fake_nccom_test(tmp_path: Path, monkeypatch):
-    """Put a fake_nccom_test nccom-test on PATH that records its arguments and runs the given commands."""
+    """Put an nccom-test on PATH that records its arguments and runs the given commands."""
 
     def make(commands: str) -> Path:
         path = tmp_path / "nccom-test"

@@ -21,33 +21,27 @@ def spikes(detector, norms):
     return found
 
 
-def build_detector(window, rollback_after=1000, recent=()):
+def new_detector(window, rollback_after=1000, recent=()):
     return SpikeDetector(RecoveryConfig(spike_window=window, rollback_after=rollback_after), recent)
 
 
 def test_a_spike_exceeds_the_running_average_by_the_margin():
-    detector = build_detector(20)
+    detector = new_detector(20)
     assert not any(spikes(detector, [1.0] * 20))
     assert spikes(detector, [1.09, 1.2]) == [False, True]
     assert detector.average_grad_norm == pytest.approx(1.0045)
 
 
 def test_nothing_is_a_spike_while_the_window_fills():
-    assert spikes(build_detector(3), (1.0, 9.0, 1.0, 9.0)) == [False, False, False, True]
+    assert spikes(new_detector(3), (1.0, 9.0, 1.0, 9.0)) == [False, False, False, True]
 
 
 def test_old_values_leave_the_window():
-    assert spikes(build_detector(2), (5.0, 5.0, 1.0, 1.0, 1.2)) == [
-        False,
-        False,
-        False,
-        False,
-        True,
-    ]
+    assert spikes(new_detector(2), (5.0, 5.0, 1.0, 1.0, 1.2)) == [False, False, False, False, True]
 
 
 def test_a_high_loss_is_bad_but_no_spike():
-    detector = build_detector(2)
+    detector = new_detector(2)
     for step, loss in enumerate((1.0, 1.0, 1.2), 1):
         detector.update(step, metrics(loss=loss))
     assert not detector.is_spike
@@ -64,23 +58,23 @@ def test_finite(bad):
 
 def test_a_resumed_run_gives_the_same_verdicts():
     norms = [1.0, 1.0, 1.0, 5.0, 9.0, 20.0, 40.0, 1.0]
-    whole = build_detector(2, rollback_after=4)
+    whole = new_detector(2, rollback_after=4)
     verdicts = [whole.update(step, metrics(norm)) for step, norm in enumerate(norms)]
     assert verdicts == [False] * 6 + [True, False]
     for cut in range(2, 8):
         seen = [(step, metrics(norm)) for step, norm in enumerate(norms[:cut])]
-        resumed = build_detector(2, rollback_after=4, recent=seen)
+        resumed = new_detector(2, rollback_after=4, recent=seen)
         rest = [resumed.update(step, metrics(norms[step])) for step in range(cut, 8)]
         assert rest == verdicts[cut:]
 
 
 def test_nan_does_not_enter_the_average():
-    detector = build_detector(2)
+    detector = new_detector(2)
     assert spikes(detector, [1.0, 1.0, math.nan, 2.0]) == [False, False, False, True]
 
 
 def test_a_run_is_lost_after_consecutive_bad_steps():
-    detector = build_detector(20, rollback_after=3)
+    detector = new_detector(20, rollback_after=3)
     rises = [1.0] * 20 + [2.0, 3.0, 1.0] + [4.0, 5.0, 6.0]
     verdicts = [detector.update(step, metrics(norm)) for step, norm in enumerate(rises, 1)]
     assert verdicts == [False] * 25 + [True]
@@ -88,13 +82,13 @@ def test_a_run_is_lost_after_consecutive_bad_steps():
 
 
 def test_gradients_that_are_not_finite_are_bad_steps():
-    detector = build_detector(20, rollback_after=3)
+    detector = new_detector(20, rollback_after=3)
     verdicts = [detector.update(step, metrics(math.nan, math.nan)) for step in (1, 2, 3)]
     assert verdicts == [False, False, True]
 
 
 def test_weights_that_are_not_finite_are_lost_at_once():
-    assert build_detector(20).update(7, metrics(param_norm=math.inf))
+    assert new_detector(20).update(7, metrics(param_norm=math.inf))
 
 
 def test_a_lasting_jump_is_detected_before_the_average_follows():
