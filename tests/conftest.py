@@ -1,5 +1,4 @@
-"""What all tests share: a frozen corpus, composition in process, a run small enough for a
-second."""
+"""Common fixtures: a frozen corpus, composition in process, and a run of a second."""
 
 import contextlib
 import copy
@@ -64,14 +63,14 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _forget_environment_values() -> None:
+def _reset_recorded_values() -> None:
     """Redact only the values of variables that the test itself uses."""
     redaction._VALUES = redaction.RecordedValues()
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with code.arrow, prose.arrow and data.arrow."""
+    """Prepare a directory with code.arrow, prose.arrow and data.arrow."""
     root = tmp_path_factory.mktemp("corpus")
     rows = [
         json.loads(line)
@@ -92,7 +91,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small(corpus: Path) -> list[str]:
-    """Overrides for a run of 20 steps on the frozen corpus that takes about a second."""
+    """Return overrides for a run of 20 steps on the frozen corpus, of about a second."""
     return [
         "model.num_layers=2",
         "model.hidden_size=64",
@@ -116,7 +115,7 @@ def compose() -> Callable[..., DictConfig]:
     """Compose a configuration from overrides, as the command line does."""
     composition.register_configs()
 
-    @functools.lru_cache(100)  # composing takes thirty times as long as a copy, of 0.3 MB
+    @functools.lru_cache(100)  # composing is thirty times slower than a copy, of 0.3 MB
     def composed(*overrides: str) -> DictConfig:
         with initialize_config_dir(config_dir=str(find_package_dir("conf")), version_base="1.3"):
             return hydra_compose("config", list(overrides))
@@ -126,7 +125,7 @@ def compose() -> Callable[..., DictConfig]:
 
 @pytest.fixture
 def hlat(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-    """Run `python -m hlat.<entry>` in a folder of its own."""
+    """Run `python -m hlat.<entry>` in a temporary directory."""
 
     def run(entry: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", f"hlat.{entry}", *arguments]

@@ -35,7 +35,7 @@ def test_a_group_is_in_conf_schema_and_code(group: str) -> None:
     assert (REPOSITORY / "hlat" / CODE.get(group, group)).exists()
 
 
-def test_conf_holds_groups_and_experiments_only() -> None:
+def test_conf_contains_groups_and_experiments_only() -> None:
     folders = {path.name for path in (REPOSITORY / "conf").iterdir() if path.is_dir()} - {
         "__pycache__"
     }

@@ -1,4 +1,4 @@
-"""What the documents promise exists: commands compose, links lead somewhere, folders are named."""
+"""Documents are consistent with the code: commands compose, link targets and paths exist."""
 
 import ast
 import builtins
@@ -30,7 +30,7 @@ DOCUMENTS = sorted(
 
 
 def _commands(*prefixes: str) -> list[tuple[str, str]]:
-    """Return the (document, command) pairs of all code blocks whose command has a prefix."""
+    """Return the (document, command) pairs of all commands with a prefix in code blocks."""
     return [
         (str(document.relative_to(REPOSITORY)), command)
         for document in DOCUMENTS
@@ -88,7 +88,7 @@ def test_entries_exist(document: str, command: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_internal_links_lead_somewhere(document: Path) -> None:
+def test_targets_of_internal_links_exist(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
         if not re.match(r"[a-z]+:", target):
             assert (document.parent / target).exists(), f"{document}: {target}"

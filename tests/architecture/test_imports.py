@@ -113,7 +113,7 @@ def _internal(imports: set[str]) -> set[str]:
 
 
 def _package(module: str) -> str:
-    """Return the package or top-level module of a module; a `__main__` is a node of its own."""
+    """Return the package or top-level module of a module; a `__main__` is a separate node."""
     if module.endswith("__main__"):
         return module
     return "config" if SPECS.fullmatch(module) else module.partition(".")[0]
@@ -159,7 +159,7 @@ def test_no_cycles_between_packages() -> None:
     assert not cycle, f"packages import each other: {' -> '.join(cycle)}"
 
 
-def test_the_engines_never_meet() -> None:
+def test_engines_do_not_import_each_other() -> None:
     for module, file in MODULES.items():
         for one, other in (("engine.native", "engine.nxd"), ("engine.nxd", "engine.native")):
             if module.startswith(one):
@@ -167,7 +167,7 @@ def test_the_engines_never_meet() -> None:
 
 
 @pytest.mark.parametrize("library", sorted(FENCES))
-def test_library_stays_behind_its_fence(library: str) -> None:
+def test_library_is_imported_only_where_allowed(library: str) -> None:
     for module, file in MODULES.items():
         uses = any(name.split(".")[0] == library for name in _imports(file))
         is_entry = module.endswith("__main__") and FENCES[library] >= ENTRIES
@@ -181,7 +181,7 @@ def test_library_stays_behind_its_fence(library: str) -> None:
         )
 
 
-def test_every_foreign_library_has_a_fence_or_is_numpy() -> None:
+def test_every_external_library_is_restricted_or_numpy() -> None:
     for module, file in MODULES.items():
         foreign = (
             {name.split(".")[0] for name in _imports(file)}
@@ -205,14 +205,14 @@ def test_launchers_need_no_torch() -> None:
         assert names - set(sys.stdlib_module_names) <= allowed, file
 
 
-def test_model_knows_nothing_of_processes() -> None:
+def test_model_does_not_depend_on_processes() -> None:
     for file in (REPOSITORY / "hlat/model").glob("*.py"):
         for name in _imports(file):
             assert not re.search(r"distributed|engine", name), f"{file}: {name}"
 
 
 def test_no_code_names_an_accelerators_library() -> None:
-    """The device comes from torch or the configuration; only hardware presets name vendors."""
+    """Check that code gets the device from torch or the configuration; only presets name vendors."""
     for file in MODULES.values():
         for node in ast.walk(ast.parse(file.read_text())):
             text = node.attr if isinstance(node, ast.Attribute) else getattr(node, "value", None)

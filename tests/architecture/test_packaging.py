@@ -1,4 +1,4 @@
-"""The package map names every folder, so that a wheel holds what a checkout holds."""
+"""The package map names every directory, so that a wheel contains all files of a checkout."""
 
 import configparser
 import os
@@ -87,7 +87,7 @@ def test_everything_that_gets_installed_is_pinned() -> None:
 
 
 def test_an_editable_install_survives_a_checkout_in_the_working_directory(tmp_path: Path) -> None:
-    """A directory named hlat without __init__.py, the checkout, is no namespace package."""
+    """Import the package and not the checkout hlat/ without __init__.py as a namespace package."""
     build = f"import build_backend; build_backend.build_editable({str(tmp_path)!r})"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "supply_chain")}
     subprocess.run([sys.executable, "-c", build], cwd=REPOSITORY, env=environment, check=True)

@@ -91,7 +91,7 @@ def test_compiled_and_eager_agree(build, batches, recipe, tolerance):
         assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=tolerance)
 
 
-def test_a_machine_without_a_compiler_says_so_before_the_first_step(build, monkeypatch):
+def test_a_missing_compiler_is_reported_before_the_first_step(build, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setenv("CXX", "my-c++")
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler, and there is no my-c\+\+"):

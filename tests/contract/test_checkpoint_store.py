@@ -1,7 +1,6 @@
-"""What every checkpoint store promises: nothing committed is ever lost or silently wrong.
+"""Contract of checkpoint stores: nothing committed is ever lost or silently wrong.
 
-Every test runs twice: on a folder of the disk, and on the same folder as a store that knows neither
-rename nor flush, by its file: URL.
+Every test runs twice: on a local directory, and by its file: URL as a store without rename and flush.
 """
 
 import builtins
@@ -43,7 +42,7 @@ FILES = ["rank_00000.safetensors", "state.json", "manifest.json", "COMMITTED"]
 
 @pytest.fixture(autouse=True, params=["disk", "elsewhere"])
 def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the functions under test get and give URLs, which the test itself never sees."""
+    """Return True if the functions under test are wrapped to get and return URLs."""
     if request.param == "elsewhere":
         for function in (
             save_checkpoint,
@@ -82,12 +81,12 @@ def as_path(value: Any) -> Any:
 on_disk = pytest.mark.parametrize("elsewhere", ["disk"], indirect=True)
 
 
-def whole(name: str, tensor: torch.Tensor) -> TensorChunk:
+def full_chunk(name: str, tensor: torch.Tensor) -> TensorChunk:
     shape = tuple(tensor.shape)
     return TensorChunk(name, shape, (0,) * len(shape), shape, tensor)
 
 
-def cut(name: str, tensor: torch.Tensor, *boxes: tuple[slice, ...]) -> list[TensorChunk]:
+def split_chunks(name: str, tensor: torch.Tensor, *boxes: tuple[slice, ...]) -> list[TensorChunk]:
     chunks = []
     for box in boxes:
         part = tensor[box]
@@ -113,14 +112,14 @@ def make_state(seed: int) -> State:
 
 
 def save_state(folder: Path, step: int) -> Path:
-    chunks = [whole(name, tensor) for name, tensor in make_state(step).items()]
+    chunks = [full_chunk(name, tensor) for name, tensor in make_state(step).items()]
     return save_checkpoint(folder, step, chunks, {"step": step, "data": {"cursors": [step, 2]}})
 
 
-def assert_holds(path: Path, step: int) -> None:
+def assert_contains(path: Path, step: int) -> None:
     expected = make_state(step)
     found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
-    load_checkpoint(path, [whole(name, tensor) for name, tensor in found.items()])
+    load_checkpoint(path, [full_chunk(name, tensor) for name, tensor in found.items()])
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
         assert torch.equal(found[name], tensor), name
@@ -131,27 +130,29 @@ def temporary_folders(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".tmp-")]
 
 
-def test_state_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_state_is_restored_bit_exactly(tmp_path: Path) -> None:
     path = save_state(tmp_path / "checkpoints", 1000)
     assert path == tmp_path / "checkpoints" / "step_00001000"
     verify_checkpoint(path)
     assert sorted(entry.name for entry in path.iterdir()) == sorted(FILES)
-    assert_holds(path, 1000)
+    assert_contains(path, 1000)
     assert find_newest_valid(tmp_path / "checkpoints") == (path, [])
 
 
-def test_special_values_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_special_values_are_restored_bit_exactly(tmp_path: Path) -> None:
     bits = torch.tensor([0x7FC00001, 0x7F800000, -0x80000000, 1], dtype=torch.int32)
-    path = save_checkpoint(tmp_path, 1, [whole("weights/special", bits.view(torch.float32))], {})
+    path = save_checkpoint(
+        tmp_path, 1, [full_chunk("weights/special", bits.view(torch.float32))], {}
+    )
     found = torch.zeros(4)
-    load_checkpoint(path, [whole("weights/special", found)])
+    load_checkpoint(path, [full_chunk("weights/special", found)])
     assert torch.equal(found.view(torch.int32), bits)
 
 
 def test_saving_what_was_restored_gives_the_same_bytes(tmp_path: Path) -> None:
     first = save_state(tmp_path / "first", 3)
     found = {name: torch.zeros_like(tensor) for name, tensor in make_state(3).items()}
-    chunks = [whole(name, tensor) for name, tensor in found.items()]
+    chunks = [full_chunk(name, tensor) for name, tensor in found.items()]
     load_checkpoint(first, chunks)
     second = save_checkpoint(tmp_path / "second", 3, chunks, load_state_json(first))
     for name in FILES:
@@ -160,7 +161,7 @@ def test_saving_what_was_restored_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_restore_fills_a_view_of_another_shape_and_strides(tmp_path: Path) -> None:
     values = torch.arange(24.0).reshape(4, 6)
-    path = save_checkpoint(tmp_path, 1, [whole("weights/w", values)], {})
+    path = save_checkpoint(tmp_path, 1, [full_chunk("weights/w", values)], {})
     memory = torch.zeros(2, 2, 6, 2)
     view = memory[..., 0]
     load_checkpoint(path, [TensorChunk("weights/w", (4, 6), (0, 0), (4, 6), view)])
@@ -170,16 +171,16 @@ def test_restore_fills_a_view_of_another_shape_and_strides(tmp_path: Path) -> No
 
 def test_restore_converts_to_the_dtype_of_the_chunk(tmp_path: Path) -> None:
     values = torch.randn(5, generator=torch.Generator().manual_seed(0))
-    path = save_checkpoint(tmp_path, 1, [whole("weights/w", values)], {})
+    path = save_checkpoint(tmp_path, 1, [full_chunk("weights/w", values)], {})
     found = torch.zeros(5, dtype=torch.bfloat16)
-    load_checkpoint(path, [whole("weights/w", found)])
+    load_checkpoint(path, [full_chunk("weights/w", found)])
     assert torch.equal(found, values.bfloat16())
 
 
 def test_restore_fills_parameters_that_need_gradients(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, [whole("weights/w", torch.ones(3))], {})
+    path = save_checkpoint(tmp_path, 1, [full_chunk("weights/w", torch.ones(3))], {})
     parameter = torch.nn.Parameter(torch.zeros(3))
-    load_checkpoint(path, [whole("weights/w", parameter)])
+    load_checkpoint(path, [full_chunk("weights/w", parameter)])
     assert parameter.tolist() == [1, 1, 1]
 
 
@@ -197,15 +198,15 @@ LAYOUTS = {"whole": [(slice(0, 9), slice(0, 7))], "rows": ROWS, "columns": COLUM
 @pytest.mark.parametrize("saved", LAYOUTS)
 def test_a_matrix_restores_under_any_other_slicing(tmp_path: Path, saved: str, loaded: str) -> None:
     values = torch.arange(63.0).reshape(9, 7)
-    path = save_checkpoint(tmp_path, 1, cut("weights/w", values, *LAYOUTS[saved]), {})
+    path = save_checkpoint(tmp_path, 1, split_chunks("weights/w", values, *LAYOUTS[saved]), {})
     found = torch.full((9, 7), -1.0)
-    load_checkpoint(path, cut("weights/w", found, *LAYOUTS[loaded]))
+    load_checkpoint(path, split_chunks("weights/w", found, *LAYOUTS[loaded]))
     assert torch.equal(found, values)
 
 
 def test_a_single_slice_restores_alone(tmp_path: Path) -> None:
     values = torch.arange(63.0).reshape(9, 7)
-    path = save_checkpoint(tmp_path, 1, cut("weights/w", values, *ROWS), {})
+    path = save_checkpoint(tmp_path, 1, split_chunks("weights/w", values, *ROWS), {})
     part = torch.zeros(3, 2)
     load_checkpoint(path, [TensorChunk("weights/w", (9, 7), (4, 5), (3, 2), part)])
     assert torch.equal(part, values[4:7, 5:7])
@@ -213,13 +214,13 @@ def test_a_single_slice_restores_alone(tmp_path: Path) -> None:
 
 def test_restore_names_everything_that_does_not_fit_and_fills_nothing(tmp_path: Path) -> None:
     path = save_checkpoint(
-        tmp_path, 1, [whole("weights/a", torch.ones(2)), whole("b", torch.ones(2, 3))], {}
+        tmp_path, 1, [full_chunk("weights/a", torch.ones(2)), full_chunk("b", torch.ones(2, 3))], {}
     )
     found = torch.zeros(2)
     chunks = [
-        whole("weights/a", found),
-        whole("b", torch.zeros(3, 2)),
-        whole("weights/c", torch.zeros(4)),
+        full_chunk("weights/a", found),
+        full_chunk("b", torch.zeros(3, 2)),
+        full_chunk("weights/c", torch.zeros(4)),
     ]
     with pytest.raises(ConfigError) as error:
         load_checkpoint(path, chunks)
@@ -232,21 +233,21 @@ def test_restore_names_everything_that_does_not_fit_and_fills_nothing(tmp_path: 
 @pytest.mark.parametrize(
     ("chunks", "message"),
     [
-        (cut("w", torch.zeros(9, 7), *ROWS[:2]), "do not cover"),
-        (cut("w", torch.zeros(9, 7), *ROWS, ROWS[1]), "do not cover"),
+        (split_chunks("w", torch.zeros(9, 7), *ROWS[:2]), "do not cover"),
+        (split_chunks("w", torch.zeros(9, 7), *ROWS, ROWS[1]), "do not cover"),
         (
             [
-                *cut("w", torch.zeros(4), (slice(0, 2),)),
-                *cut("w", torch.zeros(4).int(), (slice(2, 4),)),
+                *split_chunks("w", torch.zeros(4), (slice(0, 2),)),
+                *split_chunks("w", torch.zeros(4).int(), (slice(2, 4),)),
             ],
             "F32 and of shape",
         ),
-        ([whole("w", torch.zeros(2, dtype=torch.complex64))], "complex64"),
+        ([full_chunk("w", torch.zeros(2, dtype=torch.complex64))], "complex64"),
         ([TensorChunk("w", (4,), (0,), (4,), torch.zeros(3))], "3 elements"),
     ],
     ids=["gap", "overlap", "dtypes", "complex", "count"],
 )
-def test_save_refuses_chunks_that_make_no_state(
+def test_save_rejects_chunks_that_form_no_state(
     tmp_path: Path, chunks: list[TensorChunk], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -261,29 +262,29 @@ def stamp(file: Path) -> tuple[int, int, int]:
 
 
 def test_a_committed_checkpoint_is_never_rewritten(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, 1, [whole("w", torch.ones(2))], {})
+    path = save_checkpoint(tmp_path, 1, [full_chunk("w", torch.ones(2))], {})
     before = {entry.name: stamp(entry) for entry in path.iterdir()}
-    assert save_checkpoint(tmp_path, 1, [whole("w", torch.zeros(2))], {}) == path
+    assert save_checkpoint(tmp_path, 1, [full_chunk("w", torch.zeros(2))], {}) == path
     assert {entry.name: stamp(entry) for entry in path.iterdir()} == before
 
 
-def test_a_damaged_checkpoint_is_set_aside_when_its_step_is_saved_again(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_renamed_when_its_step_is_saved_again(tmp_path: Path) -> None:
     for _ in range(2):
         path = save_state(tmp_path, 1)
         (path / "state.json").write_text("{}")
     save_state(tmp_path, 1)
-    assert_holds(path, 1)
+    assert_contains(path, 1)
     assert find_newest_valid(tmp_path) == (path, [])
     for number in (1, 2):
         assert (tmp_path / f"step_00000001_damaged_{number}" / "state.json").read_text() == "{}"
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the code may catch it and go on."""
+    """Simulated SIGKILL, which no code may catch."""
 
 
 class Faults:
-    """Fails the n-th step that a save takes on the disk; half of a failing write is written."""
+    """Failure of the n-th disk operation; half of a failing write is written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: int, error: BaseException) -> None:
         self.calls = 0
@@ -318,14 +319,14 @@ class Faults:
         return Torn(builtins.open(path, mode, buffering=0), self)
 
     def _create(self, filesystem: Any, path: str, mode: str, **options: Any) -> Any:
-        """As an object store that is not atomic: there is a file before it is complete."""
+        """Create a file that exists before it is complete, as in an object store that is not atomic."""
         if "w" not in mode:
             return self._upload(filesystem, path, mode, **options)
         self.check()
         return Torn(self._upload(filesystem, path, mode, **options), self)
 
     def _remove(self, filesystem: Any, path: str, recursive: bool) -> None:
-        """As many requests: some files are gone and others not yet."""
+        """Remove in several requests, so that a failure leaves some of the files."""
         names = os.listdir(path) if os.path.isdir(path) else []
         for name in names[: len(names) // 2]:
             os.unlink(os.path.join(path, name))
@@ -335,7 +336,7 @@ class Faults:
 
 
 class Torn:
-    """A file whose writes go through the faults."""
+    """File with faults in its writes."""
 
     def __init__(self, file: Any, faults: Faults) -> None:
         self._file, self._faults = file, faults
@@ -355,10 +356,10 @@ class Torn:
         self._file.write(part[len(part) // 2 :])
 
 
-def every_failure(
+def iterate_failures(
     run: Callable[[Path], object], start: Path, error: BaseException
 ) -> Iterator[Path]:
-    """Run on fresh copies of a folder, failing at the first, second, ... step, until none fails."""
+    """Run on copies of a directory; fail at the first, second, ... operation, until none fails."""
     for failing in range(1, 1000):
         folder = start.with_name(f"{start.name}_{failing}")
         shutil.copytree(start, folder)
@@ -376,17 +377,17 @@ def test_a_kill_at_any_step_of_a_save_leaves_the_old_or_the_new_checkpoint(tmp_p
     start = tmp_path / "checkpoints"
     save_state(start, 1)
     newest = []
-    for folder in every_failure(lambda folder: save_state(folder, 2), start, Killed()):
+    for folder in iterate_failures(lambda folder: save_state(folder, 2), start, Killed()):
         path, refused = find_newest_valid(folder)
         assert path is not None
         assert refused == []
         newest.append(int(path.name[-1]))
-        assert_holds(path, newest[-1])
+        assert_contains(path, newest[-1])
         save_state(folder, 3)
         prune_checkpoints(folder, 9)
         assert temporary_folders(folder) == []
-        assert_holds(folder / "step_00000001", 1)
-        assert_holds(folder / "step_00000003", 3)
+        assert_contains(folder / "step_00000001", 1)
+        assert_contains(folder / "step_00000003", 3)
     assert newest == sorted(newest)
     assert newest[0] == 1
     assert newest[-1] == 2
@@ -396,11 +397,11 @@ def test_a_kill_while_a_damaged_step_is_saved_again_keeps_the_older_one(tmp_path
     start = tmp_path / "checkpoints"
     save_state(start, 1)
     (save_state(start, 2) / "COMMITTED").unlink()
-    for folder in every_failure(lambda folder: save_state(folder, 2), start, Killed()):
+    for folder in iterate_failures(lambda folder: save_state(folder, 2), start, Killed()):
         path, _ = find_newest_valid(folder)
         assert path is not None
         newest = int(path.name[-1])
-        assert_holds(path, newest)
+        assert_contains(path, newest)
     assert newest == 2
 
 
@@ -408,22 +409,22 @@ def test_a_disk_error_at_any_step_of_a_save_leaves_nothing_behind(tmp_path: Path
     start = tmp_path / "checkpoints"
     save_state(start, 1)
     error = OSError(errno.ENOSPC, "No space left on device")
-    for folder in every_failure(lambda folder: save_state(folder, 2), start, error):
+    for folder in iterate_failures(lambda folder: save_state(folder, 2), start, error):
         assert temporary_folders(folder) == []
-        assert_holds(folder / "step_00000001", 1)
+        assert_contains(folder / "step_00000001", 1)
         path, refused = find_newest_valid(folder)
         assert path is not None
         assert refused == []
 
 
-def test_a_kill_at_any_step_of_a_prune_leaves_only_whole_checkpoints(
+def test_a_kill_at_any_step_of_a_prune_leaves_only_complete_checkpoints(
     tmp_path: Path, elsewhere: bool
 ) -> None:
     start = tmp_path / "checkpoints"
     for step in range(1, 7):
         save_state(start, step)
     (start / ".tmp-step_00000007-1").mkdir()
-    for folder in every_failure(lambda folder: prune_checkpoints(folder, 2), start, Killed()):
+    for folder in iterate_failures(lambda folder: prune_checkpoints(folder, 2), start, Killed()):
         for path in folder.glob("step_*"):
             if not elsewhere or (path / "COMMITTED").exists():
                 verify_checkpoint(path)
@@ -460,7 +461,7 @@ def test_a_real_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            save_checkpoint(tmp_path, 2, [whole("w", torch.zeros(50_000))], {})
+            save_checkpoint(tmp_path, 2, [full_chunk("w", torch.zeros(50_000))], {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
@@ -522,7 +523,7 @@ TRIALS: dict[Callable[[Path, random.Random], None], int] = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", TRIALS)
-def test_damage_to_any_file_is_noticed_and_the_previous_checkpoint_used(
+def test_damage_to_any_file_is_detected_and_the_previous_checkpoint_used(
     tmp_path: Path, elsewhere: bool, damage: Callable[[Path, random.Random], None], name: str
 ) -> None:
     random_ = random.Random(f"{damage.__name__} {name}")
@@ -544,7 +545,7 @@ def test_damage_to_any_file_is_noticed_and_the_previous_checkpoint_used(
             assert "step_00000002 is rejected" in refused[0]
         assert good.exists()
         shutil.rmtree(good)
-    assert_holds(tmp_path / "step_00000001", 1)
+    assert_contains(tmp_path / "step_00000001", 1)
 
 
 def test_an_extra_file_is_flagged(tmp_path: Path) -> None:
@@ -562,7 +563,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) 
 def test_a_checkpoint_may_be_copied_under_a_name_that_is_no_step(tmp_path: Path) -> None:
     path = save_state(tmp_path, 1).rename(tmp_path / "start_of_the_ablation")
     verify_checkpoint(path)
-    assert_holds(path, 1)
+    assert_contains(path, 1)
 
 
 def test_a_folder_without_marker_is_ignored(tmp_path: Path, elsewhere: bool) -> None:
@@ -577,14 +578,14 @@ def test_a_folder_without_marker_is_ignored(tmp_path: Path, elsewhere: bool) -> 
             read(path)
 
 
-def test_damage_is_noticed_without_verify_where_it_would_break_the_read(tmp_path: Path) -> None:
+def test_load_detects_damage_of_the_files_that_it_reads(tmp_path: Path) -> None:
     path = save_state(tmp_path, 1)
     (path / "state.json").write_text('{"step": 2}')
     with pytest.raises(CorruptCheckpointError, match=r"state\.json"):
         load_state_json(path)
     os.truncate(path / "rank_00000.safetensors", 300)
     with pytest.raises(CorruptCheckpointError, match="rank_00000"):
-        load_checkpoint(path, [whole("weights/matrix", torch.zeros(6, 8))])
+        load_checkpoint(path, [full_chunk("weights/matrix", torch.zeros(6, 8))])
 
 
 def test_there_is_no_checkpoint_in_a_missing_or_empty_folder(tmp_path: Path) -> None:
@@ -626,7 +627,7 @@ def test_prune_removes_nothing_when_no_checkpoint_is_valid(tmp_path: Path) -> No
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_prune_keeps_every_nth_step_beside_the_newest_and_tells_what_is_gone(
+def test_prune_retains_the_newest_and_every_nth_step_and_returns_removed_paths(
     tmp_path: Path, elsewhere: bool
 ) -> None:
     for step in range(1, 10):
@@ -655,7 +656,7 @@ def test_prune_does_not_read_again_what_was_just_written(
 
 
 class Payload:
-    """Pickles to code that makes a file."""
+    """Object that creates a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -673,7 +674,7 @@ def test_hostile_files_run_nothing_and_are_refused(tmp_path: Path) -> None:
     for read in (
         verify_checkpoint,
         load_state_json,
-        lambda path: load_checkpoint(path, [whole("flags", torch.zeros(3))]),
+        lambda path: load_checkpoint(path, [full_chunk("flags", torch.zeros(3))]),
     ):
         with pytest.raises(CorruptCheckpointError):
             read(path)
@@ -683,7 +684,7 @@ def test_hostile_files_run_nothing_and_are_refused(tmp_path: Path) -> None:
 
 def test_hostile_files_with_matching_hashes_run_nothing(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    path = save_checkpoint(tmp_path / "checkpoints", 1, [whole("w", torch.zeros(3))], {})
+    path = save_checkpoint(tmp_path / "checkpoints", 1, [full_chunk("w", torch.zeros(3))], {})
     manifest = json.loads((path / "manifest.json").read_bytes())
     for name in manifest["files"]:
         (path / name).unlink()
@@ -696,7 +697,7 @@ def test_hostile_files_with_matching_hashes_run_nothing(tmp_path: Path) -> None:
     with pytest.raises(CorruptCheckpointError, match="rank_00000"):
         verify_checkpoint(path)
     with pytest.raises(CorruptCheckpointError):
-        load_checkpoint(path, [whole("w", torch.zeros(3))])
+        load_checkpoint(path, [full_chunk("w", torch.zeros(3))])
     with pytest.raises(CorruptCheckpointError, match="JSON"):
         load_state_json(path)
     assert not trace.exists()

@@ -49,9 +49,7 @@ def test_cached_generation_equals_full_forward_passes(configure, settings) -> No
     engine.close()
 
 
-def test_a_document_in_a_packed_sequence_has_the_logits_that_it_has_in_its_own(
-    configure, settings
-) -> None:
+def test_packing_does_not_change_the_logits_of_a_document(configure, settings) -> None:
     engine = NativeEngine()
     engine.build(configure("model.init_std=0.1", *settings), training=False)
     model = engine.model_parts[0]

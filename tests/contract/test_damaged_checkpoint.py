@@ -1,5 +1,4 @@
-"""A checkpoint that two processes wrote: whatever is damaged, it is never loaded, and the one before
-it is."""
+"""A damaged checkpoint of two processes is never loaded, and the previous one is."""
 
 import os
 import random
@@ -34,7 +33,7 @@ SHAPE = (40, 24)
 
 
 class Pair:
-    """Two threads that act as the processes of a run."""
+    """Two threads in place of the processes of a run."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2)
@@ -97,8 +96,8 @@ def save_in_two(folder: Path, step: int) -> Path:
     return folder / f"step_{step:08}"
 
 
-class Pristine:
-    """Two checkpoints, and a fresh copy of the newer one as often as it is asked for."""
+class CheckpointPair:
+    """Two checkpoints, of which the newer one can be restored."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -112,8 +111,8 @@ class Pristine:
         shutil.copytree(self._kept, self.newer)
         return self.newer
 
-    def assert_refused(self) -> None:
-        """The newer one is never taken, nor removed; the older one is, and the reason told."""
+    def assert_rejected(self) -> None:
+        """Check that the newer one is rejected with a reason but not removed, and the older one found."""
         with pytest.raises(CorruptCheckpointError, match="step_00000002"):
             verify_checkpoint(self.newer)
         found, (reason,) = find_newest_valid(self.folder)
@@ -122,7 +121,7 @@ class Pristine:
         assert checkpoint_lookup.find_checkpoint(self.folder, None) == (self.older, [reason])
         assert self.newer.is_dir()
 
-    def assert_older_is_whole(self) -> None:
+    def assert_older_is_valid(self) -> None:
         found = {name: torch.zeros(SHAPE) for name in make_state(1)}
         load_checkpoint(self.older, [chunk for rank in (0, 1) for chunk in rows_of(found, rank)])
         assert all(torch.equal(found[name], tensor) for name, tensor in make_state(1).items())
@@ -130,14 +129,14 @@ class Pristine:
 
 
 @pytest.fixture
-def pristine(tmp_path: Path) -> Pristine:
-    made = Pristine(tmp_path / "checkpoints")
+def pristine(tmp_path: Path) -> CheckpointPair:
+    made = CheckpointPair(tmp_path / "checkpoints")
     assert sorted(path.name for path in made.newer.iterdir()) == FILES
     assert find_newest_valid(made.folder) == (made.newer, [])
     return made
 
 
-def test_a_hundred_flipped_bits_anywhere(pristine: Pristine) -> None:
+def test_a_hundred_flipped_bits(pristine: CheckpointPair) -> None:
     chance = random.Random(0)
     sizes = [(pristine.newer / name).stat().st_size for name in FILES]
     hit = set()
@@ -148,10 +147,10 @@ def test_a_hundred_flipped_bits_anywhere(pristine: Pristine) -> None:
         position = chance.randrange(8 * len(content))
         content[position // 8] ^= 1 << position % 8
         file.write_bytes(content)
-        pristine.assert_refused()
+        pristine.assert_rejected()
         hit.add(name)
     assert {"rank_00000.safetensors", "rank_00001.safetensors", "manifest.json"} <= hit
-    pristine.assert_older_is_whole()
+    pristine.assert_older_is_valid()
 
 
 def swap(folder: Path, name: str) -> None:
@@ -178,21 +177,21 @@ DAMAGES: dict[str, Callable[[Path, str], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_file_in_turn(pristine: Pristine, damage: str) -> None:
+def test_damage_to_every_file(pristine: CheckpointPair, damage: str) -> None:
     for name in FILES:
         DAMAGES[damage](pristine.renew(), name)
-        pristine.assert_refused()
-    pristine.assert_older_is_whole()
+        pristine.assert_rejected()
+    pristine.assert_older_is_valid()
 
 
-def test_a_checkpoint_without_any_of_its_files(pristine: Pristine) -> None:
+def test_a_checkpoint_without_any_of_its_files(pristine: CheckpointPair) -> None:
     folder = pristine.renew()
     for name in FILES:
         (folder / name).unlink()
-    pristine.assert_refused()
+    pristine.assert_rejected()
 
 
-def test_when_both_are_damaged_nothing_is_taken(pristine: Pristine) -> None:
+def test_no_checkpoint_is_found_if_both_are_damaged(pristine: CheckpointPair) -> None:
     for path in (pristine.older, pristine.newer):
         os.truncate(path / "rank_00001.safetensors", 100)
     found, reasons = find_newest_valid(pristine.folder)

@@ -1,5 +1,4 @@
-"""What every engine promises to the story of a run, checked on each engine that this version
-executes."""
+"""Contract of engines, checked on each engine that this version executes."""
 
 import dataclasses
 import gc
@@ -53,7 +52,7 @@ def tokens(config):
 
 @pytest.fixture
 def packed(tokens):
-    """Sequences whose micro batches of two join 0, 8, 126 and 40 documents."""
+    """Return sequences; their micro batches of two have 0, 8, 126 and 40 documents joined."""
     rows = tokens[0].tokens.copy()
     rows[rows == EOS] += 1
     rows[2:4, 5:45:10] = EOS
@@ -70,7 +69,7 @@ def _state(engine):
     return {chunk.name: chunk.tensor.detach().clone() for chunk in engine.chunks()}
 
 
-def test_initial_loss_is_that_of_a_uniform_guess(build, tokens, config):
+def test_initial_loss_is_that_of_a_uniform_distribution(build, tokens, config):
     assert build().read(build().eval_step(tokens[0])).loss == pytest.approx(
         np.log(config.model.vocab_size), abs=0.1
     )
@@ -94,13 +93,13 @@ def test_accumulation_does_not_change_the_step(build, tokens, micro_batch_size):
         assert dataclasses.astuple(one) == pytest.approx(dataclasses.astuple(other), rel=2e-6)
 
 
-def test_training_lowers_the_loss_on_what_it_saw(build, tokens):
+def test_training_lowers_the_loss_of_its_batches(build, tokens):
     engine = build()
     losses = [numbers.loss for numbers in _train(engine, tokens[:1] * 5)]
     assert losses == sorted(losses, reverse=True)
 
 
-def test_evaluation_changes_nothing_and_takes_any_number_of_sequences(build, tokens):
+def test_evaluation_changes_no_state_and_accepts_any_number_of_sequences(build, tokens):
     engine = build()
     before = _state(engine)
     whole = engine.read(engine.eval_step(tokens[0])).loss
@@ -112,7 +111,7 @@ def test_evaluation_changes_nothing_and_takes_any_number_of_sequences(build, tok
     assert all(torch.equal(before[name], tensor) for name, tensor in _state(engine).items())
 
 
-def test_evaluation_leaves_out_what_sequences_do_not_count(build, tokens):
+def test_evaluation_ignores_masked_tokens(build, tokens):
     engine, rows = build(), tokens[0].tokens
     begun = engine.read(engine.eval_step(PackedSequences(rows, num_target_tokens=8))).loss
     short = engine.read(engine.eval_step(PackedSequences(rows[:, :9].copy()))).loss
@@ -233,8 +232,8 @@ def test_document_and_loss_mask_are_independent(build, packed, document_mask, lo
 
 
 @pytest.mark.parametrize(("document_mask", "loss_mask"), MASKS)
-def test_accumulation_weighs_every_counted_token_alike(build, packed, document_mask, loss_mask):
-    """The moment after one step is the gradient times 1 - beta1."""
+def test_accumulation_weights_all_counted_tokens_equally(build, packed, document_mask, loss_mask):
+    """Compare the moments, which after one step are the gradients times 1 - beta1."""
     data = {"document_mask": document_mask, "loss_mask": loss_mask}
     whole, parts = (build(data=data, batch={"micro_batch_size": size}) for size in (8, 2))
     numbers = [engine.read(engine.train_step(packed, RATE)) for engine in (whole, parts)]
@@ -246,7 +245,7 @@ def test_accumulation_weighs_every_counted_token_alike(build, packed, document_m
             assert (found[name] - expected).norm() <= 2e-6 * expected.norm(), name
 
 
-def test_a_batch_of_which_nothing_counts_has_loss_zero(build):
+def test_a_batch_without_counted_tokens_has_loss_zero(build):
     engine = build(data={"document_mask": True, "loss_mask": True})
     rows = np.full((8, 64), EOS, np.int32)
     sequences = PackedSequences(rows, compute_document_ids(rows, EOS))
@@ -255,12 +254,12 @@ def test_a_batch_of_which_nothing_counts_has_loss_zero(build):
     assert np.isfinite(numbers.param_norm)
 
 
-def test_documents_that_nothing_asks_for_change_no_bit(build, packed):
+def test_unused_documents_change_no_bit(build, packed):
     bare = PackedSequences(packed.tokens)
     assert _train(build(), [packed, packed]) == _train(build(), [bare, bare])
 
 
-def test_a_mask_without_documents_is_our_bug(build, tokens):
+def test_a_mask_without_documents_fails_an_assertion(build, tokens):
     with pytest.raises(AssertionError):
         build(data={"loss_mask": True}).train_step(tokens[0], RATE)
 
@@ -280,8 +279,8 @@ def test_bf16_trains_under_both_masks(build, packed):
 
 @pytest.mark.slow  # 6 s per case
 @pytest.mark.parametrize("recipe", ["fp32", "mixed", "bf16_sr"])
-def test_a_closed_engine_gives_back_its_memory(compose, small, config, tokens, recipe):
-    def num_held():
+def test_close_frees_the_memory_of_an_engine(compose, small, config, tokens, recipe):
+    def count_embeddings():
         gc.collect()
         tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
         return sum(1 for tensor in tensors if tensor.shape == embeddings)
@@ -295,21 +294,21 @@ def test_a_closed_engine_gives_back_its_memory(compose, small, config, tokens, r
             f"precision={recipe}",
         )
     )
-    before = num_held()
+    before = count_embeddings()
     engine = create_engine(config)
     engine.build(config)
     engine.train_step(tokens[0], RATE)
-    assert num_held() > before
+    assert count_embeddings() > before
     engine.close()
     del engine
-    assert num_held() == before
+    assert count_embeddings() == before
 
 
 @pytest.mark.parametrize("recipe", ["fp32", "bf16", "mixed", "bf16_sr"])
-def test_weights_alone_answer_like_those_that_train(
+def test_an_engine_without_training_gives_the_same_results(
     compose, small, config, tokens, tmp_path, recipe
 ):
-    """Filled from a checkpoint of the whole state, of which they read the weights."""
+    """Load only the weights from a checkpoint of the full training state."""
     config = resolve_config(
         compose(
             *small,
@@ -347,7 +346,9 @@ def _answers(engine, sequences):
     ("recipe", "bytes_per_weight"),
     [pytest.param("fp32", 4, marks=pytest.mark.slow), ("mixed", 2)],
 )
-def test_weights_alone_take_no_other_memory(compose, small, config, recipe, bytes_per_weight):
+def test_an_engine_without_training_allocates_only_weights(
+    compose, small, config, recipe, bytes_per_weight
+):
     def storages():
         gc.collect()
         tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
@@ -376,14 +377,14 @@ def test_train_step_requires_training(build, tokens):
         build(training=False).train_step(tokens[0], RATE)
 
 
-def test_a_device_that_is_not_there_is_refused_by_name(build):
+def test_a_missing_device_is_rejected_by_name(build):
     with pytest.raises(
         ConfigError, match=r"engine\.device=neuron is not on this machine; use auto or cpu"
     ):
         build(engine={"device": "neuron"})
 
 
-def test_an_engine_whose_libraries_are_missing_is_refused_by_name(compose, small):
+def test_an_engine_without_its_libraries_is_rejected_by_name(compose, small):
     if importlib.util.find_spec("neuronx_distributed"):
         pytest.skip("neuronx_distributed is here")
     with pytest.raises(ConfigError, match=r"engine\.name=nxd needs .*neuronx_distributed"):

@@ -84,7 +84,7 @@ def sample_tokens(model: ModelConfig, num_sequences: int, length: int) -> Tensor
     return torch.randint(0, model.vocab_size, (num_sequences, length), generator=generator)
 
 
-def draw_documents(data: st.DataObject, tokens: Tensor) -> Tensor:
+def sample_documents(data: st.DataObject, tokens: Tensor) -> Tensor:
     """Return the document of each token, with documents of random lengths."""
     starts = data.draw(
         st.lists(st.booleans(), min_size=tokens.numel(), max_size=tokens.numel()), "starts"
@@ -138,7 +138,7 @@ def test_logits_loss_gradients_and_update(family: str, data: st.DataObject) -> N
     decoder = build_decoder(model, peer)
     length = data.draw(st.integers(8, MAX_LENGTH), "length")
     tokens = sample_tokens(model, 2, length)
-    documents = draw_documents(data, tokens) if data.draw(st.booleans(), "packed") else None
+    documents = sample_documents(data, tokens) if data.draw(st.booleans(), "packed") else None
     loss, expected_loss, expected_logits = compute_losses(decoder, peer, tokens, documents)
     assert compute_error(decoder.compute_logits(tokens, documents), expected_logits) < TOLERANCE
     assert compute_error(loss, expected_loss) < TOLERANCE
@@ -235,7 +235,7 @@ def generate_greedily(decoder: Decoder, prompt: Tensor, num_tokens: int) -> Tens
 
 
 def test_a_small_difference_is_found() -> None:
-    """The tolerance is below the effect of each component of a model."""
+    """Check that the tolerance is below the effect of each component of a model."""
     model: ModelConfig = DESK_MODELS["qwen3"]
     peer = build_transformers_model(model)
     decoder = build_decoder(model, peer)

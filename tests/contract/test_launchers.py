@@ -78,13 +78,13 @@ def launcher(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def base(small: list[str]) -> list[str]:
-    """Overrides of a point that shows what it would read, and trains nothing."""
+    """Return overrides of a point that prints its data and does not train."""
     return [*small, "data.preview=1"]
 
 
 @pytest.fixture
 def sweep(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    """Sweep hlat.train in a folder of its own, and return what the launcher told Hydra, by batch."""
+    """Sweep hlat.train in a temporary directory, and return the launcher's results by batch."""
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "sbatch").write_text(SBATCH)
@@ -99,7 +99,7 @@ def sweep(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swe
     )
 
 
-def multirun(words: list[str], overrides: tuple[str, ...]) -> list[list[JobReturn]]:
+def multirun(arguments: list[str], overrides: tuple[str, ...]) -> list[list[JobReturn]]:
     """Run a sweep, with `--config-dir mine` if the directory exists."""
     search_path = create_automatic_config_search_path(
         None, "hlat.train", str(find_package_dir("conf"))
@@ -109,14 +109,14 @@ def multirun(words: list[str], overrides: tuple[str, ...]) -> list[list[JobRetur
         search_path.prepend("command-line", f"file://{Path.cwd()}/mine", schema)
     hydra = Hydra.create_main_hydra2("train", search_path)
     try:
-        return hydra.multirun("config", train.main, [*words, *overrides], False)
+        return hydra.multirun("config", train.main, [*arguments, *overrides], False)
     finally:
         GlobalHydra.instance().clear()
 
 
 @pytest.mark.parametrize(("launcher_name", "overrides"), LAUNCHERS.items())
-class TestAsItIs:
-    """The tests of the suite that no task takes part in."""
+class TestUnchanged:
+    """Tests of the suite without a task function."""
 
     test_not_sweeping_hydra_overrides = suite.LauncherTestSuite.test_not_sweeping_hydra_overrides
 
@@ -144,7 +144,7 @@ def test_two_points(sweep, base, compose):
     assert first.working_dir != second.working_dir
 
 
-def test_a_key_that_is_none_stops_all_points(sweep, base):
+def test_an_unknown_key_stops_all_points(sweep, base):
     with pytest.raises(HydraException, match="boo"):
         sweep(*base, "run.seed=1,2", "boo=bar")
     assert not Path("runs").exists()
@@ -161,7 +161,7 @@ def test_two_choices(sweep, base, compose):
 
 
 @default_on("slurm")
-def test_a_choice_that_a_default_leaves_open(sweep, base):
+def test_a_mandatory_default_is_swept(sweep, base):
     write("mine/rates/slow.yaml", "lr: 1e-5\n")
     write("mine/rates/fast.yaml", "lr: 1e-2\n")
     write("mine/experiment/open.yaml", "# @package _global_\ndefaults:\n- /rates@optimizer: ???\n")
@@ -171,7 +171,7 @@ def test_a_choice_that_a_default_leaves_open(sweep, base):
 
 @default_on("slurm")
 def test_keys_that_only_a_choice_has(sweep, base):
-    """The sources of a corpus are no keys of the schema: those of `base` are its choice's."""
+    """Override sources of a corpus, which are keys of its choice and not of the schema."""
     write("mine/data/also.yaml", "defaults: [python]\nsources: {code: {weight: 0.9}}\n")
     ((first, second),) = sweep(*base, "data=python,also", "data.sources.code.text_column=text")
     assert [point.cfg.data.sources.code.weight for point in (first, second)] == [0.5, 0.9]
@@ -179,7 +179,7 @@ def test_keys_that_only_a_choice_has(sweep, base):
 
 
 @default_on("slurm")
-def test_batches_go_on_counting(sweep, base):
+def test_job_numbers_continue_across_batches(sweep, base):
     batches = sweep(*base, "hydra.sweeper.max_batch_size=2", "run.seed=1,2", "optimizer=tiny,small")
     assert [len(batch) for batch in batches] == [2, 2]
     points = [point for batch in batches for point in batch]
@@ -194,14 +194,14 @@ def test_batches_go_on_counting(sweep, base):
 
 
 @default_on("slurm")
-def test_another_name_for_the_job_changes_no_entry(sweep, base):
+def test_the_job_name_does_not_change_the_entry(sweep, base):
     ((point,),) = sweep(*base, "hydra.job.name=other")
     assert point.task_name == point.hydra_cfg.hydra.job.name == "other"
     assert point.status is JobStatus.COMPLETED
 
 
 @default_on("slurm")
-def test_the_sweeps_folder_moves_and_runs_do_not(sweep, base):
+def test_the_sweep_directory_does_not_contain_runs(sweep, base):
     ((point,),) = sweep(
         *base, "hydra.sweep.dir=mine", "hydra.sweep.subdir=${hydra.job.num}", "run.name=x"
     )
@@ -210,14 +210,14 @@ def test_the_sweeps_folder_moves_and_runs_do_not(sweep, base):
 
 
 @pytest.mark.parametrize("launcher", ["local"], indirect=True)
-def test_paths_mean_the_folder_where_the_command_was_typed(sweep, base, corpus):
+def test_paths_are_relative_to_the_working_directory(sweep, base, corpus):
     Path("texts").symlink_to(corpus)
     ((point,),) = sweep(*base, "data.root=texts", "hydra.job.chdir=true")
     assert point.status is JobStatus.COMPLETED
 
 
 @default_on("slurm")
-def test_values_of_all_kinds_arrive_as_they_are(sweep, base, corpus):
+def test_values_of_all_types_are_unchanged(sweep, base, corpus):
     names = ["a b", "it's", "c=d,e", 'say "f"']
     more = "+hardware.peak_tflops={fp32:1.5,bf16:3}"
     ((*points,),) = sweep(*base, f"run.name={','.join(map(quote, names))}", more)
@@ -231,17 +231,17 @@ def test_values_of_all_kinds_arrive_as_they_are(sweep, base, corpus):
 
 
 @default_on("slurm")
-def test_the_files_of_a_point_have_its_configuration_and_words(sweep, launcher, small, monkeypatch):
-    """On this machine it has trained, as many steps as a variable of this process says."""
+def test_files_of_a_point_have_its_configuration_and_overrides(sweep, launcher, small, monkeypatch):
+    """Check the files of a point; a local run has the number of steps of a variable."""
     name = 'it\'s a, "b"'
     monkeypatch.setenv("HOW_MANY", "2")
-    words = [
+    arguments = [
         *small,
         f"run.name={quote(name)}",
         "+hardware.peak_tflops={fp32:1e-3}",
         "run.steps=${oc.env:HOW_MANY}",
     ]
-    ((point,),) = sweep(*words)
+    ((point,),) = sweep(*arguments)
     where = {
         "local": f"runs/{name}",
         "slurm": f"runs/{name}/submissions/1",
@@ -257,7 +257,7 @@ def test_the_files_of_a_point_have_its_configuration_and_words(sweep, launcher, 
         assert json.loads((found / "words.json").read_text())["overrides"] == point.overrides
 
 
-def test_every_test_of_hydras_suite_is_held_or_left_out_for_a_reason():
+def test_every_test_of_hydras_suite_is_covered_or_omitted_for_a_reason():
     text = (REPOSITORY / "tests/contract/README.md").read_text()
     rows = re.findall(r"^\| `(\w+)\.(test_\w+)` \| (.*) \|$", text, re.MULTILINE)
     tests = {
@@ -269,33 +269,33 @@ def test_every_test_of_hydras_suite_is_held_or_left_out_for_a_reason():
     }
     assert {(owner, name) for owner, name, _ in rows} == tests
     assert len(rows) == len(tests)
-    own = {name for name in globals() if name.startswith("test_")} | {*vars(TestAsItIs)}
-    for _, _, said in rows:
-        named = re.findall(r"`(test_\w+)`", said)
-        assert {*named} <= own
-        assert named or said.startswith("omitted: ")
+    defined = {name for name in globals() if name.startswith("test_")} | {*vars(TestUnchanged)}
+    for _, _, covered_by in rows:
+        named = re.findall(r"`(test_\w+)`", covered_by)
+        assert {*named} <= defined
+        assert named or covered_by.startswith("omitted: ")
 
 
-def test_hydra_finds_them_in_an_editable_install(tmp_path):
-    """In a wheel: .ci/wheel."""
+def test_hydra_finds_the_launchers_in_an_editable_install(tmp_path):
+    """Check an editable installation; .ci/wheel checks a wheel."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    def told(*words: str) -> str:
-        command = [sys.executable, *words]
+    def run_python(*arguments: str) -> str:
+        command = [sys.executable, *arguments]
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         return done.stdout
 
-    if str(REPOSITORY) not in told("-c", "import hlat; print(hlat.__file__)"):
+    if str(REPOSITORY) not in run_python("-c", "import hlat; print(hlat.__file__)"):
         pytest.skip("this checkout is not installed with pip install -e")
-    found = told("-m", "hlat.train", "--info", "plugins")
+    found = run_python("-m", "hlat.train", "--info", "plugins")
     for plugin in ("LocalLauncher", "SlurmLauncher", "KubernetesLauncher", "SkyPilotLauncher"):
         assert len(re.findall(rf"\b{plugin}\b", found)) == 1
 
 
 def quote(text: str) -> str:
-    """A text as a value on the command line, where Hydra would read signs in it."""
+    """Quote a text as a value in the grammar of Hydra."""
     return "'" + text.replace("'", "\\'") + "'"
 
 

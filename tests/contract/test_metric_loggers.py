@@ -187,7 +187,7 @@ def test_samples_are_a_table_of_wandb(tracker_of, tmp_path: Path) -> None:
     assert rows == [[1, "", ""], [1, "a\nb", "c <d>1"], [2, "", ""], [2, "a\nb", "c <d>2"]]
 
 
-def test_samples_are_texts_of_tensorboard(tracker_of, tmp_path: Path) -> None:
+def test_samples_are_text_summaries_of_tensorboard(tracker_of, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     _log_samples(tracker_of("tensorboard"))

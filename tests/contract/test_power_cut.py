@@ -1,7 +1,7 @@
-"""A power cut at any step of a save leaves the old or the new checkpoint, whatever was not flushed.
+"""A power failure at any step of a save preserves the old or the new checkpoint.
 
-A kill leaves to the disk all that was written. A power cut takes what no flush has reached: bytes
-of files, names in folders and renames, in any combination.
+A killed process loses no written data. A power failure can lose all data that is not flushed: bytes
+of files, names in directories and renames, in any combination.
 """
 
 import builtins
@@ -14,13 +14,18 @@ import pytest
 
 from hlat.checkpoint.retention import find_newest_valid
 from hlat.storage import durable_files
-from tests.contract.test_checkpoint_store import Killed, assert_holds, every_failure, save_state
+from tests.contract.test_checkpoint_store import (
+    Killed,
+    assert_contains,
+    iterate_failures,
+    save_state,
+)
 
 LOST = [("bytes",), ("names",), ("bytes", "names")]
 
 
 class Disk:
-    """What has reached the disk under a folder, of what is done while this is the context."""
+    """Context that tracks which writes below a directory are flushed, and loses the others."""
 
     def __init__(self, folder: Path, lost: tuple[str, ...], flushes: bool = True) -> None:
         self._folder, self._lost, self._flushes = folder, lost, flushes
@@ -62,7 +67,7 @@ class Disk:
         self._patch.setattr(durable_files, "open", open_, raising=False)
 
     def __exit__(self, *_: object) -> None:
-        """Cut the power."""
+        """Lose what was not flushed."""
         self._patch.undo()
         if "bytes" in self._lost:
             for path in self._folder.rglob("*"):
@@ -75,16 +80,14 @@ class Disk:
                 self._moved(name, was)
 
     def _moved(self, source: Any, target: Any) -> None:
-        """Follow what lies in a folder that was renamed."""
+        """Update recorded names below a renamed directory."""
         self._names = [
             (Path(target) / name.relative_to(source) if name.is_relative_to(source) else name, was)
             for name, was in self._names
         ]
 
 
-def save_until_the_power_is_cut(
-    lost: tuple[str, ...], flushes: bool = True
-) -> Callable[[Path], None]:
+def save_with_power_failure(lost: tuple[str, ...], flushes: bool = True) -> Callable[[Path], None]:
     def save(folder: Path) -> None:
         with Disk(folder, lost, flushes):
             save_state(folder, 2)
@@ -93,28 +96,28 @@ def save_until_the_power_is_cut(
 
 
 @pytest.mark.parametrize("lost", LOST, ids="+".join)
-def test_it_leaves_the_old_or_the_new_checkpoint(tmp_path: Path, lost: tuple[str, ...]) -> None:
+def test_the_old_or_the_new_checkpoint_is_preserved(tmp_path: Path, lost: tuple[str, ...]) -> None:
     start = tmp_path / "checkpoints"
     save_state(start, 1)
     newest = []
-    for folder in every_failure(save_until_the_power_is_cut(lost), start, Killed()):
+    for folder in iterate_failures(save_with_power_failure(lost), start, Killed()):
         path, refused = find_newest_valid(folder)
         assert path is not None
         assert refused == []
         newest.append(int(path.name[-1]))
-        assert_holds(path, newest[-1])
+        assert_contains(path, newest[-1])
         save_state(folder, 3)
-        assert_holds(folder / "step_00000003", 3)
+        assert_contains(folder / "step_00000003", 3)
     assert newest[0] == 1
     assert newest[-1] == 2, "a save that has returned survives"
 
 
 @pytest.mark.parametrize("lost", LOST, ids="+".join)
-def test_without_flushes_it_would_not(tmp_path: Path, lost: tuple[str, ...]) -> None:
+def test_without_flushes_the_new_checkpoint_is_lost(tmp_path: Path, lost: tuple[str, ...]) -> None:
     start = tmp_path / "checkpoints"
     save_state(start, 1)
-    save = save_until_the_power_is_cut(lost, flushes=False)
-    *_, whole = every_failure(save, start, Killed())
-    path, _ = find_newest_valid(whole)
+    save = save_with_power_failure(lost, flushes=False)
+    *_, complete = iterate_failures(save, start, Killed())
+    path, _ = find_newest_valid(complete)
     assert path is not None
     assert path.name == "step_00000001", "the save returned, and what it wrote is gone"

@@ -160,7 +160,7 @@ def test_persistent_memory_equals_the_recipe(config, batches, monkeypatch):
 
 
 @built_in
-def test_it_learns(config, batches):
+def test_the_loss_decreases(config, batches):
     losses = [numbers.loss for numbers in train(build(config), batches[:1] * 6)]
     assert losses[-1] < losses[0] - 0.1
 

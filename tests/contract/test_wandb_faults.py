@@ -1,4 +1,4 @@
-"""Tests that faults of W&B's process, servers and disk neither block nor fail a run.
+"""Faults of W&B's process, servers and disk do not block or fail a run.
 
 The library is not mocked; each test uses a new process, which must be able to exit.
 """
@@ -36,7 +36,7 @@ def _outcome(what: str, folder: Path, **variables: str) -> tuple[dict[str, float
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
-def test_its_process_is_killed(tmp_path: Path) -> None:
+def test_the_wandb_process_is_killed(tmp_path: Path) -> None:
     seconds, _, errors = _outcome("killed", tmp_path)
     assert seconds["rows"] < MAX_SECONDS
     assert seconds["finish"] < MAX_SECONDS
@@ -47,7 +47,7 @@ def test_its_process_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds W&B's process in /proc")
-def test_its_process_hangs(tmp_path: Path) -> None:
+def test_the_wandb_process_hangs(tmp_path: Path) -> None:
     seconds, _, errors = _outcome("hangs", tmp_path)
     assert seconds["rows"] < MAX_SECONDS
     assert seconds["finish"] < MAX_SECONDS
@@ -55,8 +55,8 @@ def test_its_process_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_its_servers_cannot_be_reached(tmp_path: Path) -> None:
-    """With a key, and unreachable behind the port: the run is inherited offline, the key is not."""
+def test_the_wandb_servers_are_unreachable(tmp_path: Path) -> None:
+    """Log offline without an accessible server, and write the API key to no file."""
     key = "5f2d9c0a" * 5
     unreachable = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_API_KEY": key}
     seconds, output, errors = _outcome("nothing", tmp_path, **unreachable)
@@ -85,7 +85,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow  # waits for W&B
-def test_its_disk_fills_up(small_disk: Path) -> None:
+def test_the_disk_is_full(small_disk: Path) -> None:
     seconds, _, errors = _outcome("nothing", small_disk)
     assert errors.count("is full; W&B may lack rows") == 1
     assert seconds["rows"] < MAX_SECONDS

@@ -1,6 +1,6 @@
-"""A process that logs to W&B while something happens to it: `python wandb_fault.py WHAT FOLDER`.
+"""Log to W&B during a fault: `python wandb_fault.py WHAT FOLDER`.
 
-Prints how many seconds logging and finishing took.
+Print the seconds of logging and finishing.
 """
 
 import json

@@ -28,7 +28,7 @@ PATHS: dict[str, list[tuple[str, str]]] = DRAWING.parse_paths(DRAWING.PAGE.read_
 
 
 class Tracer:
-    """Runs commands of hlat and records the calls of the functions that a path names."""
+    """Runner of hlat commands that records the calls of the functions of a path."""
 
     def __init__(self, folder: Path, small: list[str], path: list[tuple[str, str]]) -> None:
         self.folder, self.small = folder, small
@@ -41,9 +41,9 @@ class Tracer:
             "HLAT_TEST_TRACE": str(settings),
         }
 
-    def run(self, *words: str) -> None:
+    def run(self, *arguments: str) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "hlat", *words],
+            [sys.executable, "-m", "hlat", *arguments],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,

@@ -67,7 +67,7 @@ def test_command_runs(command: str, folder: Path) -> None:
     assert done.stdout
 
 
-def test_commands_of_every_kind_are_found() -> None:
+def test_commands_of_all_entries_are_found() -> None:
     assert {command.split()[1] for command in COMMANDS} >= {
         *("plan", "cluster", "report", "average", "checkpoint", "export")
     }

@@ -66,7 +66,7 @@ def test_packages_are_pinned() -> None:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
+    """Build the site."""
     if any(importlib.util.find_spec(name) is None for name in ("material", "mkdocstrings")):
         pytest.skip("needs the packages of the extra `docs`: make docs")
     directory = tmp_path_factory.mktemp("site")
@@ -83,7 +83,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class _PageParser(HTMLParser):
-    """Collects the links, loaded resources and ids of a page."""
+    """Parser that collects the links, loaded resources and ids of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

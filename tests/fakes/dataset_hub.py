@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from urllib.parse import parse_qs, unquote, urlsplit
 
 
-def _describe(path: str, content: bytes) -> dict[str, object]:
+def _build_entry(path: str, content: bytes) -> dict[str, object]:
     oid = hashlib.sha1(content).hexdigest()
     return {"type": "file", "path": path, "size": len(content), "oid": oid}
 
@@ -23,7 +23,7 @@ def _list_tree(files: Mapping[str, bytes], parent: str, recursive: bool) -> list
         for directory in map(str, PurePosixPath(path).parents):
             if directory != "." and directory.startswith(parent):
                 entries[directory] = {"type": "directory", "path": directory, "size": 0, "oid": "0"}
-        entries[path] = _describe(path, content)
+        entries[path] = _build_entry(path, content)
     depth = parent.count("/")
     return [e for path, e in entries.items() if recursive or path.count("/") == depth]
 

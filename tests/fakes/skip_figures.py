@@ -1,6 +1,6 @@
 """Code for sitecustomize.py: replace the figures of reports by empty ones.
 
-Drawing them takes longer than training a small run. matplotlib is not imported before the report.
+Plotting is slower than training a small run. matplotlib is not imported before the report.
 """
 
 import sys

@@ -121,12 +121,12 @@ class _Child:
 
     @property
     def executions(self) -> int:
-        """Number of contents that were read."""
+        """Return the number of contents that were read."""
         return int.from_bytes(self._memory[:8], "little")
 
     @property
     def content(self) -> bytes:
-        """Content that was read last."""
+        """Return the content that was read last."""
         size = int.from_bytes(self._memory[8:16], "little")
         return self._memory[16 : 16 + size]
 
@@ -137,7 +137,7 @@ class _Child:
         return [Finding(kind, message, bytes.fromhex(content)) for kind, message, content in rows]
 
     def run(self, run: Callable[["_Child"], None]) -> None:
-        """Call a function with limits of the memory, in a process group of its own."""
+        """Call a function with a memory limit, in a separate process group."""
         os.setpgid(0, 0)
         self._inputs.mkdir()
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -193,7 +193,7 @@ class _Child:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # panics of Rust are no Exception
-            kind = describe(error)
+            kind = format_failure(error)
             if len(content) < self._sizes.get(kind, sys.maxsize):
                 self._sizes[kind] = len(content)
                 with self._log.open("a") as file:
@@ -277,13 +277,13 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def describe(error: BaseException) -> str:
+def format_failure(error: BaseException) -> str:
     """Return the class of an exception and the innermost line of hlat in its traceback."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(_HLAT)]
     frames = [f for f in frames if "/tests/" not in f.filename and "/.venv/" not in f.filename]
     if isinstance(error, AssertionError) and not frames:  # of a target
         return str(error).partition(":")[0]
-    place = ""
+    location = ""
     if frames:
-        place = f" at {frames[-1].filename.removeprefix(_HLAT)}:{frames[-1].lineno}"
-    return f"{type(error).__name__}{place}"
+        location = f" at {frames[-1].filename.removeprefix(_HLAT)}:{frames[-1].lineno}"
+    return f"{type(error).__name__}{location}"

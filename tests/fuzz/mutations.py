@@ -117,7 +117,7 @@ def either(*mutations: Mutate) -> Mutate:
 
 @st.composite
 def _mutate_document(draw: DrawFn, document: Any) -> Any:
-    """Change up to `MAX_CHANGES` values of a JSON document, and keep the others."""
+    """Change up to `MAX_CHANGES` values of a JSON document."""
     box = [copy.deepcopy(document)]
     for _ in range(draw(st.integers(1, MAX_CHANGES))):
         slots = [*_iterate_slots(box)]

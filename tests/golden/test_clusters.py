@@ -1,4 +1,4 @@
-"""The clusters of the presets, as ParallelCluster is told of them."""
+"""ParallelCluster configurations of the presets."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""The fully resolved configuration of every model, experiment and sweep, as it was when somebody
-last looked."""
+"""Fully resolved configurations of every model, experiment and sweep, compared with the record."""
 
 from collections.abc import Callable
 from pathlib import Path

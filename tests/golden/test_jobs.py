@@ -1,5 +1,4 @@
-"""What jobs of the presets are: the variables of every kind of node, and the script that sbatch is
-given."""
+"""Jobs of the presets: environment variables of every node type, and sbatch scripts."""
 
 import json
 from pathlib import Path
@@ -36,7 +35,7 @@ HARDWARE = sorted(file.stem for file in (find_package_dir("conf") / "hardware").
 
 
 def _config(compose, *overrides: str):
-    """What is composed, also where this version has no engine that could execute it."""
+    """Compose a configuration, also if no engine of this version can execute it."""
     return OmegaConf.to_object(compose(*overrides))
 
 
@@ -96,11 +95,11 @@ def test_every_record_belongs_to_a_preset():
     assert scripts == presets
 
 
-def test_every_record_belongs_to_a_kind_of_node():
+def test_every_record_belongs_to_a_node_type():
     assert [file.stem for file in sorted(GOLDEN.glob("*.json"))] == HARDWARE
 
 
-def test_kinds_agree_with_the_presets(compose):
+def test_node_types_agree_with_the_presets(compose):
     presets = {hardware: compose(f"hardware={hardware}").hardware for hardware in HARDWARE}
     assert NODE_TYPES.keys() <= {preset.name for preset in presets.values()}
     for preset in presets.values():
@@ -109,7 +108,7 @@ def test_kinds_agree_with_the_presets(compose):
             assert preset.network_gbit_per_s % kind.num_efa_interfaces == 0
 
 
-def test_what_the_configuration_sets_goes_first(compose):
+def test_variables_of_the_configuration_have_precedence(compose):
     mine = ["hardware=trn1_32xl", "compiler=neuron_2_28", "compiler.environment.FI_PROVIDER=tcp"]
     assert build_job_environment(_config(compose, *mine))["FI_PROVIDER"] == "tcp"
 
@@ -121,6 +120,6 @@ def test_the_papers_job(compose, tmp_path):
     assert made.run_dir == tmp_path / "runs/hlat_70b"
 
 
-def test_this_machine_runs_what_the_layout_asks_for(compose, tmp_path):
+def test_a_local_job_has_no_node_type(compose, tmp_path):
     made = build_job(_config(compose, "run.name=x", "parallelism.tp=2"), ("python",), tmp_path)
     assert (made.num_nodes, made.node_type) == (1, None)

@@ -1,4 +1,4 @@
-"""What Kubernetes is told of the paper's 70B run on every kind of node, and of its evaluation."""
+"""Kubernetes manifests of the paper's 70B run on every node type, and of its evaluation."""
 
 from pathlib import Path
 

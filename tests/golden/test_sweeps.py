@@ -1,5 +1,4 @@
-"""Every study composes into as many runs as it says, each of which can run and none of which is
-another."""
+"""Every study has the stated number of runs, which are valid and distinct."""
 
 import copy
 import functools
@@ -35,7 +34,7 @@ DEFAULT = {"beta2", "parallelism", "upsampling"}
 
 
 def points(study):
-    """The overrides of each point, as Hydra's own sweeper takes them apart."""
+    """Yield the overrides of each point, parsed like in Hydra's sweeper."""
     axes = OmegaConf.load(study).hydra.sweeper.params
     parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in axes.items()])
     values = [list(axis.sweep_string_iterator()) for axis in parsed]
@@ -45,7 +44,7 @@ def points(study):
 
 
 def runs_of(study, compose):
-    """The configuration of each point; of a study that leaves out what cannot run, of the others."""
+    """Yield the configuration of each point, without invalid ones if the study prunes them."""
     prunes = OmegaConf.select(OmegaConf.load(study), "hydra.launcher.prune", default=False)
     for point in points(study):
         try:
@@ -69,7 +68,7 @@ def load_runs(compose):
     ],
     ids=lambda file: file.stem,
 )
-def test_study_has_the_points_that_it_states(study, load_runs):
+def test_study_has_the_stated_number_of_points(study, load_runs):
     runs = load_runs(study)
     assert len(runs) == POINTS[study.stem]
     assert len({config.run.name for config in runs}) == len(runs)
@@ -140,7 +139,7 @@ def write_run(folder, losses, bits, end="finish"):
 
 
 @pytest.mark.slow  # 6 s: composes all points of all studies
-def test_studies_share_their_defaults(load_runs):
+def test_studies_have_the_same_default_run(load_runs):
     names = set()
     for name, point in (
         ("weight_decay", "optimizer.decay_norms=true"),

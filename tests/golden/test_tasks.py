@@ -1,4 +1,4 @@
-"""What SkyPilot is given of runs on several kinds of node, and of an evaluation."""
+"""SkyPilot tasks of runs on several node types, and of an evaluation."""
 
 from pathlib import Path
 

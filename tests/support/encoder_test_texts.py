@@ -1,4 +1,4 @@
-"""Texts and code points on which two encoders are most likely to differ.
+"""Strings and code points on which two encoders are most likely to differ.
 
 Libraries that read the same tokenizer.json differ on unusual text: code points of newer Unicode
 versions, runs of white space, digits, composing marks, long words. Ordinary text would not reveal
@@ -97,7 +97,7 @@ def generate_compositions() -> Iterator[str]:
 
 
 def generate_token_spellings(tokens: Iterable[str]) -> Iterator[str]:
-    """Yield texts that contain the spelling of tokens."""
+    """Yield strings that contain the spelling of tokens."""
     for token in tokens:
         yield from (token, token * 2, token[:-1], token[1:], token.upper())
         yield f"{token[:1]} {token[1:]}"
@@ -118,7 +118,7 @@ def read_embedded_texts() -> Iterator[str]:
 
 
 def generate_texts(texts_per_kind: int = TEXTS_PER_KIND) -> Iterator[str]:
-    """Yield deterministic texts of every kind, and concatenations of several kinds."""
+    """Yield deterministic strings of every kind, and concatenations of several kinds."""
     rng = random.Random(0)
     for kind in _TEXT_KINDS:
         for _ in range(texts_per_kind):

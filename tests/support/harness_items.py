@@ -1,4 +1,4 @@
-"""A model for tests beside lm-evaluation-harness, and the comparison of its items."""
+"""Model for comparisons with lm-evaluation-harness, and comparison of items."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 def write_random_model(
     path: Path, max_length: int, special_tokens: tuple[str, ...] = (), bos: str | None = None
 ) -> Path:
-    """Write a random Llama whose tokenizer has further special tokens, and adds BOS if given."""
+    """Write a random Llama and a tokenizer with more special tokens, which adds BOS if given."""
     tokenizer = tokenizers.Tokenizer.from_file(str(EMBEDDED_FILE))
     tokenizer.add_special_tokens([*special_tokens, *([bos] if bos else [])])
     names = {"eos_token": EMBEDDED_EOS_TOKEN}

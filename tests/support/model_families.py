@@ -73,7 +73,7 @@ def load_config_class(family: str) -> Any:
 
 @st.composite
 def small_models(draw: st.DrawFn, family: str) -> ModelConfig:
-    """Draw a model that has the components of a family and differs in every size.
+    """Sample a model that has the components of a family and differs in every size.
 
     With fewer units or tokens, gradients are differences of almost equal numbers. With a window of
     one position, the KV cache of transformers attends to all positions.
@@ -123,7 +123,7 @@ def small_models(draw: st.DrawFn, family: str) -> ModelConfig:
 def build_transformers_model(model: ModelConfig, seed: int = 0) -> torch.nn.Module:
     """Return a randomly initialized model of transformers, from the config.json of an export.
 
-    The initial values keep rounding errors small: inputs of norms are about one, and no softmax is
+    The initial values limit rounding errors: inputs of norms are about one, and no softmax is
     saturated.
     """
     settings = build_hf_config(model, MAX_LENGTH, 0, Dtype.fp32)

@@ -13,7 +13,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 
 @contextmanager
 def act_as_nobody() -> Iterator[None]:
-    """Have the permissions of nobody; modules must have been imported before."""
+    """Have the permissions of the user `nobody`; modules must have been imported before."""
     groups = os.getgroups()
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, 0)

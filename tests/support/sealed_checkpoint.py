@@ -1,4 +1,4 @@
-"""Checkpoints that somebody has edited and whose hashes match."""
+"""Edited checkpoints with matching hashes."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def seal_checkpoint(path: Path) -> None:
-    """Compute all hashes of a checkpoint again, as whoever edits its files can."""
+    """Recompute all hashes of a checkpoint after an edit."""
     manifest = json.loads((path / "manifest.json").read_bytes())
     for name in manifest["files"]:
         content = (path / name).read_bytes()
