@@ -29,13 +29,13 @@ with contextlib.suppress(ImportError), contextlib.redirect_stderr(sys.__stderr__
 
 # As the entry sets it, but before any test module imports torch
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Models of tests are too small for a second thread, and other tests want the cores
+# Models of tests are too small for a second thread, and other tests need the cores
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 with contextlib.suppress(ImportError):  # the environment of tests/nxd has no Hypothesis
     from hypothesis import HealthCheck, settings
 
-    # Without time limits, which fail beside other work
+    # Without time limits, which fail under load
     settings.register_profile("hlat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("hlat")
 

@@ -71,7 +71,7 @@ def test_every_choice_of_a_group_fits_its_schema(
     for file in sorted((find_package_dir("conf") / field.name).glob("*.yaml")):
         section = compose(f"{field.name}={file.stem}")[field.name]
         assert OmegaConf.get_type(section) is typing.get_type_hints(Config)[field.name]
-        asked = "???" in file.read_text()  # the file says itself that the user must give a value
+        asked = "???" in file.read_text()  # the file requires a value from the user
         assert asked or not OmegaConf.missing_keys(section), file
 
 

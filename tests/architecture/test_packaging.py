@@ -65,7 +65,7 @@ def test_composing_and_help_import_no_heavy_library(tmp_path: Path) -> None:
     assert refused.returncode == 2, refused.stderr
 
 
-def test_everything_that_gets_installed_is_pinned() -> None:
+def test_all_requirements_are_pinned() -> None:
     """Follow the requirements of the package and its development extra to the end."""
     text = (REPOSITORY / "pyproject.toml").read_text()
     tables = re.findall(r"^(?:dependencies|dev) = \[\n(.*?)^\]", text, re.MULTILINE | re.DOTALL)

@@ -326,7 +326,7 @@ class Faults:
         return Torn(self._upload(filesystem, path, mode, **options), self)
 
     def _remove(self, filesystem: Any, path: str, recursive: bool) -> None:
-        """Remove in several requests, so that a failure leaves some of the files."""
+        """Remove in several requests, so that some files exist after a failure."""
         names = os.listdir(path) if os.path.isdir(path) else []
         for name in names[: len(names) // 2]:
             os.unlink(os.path.join(path, name))
@@ -555,7 +555,7 @@ def test_an_extra_file_is_flagged(tmp_path: Path) -> None:
         verify_checkpoint(path)
 
 
-def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_under_the_name_of_another_step_is_rejected(tmp_path: Path) -> None:
     save_state(tmp_path, 1).rename(tmp_path / "step_00000002")
     assert find_newest_valid(tmp_path)[0] is None
 
@@ -665,7 +665,7 @@ class Payload:
         return os.mkdir, (str(self._path),)
 
 
-def test_hostile_files_run_nothing_and_are_refused(tmp_path: Path) -> None:
+def test_hostile_files_run_nothing_and_are_rejected(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     payload = pickle.dumps(Payload(trace))
     path = save_state(tmp_path / "checkpoints", 1)

@@ -89,7 +89,7 @@ def sweep(launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Swe
     programs.mkdir()
     (programs / "sbatch").write_text(SBATCH)
     (programs / "sbatch").chmod(0o755)
-    (programs / "srun").symlink_to("sbatch")  # submitit looks whether it is there
+    (programs / "srun").symlink_to("sbatch")  # submitit checks that it exists
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("PATH", str(programs))
@@ -179,7 +179,7 @@ def test_keys_that_only_a_choice_has(sweep, base):
 
 
 @default_on("slurm")
-def test_job_numbers_continue_across_batches(sweep, base):
+def test_job_ids_continue_across_batches(sweep, base):
     batches = sweep(*base, "hydra.sweeper.max_batch_size=2", "run.seed=1,2", "optimizer=tiny,small")
     assert [len(batch) for batch in batches] == [2, 2]
     points = [point for batch in batches for point in batch]

@@ -126,7 +126,7 @@ def _build_directory_target(name: str, *documents: object) -> Target:
 
     def read(directory: Path, content: bytes) -> object:
         (directory / f"{name}.json").write_bytes(content)
-        if name != "dataset_dict":  # training refuses even valid ones, and names their splits
+        if name != "dataset_dict":  # training rejects even valid ones, and names their splits
             find_source_files("data.sources.x.paths", str(directory), ["."])
         return find_input_files([str(directory)])
 

@@ -74,7 +74,7 @@ def _build_run_file(name: str) -> Callable[[Path], list[bytes]]:
             EVENTS: serialize_rows(EVENT_ROWS),
             "provenance.json": json.dumps({"git": {"revision": "x"}, "hosts": ["a"]}).encode(),
         }
-        if name not in contents:  # the comparison with the plan takes most of the time
+        if name not in contents:  # the comparison with the plan is most of the time
             contents[name] = OmegaConf.to_yaml(_compose()).encode()
         (directory / "seed").mkdir()
         for file, content in contents.items():

@@ -68,7 +68,7 @@ BOTH = {
 
 
 @pytest.mark.parametrize("choice", PAPER)
-def test_preset_is_the_papers(compose, choice):
+def test_preset_equals_the_paper(compose, choice):
     config = compose(*choice.split())
     plain = OmegaConf.create(OmegaConf.to_container(config, resolve=True, enum_to_str=True))
     for key, value in (BOTH | PAPER[choice]).items():

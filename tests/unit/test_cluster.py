@@ -39,7 +39,7 @@ def test_files_and_the_commands_that_use_them(tmp_path, capsys):
     assert price.startswith("64 x trn1.32xlarge: 1,376.00 USD per hour at 21.5 USD (2024, HLAT")
 
 
-def test_the_papers_run_is_enough(tmp_path, capsys):
+def test_an_experiment_determines_the_cluster(tmp_path, capsys):
     assert cluster.main(["experiment=hlat_70b", *SITE, "--output", str(tmp_path)]) == 0
     assert "256 x trn1.32xlarge: 5,504.00 USD per hour" in capsys.readouterr().out
 
@@ -58,7 +58,7 @@ def test_the_papers_run_is_enough(tmp_path, capsys):
         (("hardwear=h100_p5",), "did you mean hardware"),
     ],
 )
-def test_what_does_not_go_together_is_refused(run, problem, tmp_path, capsys):
+def test_unsuitable_runs_are_rejected(run, problem, tmp_path, capsys):
     assert cluster.main([*run, *SITE, "--output", str(tmp_path / "new")]) == 2
     assert re.search(problem, capsys.readouterr().err)
     assert not (tmp_path / "new").exists()
@@ -116,20 +116,20 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_contradictory_settings_are_refused(name, tmp_path, capsys):
+def test_contradictory_settings_are_rejected(name, tmp_path, capsys):
     settings, problem = CONTRADICTIONS[name]
     assert cluster.main([*TRN1, *SITE, *settings, "--output", str(tmp_path / "new")]) == 2
     assert problem in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
-def test_a_block_of_a_type_without_blocks_is_refused(tmp_path, capsys):
+def test_a_block_of_a_type_without_blocks_is_rejected(tmp_path, capsys):
     run = ("hardware=trn1n_32xl", "compiler=neuron_2_31")
     assert cluster.main([*run, *SITE, *BLOCK, "--output", str(tmp_path / "new")]) == 2
     assert "no capacity blocks of hardware.name=trn1n.32xlarge; use trn1" in capsys.readouterr().err
 
 
-def test_a_password_is_refused_and_not_repeated(tmp_path, capsys):
+def test_a_password_is_rejected_and_not_repeated(tmp_path, capsys):
     settings = (*DATABASE[:2], "database_password_secret=hunter2")
     assert cluster.main([*TRN1, *SITE, *settings, "--output", str(tmp_path / "new")]) == 2
     error = capsys.readouterr().err

@@ -134,7 +134,7 @@ def test_modules_that_are_complete_nowhere_are_reported(tmp_path: Path) -> None:
         neuron_compile_cache.merge_caches([tmp_path / "a"], tmp_path / "all", wait_s=60).incomplete
         == result
     )
-    assert time.monotonic() - begun < 10  # nobody holds that lock
+    assert time.monotonic() - begun < 10  # no process has that lock
     assert neuron_compile_cache.find_incomplete_modules(tmp_path / "a") == result
     assert names(tmp_path / "all") == []
 

@@ -68,7 +68,7 @@ def test_flags_are_joined_and_variables_passed_on() -> None:
         ("NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS", "2.30", "2.31", "there is no replacement"),
     ],
 )
-def test_a_dropped_variable_is_refused(name: str, last: str, first: str, replacement: str) -> None:
+def test_a_dropped_variable_is_rejected(name: str, last: str, first: str, replacement: str) -> None:
     assert find_compiler_problems(pinned(last, **{name: "1"})) == []
     (problem,) = find_compiler_problems(pinned(first, **{name: "1"}))
     assert problem.startswith(f"compiler.environment.{name} ")
@@ -76,7 +76,7 @@ def test_a_dropped_variable_is_refused(name: str, last: str, first: str, replace
     assert replacement in problem
 
 
-def test_a_variable_that_another_key_sets_is_refused() -> None:
+def test_a_variable_that_another_key_sets_is_rejected() -> None:
     assert find_compiler_problems(pinned("2.28", NEURON_CC_FLAGS="-O1")) == [
         "compiler.environment.NEURON_CC_FLAGS follows from compiler.cc_flags; set compiler.cc_flags "
         "instead"
@@ -85,7 +85,7 @@ def test_a_variable_that_another_key_sets_is_refused() -> None:
     assert "precision.rounding" in problem
 
 
-def test_a_variable_that_breaks_an_engine_is_refused() -> None:
+def test_a_variable_that_breaks_an_engine_is_rejected() -> None:
     (problem,) = find_compiler_problems(pinned("2.28", XLA_USE_DUMMY_STORE="1"))
     assert problem.startswith("compiler.environment.XLA_USE_DUMMY_STORE removes the store")
 
@@ -117,7 +117,7 @@ def test_every_problem_is_reported() -> None:
 
 
 @pytest.mark.parametrize("pin", ["2.33", "2.33.0"])
-def test_a_release_that_can_hang_is_refused(pin: str) -> None:
+def test_a_release_that_can_hang_is_rejected(pin: str) -> None:
     (problem,) = find_compiler_problems(pinned(pin))
     assert problem.startswith(f"compiler.neuron_sdk={pin} can hang")
     assert not find_compiler_problems(pinned("2.33.1"))

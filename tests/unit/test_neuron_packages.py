@@ -1,4 +1,4 @@
-"""A torch of another release than the Neuron packages is refused before it is imported."""
+"""A torch of another release than the Neuron packages is rejected before its import."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ from hlat.engine.engine_factory import create_engine
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Add packages with a name and a version, and nothing else, before all others."""
+    """Add empty packages with a name and a version before all others."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def add(**versions: str) -> None:
@@ -40,7 +40,7 @@ def test_without_neuron_any_torch_is_accepted(install) -> None:
     neuron_packages.validate_torch_release()
 
 
-def test_another_release_is_refused_with_both_versions(install) -> None:
+def test_another_release_is_rejected_with_both_versions(install) -> None:
     install(torch="2.15.0", torch_neuronx="2.8.0.2.12.22436", torch_xla="2.8.1")
     with pytest.raises(ConfigError) as error:
         neuron_packages.validate_torch_release()

@@ -54,7 +54,7 @@ def test_a_misspelled_stage_or_key_is_reported_with_the_nearest_one(tmp_path: Pa
     ]
 
 
-def test_a_cycle_is_refused(tmp_path: Path) -> None:
+def test_a_cycle_is_rejected(tmp_path: Path) -> None:
     text = "stages:\n  a: {train: [], after: [b]}\n  b: {train: [], start_from: a}\n"
     (line,) = problems(tmp_path, text)
     assert line.startswith("stages depend on each other: ")
@@ -78,7 +78,7 @@ def test_a_cycle_is_refused(tmp_path: Path) -> None:
         ("{a: {train: []}, b: {evaluate: a, tasks: [t], steps: [0]}}", "0 is not a whole number"),
     ],
 )
-def test_invalid_stages_are_refused(tmp_path: Path, stages: str, message: str) -> None:
+def test_invalid_stages_are_rejected(tmp_path: Path, stages: str, message: str) -> None:
     assert any(message in line for line in problems(tmp_path, f"stages: {stages}\n"))
 
 

@@ -94,7 +94,7 @@ def test_problems_of_all_stages_are_reported_at_once(tmp_path: Path) -> None:
         ("tokens: [102400, 122880]", "steps: [50, 99]", "step 99 is not a step of the run"),
     ],
 )
-def test_invalid_stages_are_refused(tmp_path: Path, old: str, new: str, overrides: str) -> None:
+def test_invalid_stages_are_rejected(tmp_path: Path, old: str, new: str, overrides: str) -> None:
     with pytest.raises(ConfigError) as caught:
         expand(tmp_path, (old, new))
     assert any(overrides in problem for problem in caught.value.problems)

@@ -280,14 +280,14 @@ def forge(path: Path, file: str, change: Callable[[Any], Any]) -> None:
         {"step": 5, "__class__": {}},
     ],
 )
-def test_a_forged_state_is_refused(tmp_path: Path, state: Any) -> None:
+def test_a_forged_state_is_rejected(tmp_path: Path, state: Any) -> None:
     path = save(tmp_path, 5)
     forge(path, "state.json", lambda _: state)
     with pytest.raises((ConfigError, CorruptCheckpointError), match=r"step_00000005.*state.json"):
         load_weighted_checkpoint(path, 1.0, lambda _: None)
 
 
-def test_a_state_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+def test_a_state_that_is_nested_too_deeply_is_rejected(tmp_path: Path) -> None:
     path = save(tmp_path, 5)
     forge(path, "state.json", lambda state: state)
     content = b'{"data":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
@@ -308,7 +308,7 @@ def test_unsupported_dtypes_are_rejected(tmp_path: Path) -> None:
         load_weighted_checkpoint(path, 1.0, lambda _: None)
 
 
-def test_a_manifest_that_names_other_tensors_than_the_file_is_refused(tmp_path: Path) -> None:
+def test_a_manifest_that_names_other_tensors_than_the_file_is_rejected(tmp_path: Path) -> None:
     path = save(tmp_path, 5)
 
     def change(manifest: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Signed checkpoints: openssl accepts the signature, and readers with trusted keys nothing else."""
+"""Signed checkpoints: openssl verifies the signature, and trusted keys reject other checkpoints."""
 
 import shutil
 import subprocess
@@ -135,7 +135,7 @@ def test_a_planted_checkpoint_does_not_replace_a_save(tmp_path: Path, key: str) 
 
 
 def test_planted_checkpoints_do_not_displace_signed_ones(tmp_path: Path, key: str) -> None:
-    """Count unsigned checkpoints as damaged: prune neither retains others for them nor removes them."""
+    """Treat unsigned checkpoints as damaged: prune does not count or remove them."""
     for step in (1, 2, 3, 4, 9):
         save(tmp_path, step, None if step in (3, 9) else key)
     removed = retention.prune_checkpoints(tmp_path, 2, trusted_keys=f"{key}.pub")

@@ -323,7 +323,7 @@ def test_the_newest_complete_tag_is_used(tag: Path) -> None:
         "it has checkpoint but no done, so NxD had not finished it; if the save was asynchronous and "
         f"finished just before the run ended: touch {tag / 'done'}"
     ]
-    (tag / "checkpoint").unlink()  # as NxD's converter leaves it
+    (tag / "checkpoint").unlink()  # NxD's converter writes no such file
     validate_pretrained(str(tag), GQA)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store whose requests fail or return less than requested."""
+"""Checkpoints in an object store with failed requests and short reads."""
 
 import uuid
 from pathlib import Path

@@ -69,7 +69,7 @@ def test_a_part_of_a_slice_is_read_relative_to_the_tensor(tmp_path: Path) -> Non
     ],
     ids=["file", "shape", "dtype", "key"],
 )
-def test_files_that_contradict_the_manifest_are_refused(
+def test_files_that_contradict_the_manifest_are_rejected(
     tmp_path: Path, record: TensorRecord
 ) -> None:
     durable_files.write_file(

@@ -136,7 +136,7 @@ def test_reduced_settings_affect_the_loss(compose, name: str) -> None:
             assert abs(compute_mean_loss(other, weights, tokens) - loss) > 1e-3
 
 
-def test_alone_it_takes_two_replicas_and_under_torchrun_all_that_there_are(compose) -> None:
+def test_number_of_replicas_with_and_without_torchrun(compose) -> None:
     config = resolve_config(compose("parallelism.dp=8", "parallelism.tp=2"))
     assert reduce_config(config).num_processes == 4
     assert reduce_config(config, num_started_processes=16).num_processes == 16
@@ -148,7 +148,7 @@ def test_too_large_layouts_are_rejected_with_a_remedy(compose) -> None:
         reduce_config(config)
 
 
-def test_nothing_is_read_from_or_written_to_the_run(compose) -> None:
+def test_paths_of_the_run_are_replaced(compose) -> None:
     small = reduce_config(
         resolve_config(compose("run.root=there", "checkpoint.start_from=elsewhere"))
     )

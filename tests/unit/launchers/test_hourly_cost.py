@@ -9,7 +9,7 @@ def estimate(**settings) -> str:
     return import_launcher_module("_hourly_cost").format_hourly_cost(hardware)
 
 
-def test_it_is_nodes_times_price_with_date_and_source():
+def test_cost_is_nodes_times_price_with_date_and_source():
     text = estimate(price_usd_per_hour=55.04, price_date="2025-12-21", price_source="on-demand")
     assert text == "4 x p5.48xlarge: 220.16 USD per hour at 55.04 USD (2025-12-21, on-demand)"
 

@@ -1,4 +1,4 @@
-"""Each setting of the Kubernetes launcher changes its part of the manifest, or is refused."""
+"""Each setting of the Kubernetes launcher changes its part of the manifest, or is rejected."""
 
 from dataclasses import replace
 from pathlib import Path

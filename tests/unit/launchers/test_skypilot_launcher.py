@@ -1,4 +1,4 @@
-"""The commands of a SkyPilot task, the command that starts it, and settings that are refused."""
+"""The commands of a SkyPilot task, the command that starts it, and rejected settings."""
 
 import os
 import shutil
@@ -90,7 +90,7 @@ def test_settings_that_lose_files_are_rejected(launcher, job, settings, problem)
         launcher.SkyPilotLauncher(**settings)._validate([job])
 
 
-def test_several_nodes_without_efa_are_refused(launcher, job):
+def test_several_nodes_without_efa_are_rejected(launcher, job):
     node_type = import_launcher_module("_job_spec").NODE_TYPES["trn2.48xlarge"]
     trn2 = replace(job, instance_type="trn2.48xlarge", node_type=node_type)
     sky = launcher.SkyPilotLauncher(volumes=MOUNT)
@@ -99,7 +99,7 @@ def test_several_nodes_without_efa_are_refused(launcher, job):
         sky._validate([trn2])
 
 
-def test_sky_is_run_if_it_is_there(launcher, tmp_path, monkeypatch, capfd):
+def test_sky_is_run_if_installed(launcher, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "sky").write_text('#!/bin/sh\necho "sky $*"\nexit "$CODE"\n')
     (tmp_path / "sky").chmod(0o755)

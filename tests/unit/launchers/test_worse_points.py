@@ -15,7 +15,7 @@ OFFSETS = {"1": 0.0, "2": 0.5, "3": 0.001}
 
 
 class Pool:
-    """Writes the run directories that training would write."""
+    """Process pool that writes run directories in place of training."""
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}

@@ -181,7 +181,9 @@ def test_gradients_equal_finite_differences() -> None:
 
 @pytest.mark.parametrize("queries_per_group", [1, 2])
 @pytest.mark.parametrize("window", [None, 300, 1000])
-def test_plain_attention_has_the_bits_of_torch(queries_per_group: int, window: int | None) -> None:
+def test_plain_attention_is_bit_identical_to_torch(
+    queries_per_group: int, window: int | None
+) -> None:
     case = Case(queries_per_group=queries_per_group, window=window, scale=1 / math.sqrt(16))
     q, k, v = inputs = case.build_inputs()
     is_gqa = queries_per_group > 1

@@ -1,4 +1,4 @@
-"""config.json of every family: written for transformers, read from it, and refused by key."""
+"""config.json of every family: written for transformers, read from it, and rejected by key."""
 
 import dataclasses
 import itertools
@@ -210,7 +210,7 @@ def test_variants_of_a_family(name: str, change: dict[str, Any]) -> None:
     assert find_differing_settings(parsed, model) == []
 
 
-def test_missing_keys_mean_what_transformers_takes_for_them() -> None:
+def test_missing_keys_have_the_defaults_of_transformers() -> None:
     sizes = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     settings = {key: HERE[key] for key in (*sizes, "vocab_size", "model_type")}
     plain = transformers.LlamaConfig.from_dict(settings)
@@ -235,12 +235,12 @@ OTHER_SHAPES = [
 
 
 @pytest.mark.parametrize(("name", "value", "sentence"), OTHER_SHAPES)
-def test_another_shape(name: str, value: Any, sentence: str) -> None:
+def test_a_mismatch_is_reported_with_an_override(name: str, value: Any, sentence: str) -> None:
     model = dataclasses.replace(MODEL, **{name: value})
     assert find_hf_config_mismatches(model, HERE)[0] == f"config.json has {sentence}"
 
 
-def test_several_differences_end_in_one_line_to_copy() -> None:
+def test_several_differences_end_with_one_line_of_overrides() -> None:
     model = dataclasses.replace(MODEL, num_layers=4, vocab_size=131)
     assert (
         find_hf_config_mismatches(model, HERE)[-1]
@@ -265,7 +265,7 @@ def test_another_family_with_the_same_computation_fits() -> None:
     assert find_hf_config_mismatches(MODEL, config) == []
 
 
-def test_a_missing_size() -> None:
+def test_missing_sizes_are_reported() -> None:
     settings = {key: value for key, value in HERE.items() if key != "vocab_size"}
     assert find_hf_config_mismatches(MODEL, settings) == ["config.json has no vocab_size"]
     settings = {k: v for k, v in HERE.items() if k != "max_position_embeddings"}

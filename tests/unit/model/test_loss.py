@@ -223,7 +223,7 @@ def test_the_first_token_of_a_document_is_no_target() -> None:
     ]
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, several
+@pytest.mark.filterwarnings("ignore")  # several warnings of torch
 @pytest.mark.slow  # TorchInductor compiles a kernel
 @pytest.mark.parametrize("fp32", [True, False])
 def test_compiled_passes_agree(monkeypatch, fp32) -> None:

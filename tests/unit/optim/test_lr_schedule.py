@@ -189,7 +189,7 @@ def test_rates_are_between_floor_and_peak_and_end_at_the_floor(schedule: Schedul
 
 
 @given(schedules())
-def test_no_joint_is_a_jump(schedule: ScheduleConfig) -> None:
+def test_rates_have_no_jumps(schedule: ScheduleConfig) -> None:
     """Check that no step is larger than the formula of its shape allows."""
     rates, warmup = rates_of(schedule), schedule.warmup_steps
     decay = schedule.decay_steps or schedule.total_steps - warmup
@@ -206,7 +206,7 @@ def test_no_joint_is_a_jump(schedule: ScheduleConfig) -> None:
 
 
 @given(schedules(), st.floats(1e-6, 1e-1))
-def test_the_peak_is_a_factor(schedule: ScheduleConfig, peak: float) -> None:
+def test_rates_are_proportional_to_the_peak(schedule: ScheduleConfig, peak: float) -> None:
     expected = [peak * rate for rate in rates_of(schedule)]
     assert rates_of(schedule, peak) == pytest.approx(expected, rel=1e-12)
 

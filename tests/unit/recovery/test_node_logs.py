@@ -27,7 +27,7 @@ def run_workers(logs: NodeLogs, ranks: range) -> None:
     context.close()
 
 
-# TorchElastic leaves the files of its workers to the garbage collector
+# TorchElastic does not close the files of its workers
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_node_has_one_log_file_with_the_lines_of_all_ranks(tmp_path: Path, monkeypatch) -> None:

@@ -55,11 +55,11 @@ def trn1(compose):
     ("pairs", "faulty"),
     [
         ([], []),
-        ([(0, 1), (1, 1)], [1]),  # it sees itself that what it sends is wrong
+        ([(0, 1), (1, 1)], [1]),  # it detects its errors too
         ([(0, 2), (1, 2), (3, 2)], [2]),  # a sender
         ([(2, 0), (2, 1), (2, 3)], [2]),  # a receiver
         ([(0, 1), (1, 2)], [1]),  # of a ring of three or more
-        ([(0, 1)], [0, 1]),  # nobody can tell
+        ([(0, 1)], [0, 1]),  # ambiguous
         ([(0, 1), (1, 0)], [0, 1]),
         ([(0, 1), (1, 2), (4, 5), (5, 6)], [1, 5]),
     ],
@@ -154,7 +154,7 @@ def test_processes_of_this_run_are_not_remaining_processes(config) -> None:
     (found,) = check_reports(config, [other_run, second])
     assert found.consequence is Consequence.warn
     assert "77 on a were left" in found.sentence
-    # the same number on another node is another process
+    # the same pid on another node is another process
     assert failed(config, [dataclasses.replace(first, same_command_pids=[101]), report(1, "b")])
 
 

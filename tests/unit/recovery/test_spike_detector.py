@@ -36,7 +36,7 @@ def test_nothing_is_a_spike_while_the_window_fills():
     assert spikes(new_detector(3), (1.0, 9.0, 1.0, 9.0)) == [False, False, False, True]
 
 
-def test_old_values_leave_the_window():
+def test_the_average_excludes_values_before_the_window():
     assert spikes(new_detector(2), (5.0, 5.0, 1.0, 1.0, 1.2)) == [False, False, False, False, True]
 
 
