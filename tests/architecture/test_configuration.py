@@ -50,10 +50,10 @@ def test_every_field_has_a_docstring(file: Path) -> None:
         if isinstance(node, ast.ClassDef) and node.decorator_list and node.name != "Config":
             for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
                 if isinstance(statement, ast.AnnAssign):
-                    told = isinstance(following, ast.Expr) and isinstance(
+                    has_doc = isinstance(following, ast.Expr) and isinstance(
                         following.value, ast.Constant
                     )
-                    assert told, f"{file.name}: {node.name}.{ast.unparse(statement.target)}"
+                    assert has_doc, f"{file.name}: {node.name}.{ast.unparse(statement.target)}"
 
 
 @pytest.mark.parametrize("file", YAMLS, ids=lambda file: f"{file.parent.name}/{file.name}")
@@ -71,8 +71,8 @@ def test_every_choice_of_a_group_fits_its_schema(
     for file in sorted((find_package_dir("conf") / field.name).glob("*.yaml")):
         section = compose(f"{field.name}={file.stem}")[field.name]
         assert OmegaConf.get_type(section) is typing.get_type_hints(Config)[field.name]
-        asked = "???" in file.read_text()  # the file requires a value from the user
-        assert asked or not OmegaConf.missing_keys(section), file
+        requires_values = "???" in file.read_text()
+        assert requires_values or not OmegaConf.missing_keys(section), file
 
 
 def test_hardware_prices_are_dated_and_figures_cited(compose) -> None:

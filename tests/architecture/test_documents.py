@@ -74,9 +74,9 @@ def test_training_commands_compose(document: str, command: str, compose) -> None
 
 @pytest.mark.parametrize(("document", "command"), _commands("hlat "))
 def test_commands_exist(document: str, command: str) -> None:
-    words = shlex.split(command)
+    arguments = shlex.split(command)
     known = hlat_main.main.list_commands(click.Context(hlat_main.main))
-    assert words[1] in {*known, "--help"}, document
+    assert arguments[1] in {*known, "--help"}, document
 
 
 @pytest.mark.parametrize(("document", "command"), _commands("python -m hlat."))
@@ -140,8 +140,8 @@ def test_the_status_of_a_record_names_existing_records(record: Path) -> None:
     status = _get_status(record)
     if status != "Accepted":
         assert re.fullmatch(r"(Superseded|Amended) by \d{4}(, \d{4})*", status)
-    numbers = {path.name[:4] for path in RECORDS} - {record.name[:4]}
-    assert {*re.findall(r"\d{4}", status)} <= numbers
+    other_numbers = {path.name[:4] for path in RECORDS} - {record.name[:4]}
+    assert {*re.findall(r"\d{4}", status)} <= other_numbers
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda path: path.name)

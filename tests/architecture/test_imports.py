@@ -183,19 +183,19 @@ def test_library_is_imported_only_where_allowed(library: str) -> None:
 
 def test_every_external_library_is_restricted_or_numpy() -> None:
     for module, file in MODULES.items():
-        foreign = (
+        imports = (
             {name.split(".")[0] for name in _imports(file)}
             - set(sys.stdlib_module_names)
             - {"hlat"}
         )
-        assert foreign <= {"numpy", *FENCES}, module
+        assert imports <= {"numpy", *FENCES}, module
 
 
 def test_pure_modules_need_nothing_but_numpy_and_the_configuration() -> None:
     for module, file in MODULES.items():
         if module.partition(".")[0] in PURE - {"config"}:
-            foreign = {name.split(".")[0] for name in _imports(file)} - set(sys.stdlib_module_names)
-            assert foreign <= {"hlat", "numpy"}, module
+            imports = {name.split(".")[0] for name in _imports(file)} - set(sys.stdlib_module_names)
+            assert imports <= {"hlat", "numpy"}, module
 
 
 def test_launchers_need_no_torch() -> None:

@@ -44,8 +44,8 @@ def checkpointing(mode):
 
 @pytest.mark.parametrize("recipe", ["fp32", "mixed"])
 def test_activation_checkpointing_is_bit_identical(build, batches, recipe):
-    numbers = [train(build(f"precision={recipe}", checkpointing(mode)), batches) for mode in MODES]
-    assert numbers[0] == numbers[1] == numbers[2]
+    metrics = [train(build(f"precision={recipe}", checkpointing(mode)), batches) for mode in MODES]
+    assert metrics[0] == metrics[1] == metrics[2]
 
 
 def measure_saved_bytes(engine, batch):

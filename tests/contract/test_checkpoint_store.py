@@ -529,10 +529,10 @@ def test_damage_to_any_file_is_detected_and_the_previous_checkpoint_used(
     random_ = random.Random(f"{damage.__name__} {name}")
     save_state(tmp_path, 1)
     good = save_state(tmp_path, 2)
-    kept = tmp_path / "kept"
-    good.rename(kept)
+    original = tmp_path / "kept"
+    good.rename(original)
     for _ in range(TRIALS[damage]):
-        shutil.copytree(kept, good)
+        shutil.copytree(original, good)
         damage(good / name, random_)
         with pytest.raises(CorruptCheckpointError, match="step_00000002"):
             verify_checkpoint(good)
@@ -632,9 +632,9 @@ def test_prune_retains_the_newest_and_every_nth_step_and_returns_removed_paths(
 ) -> None:
     for step in range(1, 10):
         save_state(tmp_path, step)
-    gone = prune_checkpoints(tmp_path, 2, keep_every_steps=3)
+    removed = prune_checkpoints(tmp_path, 2, keep_every_steps=3)
     assert sorted(path.name[-1] for path in tmp_path.iterdir()) == ["3", "6", "8", "9"]
-    assert [path.name[-1] for path in gone] == ["7", "5", "4", "2", "1"]
+    assert [path.name[-1] for path in removed] == ["7", "5", "4", "2", "1"]
     assert prune_checkpoints(tmp_path, 1, keep_every_steps=3) == [tmp_path / "step_00000008"]
     assert prune_checkpoints(tmp_path, 1, keep_every_steps=3) == []
     dead = tmp_path / ("step_00000010" if elsewhere else ".tmp-step_00000010-7")

@@ -95,7 +95,7 @@ def test_accumulation_does_not_change_the_step(build, tokens, micro_batch_size):
 
 def test_training_lowers_the_loss_of_its_batches(build, tokens):
     engine = build()
-    losses = [numbers.loss for numbers in _train(engine, tokens[:1] * 5)]
+    losses = [metrics.loss for metrics in _train(engine, tokens[:1] * 5)]
     assert losses == sorted(losses, reverse=True)
 
 
@@ -120,9 +120,9 @@ def test_evaluation_ignores_masked_tokens(build, tokens):
 
 def test_evaluation_has_no_norms(build, tokens):
     engine = build()
-    numbers = engine.read(engine.eval_step(tokens[0]))
-    assert numbers.grad_norm is None
-    assert numbers.param_norm is None
+    metrics = engine.read(engine.eval_step(tokens[0]))
+    assert metrics.grad_norm is None
+    assert metrics.param_norm is None
 
 
 def test_rate_zero_changes_moments_but_no_weight(build, tokens):
@@ -236,9 +236,9 @@ def test_accumulation_weights_all_counted_tokens_equally(build, packed, document
     """Compare the moments, which after one step are the gradients times 1 - beta1."""
     data = {"document_mask": document_mask, "loss_mask": loss_mask}
     whole, parts = (build(data=data, batch={"micro_batch_size": size}) for size in (8, 2))
-    numbers = [engine.read(engine.train_step(packed, RATE)) for engine in (whole, parts)]
-    assert numbers[0].loss == pytest.approx(numbers[1].loss, rel=2e-6)
-    assert numbers[0].grad_norm == pytest.approx(numbers[1].grad_norm, rel=2e-6)
+    metrics = [engine.read(engine.train_step(packed, RATE)) for engine in (whole, parts)]
+    assert metrics[0].loss == pytest.approx(metrics[1].loss, rel=2e-6)
+    assert metrics[0].grad_norm == pytest.approx(metrics[1].grad_norm, rel=2e-6)
     found = _state(parts)
     for name, expected in _state(whole).items():
         if name.startswith("exp_avg/"):
@@ -249,9 +249,9 @@ def test_a_batch_without_counted_tokens_has_loss_zero(build):
     engine = build(data={"document_mask": True, "loss_mask": True})
     rows = np.full((8, 64), EOS, np.int32)
     sequences = PackedSequences(rows, compute_document_ids(rows, EOS))
-    numbers = engine.read(engine.train_step(sequences, RATE))
-    assert (numbers.loss, numbers.grad_norm) == (0.0, 0.0)
-    assert np.isfinite(numbers.param_norm)
+    metrics = engine.read(engine.train_step(sequences, RATE))
+    assert (metrics.loss, metrics.grad_norm) == (0.0, 0.0)
+    assert np.isfinite(metrics.param_norm)
 
 
 def test_unused_documents_change_no_bit(build, packed):
@@ -272,7 +272,7 @@ def test_bf16_trains_under_both_masks(build, packed):
         precision=dict.fromkeys(kinds, Dtype.bf16),
         data={"document_mask": True, "loss_mask": True},
     )
-    losses = [numbers.loss for numbers in _train(engine, [packed] * 4)]
+    losses = [metrics.loss for metrics in _train(engine, [packed] * 4)]
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
 

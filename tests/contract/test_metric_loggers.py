@@ -171,8 +171,8 @@ def test_evaluations_and_sources_are_curves(service: str, tracker_of, tmp_path: 
 def _log_samples(tracker: Tracker) -> None:
     tracker.start_attempt(0)
     for step in (1, 2):
-        texts = [{"prompt": "a\nb", "text": f"c <d>{step}"}, {"prompt": "", "text": ""}]
-        tracker.log_event("samples", step, texts=texts, seconds=0.1)
+        samples = [{"prompt": "a\nb", "text": f"c <d>{step}"}, {"prompt": "", "text": ""}]
+        tracker.log_event("samples", step, texts=samples, seconds=0.1)
     tracker.close()
 
 
@@ -194,10 +194,10 @@ def test_samples_are_text_summaries_of_tensorboard(tracker_of, tmp_path: Path) -
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
     events = read.Tensors("samples")
-    texts = [event.tensor_proto.string_val[0].decode() for event in events]
+    strings = [event.tensor_proto.string_val[0].decode() for event in events]
     assert [event.step for event in events] == [1, 2]
-    assert "    a\n    b\n" in texts[1]
-    assert "    c <d>2\n" in texts[1]
+    assert "    a\n    b\n" in strings[1]
+    assert "    c <d>2\n" in strings[1]
 
 
 @pytest.mark.parametrize("service", [None, "wandb", "tensorboard"], ids=str)

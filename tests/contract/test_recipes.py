@@ -161,7 +161,7 @@ def test_persistent_memory_equals_the_recipe(config, batches, monkeypatch):
 
 @built_in
 def test_the_loss_decreases(config, batches):
-    losses = [numbers.loss for numbers in train(build(config), batches[:1] * 6)]
+    losses = [metrics.loss for metrics in train(build(config), batches[:1] * 6)]
     assert losses[-1] < losses[0] - 0.1
 
 
@@ -201,10 +201,10 @@ def test_model_weights_are_rounded_master_weights(config, batches):
 
 
 def test_every_step_is_close_to_fp32(config, batches, fp32_metrics):
-    for found, wanted in zip(train(build(config), batches), fp32_metrics, strict=True):
-        assert found.loss == pytest.approx(wanted.loss, rel=2e-3)
-        assert found.grad_norm == pytest.approx(wanted.grad_norm, rel=3e-2)
-        assert found.param_norm == pytest.approx(wanted.param_norm, rel=2e-3)
+    for found, expected in zip(train(build(config), batches), fp32_metrics, strict=True):
+        assert found.loss == pytest.approx(expected.loss, rel=2e-3)
+        assert found.grad_norm == pytest.approx(expected.grad_norm, rel=3e-2)
+        assert found.param_norm == pytest.approx(expected.param_norm, rel=2e-3)
 
 
 @built_in
@@ -286,13 +286,13 @@ def test_non_finite_gradients_change_no_bit(config, batches, layout, monkeypatch
             return found
 
         fault.setattr(type(hit.params), "collect_gradients", poisoned)
-        (numbers,) = train(hit, batches[1:2])
-    assert numbers.num_skipped == 1
-    assert not np.isfinite(numbers.grad_norm)
-    assert np.isfinite(numbers.param_norm)
+        (metrics,) = train(hit, batches[1:2])
+    assert metrics.num_skipped == 1
+    assert not np.isfinite(metrics.grad_norm)
+    assert np.isfinite(metrics.param_norm)
     for name, tensor in state(hit).items():
         assert torch.equal(tensor, before[name]), name
     after = train(hit, batches[2:])
     expected = train(spared, [batches[0], *batches[2:]])[1:]
-    assert [numbers.scalars for numbers in after] == [numbers.scalars for numbers in expected]
+    assert [metrics.scalars for metrics in after] == [metrics.scalars for metrics in expected]
     assert after[-1].num_skipped == 1

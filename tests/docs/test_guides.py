@@ -53,8 +53,8 @@ def test_commands_run(guide: Path, tmp_path: Path) -> None:
     programs, folder, modules = tmp_path / "bin", tmp_path / "work", tmp_path / "modules"
     for path in (programs, folder, modules):
         path.mkdir()
-    for name, words in (("hlat", '-m hlat "$@"'), ("python", '"$@"')):
-        (programs / name).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {words}\n")
+    for name, arguments in (("hlat", '-m hlat "$@"'), ("python", '"$@"')):
+        (programs / name).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}\n")
         (programs / name).chmod(0o755)
     (modules / "sitecustomize.py").write_text(
         (REPOSITORY / "tests/fakes/skip_figures.py").read_text()

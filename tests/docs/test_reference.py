@@ -62,7 +62,7 @@ def test_changed_metric_changes_the_page(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def _find_logged_events() -> list[tuple[str, str, set[str]]]:
-    """Return place, name and literal field names of each call of a Tracker's log_event."""
+    """Return line, name and literal field names of each call of a Tracker's log_event."""
     found = []
     for path in sorted((REPOSITORY / "hlat").rglob("*.py")):
         if path.is_relative_to(REPOSITORY / "hlat/jobs"):
@@ -74,17 +74,17 @@ def _find_logged_events() -> list[tuple[str, str, set[str]]]:
                 continue
             names = [item for item in ast.walk(node.args[0]) if isinstance(item, ast.Constant)]
             fields = {keyword.arg for keyword in node.keywords if keyword.arg is not None}
-            place = f"{path.relative_to(REPOSITORY)}:{node.lineno}"
-            found += [(place, item.value, fields) for item in names if isinstance(item.value, str)]
+            line = f"{path.relative_to(REPOSITORY)}:{node.lineno}"
+            found += [(line, item.value, fields) for item in names if isinstance(item.value, str)]
     return found
 
 
 def test_logged_events_are_listed_with_their_fields() -> None:
     events = _find_logged_events()
     assert len(events) > 15
-    for place, name, fields in events:
-        assert name in EVENTS, place
-        assert fields <= set(EVENTS[name].get("fields", {})), place
+    for line, name, fields in events:
+        assert name in EVENTS, line
+        assert fields <= set(EVENTS[name].get("fields", {})), line
     written_elsewhere = {"score", "restart", "give_up"}  # by the evaluator and the supervisor
     assert {name for _, name, _ in events} == set(EVENTS) - written_elsewhere
     assert not set(EVENTS) & set(DEFINITIONS["service_events"])

@@ -88,8 +88,8 @@ JOBS = ("7", "7_2", "8")
 
 
 def _read_overrides(_: Path, content: bytes) -> object:
-    words = content.decode(errors="surrogateescape").split("\n")
-    composed = compose.compose_config(words)
+    overrides = content.decode(errors="surrogateescape").split("\n")
+    composed = compose.compose_config(overrides)
     config = resolve_config(composed)
     validate_feasibility(config)
     return config
@@ -99,13 +99,13 @@ def _read_experiment(directory: Path, content: bytes) -> object:
     """Compose a YAML file of a foreign directory, as the entry point does."""
     (directory / "experiment").mkdir(exist_ok=True)
     (directory / "experiment/foreign.yaml").write_bytes(content)
-    words = ["hlat.train", "--config-dir", str(directory), "experiment=foreign"]
+    arguments = ["hlat.train", "--config-dir", str(directory), "experiment=foreign"]
 
     def task(composed: DictConfig) -> ExitCode:
         validate_feasibility(resolve_config(composed))
         return ExitCode.FINISHED
 
-    with mock.patch.object(sys, "argv", words):
+    with mock.patch.object(sys, "argv", arguments):
         try:
             entry_point.run_entry_point(task)
         except SystemExit as error:

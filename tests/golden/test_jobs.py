@@ -56,11 +56,11 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
     config = _config(compose, preset)
     name = preset.partition("=")[2]
     config.run.name = name
-    place = SubmissionDir(HOME / f"runs/{name}/submissions/1")
-    told = build_sbatch_parameters(
-        build_job(config, (), HOME), SlurmLauncherConfig(), place.build_log_path("%j"), HOME
+    submission = SubmissionDir(HOME / f"runs/{name}/submissions/1")
+    parameters = build_sbatch_parameters(
+        build_job(config, (), HOME), SlurmLauncherConfig(), submission.build_log_path("%j"), HOME
     )
-    now = build_sbatch_script(told, place.path, build_command(PROGRAM, place.path))
+    now = build_sbatch_script(parameters, submission.path, build_command(PROGRAM, submission.path))
     file = GOLDEN / f"{preset.replace('=', '_')}.sh"
     if pytestconfig.getoption("--update"):
         file.write_text(now)
@@ -69,16 +69,16 @@ def test_script_is_as_recorded(preset, compose, pytestconfig):
 
 def test_script_of_an_evaluation_is_as_recorded(compose, pytestconfig):
     config = _config(compose, "run.name=evaluations", "hardware=h100_p5", "parallelism.tp=8")
-    words = ("runs/hlat_7b", "tasks=hlat_table2", "follow=true")
+    arguments = ("runs/hlat_7b", "tasks=hlat_table2", "follow=true")
     name = "hlat_table2-1a2b3c4d"
-    job_dir = Path(words[0], "evaluations", name)
-    asked = CommandJob("evaluate", name, words[0], job_dir, words, config)
-    place = SubmissionDir(HOME / asked.job_dir / "submissions/1")
-    made = build_command_job(asked, words, HOME)
-    told = build_sbatch_parameters(
-        made, SlurmLauncherConfig(time="1-0"), place.build_log_path("%j"), HOME
+    job_dir = Path(arguments[0], "evaluations", name)
+    command_job = CommandJob("evaluate", name, arguments[0], job_dir, arguments, config)
+    submission = SubmissionDir(HOME / command_job.job_dir / "submissions/1")
+    made = build_command_job(command_job, arguments, HOME)
+    parameters = build_sbatch_parameters(
+        made, SlurmLauncherConfig(time="1-0"), submission.build_log_path("%j"), HOME
     )
-    now = build_sbatch_script(told, place.path, build_command(PROGRAM, place.path))
+    now = build_sbatch_script(parameters, submission.path, build_command(PROGRAM, submission.path))
     file = GOLDEN / "evaluation.sh"
     if pytestconfig.getoption("--update"):
         file.write_text(now)
@@ -109,8 +109,8 @@ def test_node_types_agree_with_the_presets(compose):
 
 
 def test_variables_of_the_configuration_have_precedence(compose):
-    mine = ["hardware=trn1_32xl", "compiler=neuron_2_28", "compiler.environment.FI_PROVIDER=tcp"]
-    assert build_job_environment(_config(compose, *mine))["FI_PROVIDER"] == "tcp"
+    given = ["hardware=trn1_32xl", "compiler=neuron_2_28", "compiler.environment.FI_PROVIDER=tcp"]
+    assert build_job_environment(_config(compose, *given))["FI_PROVIDER"] == "tcp"
 
 
 def test_the_papers_job(compose, tmp_path):

@@ -44,9 +44,9 @@ EVALUATIONS["average_JobSet"] = "JobSet"
 def test_manifest_is_as_recorded(record, compose, pytestconfig):
     hardware, kind = (RECORDS | SETTINGS_RECORDS)[record]
     sdk = SDK.get(hardware, "none")
-    words = ("model=70b", f"hardware={hardware}", "hardware.nodes=4", f"compiler={sdk}")
+    overrides = ("model=70b", f"hardware={hardware}", "hardware.nodes=4", f"compiler={sdk}")
     engine = "nxd" if hardware == "trn1_32xl" else "native"
-    config = OmegaConf.to_object(compose("run.name=hlat_70b", *words, f"engine={engine}"))
+    config = OmegaConf.to_object(compose("run.name=hlat_70b", *overrides, f"engine={engine}"))
     manifest, jobs = (
         import_launcher_module("kubernetes._kubernetes_manifest"),
         import_launcher_module("_job_spec"),
@@ -74,13 +74,15 @@ def test_manifest_is_as_recorded(record, compose, pytestconfig):
 def test_manifest_of_an_evaluation_is_as_recorded(record, compose, pytestconfig):
     chosen = ("run.name=evaluations", "hardware=h100_p5", "parallelism.tp=8")
     config = OmegaConf.to_object(compose(*chosen))
-    words = ("runs/hlat_70b", "tasks=hlat_table2", "follow=true")
+    arguments = ("runs/hlat_70b", "tasks=hlat_table2", "follow=true")
     command, name = "evaluate", "hlat_table2-1a2b3c4d"
     if record.startswith("average"):
-        words, command, name = ("runs/hlat_70b", "last=2"), "average", "average-1a2b3c4d"
-    asked = CommandJob(command, name, words[0], Path(words[0], "jobs", name), words, config)
+        arguments, command, name = ("runs/hlat_70b", "last=2"), "average", "average-1a2b3c4d"
+    command_job = CommandJob(
+        command, name, arguments[0], Path(arguments[0], "jobs", name), arguments, config
+    )
     documents = import_launcher_module("kubernetes._kubernetes_launcher").build_command_manifest(
-        asked,
+        command_job,
         import_launcher_module("kubernetes._kubernetes_manifest").KubernetesLauncherConfig(
             image="registry.example/hlat:1",
             kind=import_launcher_module("kubernetes._kubernetes_manifest").WorkloadType[

@@ -81,8 +81,8 @@ def test_study_has_the_stated_number_of_points(study, load_runs):
 @pytest.mark.parametrize("study", STUDIES, ids=lambda file: file.stem)
 def test_study_begins_with_question_answer_and_cost(study):
     text = study.read_text()
-    told = [text.index(f"# {word}") for word in ("Question:", "The paper's answer", "Cost:")]
-    assert told == sorted(told)
+    positions = [text.index(f"# {word}") for word in ("Question:", "The paper's answer", "Cost:")]
+    assert positions == sorted(positions)
     assert re.search(rf"^\| \[{study.stem}\]\({study.name}\) \|", README, re.MULTILINE)
 
 

@@ -51,9 +51,9 @@ def compare(name: str, now: str, pytestconfig) -> None:
 @pytest.mark.parametrize("hardware", RECORDS)
 def test_task_is_as_recorded(hardware, compose, pytestconfig):
     nodes, settings = RECORDS[hardware]
-    words = ("run.name=hlat_70b", f"hardware={hardware}", f"hardware.nodes={nodes}")
+    overrides = ("run.name=hlat_70b", f"hardware={hardware}", f"hardware.nodes={nodes}")
     sdk = "neuron_2_31" if hardware == "trn2_48xl" else "none"
-    config = OmegaConf.to_object(compose(*words, f"compiler={sdk}"))
+    config = OmegaConf.to_object(compose(*overrides, f"compiler={sdk}"))
     command = ("python", "-m", "hlat.train", "--frozen", '"$CONFIG"')
     job = import_launcher_module("_job_spec").build_job(config, command, Path("/mnt/hlat"))
     compare(hardware, build(job, settings), pytestconfig)
@@ -61,12 +61,12 @@ def test_task_is_as_recorded(hardware, compose, pytestconfig):
 
 def test_task_of_an_evaluation_is_as_recorded(compose, pytestconfig):
     config = OmegaConf.to_object(compose("run.name=evaluations", "hardware=h100_p5"))
-    words = ("runs/it's", "tasks=hlat_table2")
-    name, job_dir = "hlat_table2-1a2b3c4d", Path(words[0], "jobs")
-    asked = CommandJob("evaluate", name, words[0], job_dir, words, config)
-    command = ("python", "-m", "hlat.evaluate", *words)
+    arguments = ("runs/it's", "tasks=hlat_table2")
+    name, job_dir = "hlat_table2-1a2b3c4d", Path(arguments[0], "jobs")
+    command_job = CommandJob("evaluate", name, arguments[0], job_dir, arguments, config)
+    command = ("python", "-m", "hlat.evaluate", *arguments)
     jobs = import_launcher_module("_job_spec")
-    job = jobs.build_command_job(asked, command, Path("/mnt/hlat"))
+    job = jobs.build_command_job(command_job, command, Path("/mnt/hlat"))
     compare("evaluation", build(job, {"file_mounts": BUCKET}), pytestconfig)
 
 

@@ -217,8 +217,8 @@ def test_a_complete_node_passes(node):
 
 def test_a_defective_node_fails_before_a_job(node):
     pattern = f"{node.folder}/neuron[0-9]*"
-    wanted = (f"4 {pattern}", "1 /nowhere/*", f"mounted {node.folder}")
-    done = node.check(*wanted, SLURM_JOB_ID="7")
+    required = (f"4 {pattern}", "1 /nowhere/*", f"mounted {node.folder}")
+    done = node.check(*required, SLURM_JOB_ID="7")
     assert done.returncode == 1
     assert done.stderr == (
         f"hlat: 3 of 4 {pattern},0 of 1 /nowhere/*,{node.folder} is not mounted\n"

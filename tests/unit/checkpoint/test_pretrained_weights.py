@@ -72,9 +72,9 @@ def test_a_rank_reads_its_slice_of_weights_and_no_moments(folder: Path) -> None:
         ],
     )
     file = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text())["weight_map"][name]
-    whole = load_file(folder / file)[name]
-    assert torch.equal(part, whole[:, 52:])
-    assert torch.equal(corner, whole[48:72, 101:])
+    full = load_file(folder / file)[name]
+    assert torch.equal(part, full[:, 52:])
+    assert torch.equal(corner, full[48:72, 101:])
     assert not moment.any()
 
 

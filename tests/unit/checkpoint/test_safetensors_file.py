@@ -40,10 +40,10 @@ def test_the_bytes_do_not_depend_on_the_order_of_tensors(tmp_path: Path) -> None
 def test_a_tensor_that_is_computed_while_it_is_written_gives_the_same_bytes() -> None:
     values = torch.arange(12, dtype=torch.bfloat16).reshape(6, 2)
     computed = safetensors_file.LazyTensor(torch.bfloat16, lambda: iter(values.split(4)))
-    whole = {"v": ((6, 2), values), "w": ((3,), torch.ones(3))}
+    tensors = {"v": ((6, 2), values), "w": ((3,), torch.ones(3))}
     assert b"".join(
-        safetensors_file.serialize_tensors(whole | {"v": ((6, 2), computed)})
-    ) == b"".join(safetensors_file.serialize_tensors(whole))
+        safetensors_file.serialize_tensors(tensors | {"v": ((6, 2), computed)})
+    ) == b"".join(safetensors_file.serialize_tensors(tensors))
 
 
 def test_a_part_of_a_slice_is_read_relative_to_the_tensor(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def test_a_preset_needs_no_other_override(name: str) -> None:
 
 @pytest.mark.parametrize(("preset", "name"), [("qwen3_desk", None), ("tiny", "my model, v=2")])
 def test_overrides_restore_a_changed_model(compose, preset: str, name: str | None) -> None:
-    words = [f"model={preset}", *CHANGES, *([] if name is None else [f'model.name="{name}"'])]
-    model = convert_to_dataclasses(compose(*words)).model
+    given = [f"model={preset}", *CHANGES, *([] if name is None else [f'model.name="{name}"'])]
+    model = convert_to_dataclasses(compose(*given)).model
     overrides = format_model_overrides(model)
     assert overrides[0] == f"model={preset}"
-    assert len(overrides) == len(words) - 1  # without init_from
+    assert len(overrides) == len(given) - 1  # without init_from
     found = convert_to_dataclasses(compose(*overrides, "model.init_from=somewhere")).model
     assert found == model
 

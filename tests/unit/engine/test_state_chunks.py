@@ -67,9 +67,9 @@ def test_columns_are_sampled_once_and_exchanged(monkeypatch, config, chunk_size,
             for rank, chunk in enumerate(chunks)
         ]:
             done.result()
-    whole = compute_initial_values(specs[NAME], config.model, config.run.seed, (0, 0), shape)
+    full = compute_initial_values(specs[NAME], config.model, config.run.seed, (0, 0), shape)
     for chunk, block in zip(chunks, blocks, strict=True):
-        expected = whole[3:-2, 32 * block : 32 * block + 32]
+        expected = full[3:-2, 32 * block : 32 * block + 32]
         assert torch.equal(chunk.tensor, torch.from_numpy(expected))
     assert sum(num_sampled) == (shape[0] - 5) * 96
 

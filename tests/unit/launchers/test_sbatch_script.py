@@ -38,12 +38,12 @@ PLACE = SubmissionDir(Path("/runs/x/submissions/1"))
 
 
 def text(folder: str = "/runs/x/submissions/1", **settings) -> str:
-    place = SubmissionDir(Path(folder))
-    told = build_sbatch_parameters(
-        JOB, SlurmLauncherConfig(**settings), place.build_log_path("%j"), Path("/home")
+    submission = SubmissionDir(Path(folder))
+    parameters = build_sbatch_parameters(
+        JOB, SlurmLauncherConfig(**settings), submission.build_log_path("%j"), Path("/home")
     )
     program = ["/usr/bin/python", f"{folder}/code.zip"]
-    return build_sbatch_script(told, place.path, build_command(program, place.path))
+    return build_sbatch_script(parameters, submission.path, build_command(program, submission.path))
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_line_breaks_are_rejected(key, sign):
 def test_a_shell_executes_no_setting(tmp_path):
     wild = "it's $(touch x) `touch x` \"; touch x & # %j"
     shown = text(folder=f"/runs/{wild}/1", account=wild, options={"comment": wild})
-    said = shown.replace("exec ", "printf '%s\\n' ")
-    done = subprocess.run(["bash", "-c", said], cwd=tmp_path, capture_output=True, text=True)
+    script = shown.replace("exec ", "printf '%s\\n' ")
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     code = f"/runs/{wild}/1/code.zip"
-    words = ["/usr/bin/python", code, "hlat.jobs.attempt", f"/runs/{wild}/1"]
-    assert done.stdout.splitlines() == words
+    arguments = ["/usr/bin/python", code, "hlat.jobs.attempt", f"/runs/{wild}/1"]
+    assert done.stdout.splitlines() == arguments
     assert not [*tmp_path.iterdir()]
     assert f"#SBATCH --account={shlex.quote(wild)}" in shown
     assert "/runs/it" in shown
@@ -120,8 +120,8 @@ def test_image_and_srun_options_are_arguments():
         container_image="a b.sqsh", srun_options={"container-mounts": "/fsx:/fsx", "pty": True}
     )
     sent = build_submission(JOB, settings, [["python", "hlat.train"]], trains=True)
-    words = ["--container-image=a b.sqsh", "--container-mounts=/fsx:/fsx", "--pty"]
-    assert sent.options == words
+    arguments = ["--container-image=a b.sqsh", "--container-mounts=/fsx:/fsx", "--pty"]
+    assert sent.options == arguments
     assert (sent.nodes, sent.environment, sent.open_files) == (2, {"A": "b"}, 131071)
 
 
@@ -139,9 +139,9 @@ def test_tasks_of_an_array_write_to_their_directories(tmp_path):
     (output,) = [line for line in lines if line.startswith("#SBATCH --output=")]
     escaped = str(wild).replace("%", "%%")
     assert shlex.split(output)[1] == f"--output={escaped}/%a/%A_%a.log"
-    said = shown.replace("exec ", "printf '%s\\n' ")
+    script = shown.replace("exec ", "printf '%s\\n' ")
     done = subprocess.run(
-        ["bash", "-c", said], env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True
+        ["bash", "-c", script], env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True
     )
     assert done.stdout.splitlines() == ["python", "x.zip", "hlat.jobs.attempt", f"{wild}/7"]
     assert SlurmLauncherConfig().format_array([3]) == "3"

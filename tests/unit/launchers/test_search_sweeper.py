@@ -81,8 +81,8 @@ def test_trials_approach_the_optimum(tmp_path, capsys):
 
 
 def test_an_interrupted_search_resumes_with_the_same_trial(tmp_path):
-    whole = search(tmp_path / "whole", 14)
-    whole.sweep([])
+    uninterrupted = search(tmp_path / "whole", 14)
+    uninterrupted.sweep([])
     first = search(tmp_path / "parts", 14, ends={12: ExitCode.PREEMPTED})
     with pytest.raises(SystemExit) as end:
         first.sweep([])
@@ -90,7 +90,7 @@ def test_an_interrupted_search_resumes_with_the_same_trial(tmp_path):
     second = search(tmp_path / "parts", 14)
     second.sweep([])
     assert rates(first)[-1] == rates(second)[0]
-    assert rates(first)[:-1] + rates(second) == rates(whole)
+    assert rates(first)[:-1] + rates(second) == rates(uninterrupted)
     third = search(tmp_path / "parts", 14)
     third.sweep([])
     assert not third.launcher.launched

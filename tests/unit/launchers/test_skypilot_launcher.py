@@ -55,9 +55,9 @@ def test_every_node_runs_a_supervisor_with_its_rank(launcher, job, tmp_path):
         capture_output=True,
         text=True,
     )
-    place, words = done.stdout.splitlines()
-    assert place == f"2 1 10.0.0.1:41000 {tmp_path}"
-    assert words == f"-m|hlat.train|--frozen|{tmp_path}/a b|it's|"
+    ranks, arguments = done.stdout.splitlines()
+    assert ranks == f"2 1 10.0.0.1:41000 {tmp_path}"
+    assert arguments == f"-m|hlat.train|--frozen|{tmp_path}/a b|it's|"
     assert done.returncode == 75, done.stderr
 
 

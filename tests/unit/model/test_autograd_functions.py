@@ -34,8 +34,8 @@ def double(*tensors: Tensor) -> list[Tensor]:
     return [tensor.detach().double().requires_grad_() for tensor in tensors]
 
 
-def compare(result: tuple[Tensor, ...], wanted: tuple[Tensor, ...], dtype: torch.dtype) -> None:
-    for one, other in zip(result, wanted, strict=True):
+def compare(result: tuple[Tensor, ...], expected: tuple[Tensor, ...], dtype: torch.dtype) -> None:
+    for one, other in zip(result, expected, strict=True):
         assert one.dtype == dtype
         assert (one.double() - other).norm() <= TOLERANCES[dtype] * other.norm()
 
@@ -53,8 +53,8 @@ def test_rms_norm_and_its_gradients(dtype) -> None:
     y = rms_norm(x, weight, EPS)
     x64, weight64, upstream64 = double(x, weight, upstream)
     y64 = torch_rms_norm(x64, (24,), weight64, EPS)
-    result, wanted = grad(y, (x, weight), upstream), grad(y64, (x64, weight64), upstream64)
-    compare((y, *result), (y64, *wanted), dtype)
+    result, expected = grad(y, (x, weight), upstream), grad(y64, (x64, weight64), upstream64)
+    compare((y, *result), (y64, *expected), dtype)
 
 
 def test_rms_norm_is_bit_identical_to_torch(dtype) -> None:
@@ -71,8 +71,8 @@ def test_gated_linear_units_and_their_gradients(dtype, block, name) -> None:
     blocks64, upstream64 = double(blocks, upstream)
     gate, up = blocks64.unflatten(-1, (-1, 2, block)).unbind(-2)
     y64 = (activation(gate) * up).flatten(-2)
-    result, wanted = grad(y, blocks, upstream), grad(y64, blocks64, upstream64)
-    compare((y, *result), (y64, *wanted), dtype)
+    result, expected = grad(y, blocks, upstream), grad(y64, blocks64, upstream64)
+    compare((y, *result), (y64, *expected), dtype)
 
 
 def test_only_inputs_and_one_value_per_position_are_saved(dtype) -> None:

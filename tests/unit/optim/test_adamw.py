@@ -86,12 +86,12 @@ def test_decay_of_norms_equals_torch_with_two_groups(decay_norms: bool) -> None:
     )
     optimizer = build_adamw(settings, ours)
     for seed in range(1, 6):
-        for mine, other, gradient in zip(ours, theirs, tensors(seed), strict=True):
-            mine.grad, other.grad = gradient.clone(), gradient.clone()
+        for parameter, other, gradient in zip(ours, theirs, tensors(seed), strict=True):
+            parameter.grad, other.grad = gradient.clone(), gradient.clone()
         optimizer.step()
         peer.step()
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+    for parameter, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-6, atol=1e-7)
 
 
 def test_a_model_without_norms_or_without_matrices_has_one_group() -> None:

@@ -21,7 +21,7 @@ CHUNKS = [TensorChunk("weights/w", (3,), (0,), (3,), torch.ones(3))]
 @pytest.fixture
 def write(compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Write the checkpoint of a step to a disk with space for three."""
-    words = ["checkpoint.asynchronous=false", "checkpoint.keep_last=2", "checkpoint.every_steps=10"]
+    base = ["checkpoint.asynchronous=false", "checkpoint.keep_last=2", "checkpoint.every_steps=10"]
     save_checkpoint = checkpoint_store.save_checkpoint
 
     def save_to_small_disk(directory: Path, *arguments: object) -> Path:
@@ -33,7 +33,7 @@ def write(compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     world = SimpleNamespace(background_group=SingleProcessGroup())
 
     def write(step: int, first_bad_step: int | None, *more: str):
-        config = resolve_config(compose(*words, *more))
+        config = resolve_config(compose(*base, *more))
         engine = SimpleNamespace(world=world)
         checkpointer = Checkpointer(config, tmp_path, engine, Mock(), Mock())
         state = TrainingState(step, step * 1000).to_json()
@@ -56,12 +56,12 @@ def test_a_full_disk_removes_checkpoints_but_the_newest_before_the_bad_steps(
     write, tmp_path: Path
 ) -> None:
     write(10, None), write(20, None)
-    kept = []
+    remaining = []
     for step in (30, 40, 50, 60):
         result = write(step, first_bad_step=25)
         assert result.path is not None
-        kept.append(names(tmp_path))
-    assert kept == [[10, 20, 30], [20, 30, 40], [20, 40, 50], [20, 50, 60]]
+        remaining.append(names(tmp_path))
+    assert remaining == [[10, 20, 30], [20, 30, 40], [20, 40, 50], [20, 50, 60]]
     assert result.warning == "the disk was full, so step_00000040 was removed"
 
 

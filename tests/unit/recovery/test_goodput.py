@@ -354,7 +354,7 @@ def test_incomplete_rows_are_ignored():
     run = SyntheticRun().begin(0, startup=5).row(5, 1.0)
     broken = [row | {key: None} for row in run.metrics for key in row]
     nameless = [{"step": 1, "time": START}, {"event": "finish", "step": 5}]
-    whole = run.ledger()
+    ledger = run.ledger()
     run.metrics += broken
     run.events += nameless
-    assert run.ledger() == whole
+    assert run.ledger() == ledger

@@ -58,8 +58,8 @@ def test_finite(bad):
 
 def test_a_resumed_run_gives_the_same_verdicts():
     norms = [1.0, 1.0, 1.0, 5.0, 9.0, 20.0, 40.0, 1.0]
-    whole = new_detector(2, rollback_after=4)
-    verdicts = [whole.update(step, metrics(norm)) for step, norm in enumerate(norms)]
+    uninterrupted = new_detector(2, rollback_after=4)
+    verdicts = [uninterrupted.update(step, metrics(norm)) for step, norm in enumerate(norms)]
     assert verdicts == [False] * 6 + [True, False]
     for cut in range(2, 8):
         seen = [(step, metrics(norm)) for step, norm in enumerate(norms[:cut])]
