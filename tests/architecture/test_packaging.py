@@ -87,7 +87,7 @@ def test_all_requirements_are_pinned() -> None:
 
 
 def test_an_editable_install_survives_a_checkout_in_the_working_directory(tmp_path: Path) -> None:
-    """Import the package and not the checkout hlat/ without __init__.py as a namespace package."""
+    """Import the package although the working directory contains hlat/ without __init__.py."""
     build = f"import build_backend; build_backend.build_editable({str(tmp_path)!r})"
     environment = os.environ | {"PYTHONPATH": str(REPOSITORY / "supply_chain")}
     subprocess.run([sys.executable, "-c", build], cwd=REPOSITORY, env=environment, check=True)

@@ -52,7 +52,7 @@ def tokens(config):
 
 @pytest.fixture
 def packed(tokens):
-    """Return sequences; their micro batches of two have 0, 8, 126 and 40 documents joined."""
+    """Return sequences; micro batches of two contain 0, 8, 126 and 40 document boundaries."""
     rows = tokens[0].tokens.copy()
     rows[rows == EOS] += 1
     rows[2:4, 5:45:10] = EOS

@@ -34,7 +34,7 @@ DEFAULT = {"beta2", "parallelism", "upsampling"}
 
 
 def points(study):
-    """Yield the overrides of each point, parsed like in Hydra's sweeper."""
+    """Yield the overrides of each point, as parsed by Hydra's sweeper."""
     axes = OmegaConf.load(study).hydra.sweeper.params
     parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in axes.items()])
     values = [list(axis.sweep_string_iterator()) for axis in parsed]

@@ -1,4 +1,4 @@
-"""Signed checkpoints: openssl verifies the signature, and trusted keys reject other checkpoints."""
+"""Signed checkpoints: openssl verifies the signature, and readers with trusted keys reject others."""
 
 import shutil
 import subprocess

@@ -118,7 +118,7 @@ def test_a_kill_for_lack_of_memory_is_reported(tmp_path, monkeypatch):
     ],
 )
 def test_the_cause_is_reported_and_not_its_consequences(tmp_path, codes, reason):
-    """Distinguish ranks that TorchElastic ended after an exception from ranks that were killed."""
+    """TorchElastic terminates the peers of a rank that raised; peers of a killed rank raise."""
     record = {"time": 1.0, "problems": None, "trace": "Traceback\nValueError: no\n"}
     (tmp_path / "0.json").write_text(json.dumps(record))
     supervisor = SimpleNamespace(_hang_reason=None, _num_oom_kills=0, _records_dir=tmp_path)
