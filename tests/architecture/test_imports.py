@@ -212,7 +212,7 @@ def test_model_does_not_depend_on_processes() -> None:
 
 
 def test_no_code_names_an_accelerators_library() -> None:
-    """Check that code gets the device from torch or the configuration; only presets name vendors."""
+    """Check that the device is from torch or the configuration; only presets name vendors."""
     for file in MODULES.values():
         for node in ast.walk(ast.parse(file.read_text())):
             text = node.attr if isinstance(node, ast.Attribute) else getattr(node, "value", None)

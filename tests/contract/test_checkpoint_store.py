@@ -1,6 +1,6 @@
 """Contract of checkpoint stores: nothing committed is ever lost or silently wrong.
 
-Every test runs twice: on a local directory, and by its file: URL as a store without rename and flush.
+Every test runs twice: on a local directory, and by its URL as a store without rename and flush.
 """
 
 import builtins
@@ -319,7 +319,7 @@ class Faults:
         return Torn(builtins.open(path, mode, buffering=0), self)
 
     def _create(self, filesystem: Any, path: str, mode: str, **options: Any) -> Any:
-        """Create a file that exists before it is complete, as in an object store that is not atomic."""
+        """Create a file that exists before it is complete, as in a non-atomic object store."""
         if "w" not in mode:
             return self._upload(filesystem, path, mode, **options)
         self.check()

@@ -112,7 +112,7 @@ class CheckpointPair:
         return self.newer
 
     def assert_rejected(self) -> None:
-        """Check that the newer one is rejected with a reason but not removed, and the older one found."""
+        """Check that the newer one is rejected but not removed, and the older one found."""
         with pytest.raises(CorruptCheckpointError, match="step_00000002"):
             verify_checkpoint(self.newer)
         found, (reason,) = find_newest_valid(self.folder)

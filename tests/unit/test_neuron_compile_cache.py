@@ -1,4 +1,4 @@
-"""Modules of compile caches are merged completely or not at all, under concurrent writes and kills."""
+"""Compiled modules are merged completely or not at all, under concurrent writes and kills."""
 
 import fcntl
 import random

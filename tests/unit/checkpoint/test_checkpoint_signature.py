@@ -1,4 +1,4 @@
-"""Signed checkpoints: openssl verifies the signature, and readers with trusted keys reject others."""
+"""Signed checkpoints: openssl verifies them, and readers with trusted keys reject others."""
 
 import shutil
 import subprocess
