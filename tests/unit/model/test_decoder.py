@@ -73,7 +73,7 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
 
 
 def random_model(seed: int) -> ModelConfig:
-    """Sample a model with any group size, even head sizes, and widths of any divisors."""
+    """Sample a model with any group size, even head sizes, and arbitrary widths and vocabularies."""
     generator = np.random.default_rng(seed)
     kv_heads, group = generator.integers(1, 5, 2).tolist()
     heads = kv_heads * group
