@@ -106,8 +106,8 @@ class FakeEvaluation:
             return code
 
         self._patch.setattr(JobAttempt, "_run_commands", run_commands or end)
-        signals = (signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM)
-        handlers = {number: signal.getsignal(number) for number in signals}
+        handled = (signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM)
+        handlers = {number: signal.getsignal(number) for number in handled}
         self.requeued.clear()
         try:
             job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
