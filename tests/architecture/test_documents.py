@@ -79,14 +79,6 @@ def test_commands_exist(document: str, command: str) -> None:
     assert arguments[1] in {*known, "--help"}, document
 
 
-@pytest.mark.parametrize(("document", "command"), _commands("python -m hlat."))
-def test_entries_exist(document: str, command: str) -> None:
-    module = shlex.split(command)[2]
-    path = REPOSITORY / module.replace(".", "/")
-    files = (path.with_suffix(".py"), path / "__main__.py")
-    assert any(file.is_file() for file in files), f"{document}: {command}"
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
 def test_targets_of_internal_links_exist(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
