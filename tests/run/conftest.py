@@ -133,7 +133,6 @@ def call_command(
     out, err = io.StringIO(), io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
-        mock.patch.dict(os.environ),  # evaluate sets a variable
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -143,6 +142,13 @@ def call_command(
         except SystemExit as end:
             code = int(end.code or 0)
     return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment() -> Iterator[None]:
+    """Restore the environment after each module; `hlat evaluate` turns off tqdm for processes."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")
