@@ -1,6 +1,7 @@
 # make train: train a small model on this machine. Installs the dependencies into .venv first, like the targets below.
 # make test: run the default tests with two workers and up to 4 GB of memory. With more cores and memory: ARGS="--numprocesses 8".
 # make test-all: run all tests. Failed tests are repeated one at a time, because a test of time limits can fail beside others, and must pass.
+# make test-cuda: run the tests of GPUs. Without a GPU: ARGS="--accelerator cpu" compares the CPU with itself.
 # make test-schemas: validate cluster configurations, manifests and scripts with the code and schemas of the services, in .venv-schemas.
 # make test-skypilot: validate SkyPilot tasks with the code of SkyPilot, in .venv-skypilot.
 # make test-versions: test the oldest and the newest supported Python and torch (tests/versions.txt), in .venv-versions.
@@ -49,7 +50,7 @@ JOBS := 1
 SECONDS := 60
 DRAWN = $(filter-out averaging parallelism search,$(STUDIES))
 
-.PHONY: train studies test test-all test-versions test-nxd test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit gpu-wheels clean
+.PHONY: train studies test test-all test-versions test-nxd test-cuda test-schemas test-skypilot fuzz nxd-source docs lint types wheel install-locked lock sbom audit gpu-wheels clean
 
 train: $(VENV)/.installed
 	$(BIN)/python -m hlat.train $(ARGS)
@@ -75,6 +76,9 @@ test-versions:
 test-nxd: nxd-source $(NXD_VENV)/.installed $(NXD:%=$(NXD_VENV)/nxd-%)
 	PYTHONPATH="$$(cd "$(NXD_TREE)" && pwd)/src" PYTHONPYCACHEPREFIX="$(CURDIR)/$(NXD_VENV)/bytecode" \
 		$(NXD_VENV)/bin/python -m pytest -m nxd tests/nxd $(ARGS)
+
+test-cuda: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m cuda tests/cuda tests/run/test_cuda.py $(ARGS)
 
 test-schemas: $(VENV)/.installed-dev $(SCHEMAS_VENV)/.installed
 	$(BIN)/python -m pytest tests/schemas $(ARGS)
