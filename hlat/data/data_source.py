@@ -20,8 +20,8 @@ from hlat.storage.data_file import DataFile
 
 MAX_LOOKAHEAD_ROWS = 256
 """Maximum number of rows permuted at once."""
-MIN_VECTORIZED_ROWS = 8
-"""Number of rows below which one array call is slower than single calls."""
+MIN_VECTORIZED_ROWS = 64
+"""Approximate number of rows below which one array call is slower than single calls."""
 
 
 class DataSource:
@@ -96,7 +96,7 @@ class DataSource:
         Args:
             position: Position in the order.
             stride: Expected distance to the reader's next position. Positions are permuted in
-                groups, at a tenth of the cost of single positions.
+                groups of up to `MAX_LOOKAHEAD_ROWS`, which is faster than single positions.
 
         Raises:
             ConfigError: If its file is missing or has changed.

@@ -13,7 +13,7 @@ import pytest
 from hlat.config.batch import BatchConfig
 from hlat.config.data import DataConfig, SourceConfig
 from hlat.config.phase import PhaseConfig, StageConfig
-from hlat.data import data_loader, embedded_corpus, training_data
+from hlat.data import data_loader, data_source, embedded_corpus, training_data
 from hlat.data.tokenizer import EMBEDDED_FILE, Tokenizer
 
 EOS, BOS = "<|endoftext|>", "<|begin|>"
@@ -81,6 +81,14 @@ class Corpora:
             "workers": 0,
         }
         return DataConfig(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _vectorized_permutation() -> Iterator[None]:
+    """Permute positions in arrays, also those of small corpora."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_source, "MIN_VECTORIZED_ROWS", 8)
+        yield
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 
 from hlat.config.config_errors import ConfigError
 from hlat.config.data import SourceConfig as SourceConfig
+from hlat.data import data_source
 from hlat.data.data_source import open_data_sources
 
 
@@ -139,7 +140,11 @@ def test_file_of_two_sources_is_rejected(corpora) -> None:
         open_data_sources(data, 1)
 
 
-def test_documents_are_independent_of_the_stride(corpora) -> None:
+@pytest.mark.parametrize("min_vectorized_rows", [8, 100])
+def test_documents_are_independent_of_the_stride(
+    corpora, monkeypatch: pytest.MonkeyPatch, min_vectorized_rows: int
+) -> None:
+    monkeypatch.setattr(data_source, "MIN_VECTORIZED_ROWS", min_vectorized_rows)
     source = open_data_sources(corpora.data(), 1)["gamma"]
     rows = [source.get_training_row(position) for position in range(400)]
     for stride in (1, 4, 3, 64, 200):
