@@ -73,7 +73,7 @@ class SearchJobs:
         for number, run_dir in run_dirs.items():
             assert run_dir is not None, "submitted before"
             row = by_dir[run_dir]
-            must_stop = self._must_stop(number, run_dir)  # a comparison for others if it has ended
+            must_stop = self._must_stop(number, run_dir)  # of finished trials, adds the values
             self._report(self._study, number, run_dir)
             trial = self._study.get_trials(deepcopy=False)[number]
             if trial.state.is_finished():
